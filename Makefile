@@ -1,0 +1,46 @@
+# Every target does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
+PYTHON ?= python3
+# The CPU build of torch spares a machine without an NVIDIA GPU gigabytes of CUDA libraries.
+TORCH_INDEX ?= $(shell command -v nvidia-smi >/dev/null || echo https://download.pytorch.org/whl/cpu)
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo lab test bench clean
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 14
+
+demo: $(READY) ## vanilla against fused on the embedded model: prints the speedup and the path of the HTML report
+	@echo "demo: the same gpt2 tokens from vanilla Hugging Face and from the fused engine, side by side"
+	@$(BIN)/labkit run notebooks/01_vanilla_vs_fused.ipynb -p model gpt2
+
+lab: $(READY) ## JupyterLab on notebooks/
+	@echo "lab: JupyterLab on notebooks/; Ctrl-C twice ends it"
+	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
+
+test: $(READY) ## style, types and every test
+	@echo "test: style, types and every test"
+	@$(BIN)/pytest
+
+bench: $(READY) ## measure this machine against the targets and write profiles/
+	@echo "bench: every model against its baselines; writes profiles/"
+	@$(BIN)/python -P -m labkit.harness.bench
+
+clean: ## remove .venv, caches and runs/
+	@echo "clean: removes .venv, caches and runs/"
+	@rm -rf .venv runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	@find labkit kernels tests -name __pycache__ -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "got no $(PYTHON); labkit needs Python 3.11 or newer: sudo apt install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "got $$($(PYTHON) --version) as $(PYTHON); labkit needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "got a $(PYTHON) that cannot make virtual environments: sudo apt install python3-venv" >&2; exit 1; }
+	@command -v "$${CXX:-g++}" >/dev/null || command -v clang++ >/dev/null || { echo "got no g++; the kernels are compiled on first use: sudo apt install g++" >&2; exit 1; }
+	@echo "set-up: installing the versions of constraints.txt into .venv; a few minutes, once"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps --retries 0 --timeout 10 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[accelerate,dev,test]'
+	@touch $@

@@ -1,0 +1,25 @@
+"""The ops of the fused layer, one folder each: public function, reference, C++ implementation.
+
+`impl` names the implementation: "reference" is the unfused sequence of torch ops and the oracle of the tests, "cpp" the
+fused C++ kernel, compiled for this machine on first use (`build`).
+"""
+
+from . import build
+from .attention import attention
+from .decode_step import DecodeStep, LayerWeights, ModelWeights
+from .gemm import gemm
+from .mlp_gemm import mlp_gemm
+from .qkv_gemm import qkv_gemm
+from .residual_add import residual_add
+
+__all__ = [
+    "DecodeStep",
+    "LayerWeights",
+    "ModelWeights",
+    "attention",
+    "build",
+    "gemm",
+    "mlp_gemm",
+    "qkv_gemm",
+    "residual_add",
+]

@@ -1,0 +1,96 @@
+// What crosses from Python: plain structs, mirrored field by field in abi.py. Every pointer is borrowed for the call.
+#pragma once
+
+#include <cstdint>
+
+namespace labkit {
+
+enum NormKind : int32_t { kNoNorm = 0, kLayerNorm = 1, kRmsNorm = 2 };
+enum ActivationKind : int32_t { kGelu = 0, kGeluTanh = 1, kRelu = 2, kSilu = 3 };
+
+struct Norm {
+  int32_t kind;
+  float eps;
+  const float* weight;
+  const float* bias;  // may be null
+};
+
+struct Linear {
+  const void* weight;  // packed as in gemm/panels.h
+  const float* bias;   // may be null
+  int64_t outputs, inputs;
+};
+
+// Which token each row of the activations is, and what it may see. rows = batch * tokens, row-major.
+struct Rows {
+  int32_t batch, tokens;
+  const int32_t* positions;      // [rows]: position of the token in its own sequence
+  const int32_t* first;          // [batch]: first cache slot that holds a token (left padding before it)
+  const uint8_t* visible;        // [batch][visible_stride], 0 hides a slot; null: all slots from `first` on are visible
+  const int32_t* key_positions;  // [batch][visible_stride]: position of each slot, for ALiBi; may be null without it
+  int64_t visible_stride;
+};
+
+struct Heads {
+  int32_t query, kv, dim, padded_dim;  // padded_dim: dim rounded up to 16, the cache's row length
+};
+
+// Keys and values of one layer, [batch][kv heads][capacity][padded_dim] each; slots before `past` are filled.
+struct Cache {
+  void* keys;
+  void* values;
+  int64_t capacity, past;
+};
+
+struct Rotary {
+  const float* cosine;  // [positions][dim / 2]
+  const float* sine;
+  int32_t dim, interleaved;  // dim 0: no rotation
+};
+
+struct QkvWeights {
+  Norm norm;
+  Linear proj;
+  const float* q_norm;  // [head dim], RMS; null without
+  const float* k_norm;
+  float qk_eps;
+};
+
+struct AttentionParams {
+  float scale;
+  int32_t window;       // 0: all
+  const float* slopes;  // [query heads], ALiBi; null without
+};
+
+struct MlpWeights {
+  Norm norm;
+  Linear up;  // gated: blocks alternate 16 gate rows, 16 up rows
+  int32_t activation, gated;
+};
+
+struct Layer {
+  QkvWeights qkv;
+  AttentionParams attention;
+  Linear attn_out;
+  MlpWeights mlp;
+  Linear mlp_out;
+};
+
+struct Model {
+  int64_t num_layers, hidden, intermediate;
+  Heads heads;
+  int32_t parallel_residual, residual_from_norm;
+  const Layer* layers;
+  const void* embedding;  // [vocab][embedding_size], or packed when embedding_packed
+  int64_t embedding_size;
+  int32_t embedding_packed;
+  Norm embedding_norm;
+  Linear project_in;       // weight null without
+  const float* positions;  // [positions][hidden], learned; null without
+  int32_t position_offset;
+  Norm final_norm;
+  Linear project_out;  // weight null without
+  Linear head;
+};
+
+}  // namespace labkit

@@ -1,0 +1,40 @@
+"""Region 2: scores, softmax and context of new queries against the KV cache."""
+
+from ctypes import byref, c_int32
+
+import torch
+from torch import Tensor
+
+from .. import build
+from ..dispatch import choose
+from ..types import AttentionParams, Heads, LayerCache, Rows, check_rows, ptr
+from .reference import attention as reference
+
+__all__ = ["attention"]
+
+
+def attention(
+    queries: Tensor,
+    params: AttentionParams,
+    heads: Heads,
+    rows: Rows,
+    cache: LayerCache,
+    *,
+    threads: int = 1,
+    impl: str,
+) -> Tensor:
+    """queries [N, Hq*D] float32 -> context [N, Hq*D]; the new keys and values are in `cache` already.
+
+    Token t of a sequence sees the slots `first <= j <= past + t`, within the window, that are visible; a row that sees
+    nothing (padding) gives zeros. Bytes: the KV cache of what is seen, once per tile of 4 queries.
+    """
+    check_rows("queries", queries, heads.query * heads.dim)
+    return choose("attention", impl, reference=reference, cpp=_cpp)(queries, params, heads, rows, cache, threads)
+
+
+def _cpp(queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, cache: LayerCache, threads: int) -> Tensor:
+    context = torch.empty_like(queries)
+    build.load(str(cache.keys.dtype).removeprefix("torch.")).labkit_attention(
+        byref(params.c), byref(heads.c), byref(rows.c), byref(cache.c), ptr(queries), ptr(context), c_int32(threads)
+    )
+    return context

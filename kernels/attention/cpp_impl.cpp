@@ -1,0 +1,191 @@
+// Region 2: scores, softmax and context of new queries against the KV cache, without ever transposing or copying the
+// cache.
+#pragma once
+
+#include "../gemm/cpp_impl.cpp"
+
+namespace labkit {
+
+constexpr int kQueries = 4;  // query rows that share one pass over keys and values
+
+// One tile of queries of one KV head: neighbouring tokens of a head, or the heads that share the KV head.
+struct QueryTile {
+  int count;
+  const float* q[kQueries];
+  int64_t low[kQueries], high[kQueries];  // slots [low, high) are seen
+  float slope[kQueries];
+};
+
+// scores[r][j] = scale * q_r . k_j for the slots [begin, end).
+template <class T, int R>
+void score(const QueryTile& tile, const T* keys, int padded_dim, float scale, int64_t begin, int64_t end, float* scores,
+           int64_t stride) {
+  constexpr int kKeys = 4;
+  for (int64_t j = begin; j < end; j += kKeys) {
+    const int n = end - j < kKeys ? int(end - j) : kKeys;
+    const T* k[kKeys];
+    for (int i = 0; i < kKeys; ++i) k[i] = keys + (j + (i < n ? i : n - 1)) * padded_dim;
+    vf acc[R][kKeys] = {};
+    for (int d = 0; d < padded_dim; d += kWidth) {
+      vf key[kKeys];
+#pragma GCC unroll 4
+      for (int i = 0; i < kKeys; ++i) key[i] = load(k[i] + d);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const vf query = load(tile.q[r] + d);
+#pragma GCC unroll 4
+        for (int i = 0; i < kKeys; ++i) acc[r][i] += query * key[i];
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < n; ++i) scores[r * stride + j + i - begin] = sum(acc[r][i]) * scale;
+  }
+}
+
+// out_r = sum over j of p[r][j] * v_j, a few vectors of the head at a time.
+template <class T, int R>
+void weighted_values(const T* values, int padded_dim, int64_t begin, int64_t end, const float* p, int64_t stride,
+                     float (*out)[512]) {
+  constexpr int kChunk = kWidth == 4 ? 2 : 4;
+  for (int d = 0; d < padded_dim; d += kChunk * kWidth) {
+    const int vectors = (padded_dim - d) / kWidth < kChunk ? (padded_dim - d) / kWidth : kChunk;
+    vf acc[R][kChunk] = {};
+    if (vectors == kChunk) {
+      for (int64_t j = begin; j < end; ++j) {
+        const T* v = values + j * padded_dim + d;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const vf weight = broadcast(p[r * stride + j - begin]);
+#pragma GCC unroll 4
+          for (int c = 0; c < kChunk; ++c) acc[r][c] += weight * load(v + c * kWidth);
+        }
+      }
+    } else {
+      for (int64_t j = begin; j < end; ++j)
+        for (int r = 0; r < R; ++r)
+          for (int c = 0; c < vectors; ++c)
+            acc[r][c] += p[r * stride + j - begin] * load(values + j * padded_dim + d + c * kWidth);
+    }
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < vectors; ++c) store(out[r] + d + c * kWidth, acc[r][c]);
+  }
+}
+
+// In place: scores of the slots [begin, end) become probabilities; slots outside [low, high) or hidden get 0.
+inline void softmax(const QueryTile& tile, int r, const uint8_t* visible, const int32_t* key_positions, int64_t begin,
+                    int64_t end, float* s) {
+  const int64_t count = end - begin, low = tile.low[r] - begin, high = tile.high[r] - begin;
+  if (tile.slope[r] != 0.0f)
+    for (int64_t j = low; j < high; ++j) s[j] += tile.slope[r] * float(key_positions[begin + j]);
+  for (int64_t j = 0; j < low; ++j) s[j] = -INFINITY;
+  for (int64_t j = high < 0 ? 0 : high; j < count; ++j) s[j] = -INFINITY;
+  if (visible)
+    for (int64_t j = low; j < high; ++j)
+      if (!visible[begin + j]) s[j] = -INFINITY;
+  const int64_t padded = (count + kWidth - 1) / kWidth * kWidth;
+  for (int64_t j = count; j < padded; ++j) s[j] = -INFINITY;
+  vf top = broadcast(-INFINITY);
+  for (int64_t j = 0; j < padded; j += kWidth) top = max(load(s + j), top);
+  const float peak = maximum(top);
+  if (peak == -INFINITY) {  // a padding row sees nothing
+    std::memset(s, 0, size_t(padded) * 4);
+    return;
+  }
+  vf total = {};
+  for (int64_t j = 0; j < padded; j += kWidth) {
+    const vf e = exp(load(s + j) - peak);
+    store(s + j, e);
+    total += e;
+  }
+  const vf inverse = broadcast(1.0f / sum(total));
+  for (int64_t j = 0; j < padded; j += kWidth) store(s + j, load(s + j) * inverse);
+}
+
+template <class T, int R = kQueries>
+void attend(const QueryTile& tile, const T* keys, const T* values, int padded_dim, float scale, const uint8_t* visible,
+            const int32_t* key_positions, float* scores, int64_t stride, float (*out)[512]) {
+  if constexpr (R > 1) {
+    if (tile.count < R)
+      return attend<T, R - 1>(tile, keys, values, padded_dim, scale, visible, key_positions, scores, stride, out);
+  }
+  int64_t begin = tile.low[0], end = tile.high[0];
+  for (int r = 1; r < R; ++r) {
+    begin = tile.low[r] < begin ? tile.low[r] : begin;
+    end = tile.high[r] > end ? tile.high[r] : end;
+  }
+  if (end < begin) end = begin;
+  score<T, R>(tile, keys, padded_dim, scale, begin, end, scores, stride);
+  for (int r = 0; r < R; ++r) softmax(tile, r, visible, key_positions, begin, end, scores + r * stride);
+  weighted_values<T, R>(values, padded_dim, begin, end, scores, stride, out);
+}
+
+// The region. qkv: [rows][qkv_stride] with the rotated queries first; context: [rows][context_stride], query heads side
+// by side. Tiles go over tokens when there are several, else over the query heads of a KV head. Ends behind a barrier.
+template <class T>
+void attention_region(Team& team, int thread, const AttentionParams& params, const Heads& heads, const Rows& rows,
+                      const Cache& cache, const float* qkv, int64_t qkv_stride, Activation<T>* context,
+                      int64_t context_stride, ThreadScratch& scratch) {
+  const int group = heads.query / heads.kv;
+  const bool over_tokens = rows.tokens > 1;
+  const int in_tile = over_tokens ? rows.tokens : group;
+  const int64_t tiles = (in_tile + kQueries - 1) / kQueries;
+  const int64_t outer = over_tokens ? heads.query : heads.kv;
+  const int64_t stride = (cache.past + rows.tokens + 2 * kWidth) / kWidth * kWidth;
+  float* scores = scratch.scores.get<float>(size_t(kQueries) * stride + kQueries * size_t(heads.padded_dim));
+  float* queries = scores + kQueries * stride;
+  float out[kQueries][512];
+
+  // Dealt out in turn: the later a tile of a causal prompt, the more it costs.
+  for (int64_t unit = thread; unit < rows.batch * outer * tiles; unit += team.size()) {
+    const int64_t b = unit / (outer * tiles), head = unit / tiles % outer;
+    const int64_t first = unit % tiles * kQueries;
+    QueryTile tile{};
+    tile.count = in_tile - first < kQueries ? int(in_tile - first) : kQueries;
+    int64_t row_of[kQueries], head_of[kQueries];
+    for (int r = 0; r < tile.count; ++r) {
+      const int64_t token = over_tokens ? first + r : 0;
+      row_of[r] = b * rows.tokens + token;
+      head_of[r] = over_tokens ? head : head * group + first + r;
+      float* q = queries + r * heads.padded_dim;
+      std::memcpy(q, qkv + row_of[r] * qkv_stride + head_of[r] * heads.dim, size_t(heads.dim) * 4);
+      std::memset(q + heads.dim, 0, size_t(heads.padded_dim - heads.dim) * 4);
+      tile.q[r] = q;
+      tile.high[r] = cache.past + token + 1;
+      tile.low[r] = rows.first[b];
+      if (params.window && tile.high[r] - params.window > tile.low[r]) tile.low[r] = tile.high[r] - params.window;
+      if (tile.low[r] > tile.high[r]) tile.low[r] = tile.high[r];
+      tile.slope[r] = params.slopes ? params.slopes[head_of[r]] : 0.0f;
+    }
+    const int64_t kv_head = over_tokens ? head / group : head;
+    const int64_t base = (b * heads.kv + kv_head) * cache.capacity * heads.padded_dim;
+    attend<T>(tile, static_cast<const T*>(cache.keys) + base, static_cast<const T*>(cache.values) + base,
+              heads.padded_dim, params.scale, rows.visible ? rows.visible + b * rows.visible_stride : nullptr,
+              rows.key_positions ? rows.key_positions + b * rows.visible_stride : nullptr, scores, stride, out);
+    for (int r = 0; r < tile.count; ++r)
+      to_activation(out[r], heads.dim, heads.dim, context + row_of[r] * context_stride + head_of[r] * heads.dim);
+  }
+  team.barrier();
+}
+
+}  // namespace labkit
+
+// queries and context: [rows][query heads * dim].
+extern "C" void labkit_attention(const labkit::AttentionParams* params, const labkit::Heads* heads,
+                                 const labkit::Rows* rows, const labkit::Cache* cache, const float* queries,
+                                 float* context, int32_t threads) {
+  using namespace labkit;
+  Team team;
+  const int64_t count = int64_t(rows->batch) * rows->tokens, width = int64_t(heads->query) * heads->dim;
+  const int64_t stride = row_stride(width);
+  Act* staged = call_buffers().context.get<Act>(count * stride);
+#pragma omp parallel num_threads(threads)
+  {
+    team.join();
+    const int thread = omp_get_thread_num();
+    attention_region<Weight>(team, thread, *params, *heads, *rows, *cache, queries, width, staged, stride,
+                             thread_scratch());
+    const Range mine = team.share(count, thread);
+    for (int64_t m = mine.begin; m < mine.end; ++m)
+      for (int64_t i = 0; i < width; ++i) context[m * width + i] = to_float(staged[m * stride + i]);
+  }
+}

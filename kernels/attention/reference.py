@@ -1,0 +1,34 @@
+"""Reference: the unfused sequence (transposes, repeated KV heads, scores, bias, mask, softmax, context)."""
+
+import torch
+from torch import Tensor
+
+from ..types import AttentionParams, Heads, LayerCache, Rows
+
+
+def attention(
+    queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, cache: LayerCache, threads: int = 1
+) -> Tensor:
+    total = cache.past + rows.tokens
+    q = queries.view(rows.batch, rows.tokens, heads.query, heads.dim).transpose(1, 2)
+    k, v = (
+        part[:, :, :total, : heads.dim].float().repeat_interleave(heads.query // heads.kv, dim=1)
+        for part in (cache.keys, cache.values)
+    )
+    scores = q @ k.transpose(2, 3) * params.scale
+    if params.slopes is not None and rows.key_positions is not None:
+        scores = scores + params.slopes.view(1, -1, 1, 1) * rows.key_positions[:, None, None, :total]
+    hidden = ~seen(rows, cache.past, params.window)[:, None]
+    probabilities = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1).masked_fill(hidden, 0.0)
+    return (probabilities @ v).transpose(1, 2).reshape(len(queries), -1).contiguous()
+
+
+def seen(rows: Rows, past: int, window: int | None) -> Tensor:
+    """bool [B, T, past + T]: which slots each new token sees."""
+    slot = torch.arange(past + rows.tokens)
+    own = past + torch.arange(rows.tokens)[:, None]
+    mask = (slot <= own) & (slot > own - (window or len(slot)))
+    mask = mask & (slot >= rows.first[:, None, None])
+    if rows.visible is not None:
+        mask = mask & rows.visible[:, None, : len(slot)].bool()
+    return mask

@@ -1,0 +1,164 @@
+"""Compiles the C++ kernels for this machine on first use and loads them.
+
+One library per weight type and instruction set, from `decode_step/cpp_impl.cpp`, which includes every op. The cache key
+is the digest of all kernel sources, the flags, the compiler and the CPU, so an edited source is rebuilt on the next
+load.
+
+Environment: `CXX` names the compiler, `LABKIT_ISA` forces avx512, avx2 or portable, `LABKIT_CACHE` the cache folder.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+ENTRY = SOURCES / "decode_step" / "cpp_impl.cpp"
+ISA_FLAGS = {"avx512": ("-march=native",), "avx2": ("-march=x86-64-v3",), "portable": ()}
+WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16"}
+
+
+class BuildError(RuntimeError):
+    """The kernels can't be compiled or loaded here; the message says why and what to do."""
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets that the kernel reports for this CPU; empty where /proc/cpuinfo has none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), []))
+
+
+def instruction_set() -> str:
+    """ "avx512", "avx2" or "portable": the best that this CPU has, or what `LABKIT_ISA` asks for."""
+    flags = cpu_flags()
+    runs = {
+        "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"} <= flags,
+        "avx2": {"avx2", "fma", "f16c", "bmi2"} <= flags,
+        "portable": True,
+    }
+    wanted = os.environ.get("LABKIT_ISA")
+    if wanted is None:
+        return next(isa for isa, ok in runs.items() if ok)
+    if wanted not in runs:
+        raise BuildError(f"LABKIT_ISA is {wanted!r}; expected one of {', '.join(runs)}")
+    if not runs[wanted]:
+        raise BuildError(f"LABKIT_ISA={wanted}, but this CPU lacks those instructions; unset it or use 'portable'")
+    return wanted
+
+
+def compiler() -> str:
+    """Path of the C++ compiler: `CXX`, else g++, else clang++."""
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else ("g++", "clang++"):
+        if path := shutil.which(name):
+            return path
+    missing = f"CXX is {wanted!r}, which is not on the PATH" if wanted else "no g++ or clang++ on the PATH"
+    raise BuildError(
+        f"{missing}: the C++ kernels can't be compiled. Install one (Debian, Ubuntu: apt-get install g++), "
+        "or use impl='reference' and the vanilla baselines, which need no compiler"
+    )
+
+
+def cache_folder() -> Path:
+    """Where compiled libraries are kept: `LABKIT_CACHE`, else ~/.cache/labkit, else a private temporary folder."""
+    wanted = os.environ.get("LABKIT_CACHE")
+    base = Path(wanted) if wanted else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "labkit"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=base):
+            return base
+    except OSError as error:
+        if wanted:
+            raise BuildError(
+                f"LABKIT_CACHE={wanted} can't be written ({error.strerror}); name a writable folder"
+            ) from None
+    return _private_folder()
+
+
+@functools.cache
+def _private_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="labkit-"))
+
+
+@functools.cache
+def _version(path: str) -> str:
+    return subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.split("\n")[0]
+
+
+def _digest(parts: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for source in sorted([*SOURCES.rglob("*.h"), *SOURCES.rglob("*.cpp")]):
+        digest.update(source.relative_to(SOURCES).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
+    digest.update("\0".join(parts).encode())
+    return digest.hexdigest()[:20]
+
+
+def compile_library(weight_type: str) -> Path:
+    """Path of the compiled library for weights of `weight_type` ("float32", "bfloat16", "float16").
+
+    Raises BuildError with the compiler's first error line. Two processes may build at once: the result is renamed into
+    place.
+    """
+    if weight_type not in WEIGHT_TYPES:
+        raise BuildError(f"no C++ kernels for {weight_type!r}; expected one of {', '.join(WEIGHT_TYPES)}")
+    path, isa = compiler(), instruction_set()
+    flags = [
+        "-std=c++17",
+        "-O3",
+        *ISA_FLAGS[isa],
+        "-fopenmp",
+        "-fPIC",
+        "-shared",
+        f"-DLABKIT_WEIGHT={WEIGHT_TYPES[weight_type]}",
+    ]
+    if isa == "portable" and platform.machine() in ("aarch64", "arm64"):
+        flags.append("-mcpu=native")
+    key = _digest((*flags, _version(path), " ".join(sorted(cpu_flags()))))
+    folder = cache_folder()
+    library = folder / f"kernels-{weight_type}-{isa}-{key}.so"
+    if library.exists():
+        return library
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as partial:
+        pass
+    try:
+        done = subprocess.run(
+            [path, *flags, str(ENTRY), "-o", partial.name], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            first = next((line for line in lines if "error" in line.lower()), lines[0])
+            raise BuildError(f"{Path(path).name} could not compile the kernels: {first}")
+        os.replace(partial.name, library)
+    finally:
+        Path(partial.name).unlink(missing_ok=True)
+    return library
+
+
+@functools.lru_cache(maxsize=16)
+def _open(path: Path) -> ctypes.CDLL:
+    import torch  # noqa: F401  its OpenMP runtime must be in the process first, so that both share one team of threads
+
+    return ctypes.CDLL(str(path))
+
+
+def load(weight_type: str) -> ctypes.CDLL:
+    """The loaded library for `weight_type`, compiled if need be. Raises BuildError."""
+    return _open(compile_library(weight_type))
+
+
+def unavailable() -> str | None:
+    """Why the C++ kernels can't run here, or None if they can."""
+    try:
+        load("float32")
+    except BuildError as error:
+        return str(error)
+    return None

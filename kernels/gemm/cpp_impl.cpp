@@ -1,0 +1,93 @@
+// out = x * weight^T + bias: attention output, second MLP matrix and LM head; with argmax in place of the logits if
+// wanted.
+#pragma once
+
+#include "../norm.h"
+#include "panels.h"
+
+#ifndef LABKIT_WEIGHT
+#define LABKIT_WEIGHT float  // storage type of the weights and the KV cache: one library for each
+#endif
+
+namespace labkit {
+
+// This thread's share of out[rows][outputs] = x * weight^T (+ bias). `stride` is out's row length.
+template <class T>
+void gemm_into(const Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
+               float* out, int64_t stride, ThreadScratch& scratch) {
+  gemm_share<T>(team, thread, x, ldx, rows, static_cast<const T*>(linear.weight), linear.outputs, linear.inputs,
+                scratch, [&](int64_t block, const float* acc) {
+                  const int64_t column = block * kBlock;
+                  const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
+                  for (int64_t m = 0; m < rows; ++m)
+                    for (int64_t i = 0; i < count; ++i)
+                      out[m * stride + column + i] =
+                          acc[m * kBlock + i] + (linear.bias ? linear.bias[column + i] : 0.0f);
+                });
+}
+
+struct Best {
+  float value;
+  int64_t index;  // -1: nothing finite was seen
+};
+
+// This thread's candidate for the argmax of each row; of equal values the first wins, a NaN never does.
+template <class T>
+void gemm_argmax(const Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
+                 Best* best, ThreadScratch& scratch) {
+  for (int64_t m = 0; m < rows; ++m) best[m] = {-INFINITY, -1};
+  gemm_share<T>(team, thread, x, ldx, rows, static_cast<const T*>(linear.weight), linear.outputs, linear.inputs,
+                scratch, [&](int64_t block, float* acc) {
+                  const int64_t column = block * kBlock;
+                  const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
+                  for (int64_t m = 0; m < rows; ++m) {
+                    float* row = acc + m * kBlock;
+                    if (linear.bias)
+                      for (int64_t i = 0; i < count; ++i) row[i] += linear.bias[column + i];
+                    for (int64_t i = count; i < kBlock; ++i) row[i] = -INFINITY;
+                    vf top = load(row);
+                    for (int v = 1; v < kVectors; ++v) top = max(load(row + v * kWidth), top);
+                    if (!(maximum(top) > best[m].value)) continue;
+                    for (int64_t i = 0; i < count; ++i)
+                      if (row[i] > best[m].value) best[m] = {row[i], column + i};
+                  }
+                });
+}
+
+// Copies rows of floats into the GEMM's activation type and row stride.
+template <class T>
+void stage_rows(const Team& team, int thread, const float* x, int64_t rows, int64_t depth, Activation<T>* out) {
+  const Range mine = team.share(rows, thread);
+  for (int64_t m = mine.begin; m < mine.end; ++m)
+    to_activation(x + m * depth, depth, padded_depth<T>(depth), out + m * row_stride(depth));
+}
+
+using Weight = LABKIT_WEIGHT;
+using Act = Activation<Weight>;
+
+// The calling thread's buffers for the single-op calls below; a whole step brings its own workspace.
+struct CallBuffers {
+  Scratch x, h, residual, wide, context;
+};
+
+inline CallBuffers& call_buffers() {
+  static thread_local CallBuffers buffers;
+  return buffers;
+}
+
+}  // namespace labkit
+
+extern "C" void labkit_gemm(const labkit::Linear* linear, const float* x, int64_t rows, float* out, int32_t threads) {
+  using namespace labkit;
+  Team team;
+  const int64_t stride = row_stride(linear->inputs);
+  Act* staged = call_buffers().x.get<Act>(rows * stride);
+#pragma omp parallel num_threads(threads)
+  {
+    team.join();
+    const int thread = omp_get_thread_num();
+    stage_rows<Weight>(team, thread, x, rows, linear->inputs, staged);
+    team.barrier();
+    gemm_into<Weight>(team, thread, *linear, staged, stride, rows, out, linear->outputs, thread_scratch());
+  }
+}

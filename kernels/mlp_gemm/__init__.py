@@ -1,0 +1,59 @@
+"""Region 3: attention bias + residual + norm + first MLP matrix + bias + activation."""
+
+from ctypes import byref, c_int32, c_int64
+
+import torch
+from torch import Tensor
+
+from .. import build
+from ..dispatch import choose
+from ..types import MlpWeights, check_rows, ptr
+from .reference import mlp_gemm as reference
+
+__all__ = ["mlp_gemm"]
+
+
+def mlp_gemm(
+    hidden: Tensor,
+    addend: Tensor | None,
+    addend_bias: Tensor | None,
+    weights: MlpWeights,
+    *,
+    residual_from_norm: bool = False,
+    threads: int = 1,
+    impl: str,
+) -> tuple[Tensor, Tensor]:
+    """hidden, addend [N, H] float32 -> (act [N, >= I], residual [N, H]).
+
+    residual = hidden + addend + addend_bias (or its norm, `residual_from_norm`); act = activation(norm(sum) W^T + b),
+    gated: activation(gate) * up. Columns of act past the true I (padding of an interleaved gated matrix) are zero.
+    """
+    check_rows("hidden", hidden, weights.up.inputs)
+    if addend is not None:
+        check_rows("addend", addend, weights.up.inputs)
+    run = choose("mlp_gemm", impl, reference=reference, cpp=_cpp)
+    return run(hidden, addend, addend_bias, weights, residual_from_norm, threads)
+
+
+def _cpp(
+    hidden: Tensor,
+    addend: Tensor | None,
+    addend_bias: Tensor | None,
+    weights: MlpWeights,
+    residual_from_norm: bool,
+    threads: int,
+) -> tuple[Tensor, Tensor]:
+    width = weights.up.outputs // (2 if weights.gated else 1)
+    act, residual = torch.empty(len(hidden), width), torch.empty_like(hidden)
+    build.load(weights.up.weight_type).labkit_mlp_gemm(
+        byref(weights.c),
+        ptr(hidden),
+        ptr(addend),
+        ptr(addend_bias),
+        c_int32(residual_from_norm),
+        c_int64(len(hidden)),
+        ptr(act),
+        ptr(residual),
+        c_int32(threads),
+    )
+    return act, residual

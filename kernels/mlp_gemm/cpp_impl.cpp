@@ -1,0 +1,82 @@
+// Region 3: attention bias, residual and norm (normalised_rows), then the first MLP matrix with bias and activation; a
+// gated MLP's two matrices are interleaved by half blocks, so that gate and up of an output meet in registers.
+#pragma once
+
+#include "../qkv_gemm/cpp_impl.cpp"
+
+namespace labkit {
+
+inline vf activate(int32_t kind, vf x) {
+  switch (kind) {
+    case kGelu:
+      return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f));
+    case kGeluTanh:
+      return 0.5f * x * (1.0f + tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+    case kSilu:
+      return x / (1.0f + exp(-x));
+    default:
+      return x > 0.0f ? x : (x != x ? x : vf{});
+  }
+}
+
+// out[rows][out_stride] = activation(x * up^T + bias), or activation(gate) * up. Ends behind a barrier.
+template <class T>
+void mlp_region(Team& team, int thread, const MlpWeights& weights, const Normalised<T>& input, int64_t rows,
+                Activation<T>* out, int64_t out_stride, ThreadScratch& scratch) {
+  const Linear& up = weights.up;
+  const int64_t width = weights.gated ? up.outputs / 2 : up.outputs;
+  gemm_share<T>(team, thread, input.x, input.stride, rows, static_cast<const T*>(up.weight), up.outputs, up.inputs,
+                scratch, [&](int64_t block, float* acc) {
+                  for (int64_t m = 0; m < rows; ++m) {
+                    float* row = acc + m * kBlock;
+                    if (up.bias)
+                      for (int i = 0; i < kBlock; ++i) row[i] += up.bias[block * kBlock + i];
+                    if (weights.gated) {
+                      for (int i = 0; i < kBlock / 2; i += kWidth)
+                        store(row + i, activate(weights.activation, load(row + i)) * load(row + kBlock / 2 + i));
+                    } else {
+                      for (int i = 0; i < kBlock; i += kWidth)
+                        store(row + i, activate(weights.activation, load(row + i)));
+                    }
+                    const int64_t columns = weights.gated ? kBlock / 2 : kBlock, first = block * columns;
+                    const int64_t count = width - first < columns ? width - first : columns;
+                    const int64_t end = first + count == width ? padded_depth<T>(width) - first : count;
+                    if (count > 0) to_activation(row, count, end, out + m * out_stride + first);
+                  }
+                });
+  team.barrier();
+}
+
+}  // namespace labkit
+
+// x = norm(h + addend + bias); act: [rows][width] = activation(x * up^T + bias); residual: [rows][hidden]. addend may
+// be null.
+extern "C" void labkit_mlp_gemm(const labkit::MlpWeights* weights, const float* h, const float* addend,
+                                const float* bias, int32_t from_norm, int64_t rows, float* act, float* residual,
+                                int32_t threads) {
+  using namespace labkit;
+  Team team;
+  const int64_t hidden = weights->up.inputs, stride = row_stride(hidden);
+  const int64_t padded = weights->gated ? weights->up.outputs / 2 : weights->up.outputs,
+                act_stride = row_stride(padded);
+  CallBuffers& buffers = call_buffers();
+  Act* x = buffers.x.get<Act>(rows * stride);
+  float* shared_residual = buffers.residual.get<float>(rows * stride);
+  Act* staged = buffers.context.get<Act>(rows * act_stride);
+#pragma omp parallel num_threads(threads)
+  {
+    team.join();
+    const int thread = omp_get_thread_num();
+    ThreadScratch& scratch = thread_scratch();
+    const Normalised<Weight> input =
+        normalised_rows<Weight>(team, thread, weights->norm, h, hidden, addend, hidden, bias, from_norm, rows, hidden,
+                                stride, x, shared_residual, scratch);
+    mlp_region<Weight>(team, thread, *weights, input, rows, staged, act_stride, scratch);
+    const Range mine = team.share(rows, thread);
+    for (int64_t m = mine.begin; m < mine.end; ++m)
+      for (int64_t i = 0; i < padded; ++i) act[m * padded + i] = to_float(staged[m * act_stride + i]);
+    if (thread == 0)
+      for (int64_t m = 0; m < rows; ++m)
+        std::memcpy(residual + m * hidden, input.residual + m * input.residual_stride, size_t(hidden) * 4);
+  }
+}

@@ -1,0 +1,38 @@
+"""Reference: the unfused sequence (bias, residual, norm, GEMM, bias, activation, and the product of a gated MLP)."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..norm import normalise
+from ..types import MlpWeights
+
+ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+def mlp_gemm(
+    hidden: Tensor,
+    addend: Tensor | None,
+    addend_bias: Tensor | None,
+    weights: MlpWeights,
+    residual_from_norm: bool,
+    threads: int = 1,
+) -> tuple[Tensor, Tensor]:
+    if addend is not None:
+        hidden = hidden + (addend if addend_bias is None else addend + addend_bias)
+    normed = normalise(weights.norm, hidden)
+    wide = F.linear(normed, weights.up.weight.float(), weights.up.bias)
+    activation = ACTIVATION[weights.activation]
+    if weights.gated:
+        gate, up = wide.chunk(2, dim=-1)
+        act = activation(gate) * up
+    else:
+        act = activation(wide)
+    return act, normed if residual_from_norm else hidden

@@ -1,0 +1,64 @@
+"""Region 1: norm + Q, K, V GEMM + bias, then rotary embedding and the append to the KV cache."""
+
+from ctypes import byref, c_int32
+
+import torch
+from torch import Tensor
+
+from .. import build
+from ..dispatch import choose
+from ..types import NO_ROTARY, Heads, LayerCache, QkvWeights, Rotary, Rows, check_rows, ptr
+from .reference import qkv_gemm as reference
+
+__all__ = ["qkv_gemm"]
+
+
+def qkv_gemm(
+    hidden: Tensor,
+    weights: QkvWeights,
+    heads: Heads,
+    rotary: Rotary | None,
+    rows: Rows,
+    cache: LayerCache,
+    *,
+    residual_from_norm: bool = False,
+    threads: int = 1,
+    impl: str,
+) -> tuple[Tensor, Tensor]:
+    """hidden [N, H] float32 -> (queries [N, Hq*D] rotated, residual [N, H]); keys and values go into `cache` at `past`.
+
+    The residual is `hidden`, or the normed rows where the model adds those (`residual_from_norm`).
+    """
+    check_rows("hidden", hidden, weights.proj.inputs)
+    if cache.past + rows.tokens > cache.keys.shape[2]:
+        raise ValueError(
+            f"cache of {cache.keys.shape[2]} slots can't take {rows.tokens} tokens after {cache.past}; grow it"
+        )
+    run = choose("qkv_gemm", impl, reference=reference, cpp=_cpp)
+    return run(hidden, weights, heads, rotary, rows, cache, residual_from_norm, threads)
+
+
+def _cpp(
+    hidden: Tensor,
+    weights: QkvWeights,
+    heads: Heads,
+    rotary: Rotary | None,
+    rows: Rows,
+    cache: LayerCache,
+    residual_from_norm: bool,
+    threads: int,
+) -> tuple[Tensor, Tensor]:
+    queries, residual = torch.empty(len(hidden), heads.query * heads.dim), torch.empty_like(hidden)
+    build.load(weights.proj.weight_type).labkit_qkv_gemm(
+        byref(weights.c),
+        byref(rotary.c if rotary else NO_ROTARY),
+        byref(heads.c),
+        byref(rows.c),
+        byref(cache.c),
+        ptr(hidden),
+        c_int32(residual_from_norm),
+        ptr(queries),
+        ptr(residual),
+        c_int32(threads),
+    )
+    return queries, residual

@@ -1,0 +1,139 @@
+// Region 1: norm, Q, K, V GEMM and bias in one pass over the weights, then rotary embedding and the append to the KV
+// cache.
+#pragma once
+
+#include "../gemm/cpp_impl.cpp"
+
+namespace labkit {
+
+// Normalised rows as the GEMM wants them, and the residual they came from. One row: every thread makes its own copy,
+// which is cheaper than waiting for another's; more rows: shared, split over the threads, with a barrier at the end.
+template <class T>
+struct Normalised {
+  const Activation<T>* x;
+  int64_t stride;
+  const float* residual;
+  int64_t residual_stride;
+};
+
+// x = norm(h + addend + bias); the residual is the sum, or x itself where the model takes it after the norm.
+template <class T>
+Normalised<T> normalised_rows(Team& team, int thread, const Norm& norm, const float* h, int64_t h_stride,
+                              const float* addend, int64_t addend_stride, const float* bias, bool residual_from_norm,
+                              int64_t rows, int64_t hidden, int64_t stride, Activation<T>* shared_x,
+                              float* shared_residual, ThreadScratch& scratch) {
+  const int64_t padded = padded_depth<T>(hidden);
+  const bool own = rows == 1;
+  const size_t floats = size_t(stride);
+  float* work = scratch.rows.get<float>(3 * floats);  // the normalised row, then (own only) the residual and x
+  Activation<T>* x = own ? reinterpret_cast<Activation<T>*>(work + 2 * floats) : shared_x;
+  float* residual = own ? work + floats : shared_residual;
+  const bool keep_sum = addend || residual_from_norm;
+  const Range mine = own ? Range{0, 1} : team.share(rows, thread);
+  for (int64_t m = mine.begin; m < mine.end; ++m) {
+    const float* row = h + m * h_stride;
+    if (addend) {
+      float* total = residual + m * stride;
+      const float* other = addend + m * addend_stride;
+      if (bias)
+        for (int64_t i = 0; i < hidden; ++i) total[i] = row[i] + other[i] + bias[i];
+      else
+        for (int64_t i = 0; i < hidden; ++i) total[i] = row[i] + other[i];
+      row = total;
+    }
+    normalise(norm, row, hidden, work);
+    if (residual_from_norm) std::memcpy(residual + m * stride, work, size_t(hidden) * 4);
+    to_activation(work, hidden, padded, x + m * stride);
+  }
+  if (!own) team.barrier();
+  return {x, stride, keep_sum ? residual : h, keep_sum ? stride : h_stride};
+}
+
+inline void rms_scale(const float* weight, float eps, int64_t n, float* x) {
+  const Norm norm{kRmsNorm, eps, weight, nullptr};
+  normalise(norm, x, n, x);
+}
+
+inline void rotate(const Rotary& rotary, int32_t position, float* x) {
+  const int half = rotary.dim / 2;
+  const float* cosine = rotary.cosine + int64_t(position) * half;
+  const float* sine = rotary.sine + int64_t(position) * half;
+  const int step = rotary.interleaved ? 2 : 1, other = rotary.interleaved ? 1 : half;
+  for (int i = 0; i < half; ++i) {
+    const float a = x[i * step], b = x[i * step + other];
+    x[i * step] = a * cosine[i] - b * sine[i];
+    x[i * step + other] = b * cosine[i] + a * sine[i];
+  }
+}
+
+template <class T>
+void append(const float* x, int dim, int padded_dim, T* slot) {
+  for (int i = 0; i < dim; ++i) from_float(x[i], slot + i);
+  for (int i = dim; i < padded_dim; ++i) from_float(0.0f, slot + i);
+}
+
+// Rotates queries in place; rotates and appends keys, appends values. qkv: [rows][stride], query, key, value heads.
+template <class T>
+void rotate_and_append(const Team& team, int thread, const QkvWeights& weights, const Rotary& rotary,
+                       const Heads& heads, const Rows& rows, const Cache& cache, float* qkv, int64_t stride) {
+  const int64_t heads_in_row = heads.query + 2 * heads.kv;
+  const Range mine = team.share(int64_t(rows.batch) * rows.tokens * heads_in_row, thread);
+  for (int64_t item = mine.begin; item < mine.end; ++item) {
+    const int64_t m = item / heads_in_row, head = item % heads_in_row;
+    float* x = qkv + m * stride + head * heads.dim;
+    const bool is_value = head >= heads.query + heads.kv, is_query = head < heads.query;
+    if (!is_value) {
+      const float* norm = is_query ? weights.q_norm : weights.k_norm;
+      if (norm) rms_scale(norm, weights.qk_eps, heads.dim, x);
+      if (rotary.dim) rotate(rotary, rows.positions[m], x);
+    }
+    if (is_query) continue;
+    const int64_t kv_head = (head - heads.query) % heads.kv;
+    const int64_t slot = ((m / rows.tokens) * heads.kv + kv_head) * cache.capacity + cache.past + m % rows.tokens;
+    append(x, heads.dim, heads.padded_dim,
+           static_cast<T*>(is_value ? cache.values : cache.keys) + slot * heads.padded_dim);
+  }
+}
+
+// The region: from normalised rows to queries in `qkv` and keys and values in the cache. Ends behind a barrier.
+template <class T>
+void qkv_region(Team& team, int thread, const QkvWeights& weights, const Rotary& rotary, const Heads& heads,
+                const Rows& rows, const Cache& cache, const Normalised<T>& input, float* qkv, int64_t stride,
+                ThreadScratch& scratch) {
+  const int64_t count = int64_t(rows.batch) * rows.tokens;
+  gemm_into<T>(team, thread, weights.proj, input.x, input.stride, count, qkv, stride, scratch);
+  team.barrier();
+  rotate_and_append<T>(team, thread, weights, rotary, heads, rows, cache, qkv, stride);
+  team.barrier();
+}
+
+}  // namespace labkit
+
+// hidden: [rows][hidden]. queries: [rows][query heads * dim], rotated. residual: [rows][hidden], what region 3 adds to.
+extern "C" void labkit_qkv_gemm(const labkit::QkvWeights* weights, const labkit::Rotary* rotary,
+                                const labkit::Heads* heads, const labkit::Rows* rows, const labkit::Cache* cache,
+                                const float* h, int32_t from_norm, float* queries, float* residual, int32_t threads) {
+  using namespace labkit;
+  Team team;
+  const int64_t count = int64_t(rows->batch) * rows->tokens, hidden = weights->proj.inputs, stride = row_stride(hidden);
+  const int64_t qkv_stride = row_stride(weights->proj.outputs), width = int64_t(heads->query) * heads->dim;
+  CallBuffers& buffers = call_buffers();
+  Act* x = buffers.x.get<Act>(count * stride);
+  float* shared_residual = buffers.residual.get<float>(count * stride);
+  float* qkv = buffers.wide.get<float>(count * qkv_stride);
+#pragma omp parallel num_threads(threads)
+  {
+    team.join();
+    const int thread = omp_get_thread_num();
+    ThreadScratch& scratch = thread_scratch();
+    const Normalised<Weight> input =
+        normalised_rows<Weight>(team, thread, weights->norm, h, hidden, nullptr, 0, nullptr, from_norm, count, hidden,
+                                stride, x, shared_residual, scratch);
+    qkv_region<Weight>(team, thread, *weights, *rotary, *heads, *rows, *cache, input, qkv, qkv_stride, scratch);
+    if (thread == 0)
+      for (int64_t m = 0; m < count; ++m) {
+        std::memcpy(queries + m * width, qkv + m * qkv_stride, size_t(width) * 4);
+        std::memcpy(residual + m * hidden, input.residual + m * input.residual_stride, size_t(hidden) * 4);
+      }
+  }
+}

@@ -1,0 +1,52 @@
+"""Region 4: output bias + residual (+ the attention output of a parallel residual)."""
+
+from ctypes import c_int32, c_int64
+
+import torch
+from torch import Tensor
+
+from .. import build
+from ..dispatch import choose
+from ..types import check_rows, ptr
+from .reference import residual_add as reference
+
+__all__ = ["residual_add"]
+
+
+def residual_add(
+    residual: Tensor,
+    mlp_out: Tensor,
+    mlp_bias: Tensor | None,
+    attn_out: Tensor | None = None,
+    attn_bias: Tensor | None = None,
+    *,
+    threads: int = 1,
+    impl: str,
+) -> Tensor:
+    """[N, H] float32 each -> residual + attn_out + attn_bias + mlp_out + mlp_bias [N, H]; biases are [H] or None."""
+    check_rows("mlp_out", mlp_out, residual.shape[1])
+    run = choose("residual_add", impl, reference=reference, cpp=_cpp)
+    return run(residual, mlp_out, mlp_bias, attn_out, attn_bias, threads)
+
+
+def _cpp(
+    residual: Tensor,
+    mlp_out: Tensor,
+    mlp_bias: Tensor | None,
+    attn_out: Tensor | None,
+    attn_bias: Tensor | None,
+    threads: int,
+) -> Tensor:
+    out = torch.empty_like(residual)
+    build.load("float32").labkit_residual_add(
+        ptr(residual),
+        ptr(attn_out),
+        ptr(attn_bias),
+        ptr(mlp_out),
+        ptr(mlp_bias),
+        c_int64(residual.shape[0]),
+        c_int64(residual.shape[1]),
+        ptr(out),
+        c_int32(threads),
+    )
+    return out

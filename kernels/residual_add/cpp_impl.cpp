@@ -1,0 +1,51 @@
+// Region 4: output bias and residual, on the columns that this thread's share of the GEMM before it produced, so that
+// nobody waits. With a parallel residual the attention output and its bias join in.
+#pragma once
+
+#include <initializer_list>
+
+#include "../gemm/panels.h"
+
+namespace labkit {
+
+struct Addend {
+  const float* rows;  // null: nothing
+  int64_t stride;
+  const float* bias;  // may be null
+};
+
+// out = residual + a + a.bias + b + b.bias; out may be residual.
+inline void residual_share(const Team& team, int thread, const float* residual, int64_t residual_stride,
+                           const Addend& a, const Addend& b, int64_t rows, int64_t hidden, float* out,
+                           int64_t out_stride) {
+  const Range blocks = team.share(blocks_of(hidden), thread);
+  const int64_t begin = blocks.begin * kBlock, end = blocks.end * kBlock < hidden ? blocks.end * kBlock : hidden;
+  for (int64_t m = 0; m < rows; ++m) {
+    float* to = out + m * out_stride;
+    const float* from = residual + m * residual_stride;
+    if (to != from)
+      for (int64_t i = begin; i < end; ++i) to[i] = from[i];
+    for (const Addend* addend : {&a, &b}) {
+      if (!addend->rows) continue;
+      const float* x = addend->rows + m * addend->stride;
+      if (addend->bias)
+        for (int64_t i = begin; i < end; ++i) to[i] += x[i] + addend->bias[i];
+      else
+        for (int64_t i = begin; i < end; ++i) to[i] += x[i];
+    }
+  }
+}
+
+}  // namespace labkit
+
+extern "C" void labkit_residual_add(const float* residual, const float* a, const float* a_bias, const float* b,
+                                    const float* b_bias, int64_t rows, int64_t hidden, float* out, int32_t threads) {
+  using namespace labkit;
+  Team team;
+#pragma omp parallel num_threads(threads)
+  {
+    team.join();
+    residual_share(team, omp_get_thread_num(), residual, hidden, {a, hidden, a_bias}, {b, hidden, b_bias}, rows, hidden,
+                   out, hidden);
+  }
+}

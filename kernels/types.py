@@ -1,0 +1,248 @@
+"""What the ops take: weights, row layout and cache views, as frozen records of tensors.
+
+Each record mirrors a struct of `abi.h` and makes it on demand (`.c`), so that Python and C++ share one vocabulary.
+Activations are float32 throughout; `Linear` and the KV cache may be float32, bfloat16 or float16.
+
+Shapes: B batch, T new tokens per sequence, N = B*T rows, H hidden, Hq and Hkv heads, D head_dim, C cache capacity.
+"""
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+NORM_KINDS = ("none", "layer", "rms")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+HEAD_DIM_LIMIT = 512
+HEAD_DIM_MULTIPLE = 16
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Row length of the KV cache: head_dim rounded up to whole vectors."""
+    return -(-head_dim // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Address of a contiguous tensor's first element, or None."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def ptr(tensor: Tensor | None) -> c_void_p:
+    """The same address as a ctypes argument."""
+    return c_void_p(pointer(tensor))
+
+
+class CNorm(ctypes.Structure):
+    _fields_ = [("kind", c_int32), ("eps", c_float), ("weight", c_void_p), ("bias", c_void_p)]
+
+
+class CLinear(ctypes.Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64)]
+
+
+class CRows(ctypes.Structure):
+    _fields_ = [
+        ("batch", c_int32),
+        ("tokens", c_int32),
+        ("positions", c_void_p),
+        ("first", c_void_p),
+        ("visible", c_void_p),
+        ("key_positions", c_void_p),
+        ("visible_stride", c_int64),
+    ]
+
+
+class CHeads(ctypes.Structure):
+    _fields_ = [("query", c_int32), ("kv", c_int32), ("dim", c_int32), ("padded_dim", c_int32)]
+
+
+class CCache(ctypes.Structure):
+    _fields_ = [("keys", c_void_p), ("values", c_void_p), ("capacity", c_int64), ("past", c_int64)]
+
+
+class CRotary(ctypes.Structure):
+    _fields_ = [("cosine", c_void_p), ("sine", c_void_p), ("dim", c_int32), ("interleaved", c_int32)]
+
+
+class CQkvWeights(ctypes.Structure):
+    _fields_ = [("norm", CNorm), ("proj", CLinear), ("q_norm", c_void_p), ("k_norm", c_void_p), ("qk_eps", c_float)]
+
+
+class CAttentionParams(ctypes.Structure):
+    _fields_ = [("scale", c_float), ("window", c_int32), ("slopes", c_void_p)]
+
+
+class CMlpWeights(ctypes.Structure):
+    _fields_ = [("norm", CNorm), ("up", CLinear), ("activation", c_int32), ("gated", c_int32)]
+
+
+class CLayer(ctypes.Structure):
+    _fields_ = [
+        ("qkv", CQkvWeights),
+        ("attention", CAttentionParams),
+        ("attn_out", CLinear),
+        ("mlp", CMlpWeights),
+        ("mlp_out", CLinear),
+    ]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """LayerNorm or RMSNorm over the last dimension; kind "none" passes its input through."""
+
+    kind: str = "none"
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    eps: float = 0.0
+
+    @cached_property
+    def c(self) -> CNorm:
+        return CNorm(NORM_KINDS.index(self.kind), self.eps, pointer(self.weight), pointer(self.bias))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x W^T + b. `weight` is [outputs, inputs] with layout "rows", packed with layout "panels" (gemm.pack)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    outputs: int
+    inputs: int
+    layout: str
+
+    @cached_property
+    def c(self) -> CLinear:
+        if self.layout != "panels":
+            raise ValueError(f"the cpp kernels take weights with layout 'panels', got {self.layout!r}; use gemm.pack")
+        return CLinear(pointer(self.weight), pointer(self.bias), self.outputs, self.inputs)
+
+    @property
+    def weight_type(self) -> str:
+        return str(self.weight.dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Head counts and size; query head h reads KV head h // (query / kv)."""
+
+    query: int
+    kv: int
+    dim: int
+
+    @cached_property
+    def c(self) -> CHeads:
+        return CHeads(self.query, self.kv, self.dim, padded_head_dim(self.dim))
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Tables of rotary embedding: cosine and sine [positions, dim / 2]; interleaved pairs (0,1), (2,3), else halves."""
+
+    cosine: Tensor
+    sine: Tensor
+    interleaved: bool
+
+    @cached_property
+    def c(self) -> CRotary:
+        return CRotary(pointer(self.cosine), pointer(self.sine), 2 * self.cosine.shape[1], int(self.interleaved))
+
+
+NO_ROTARY = CRotary(None, None, 0, 0)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which token each of the N = batch * tokens rows is, and which cache slots its sequence shows.
+
+    positions int32 [N]; first int32 [B]: slots before it are padding; visible uint8 [B, stride]: 0 hides a slot (None:
+    all from `first` on are seen); key_positions int32 [B, stride]: position of each slot's token, for ALiBi.
+    """
+
+    batch: int
+    tokens: int
+    positions: Tensor
+    first: Tensor
+    visible: Tensor | None = None
+    key_positions: Tensor | None = None
+
+    @cached_property
+    def c(self) -> CRows:
+        table = self.visible if self.visible is not None else self.key_positions
+        return CRows(
+            self.batch,
+            self.tokens,
+            pointer(self.positions),
+            pointer(self.first),
+            pointer(self.visible),
+            pointer(self.key_positions),
+            0 if table is None else table.shape[1],
+        )
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """Keys and values of one layer, [B, Hkv, C, padded D] each; `past` slots are filled before this call."""
+
+    keys: Tensor
+    values: Tensor
+    past: int
+
+    @cached_property
+    def c(self) -> CCache:
+        return CCache(pointer(self.keys), pointer(self.values), self.keys.shape[2], self.past)
+
+
+@dataclass(frozen=True)
+class QkvWeights:
+    """Region 1: norm, then one projection to query, key and value heads in this order; q_norm, k_norm: RMS over D."""
+
+    norm: Norm
+    proj: Linear
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    qk_eps: float = 0.0
+
+    @cached_property
+    def c(self) -> CQkvWeights:
+        return CQkvWeights(self.norm.c, self.proj.c, pointer(self.q_norm), pointer(self.k_norm), self.qk_eps)
+
+
+@dataclass(frozen=True)
+class AttentionParams:
+    """Region 2: softmax(scale q k^T + slope * key position) v over the last `window` slots (None: all)."""
+
+    scale: float
+    window: int | None = None
+    slopes: Tensor | None = None
+
+    @cached_property
+    def c(self) -> CAttentionParams:
+        return CAttentionParams(self.scale, self.window or 0, pointer(self.slopes))
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """Region 3: norm, first MLP matrix, activation; gated: activation(gate) * up from one interleaved matrix."""
+
+    norm: Norm
+    up: Linear
+    activation: str
+    gated: bool = False
+
+    @cached_property
+    def c(self) -> CMlpWeights:
+        return CMlpWeights(self.norm.c, self.up.c, ACTIVATIONS.index(self.activation), int(self.gated))
+
+
+def check_rows(name: str, tensor: Tensor, columns: int) -> None:
+    """Raises ValueError unless `tensor` is a contiguous float32 [rows, columns] on the CPU."""
+    if tensor.dtype != torch.float32 or tensor.dim() != 2 or tensor.shape[1] != columns or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name}: expected contiguous float32 [rows, {columns}], got {tensor.dtype} {list(tensor.shape)}"
+        )

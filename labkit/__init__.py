@@ -1,0 +1,25 @@
+"""A profiling lab and fused-kernel inference engine for transformers."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit.engine import InferenceEngine, init_inference
+    from labkit.harness import compare, measure_latency
+
+__version__ = "0.1.0"
+__all__ = ["InferenceEngine", "compare", "init_inference", "measure_latency"]
+
+_HOME = {
+    "InferenceEngine": "labkit.engine",
+    "init_inference": "labkit.engine",
+    "compare": "labkit.harness",
+    "measure_latency": "labkit.harness",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads torch and the engine on first use, so that `import labkit` and its tools for traces stay light."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'labkit' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

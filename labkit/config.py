@@ -1,0 +1,208 @@
+"""What a decoder-only model is, in the engine's own terms: nothing here knows Hugging Face.
+
+Letters: V vocabulary, P positions, E embedding width, H hidden width, I intermediate width, D head width,
+Hq and Hkv numbers of query and key/value heads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+NORMS = ("layer", "rms")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+POSITIONS = ("learned", "rotary", "alibi")
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotation of the first `dim` numbers of every query and key head.
+
+    At position p, pair k turns by the angle `p * inv_freq[k]`, its cosine and sine multiplied by `attention_scaling`.
+    The pairs are (0, 1), (2, 3), … when `interleaved` (GPT-J), else (k, k + dim / 2) (LLaMA, NeoX).
+    """
+
+    dim: int
+    interleaved: bool
+    inv_freq: tuple[float, ...]
+    attention_scaling: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.dim != 2 * len(self.inv_freq):
+            raise ValueError(
+                f"a rotary of {self.dim} dimensions needs {self.dim / 2} frequencies, got {len(self.inv_freq)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder-only transformer: its sizes, and what its layers compute.
+
+    Unless `pre_norm` or `parallel_residual` say otherwise a layer computes `h += attn(norm1(h)); h += mlp(norm2(h))`.
+    `layer_shapes` and `top_shapes` name every weight: these canonical names are all that the engine reads.
+    """
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    embedding_size: int  # differs from hidden_size in OPT-350m: projected in and out
+    max_positions: int | None  # None: no limit of the model's own (ALiBi)
+    norm: str
+    norm_eps: float
+    activation: str
+    gated: bool  # mlp(x) = ff2(activation(gate(x)) * up(x))
+    position: str
+    position_offset: int = 0  # row of the position table that belongs to position 0 (OPT: 2)
+    rotary: Rotary | None = None
+    attention_scales: tuple[float, ...]  # per layer, multiplies q·k
+    windows: tuple[int | None, ...]  # per layer: the query at i sees the keys i - window < j <= i; None: all j <= i
+    biases: frozenset[str] = frozenset()  # of "qkv", "attn_out", "ff1", "ff2", "head"
+    parallel_residual: bool = False  # h + attn(norm1(h)) + mlp(norm2(h))
+    shared_norm: bool = False  # norm2 is norm1 (GPT-J)
+    pre_norm: bool = True  # False: h = norm1(h + attn(h)); h = norm2(h + mlp(h)) (OPT-350m)
+    residual_from_norm: bool = False  # the residual is norm(h) instead of h (a BLOOM option)
+    final_norm: bool = True
+    embedding_norm: bool = False  # BLOOM
+    qk_norm: bool = False  # RMS norm over each query and key head before the rotation (Qwen3)
+    tied_head: bool = False
+
+    def __post_init__(self) -> None:
+        for field, allowed in (("norm", NORMS), ("activation", ACTIVATIONS), ("position", POSITIONS)):
+            if (value := getattr(self, field)) not in allowed:
+                raise ValueError(f"{field} = {value!r} is unknown; expected one of {allowed}")
+        for field in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
+            if (size := getattr(self, field)) < 1:
+                raise ValueError(f"{field} = {size}; expected at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly; "
+                f"use a number of key/value heads that divides {self.num_heads}"
+            )
+        for per_layer in ("attention_scales", "windows"):
+            if (got := len(getattr(self, per_layer))) != self.num_layers:
+                raise ValueError(f"{per_layer} has {got} entries for {self.num_layers} layers; give one per layer")
+        if (self.position == "rotary") != (self.rotary is not None):
+            raise ValueError(
+                f"position = {self.position!r} with rotary = {self.rotary}; give a Rotary exactly when 'rotary'"
+            )
+        if self.rotary and self.rotary.dim > self.head_dim:
+            raise ValueError(f"{self.rotary.dim} rotary dimensions do not fit in heads of {self.head_dim}")
+
+    def layer_shapes(self) -> Shapes:
+        """The weights of one layer: canonical name -> shape; linears are [out, in].
+
+        `qkv` holds the rows of all query heads, then all keys, then all values; a gated `ff1` the gate's rows, then
+        the up projection's. Biases that a model does not have are absent, and so is `norm2` when it is shared.
+        """
+        hidden, inner = self.hidden_size, self.intermediate_size
+        query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        shapes = self._norm_shapes("norm1") | self._linear_shapes("qkv", query + 2 * kv, hidden)
+        if self.qk_norm:
+            shapes |= {"q_norm.weight": (self.head_dim,), "k_norm.weight": (self.head_dim,)}
+        shapes |= self._linear_shapes("attn_out", hidden, query)
+        if not self.shared_norm:
+            shapes |= self._norm_shapes("norm2")
+        shapes |= self._linear_shapes("ff1", 2 * inner if self.gated else inner, hidden)
+        return shapes | self._linear_shapes("ff2", hidden, inner)
+
+    def top_shapes(self) -> Shapes:
+        """The weights outside the layers: canonical name -> shape. A tied head has no `head.weight` of its own."""
+        shapes: Shapes = {"embed.weight": (self.vocab_size, self.embedding_size)}
+        if self.position == "learned":
+            assert self.max_positions is not None
+            shapes["positions.weight"] = (self.max_positions + self.position_offset, self.hidden_size)
+        if self.embedding_norm:
+            shapes |= self._norm_shapes("embed_norm")
+        if self.embedding_size != self.hidden_size:
+            shapes["project_in.weight"] = (self.hidden_size, self.embedding_size)
+            shapes["project_out.weight"] = (self.embedding_size, self.hidden_size)
+        if self.final_norm:
+            shapes |= self._norm_shapes("final_norm")
+        head = self._linear_shapes("head", self.vocab_size, self.embedding_size)
+        return shapes | {name: shape for name, shape in head.items() if not (self.tied_head and name == "head.weight")}
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of all weights, a tied head counted once."""
+        return dtype.itemsize * (self.num_layers * _elements(self.layer_shapes()) + _elements(self.top_shapes()))
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of keys and values that one token of one sequence leaves in the cache."""
+        return dtype.itemsize * self.num_layers * 2 * self.num_kv_heads * self.head_dim
+
+    def decode_bytes(self, dtype: torch.dtype, batch: int, context: int) -> int:
+        """Bytes that one decode step must read: each weight that it multiplies with once, and the cache.
+
+        `context`: tokens in the cache of each of the `batch` sequences; a windowed layer reads its window only.
+        The embedding and position tables count with the `batch` rows that are looked up.
+        """
+        top = self.top_shapes()
+        looked_up = batch * self.embedding_size
+        if "positions.weight" in top:
+            looked_up += batch * self.hidden_size
+        multiplied = _elements(
+            {name: shape for name, shape in top.items() if name not in ("embed.weight", "positions.weight")}
+        )
+        if self.tied_head:
+            multiplied += _elements({"head.weight": top["embed.weight"]})
+        weights = self.num_layers * _elements(self.layer_shapes()) + multiplied + looked_up
+        kept = sum(context if window is None else min(context, window) for window in self.windows)
+        return dtype.itemsize * (weights + batch * kept * 2 * self.num_kv_heads * self.head_dim)
+
+    def decode_flops(self, batch: int, context: int) -> int:
+        """Multiplications and additions of one decode step in which each sequence attends to `context` tokens."""
+        seen = sum(context if window is None else min(context, window) for window in self.windows)
+        return batch * (self._matrix_flops(head_rows=1, rows=1) + self._attention_flops(seen))
+
+    def prefill_flops(self, batch: int, prompt: int) -> int:
+        """Multiplications and additions of `prompt` tokens per sequence, with logits for the last one only."""
+        seen = sum(_causal_pairs(prompt, window) for window in self.windows)
+        return batch * (self._matrix_flops(head_rows=1, rows=prompt) + self._attention_flops(seen))
+
+    def _matrix_flops(self, *, rows: int, head_rows: int) -> int:
+        layer = _elements({name: shape for name, shape in self.layer_shapes().items() if len(shape) == 2})
+        project = 0 if self.embedding_size == self.hidden_size else self.hidden_size * self.embedding_size
+        head = self.vocab_size * self.embedding_size
+        return 2 * (rows * (self.num_layers * layer + project) + head_rows * (head + project))
+
+    def _attention_flops(self, pairs: int) -> int:
+        return 4 * pairs * self.num_heads * self.head_dim
+
+    def _norm_shapes(self, name: str) -> Shapes:
+        shapes: Shapes = {f"{name}.weight": (self.hidden_size,)}
+        return shapes if self.norm == "rms" else shapes | {f"{name}.bias": (self.hidden_size,)}
+
+    def _linear_shapes(self, name: str, rows: int, columns: int) -> Shapes:
+        shapes: Shapes = {f"{name}.weight": (rows, columns)}
+        return shapes | {f"{name}.bias": (rows,)} if name in self.biases else shapes
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """The slope of each head: the score of query i and key j gains `-slope * (i - j)` (Press et al., arXiv 2108.12409).
+
+    For n = 2^m heads a geometric series from 2^(-8/n); other counts continue with every other slope of 2n heads.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8 * k / power) for k in range(1, power + 1)]
+    between = [2.0 ** (-8 * k / (2 * power)) for k in range(1, 2 * (num_heads - power), 2)]
+    return tuple(slopes + between)
+
+
+def _elements(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def _causal_pairs(length: int, window: int | None) -> int:
+    """Query-key pairs of a causal sequence: the sum over i = 1..length of min(i, window)."""
+    full = length if window is None else min(length, window)
+    return full * (full + 1) // 2 + (length - full) * full

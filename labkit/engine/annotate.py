@@ -1,0 +1,111 @@
+"""Name the stages of a vanilla Hugging Face model, so that it lines up with the engine stage by stage.
+
+A module knows where it starts and ends, a stage often spans several modules and the functions between them. So the
+hooks only mark boundaries: each one ends the stage before it and starts the next, and every moment belongs to one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter_ns
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from labkit.engine.stage_clock import StageTime
+from labkit.policies import Policy
+from labkit.stages import OpenRange, Phase, Stage, message, start, stop
+
+
+class HookClock:
+    """Sums up the time between boundaries, and announces each stage to whatever profiler listens."""
+
+    def __init__(self) -> None:
+        self._phase = Phase.PREFILL
+        self._current: tuple[Phase, Stage, int | None] | None = None
+        self._range: OpenRange
+        self._since_ns = 0
+        self._calls: dict[tuple[Phase, Stage, int | None], int] = defaultdict(int)
+        self._total_ns: dict[tuple[Phase, Stage, int | None], int] = defaultdict(int)
+
+    def begin_forward(self, phase: Phase) -> None:
+        self.end()
+        self._phase = phase
+        self.switch(Stage.EMBED)
+
+    def switch(self, stage: Stage, layer: int | None = None) -> None:
+        """The boundary: from here on it is `stage`."""
+        key = (self._phase, stage, layer)
+        if key == self._current:
+            return
+        self.end()
+        self._current = key
+        self._calls[key] += 1
+        self._range = start(message(*key))
+        self._since_ns = perf_counter_ns()
+
+    def end(self) -> None:
+        """End the running stage, if any."""
+        if self._current is None:
+            return
+        self._total_ns[self._current] += perf_counter_ns() - self._since_ns
+        stop(self._range)
+        self._current = None
+
+    def stage_times(self) -> list[StageTime]:
+        """What has been collected, in the order of first appearance."""
+        return [StageTime(*key, self._calls[key], total / 1e6) for key, total in self._total_ns.items()]
+
+
+@contextmanager
+def annotate(model: PreTrainedModel, policy: Policy) -> Iterator[HookClock]:
+    """Hook the modules that `policy` names for as long as the context lasts; the model computes what it always did.
+
+    The times are the CPU's. Whatever happens between two forward passes counts as SAMPLE.
+    """
+    clock = HookClock()
+
+    def before_model(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        past = kwargs.get("past_key_values")
+        clock.begin_forward(Phase.DECODE if past is not None and past.get_seq_length() else Phase.PREFILL)
+
+    def mark(module: nn.Module, before: Stage | None, after: Stage | None, layer: int | None = None) -> None:
+        if before:
+            hooks.append(module.register_forward_pre_hook(lambda *_: clock.switch(before, layer)))
+        if after:
+            hooks.append(module.register_forward_hook(lambda *_: clock.switch(after, layer)))
+
+    hooks: list[RemovableHandle] = [model.register_forward_pre_hook(before_model, with_kwargs=True)]
+    modules = dict(model.named_modules())
+    try:
+        mark(model, None, Stage.SAMPLE)
+        for name in (policy.final_norm, policy.project_out, policy.head):
+            if name in modules:
+                mark(modules[name], Stage.LM_HEAD, None)
+        pre_norm = policy.model_config(model.config).pre_norm
+        for index, layer in enumerate(modules[policy.layers].children()):
+            for name, before, after in _layer_boundaries(policy, pre_norm):
+                mark(layer.get_submodule(name), before, after, index)
+        yield clock
+    finally:
+        clock.end()
+        for hook in hooks:
+            hook.remove()
+
+
+def _layer_boundaries(policy: Policy, pre_norm: bool) -> list[tuple[str, Stage | None, Stage | None]]:
+    """Module of a layer ("": the layer itself), the stage that begins before it, the stage that begins after it."""
+    boundaries: list[tuple[str, Stage | None, Stage | None]] = [
+        ("", Stage.QKV, None),
+        (policy.qkv[-1], None, Stage.ATTENTION),
+        (policy.attn_out, Stage.ATTN_OUT, Stage.RESIDUAL),
+        (policy.ff1[0], Stage.MLP, None),
+        (policy.ff2, Stage.MLP_OUT, Stage.RESIDUAL),
+    ]
+    if policy.norm2 and pre_norm:
+        boundaries.append((policy.norm2, Stage.MLP, None))
+    return boundaries

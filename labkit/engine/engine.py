@@ -1,0 +1,182 @@
+"""`init_inference` and the engine that it returns."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from labkit.config import ModelConfig
+from labkit.engine.model import FusedCausalLM
+from labkit.engine.options import Options, read_options
+from labkit.engine.stage_clock import StageTime
+from labkit.engine.weights import TensorSource, build_weights, check_weights
+from labkit.kernels import build
+from labkit.policies import policy_for
+
+
+class InferenceEngine(nn.Module):
+    """A fused model behind DeepSpeed's engine interface and Hugging Face's model attributes.
+
+    `module` is the fused model. The engine can stand in for the original one, as in `pipe.model = engine`.
+    """
+
+    def __init__(self, module: FusedCausalLM, options: Options) -> None:
+        super().__init__()
+        self.module, self.options = module, options
+
+    @property
+    def config(self) -> PretrainedConfig:
+        return self.module.config
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        return self.module.generation_config
+
+    @generation_config.setter
+    def generation_config(self, value: GenerationConfig) -> None:
+        self.module.generation_config = value
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.module.model_config
+
+    @property
+    def device(self) -> torch.device:
+        return self.module.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.module.dtype
+
+    @property
+    def impl(self) -> str:
+        """ "cpp" or "reference": what "auto" became."""
+        return self.module.impl
+
+    def can_generate(self) -> bool:
+        return True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward; see FusedCausalLM.forward."""
+        return self.module(*args, **kwargs)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Hugging Face's generate on the fused model: same arguments, same results."""
+        return self.module.generate(*args, **kwargs)
+
+    def profile_model_time(self) -> None:
+        """Starts recording the wall time of every model step, also those of `generate` (as DeepSpeed does)."""
+        self.module.step_times_ms = []
+
+    def model_times(self) -> list[float]:
+        """Milliseconds of each model step since the last call. Raises RuntimeError before `profile_model_time`."""
+        times = self.module.step_times_ms
+        if times is None:
+            raise RuntimeError("model times are not recorded; call profile_model_time() first")
+        self.module.step_times_ms = []
+        return times
+
+    def stage_times(self, *, reset: bool = True) -> list[StageTime]:
+        """Wall time by phase, layer and stage, summed over the steps since the last reset. Collected by the one-call
+        C++ step at no cost; empty for the reference and for steps that ran under a profiler.
+        """
+        times = self.module.clock.times()
+        if reset:
+            self.module.clock.reset()
+        return times
+
+    def destroy(self) -> None:
+        """Frees the weights. Every later use of the engine raises RuntimeError."""
+        del self.module
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else callers look for on a transformers model is the fused module's."""
+        if name != "module":
+            return getattr(self.module, name)
+        if "module" in self._modules:
+            return self._modules["module"]
+        raise RuntimeError("this engine was destroyed; call init_inference again for a new one")
+
+
+class ModelTensors:
+    """The tensors of a model in memory; `release` empties a layer's parameters once they are packed."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._tensors = model.state_dict()
+
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def get(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        tensor = self._tensors[name].detach()
+        return tensor if dtype is None else tensor.to(dtype)
+
+    def release(self, prefix: str) -> None:
+        parameters = dict(self.model.named_parameters())
+        for name in [name for name in self._tensors if name.startswith(prefix)]:
+            del self._tensors[name]
+            if name in parameters:
+                parameters[name].data = torch.empty(0)
+
+
+def init_inference(
+    model: PreTrainedModel | TensorSource, config: dict[str, Any] | str | Path | None = None, **options: Any
+) -> InferenceEngine:
+    """An engine that runs `model` on fused kernels.
+
+    model: a Hugging Face causal language model of a supported architecture (it stays usable; its weights are copied,
+    unless `consume_model=True`), or a `presets.ModelSource`, whose weights are packed as they are read, so that they
+    are in memory once. config, options: DeepSpeed-Inference's, see `Options`; a dict, a JSON file, keywords, or both.
+
+    Raises ValueError for a model or an option that is not supported or damaged, NotImplementedError for options that
+    labkit does not have yet, BuildError with impl="cpp" where the kernels can't be compiled.
+    """
+    read = read_options(config, options)
+    hf_config = getattr(model, "hf_config", None) or getattr(model, "config", None)
+    if not isinstance(hf_config, PretrainedConfig):
+        raise TypeError(f"model: expected a transformers model or a labkit ModelSource, got {type(model).__name__}")
+    policy = policy_for(hf_config)
+    model_config = policy.model_config(hf_config)
+    source = ModelTensors(model) if isinstance(model, PreTrainedModel) else model
+    dtype = read.dtype or _own_dtype(model, hf_config)
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"the model is {dtype}; pass dtype=torch.float32, torch.bfloat16 or torch.float16")
+    impl = _resolved(read.impl)
+
+    consumed = source if read.consume_model and isinstance(source, ModelTensors) else None
+    if consumed:  # whatever can go wrong must go wrong before the first weight is taken
+        check_weights(policy, model_config, consumed)
+    with torch.inference_mode():
+        weights = build_weights(
+            policy,
+            model_config,
+            source,
+            dtype,
+            impl,
+            done_with=(lambda layer: consumed.release(f"{policy.layers}.{layer}.")) if consumed else None,
+        )
+    if consumed:
+        consumed.release("")
+    module = FusedCausalLM(hf_config, model_config, policy, weights, impl)
+    if isinstance(model, PreTrainedModel) and model.generation_config is not None:
+        module.generation_config = copy.deepcopy(model.generation_config)
+    return InferenceEngine(module, read)
+
+
+def _own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:
+    if isinstance(model, PreTrainedModel):
+        return model.dtype
+    dtype = getattr(hf_config, "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def _resolved(impl: str) -> str:
+    if impl == "auto":
+        return "cpp" if build.unavailable() is None else "reference"
+    if impl == "cpp" and (reason := build.unavailable()):
+        raise build.BuildError(reason)
+    return impl

@@ -1,0 +1,131 @@
+"""Greedy search and sampling on the fused model: transformers prepares and decides, this loop only runs the steps.
+
+`generate` hands over here after its own preparation, with its logits processors, stopping criteria and configuration.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from labkit.engine.kv_cache import KVCache
+from labkit.stages import Phase, Stage, stage
+
+if TYPE_CHECKING:
+    from labkit.engine.model import FusedCausalLM
+
+
+def runs_in_decode_loop(config: GenerationConfig, model_kwargs: dict[str, Any]) -> bool:
+    """Whether `decode_loop` does all that this call of `generate` asks for."""
+    inspects_layers = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
+    return bool(
+        config.use_cache
+        and not inspects_layers
+        and not config.is_assistant
+        and config.prefill_chunk_size is None
+        and model_kwargs.get("inputs_embeds") is None
+    )
+
+
+def decode_loop(
+    model: "FusedCausalLM",
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    streamer: BaseStreamer | None = None,
+    **model_kwargs: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """What transformers' `_sample` returns for the same arguments, token for token on equal logits."""
+    batch, length = input_ids.shape
+    pad, sample = generation_config._pad_token_tensor, bool(generation_config.do_sample)
+    as_dict = bool(generation_config.return_dict_in_generate)
+    keep_scores, keep_logits = as_dict and generation_config.output_scores, as_dict and generation_config.output_logits
+    has_eos = any(isinstance(criterion, EosTokenCriteria) for criterion in stopping_criteria)
+    only_lengths = all(isinstance(criterion, EosTokenCriteria | MaxLengthCriteria) for criterion in stopping_criteria)
+    argmax_is_enough = not (sample or logits_processor or keep_scores or keep_logits) and only_lengths
+
+    cache, new = _cache_and_prompt(model, input_ids, generation_config, model_kwargs)
+    limit = stopping_criteria.max_length or length + 256
+    cache.reserved = max(cache.reserved, cache.length + new.shape[1] + max(0, limit - length))
+    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+    if positions is not None:
+        positions = positions[:, -new.shape[1] :].expand(batch, -1)
+
+    tokens = torch.empty(batch, limit, dtype=input_ids.dtype)
+    tokens[:, :length] = input_ids
+    unfinished = torch.ones(batch, dtype=torch.bool)
+    scores: list[Tensor] = []
+    raw_logits: list[Tensor] = []
+    while True:
+        result = model.run(new, cache, mask, positions, keep=1, greedy=argmax_is_enough)
+        with stage(Phase.DECODE, Stage.SAMPLE):
+            if argmax_is_enough:
+                next_tokens, processed = result[:, 0], result
+                if bool((next_tokens < 0).any()):
+                    raise FloatingPointError(
+                        "no logit is a number; the weights or the prompt drive the model out of range"
+                    )
+            else:
+                logits = result[:, 0]
+                if keep_logits:
+                    raw_logits.append(logits.clone())
+                processed = logits_processor(tokens[:, :length], logits)
+                if keep_scores:
+                    scores.append(processed)
+                next_tokens = _sampled(processed) if sample else processed.argmax(dim=-1)
+            if has_eos:
+                next_tokens = torch.where(unfinished, next_tokens, pad)
+            if length == tokens.shape[1]:
+                tokens = torch.cat((tokens, torch.empty_like(tokens)), dim=1)
+            tokens[:, length] = next_tokens
+            length += 1
+            if streamer is not None:
+                streamer.put(next_tokens.cpu())
+            unfinished &= ~stopping_criteria(tokens[:, :length], tuple(scores) if keep_scores else None)
+            if not bool(unfinished.any()):
+                break
+        new, mask = next_tokens[:, None], None
+        positions = None if positions is None else positions.amax(dim=1, keepdim=True) + 1
+    if streamer is not None:
+        streamer.end()
+    given = model_kwargs.get("past_key_values")
+    if given is not None and given is not cache:
+        cache.hand_back(given)
+    sequences = tokens[:, :length].clone()
+    if not as_dict:
+        return sequences
+    return GenerateDecoderOnlyOutput(
+        sequences=sequences,
+        scores=tuple(scores) if keep_scores else None,
+        logits=tuple(raw_logits) if keep_logits else None,
+        past_key_values=cache,
+    )
+
+
+def _sampled(scores: Tensor) -> Tensor:
+    return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
+
+
+def _cache_and_prompt(
+    model: "FusedCausalLM", input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> tuple[KVCache, Tensor]:
+    """The cache to go on with, and the tokens that it does not hold yet.
+
+    `input_ids` are the whole text or only what is new; the mask, which always covers the whole text, tells which.
+    """
+    mask = model_kwargs.get("attention_mask")
+    cache = model.own_cache(model_kwargs.get("past_key_values"), mask)
+    if cache.length == 0:
+        return cache, input_ids
+    whole = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", input_ids.shape[1])
+    new = whole - cache.length if whole == input_ids.shape[1] else input_ids.shape[1]
+    if new < 1:
+        raise ValueError(
+            f"the cache holds {cache.length} tokens and the text has {whole}; "
+            "give the cached text plus at least one new token"
+        )
+    return cache, input_ids[:, -new:]

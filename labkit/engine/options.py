@@ -1,0 +1,186 @@
+"""The options of `init_inference`: DeepSpeed-Inference's names and meanings, checked strictly."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "fp32": torch.float32,
+    "float16": torch.float16,
+    "half": torch.float16,
+    "fp16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "int8": torch.int8,
+}
+ALIASES = {
+    "kernel_inject": "replace_with_kernel_inject",
+    "tp": "tensor_parallel",
+    "max_tokens": "max_out_tokens",
+    "tm": "triangular_masking",
+    "injection_dict": "injection_policy",
+}
+LATER = {
+    "checkpoint": None,
+    "base_dir": "",
+    "set_empty_params": False,
+    "save_mp_checkpoint_path": None,
+    "injection_policy": None,
+    "quantization_setting": None,
+    "enable_cuda_graph": False,
+    "use_triton": False,
+    "triton_autotune": False,
+    "triangular_masking": True,
+}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, strict=True)
+
+
+class TensorParallel(Strict):
+    enabled: bool = True
+    tp_size: int = Field(default=1, ge=1)
+    tp_grain_size: int = 64
+    mpu: Any = None
+    tp_group: Any = None
+
+
+class MixtureOfExperts(Strict):
+    enabled: bool = True
+    ep_size: int = 1
+    moe_experts: list[int] = Field(default=[1], validation_alias=AliasChoices("moe_experts", "num_experts"))
+    type: Literal["standard", "residual"] = "standard"
+
+    @property
+    def wanted(self) -> bool:
+        return self.enabled and (self.ep_size > 1 or self.moe_experts != [1])
+
+
+class Options(Strict):
+    """DeepSpeed's options, with two of labkit's own: `impl` and `consume_model`.
+
+    dtype: of the weights; default the model's own. replace_with_kernel_inject: accepted and always so, the engine has
+    no other mode. max_out_tokens, min_out_tokens: accepted; the KV cache grows as needed, so neither limits anything.
+    impl: "auto" (C++ where a compiler is, else the reference), "cpp" or "reference". consume_model: take the weights
+    out of the given model while packing, so that they are in memory once; the model object can't be used afterwards.
+    """
+
+    dtype: torch.dtype | None = None
+    replace_with_kernel_inject: bool = False
+    tensor_parallel: TensorParallel = TensorParallel()
+    moe: MixtureOfExperts = MixtureOfExperts()
+    quant: dict[str, Any] | None = None
+    triangular_masking: bool = True
+    return_tuple: bool = True
+    training_mp_size: int = 1
+    max_out_tokens: int = Field(default=1024, ge=1)
+    min_out_tokens: int = Field(default=1, ge=1)
+    transposed_mode: bool = False
+    replace_method: str | None = None
+    checkpoint: Any = None
+    base_dir: str = ""
+    set_empty_params: bool = False
+    save_mp_checkpoint_path: str | None = None
+    injection_policy: dict[Any, Any] | None = None
+    quantization_setting: Any = None
+    enable_cuda_graph: bool = False
+    use_triton: bool = False
+    triton_autotune: bool = False
+    impl: Literal["auto", "cpp", "reference"] = "auto"
+    consume_model: bool = False
+
+    @field_validator("moe", mode="before")
+    @classmethod
+    def _moe(cls, value: Any) -> Any:
+        return {"enabled": False} if value is None or value is False else value
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _dtype(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            name = value.removeprefix("torch.")
+            if name not in DTYPES:
+                raise ValueError(f"unknown dtype {value!r}; expected one of {', '.join(DTYPES)}")
+            return DTYPES[name]
+        return value
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_dtype(cls, value: torch.dtype | None) -> torch.dtype | None:
+        if value is not None and value not in DTYPES.values():
+            raise ValueError(f"{value} is not supported; expected torch.float32, torch.bfloat16 or torch.float16")
+        return value
+
+    @model_validator(mode="after")
+    def _not_yet(self) -> Self:
+        for name, default in LATER.items():
+            if getattr(self, name) != default:
+                raise NotImplementedError(
+                    f"{name}={getattr(self, name)!r} is not supported yet; leave it at {default!r}"
+                )
+        if self.dtype == torch.int8:
+            raise NotImplementedError("dtype=int8 is not supported yet; use float32, bfloat16 or float16")
+        if self.tensor_parallel.tp_size > 1:
+            raise NotImplementedError(
+                f"tensor_parallel.tp_size={self.tensor_parallel.tp_size} is not supported yet; use 1 (one process)"
+            )
+        if self.moe.wanted:
+            raise NotImplementedError("moe is not supported yet; leave it out")
+        if self.quant and self.quant.get("enabled", True):
+            raise NotImplementedError("quant is not supported yet; leave it out")
+        return self
+
+
+def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str, Any]) -> Options:
+    """Merges a dict or JSON file with keywords. Old spellings are translated; a key with two values is a ValueError,
+    and so is an unknown one, with the known listed.
+    """
+    merged: dict[str, Any] = {}
+    for source in (_as_dict(config), keywords):
+        for key, value in source.items():
+            name, value = _translated(key, value)
+            if name in merged and merged[name] != value:
+                raise ValueError(f"{name} was given twice: {merged[name]!r} and {value!r}; give it once")
+            merged[name] = value
+    unknown = sorted(set(merged) - set(Options.model_fields))
+    if unknown:
+        raise ValueError(
+            f"unknown option {', '.join(unknown)}; expected one of {', '.join(sorted(Options.model_fields))}"
+        )
+    try:
+        return Options(**merged)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, item['loc']))}: got {item['input']!r}, {item['msg']}" for item in error.errors()
+        )
+        raise ValueError(f"init_inference options: {problems}") from None
+
+
+def _translated(key: str, value: Any) -> tuple[str, Any]:
+    if key == "mp_size":
+        return "tensor_parallel", {"tp_size": value}
+    return ALIASES.get(key, key), value
+
+
+def _as_dict(config: dict[str, Any] | str | Path | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, dict):
+        return config
+    if not isinstance(config, str | Path):
+        raise TypeError(f"config: expected a dict or the path of a JSON file, got {type(config).__name__}")
+    try:
+        loaded = json.loads(Path(config).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"config file {str(config)!r} does not exist") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"config file {str(config)!r} is not JSON: {error}") from None
+    if not isinstance(loaded, dict):
+        raise ValueError(f"config file {str(config)!r}: expected an object of options, got {type(loaded).__name__}")
+    return loaded

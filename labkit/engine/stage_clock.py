@@ -1,0 +1,54 @@
+"""Sums up the clock stamps of one-call steps by phase, layer and stage."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.kernels.decode_step import STAGES_PER_LAYER
+from labkit.stages import Phase, Stage
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Wall time of one stage of one layer (None: outside the layers), summed over `calls` steps."""
+
+    phase: Phase
+    stage: Stage
+    layer: int | None
+    calls: int
+    total_ms: float
+
+
+class StageClock:
+    """Totals since the last reset; adding one step's stamps takes microseconds."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.num_layers = num_layers
+        self.reset()
+
+    def reset(self) -> None:
+        spans = 2 + self.num_layers * len(STAGES_PER_LAYER)
+        self._total_ns = {phase: np.zeros(spans, dtype=np.int64) for phase in Phase}
+        self._calls = dict.fromkeys(Phase, 0)
+        self._head_calls = dict.fromkeys(Phase, 0)
+
+    def add(self, phase: Phase, stamps: np.ndarray, *, head: bool) -> None:
+        """`stamps`: nanoseconds at the start, after the embedding, after each stage of each layer, after the head."""
+        self._total_ns[phase] += np.diff(stamps)
+        self._calls[phase] += 1
+        self._head_calls[phase] += head
+
+    def times(self) -> list[StageTime]:
+        """One record per phase that ran, layer and stage, in the order of execution."""
+        out = []
+        for phase, total in self._total_ns.items():
+            if not (calls := self._calls[phase]):
+                continue
+            ms = total / 1e6
+            out.append(StageTime(phase, Stage.EMBED, None, calls, float(ms[0])))
+            for layer in range(self.num_layers):
+                for offset, name in enumerate(STAGES_PER_LAYER):
+                    span = 1 + layer * len(STAGES_PER_LAYER) + offset
+                    out.append(StageTime(phase, Stage(name), layer, calls, float(ms[span])))
+            out.append(StageTime(phase, Stage.LM_HEAD, None, self._head_calls[phase], float(ms[-1])))
+        return out

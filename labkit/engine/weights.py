@@ -1,0 +1,219 @@
+"""Canonical weights -> what the kernels read: packed once, tensor by tensor, into one piece of memory.
+
+At no time is more than one weight held twice. Matrices keep the engine's dtype; norms, biases and position tables are
+float32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from labkit.config import ModelConfig, alibi_slopes
+from labkit.kernels.decode_step import LayerWeights, ModelWeights
+from labkit.kernels.gemm import interleave_gate, pack, packed_shape
+from labkit.kernels.memory import Arena
+from labkit.kernels.types import HEAD_DIM_LIMIT, AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights
+from labkit.policies import Policy
+
+
+class TensorSource(Protocol):
+    """Where tensors come from, by their Hugging Face names: a model, a checkpoint, or a seeded generator."""
+
+    def names(self) -> set[str]: ...
+
+    def get(self, name: str, dtype: torch.dtype | None = None) -> Tensor: ...
+
+
+class Builder:
+    """Turns canonical tensors into weight records for one implementation."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, impl: str) -> None:
+        self.config, self.dtype, self.impl = config, dtype, impl
+        self.arena = Arena(_capacity(config, dtype)) if impl == "cpp" else None
+
+    def linear(self, weight: Tensor, *, outputs: int | None = None) -> Linear:
+        """Packed for "cpp", row-major for "reference"; biases are kept apart from matrices until `with_bias`."""
+        rows, inputs = weight.shape
+        if self.arena is None:
+            return Linear(weight.clone(memory_format=torch.contiguous_format), None, outputs or rows, inputs, "rows")
+        packed = pack(weight, self.arena.empty(packed_shape(rows, inputs, self.dtype), self.dtype))
+        return Linear(packed, None, outputs or rows, inputs, "panels")
+
+    def with_bias(self, linear: Linear, bias: Tensor | None) -> Linear:
+        if bias is None:
+            return linear
+        if linear.layout == "panels":
+            bias = torch.nn.functional.pad(bias, (0, -len(bias) % 32))
+        return Linear(linear.weight, vector(bias), linear.outputs, linear.inputs, linear.layout)
+
+    def norm(self, tensors: dict[str, Tensor], name: str) -> Norm:
+        bias = tensors.get(f"{name}.bias")
+        weight = tensors[f"{name}.weight"].float().contiguous().clone()
+        return Norm(
+            self.config.norm, weight, None if bias is None else bias.float().contiguous().clone(), self.config.norm_eps
+        )
+
+    def layer(self, index: int, tensors: dict[str, Tensor], norm_before: Norm) -> LayerWeights:
+        """One layer. `norm_before`: what a post-norm layer's input goes through, the previous layer's last norm."""
+        config = self.config
+        norm1 = self.norm(tensors, "norm1")
+        norm2 = norm1 if config.shared_norm else self.norm(tensors, "norm2")
+        if not config.pre_norm:
+            norm1, norm2 = norm_before, norm1
+        up, up_bias = tensors["ff1.weight"], tensors.get("ff1.bias")
+        if config.gated and self.impl == "cpp":
+            up = interleave_gate(up)
+            up_bias = None if up_bias is None else interleave_gate(up_bias)
+        slopes = torch.tensor(alibi_slopes(config.num_heads)) if config.position == "alibi" else None
+        head_norms = {name: vector(tensors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
+        return LayerWeights(
+            qkv=QkvWeights(
+                norm1,
+                self.with_bias(self.linear(tensors["qkv.weight"]), tensors.get("qkv.bias")),
+                **head_norms,
+                qk_eps=config.norm_eps,
+            ),
+            attention=AttentionParams(config.attention_scales[index], config.windows[index], slopes),
+            attn_out=self.linear(tensors["attn_out.weight"]),
+            attn_bias=vector(tensors.get("attn_out.bias")),
+            mlp=MlpWeights(norm2, self.with_bias(self.linear(up), up_bias), config.activation, config.gated),
+            mlp_out=self.linear(tensors["ff2.weight"]),
+            mlp_bias=vector(tensors.get("ff2.bias")),
+            shared_norm=config.shared_norm,
+        )
+
+    def top(self, tensors: dict[str, Tensor]) -> "TopWeights":
+        """The matrices and norms outside the layers."""
+        config = self.config
+        head = self.linear(tensors["embed.weight" if config.tied_head else "head.weight"])
+        project_in, project_out = (
+            self.linear(tensors[f"{name}.weight"]) if f"{name}.weight" in tensors else None
+            for name in ("project_in", "project_out")
+        )
+        if config.tied_head:
+            embedding = None if self.impl == "cpp" else head.weight
+        else:
+            embedding = tensors["embed.weight"].contiguous().clone()
+        return TopWeights(
+            embedding=embedding,
+            embedding_norm=self.norm(tensors, "embed_norm") if config.embedding_norm else Norm(),
+            project_in=project_in,
+            positions=vector(tensors.get("positions.weight")),
+            final_norm=self.norm(tensors, "final_norm") if config.final_norm else None,
+            project_out=project_out,
+            head=self.with_bias(head, tensors.get("head.bias")),
+        )
+
+    def model(self, layers: list[LayerWeights], top: "TopWeights", last_norm: Norm) -> ModelWeights:
+        """All together. `last_norm`: what a post-norm model's output goes through in place of a final norm."""
+        config = self.config
+        return ModelWeights(
+            layers=tuple(layers),
+            heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            embedding=top.embedding,
+            embedding_size=config.embedding_size,
+            embedding_norm=top.embedding_norm,
+            project_in=top.project_in,
+            positions=top.positions,
+            position_offset=config.position_offset,
+            final_norm=top.final_norm or last_norm,
+            project_out=top.project_out,
+            head=top.head,
+            parallel_residual=config.parallel_residual,
+            residual_from_norm=config.residual_from_norm or not config.pre_norm,
+        )
+
+
+@dataclass(frozen=True)
+class TopWeights:
+    """What a model has outside its layers; see ModelWeights."""
+
+    embedding: Tensor | None
+    embedding_norm: Norm
+    project_in: Linear | None
+    positions: Tensor | None
+    final_norm: Norm | None
+    project_out: Linear | None
+    head: Linear
+
+
+def build_weights(
+    policy: Policy,
+    config: ModelConfig,
+    source: TensorSource,
+    dtype: torch.dtype,
+    impl: str,
+    progress: Callable[[int, int], None] | None = None,
+    done_with: Callable[[int], None] | None = None,
+) -> ModelWeights:
+    """Reads every tensor of `source` once. `progress(done, total)` and `done_with(layer)` are called after each layer.
+
+    Raises ValueError for missing, extra, misshapen or non-finite tensors and for sizes that the kernels don't take.
+    """
+    check_names(policy, config, source)
+    builder = Builder(config, dtype, impl)
+
+    def get(name: str) -> Tensor:
+        tensor = source.get(name, dtype)
+        check_finite(name, tensor)
+        return tensor
+
+    top = builder.top(policy.top_tensors(config, get))  # the largest matrices first, while nothing else is in memory
+    layers: list[LayerWeights] = []
+    before = Norm()
+    for index in range(config.num_layers):
+        tensors = policy.layer_tensors(config, index, get)
+        layers.append(builder.layer(index, tensors, before))
+        if not config.pre_norm:
+            before = builder.norm(tensors, "norm2")
+        del tensors
+        if done_with:
+            done_with(index)
+        if progress:
+            progress(index + 1, config.num_layers)
+    return builder.model(layers, top, before)
+
+
+def check_names(policy: Policy, config: ModelConfig, source: TensorSource) -> None:
+    """Raises ValueError for tensors that are missing or extra, and for a size that the kernels don't take."""
+    if config.head_dim > HEAD_DIM_LIMIT:
+        raise ValueError(f"head_dim is {config.head_dim}; the kernels take up to {HEAD_DIM_LIMIT}")
+    policy.check(config, source.names())
+
+
+def check_weights(policy: Policy, config: ModelConfig, source: TensorSource) -> None:
+    """Raises every ValueError that `build_weights` would, without building anything."""
+    check_names(policy, config, source)
+    for name in sorted(policy.expected(config)):
+        check_finite(name, source.get(name))
+    policy.top_tensors(config, source.get)
+    for index in range(config.num_layers):
+        policy.layer_tensors(config, index, source.get)
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Raises ValueError if the tensor holds a NaN or an infinity."""
+    low, high = torch.aminmax(tensor)
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        raise ValueError(f"{name} holds values that are not finite (NaN or infinity); the checkpoint is damaged")
+
+
+def vector(tensor: Tensor | None) -> Tensor | None:
+    """An own float32 copy."""
+    return None if tensor is None else tensor.to(torch.float32, copy=True).contiguous()
+
+
+def _capacity(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of all packed matrices, padding included; a tied head is packed once."""
+    top = config.top_shapes()
+    matrices = [shape for shape in config.layer_shapes().values() if len(shape) == 2] * config.num_layers
+    matrices += [
+        top[name] for name in ("embed.weight", "head.weight", "project_in.weight", "project_out.weight") if name in top
+    ]
+    shapes = (packed_shape(rows + 32, columns, dtype) for rows, columns in matrices)
+    return sum(torch.Size(shape).numel() * dtype.itemsize + 64 for shape in shapes)

@@ -1,0 +1,76 @@
+"""Checks for the notebooks' exercises: they say what is right, and what a wrong answer looks like the result of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from IPython.display import Markdown
+
+from labkit.figures.frames import number
+
+if TYPE_CHECKING:
+    from labkit.harness import Comparison
+
+TOLERANCE = 0.02
+
+
+def model_shape(name: str) -> Markdown:
+    """What a model is made of, and where its weights come from: the numbers that every exercise starts with."""
+    from labkit.policies import policy_for
+    from labkit.presets import resolve
+
+    source = resolve(name)
+    config = policy_for(source.hf_config).model_config(source.hf_config)
+    rows = {
+        "weights": source.origin,
+        "architecture": config.architecture,
+        "layers": config.num_layers,
+        "hidden size": config.hidden_size,
+        "heads": f"{config.num_heads} of {config.head_dim}; {config.num_kv_heads} for keys and values",
+        "MLP size": f"{config.intermediate_size:,}" + (", gated" if config.gated else ""),
+        "vocabulary": f"{config.vocab_size:,}; the head {'is' if config.tied_head else 'is not'} the embedding",
+    }
+    return Markdown(f"| | {name} |\n|---|---|\n" + "\n".join(f"| {row} | {value} |" for row, value in rows.items()))
+
+
+def check_limit(comparison: Comparison, read_mb: float | None, limit_ms: float | None) -> Markdown:
+    """What to say to two answers: the MB that a decode step has to read, and the milliseconds that this takes at least.
+
+    Right is within 2 % of what the record counts.
+    """
+    work, bandwidth = comparison.candidate.work, comparison.read_bandwidth_gb_s
+    if work is None or bandwidth is None:
+        return Markdown("This record counts no bytes or has no bandwidth probe: there is nothing to check against.")
+    bytes_verdict = _check(
+        read_mb,
+        work.decode_bytes / 1e6,
+        {
+            work.weight_bytes / 1e6: "these are all weights; a step also reads the keys and values of the context, "
+            "and of the embedding only one row per sequence",
+            (work.decode_bytes + work.weight_bytes) / 1e6: "are the weights counted twice?",
+        },
+    )
+    time_verdict = _check(
+        limit_ms,
+        work.floor_ms(bandwidth),
+        {work.floor_ms(bandwidth) / 1e3: "these are seconds", work.floor_ms(bandwidth) * 1e3: "these are microseconds"},
+    )
+    return Markdown(f"- MB read per step: {bytes_verdict}\n- least ms per step: {time_verdict}")
+
+
+def _check(answer: float | None, right: float, mistakes: dict[float, str]) -> str:
+    if answer is None:
+        return "not answered yet"
+    if _close(answer, right):
+        return f"**right**: {number(answer)}"
+    for value, hint in mistakes.items():
+        if _close(answer, value):
+            return f"not yet: {hint}"
+    for factor in (2, 4):
+        if _close(answer, right * factor) or _close(answer, right / factor):
+            return f"not yet: off by a factor of {factor}; how many bytes has one number of this dtype?"
+    return f"not yet: {number(answer)} is too {'high' if answer > right else 'low'}"
+
+
+def _close(answer: float, value: float) -> bool:
+    return abs(answer - value) <= TOLERANCE * abs(value)

@@ -1,0 +1,79 @@
+"""Records as the frames that figures and tables are made from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from labkit.stages import Phase, Stage
+
+if TYPE_CHECKING:
+    from labkit.harness import Comparison, Measurement
+
+REGIONS = (Stage.QKV, Stage.ATTENTION, Stage.MLP, Stage.RESIDUAL)  # the four of Deep-Fusion
+
+
+def sides(comparison: Comparison) -> dict[str, Measurement]:
+    """Both sides by the role that their colour goes with."""
+    return {"baseline": comparison.baseline, "candidate": comparison.candidate}
+
+
+def names(comparison: Comparison) -> dict[str, str]:
+    """What each side is called in a figure; told apart when a side is compared with itself."""
+    found = {role: side.name for role, side in sides(comparison).items()}
+    return found if len(set(found.values())) == 2 else {role: f"{name} ({role})" for role, name in found.items()}
+
+
+def number(value: float, digits: int = 3) -> str:
+    """`value` to that many significant digits, never with an exponent: "0.0412", "3.14", "12,345"."""
+    if value == 0:
+        return "0"
+    places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    return f"{value:,.{places}f}"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What memory allows a decode step at least."""
+
+    megabytes: float
+    bandwidth_gb_s: float
+    floor_ms: float
+
+
+def limit(comparison: Comparison) -> Limit | None:
+    """The physical limit at the bandwidth beside both sides' runs; None when either is unknown."""
+    work, bandwidth = comparison.candidate.work, comparison.read_bandwidth_gb_s
+    if work is None or bandwidth is None:
+        return None
+    return Limit(work.decode_bytes / 1e6, bandwidth, work.floor_ms(bandwidth))
+
+
+def stage_frame(comparison: Comparison, phase: Phase = Phase.DECODE) -> pd.DataFrame:
+    """Milliseconds per forward pass by stage, in the order of a step; columns `baseline` and `candidate`.
+
+    All layers together; in decode, the mean over the steps of the run that collected the stages, where what no other
+    stage covers is SAMPLE. A stage that one side does not time alone has 0 there, a side without stages only zeros.
+    """
+    columns = {role: _pass_ms(side, phase) for role, side in sides(comparison).items()}
+    found = [stage for stage in Stage if any(stage in column for column in columns.values())]
+    values = {role: [column.get(stage, 0.0) for stage in found] for role, column in columns.items()}
+    return pd.DataFrame(values, index=pd.Index([str(stage) for stage in found], name="stage"), dtype=float)
+
+
+def _pass_ms(side: Measurement, phase: Phase) -> dict[Stage, float]:
+    if side.stage_run is None:
+        return {}
+    steps_ms = side.stage_run.decode_ms
+    passes = len(steps_ms) if phase is Phase.DECODE else 1
+    total: dict[Stage, float] = {}
+    for time in side.stages:
+        if time.phase == phase:
+            stage = Stage(time.stage)
+            total[stage] = total.get(stage, 0.0) + time.total_ms / passes
+    if phase is Phase.DECODE and total and Stage.SAMPLE not in total:
+        total[Stage.SAMPLE] = max(sum(steps_ms) / passes - sum(total.values()), 0.0)
+    return total

@@ -1,0 +1,110 @@
+"""How long things took: the distributions of both sides, and the time per token against the physical limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from labkit.figures.frames import limit, names, number, sides
+from labkit.figures.summary import case_line, machine_line, speedup_line
+from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, heading
+
+if TYPE_CHECKING:
+    from labkit.harness import Comparison, Measurement
+
+PANELS = {"ttft": "First token (TTFT)", "per_token": "Every further token", "end_to_end": "Whole call"}
+ROOM_FOR_TEXT = 1.5  # an axis ends at the longest bar or sample times this
+
+
+def latency_figure(comparison: Comparison) -> go.Figure:
+    """Every raw sample of both sides in milliseconds, with its box, one panel per metric; axes start at zero."""
+    figure = make_subplots(rows=len(PANELS), cols=1, vertical_spacing=0.14)
+    for row, (metric, panel) in enumerate(PANELS.items(), start=1):
+        for role, side in sides(comparison).items():
+            name, samples = names(comparison)[role], side.samples_ms[metric]
+            box = go.Box(
+                x=samples,
+                y=[name] * len(samples),
+                orientation="h",
+                name=name,
+                boxpoints="all",
+                jitter=0.8,
+                pointpos=0,
+                marker={"size": 4, "opacity": 0.45, "color": SIDE_COLORS[role]},
+                fillcolor="rgba(0,0,0,0)",
+                line={"width": 1.6},
+                hovertemplate="%{x:.2f} ms<extra>" + name + "</extra>",
+            )
+            figure.add_trace(box, row=row, col=1)
+            figure.add_annotation(
+                text=_distribution(side, metric), x=max(samples), y=name, xanchor="left", xshift=14, showarrow=False,
+                font={"size": 13, "color": SOFT}, row=row, col=1,
+            )  # fmt: skip
+        slowest = max(max(side.samples_ms[metric]) for side in sides(comparison).values())
+        figure.update_xaxes(range=[0, slowest * ROOM_FOR_TEXT], row=row, col=1)
+        figure.add_annotation(heading(panel), row=row, col=1)
+    figure.update_xaxes(ticksuffix=" ms")
+    figure.update_yaxes(autorange="reversed")
+    return finish(figure, "Latency of every run and every token", case_line(comparison), height=640)
+
+
+def per_token_figure(comparison: Comparison) -> go.Figure:
+    """Median ms/token of both sides, the range over rounds as whiskers, and the floor that memory sets as a line."""
+    figure = go.Figure()
+    for role, side in sides(comparison).items():
+        name, value, rounds = names(comparison)[role], side.per_token_ms, side.rounds_ms("per_token")
+        figure.add_bar(
+            x=[value],
+            y=[name],
+            orientation="h",
+            name=name,
+            marker_color=SIDE_COLORS[role],
+            width=0.56,
+            error_x={
+                "type": "data",
+                "array": [max(rounds) - value],
+                "arrayminus": [value - min(rounds)],
+                "color": INK,
+                "thickness": 1.4,
+                "width": 6,
+            },
+            hovertemplate=f"{name} %{{x:.2f}} ms/token<br>rounds {min(rounds):.2f} to {max(rounds):.2f}<extra></extra>",
+        )
+        figure.add_annotation(
+            text=f"<b>{number(value)} ms/token</b><br>{_share(side)}", x=max(rounds), y=name, xanchor="left", xshift=14,
+            align="left", showarrow=False,
+        )  # fmt: skip
+    slowest = max(max(side.rounds_ms("per_token")) for side in sides(comparison).values())
+    figure.update_xaxes(
+        range=[0, slowest * ROOM_FOR_TEXT],
+        ticksuffix=" ms",
+        title="median decode step; whiskers: fastest and slowest round",
+    )
+    figure.update_yaxes(autorange="reversed")
+    _add_floor(figure, comparison)
+    subtitle = f"{case_line(comparison)}<br>{machine_line(comparison)}"
+    return finish(figure, speedup_line(comparison), subtitle, height=340)
+
+
+def _add_floor(figure: go.Figure, comparison: Comparison) -> None:
+    """The least time of a decode step: every weight read once at the bandwidth probed between the runs."""
+    found = limit(comparison)
+    if found is None:
+        figure.add_annotation(heading("limit unknown: no bandwidth was probed", LIMIT))
+        return
+    figure.add_vline(x=found.floor_ms, line={"color": LIMIT, "width": 2, "dash": "dash"}, name="floor")
+    text = f"limit {number(found.floor_ms)} ms: {number(found.megabytes)} MB read at {found.bandwidth_gb_s:.1f} GB/s"
+    figure.add_annotation(heading(text, LIMIT) | {"x": found.floor_ms, "xref": "x", "xshift": -2})
+
+
+def _distribution(side: Measurement, metric: str) -> str:
+    samples, summary = side.samples_ms[metric], side.summary(metric)
+    tail = f"P95 {number(summary.p95)}" if summary.p95_is_bound else f"{number(min(samples))} to {number(max(samples))}"
+    return f"median <b>{number(summary.median)}</b> ms, {tail}, n = {summary.n:,}"
+
+
+def _share(side: Measurement) -> str:
+    share = side.floor_share
+    return "share of the limit unknown" if share is None else f"{share:.0%} of the limit"

@@ -1,0 +1,92 @@
+"""Where the time of a step goes, stage by stage, on both sides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from labkit.figures.frames import names, number, sides, stage_frame
+from labkit.figures.summary import case_line
+from labkit.figures.theme import STAGE_COLORS, finish, heading
+from labkit.stages import Phase, Stage
+
+if TYPE_CHECKING:
+    from labkit.harness import Comparison
+
+FADED = 0.42  # opacity of the baseline's bars
+
+
+def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figure:
+    """Milliseconds of each stage: both sides as whole steps above, stage by stage below.
+
+    A side that cannot tell its stages apart (a compiled model) is left out, and the figure says so.
+    """
+    frame = stage_frame(comparison, phase)
+    timed = {role: name for role, name in names(comparison).items() if frame[role].any()}
+    figure = make_subplots(rows=2, cols=1, row_heights=[0.22, 0.78], vertical_spacing=0.13)
+    for stage, row in frame.iterrows():
+        whole = go.Bar(
+            x=row[list(timed)],
+            y=list(timed.values()),
+            name=stage,
+            orientation="h",
+            marker={"color": STAGE_COLORS[Stage(stage)], "line": {"color": "white", "width": 1}},
+            hovertemplate=f"{stage} %{{x:.3f}} ms<extra>%{{y}}</extra>",
+        )
+        figure.add_trace(whole, row=1, col=1)
+    for role, name in timed.items():
+        part = go.Bar(
+            x=frame[role],
+            y=frame.index,
+            name=name,
+            orientation="h",
+            offsetgroup=role,
+            marker={
+                "color": [STAGE_COLORS[Stage(stage)] for stage in frame.index],
+                "opacity": FADED if role == "baseline" else 1.0,
+            },
+            text=_labels(frame, role),
+            textposition="outside",
+            textfont={"size": 12},
+            cliponaxis=False,
+            hovertemplate=f"{name} %{{y}}: %{{x:.3f}} ms<extra></extra>",
+        )
+        figure.add_trace(part, row=2, col=1)
+        total = frame[role].sum()
+        figure.add_annotation(
+            text=f"{number(total)} ms", x=total, y=name, xanchor="left", xshift=8, showarrow=False, row=1, col=1
+        )
+    figure.update_layout(barmode="stack")
+    for row, longest in ((1, frame.sum().max()), (2, frame.max().max())):
+        figure.update_xaxes(range=[0, longest * 1.12] if timed else [0, 1], ticksuffix=" ms", row=row, col=1)
+    figure.update_yaxes(autorange="reversed")
+    figure.add_annotation(heading("whole step"), row=1, col=1)
+    figure.add_annotation(heading(_explained(comparison, timed)), row=2, col=1)
+    what = "a decode step" if phase is Phase.DECODE else "the prompt's pass"
+    return finish(figure, f"Where the time of {what} goes", _subtitle(comparison), height=740)
+
+
+def _explained(comparison: Comparison, timed: dict[str, str]) -> str:
+    missing = [name for role, name in names(comparison).items() if role not in timed]
+    if missing:
+        return f"by stage; {' and '.join(missing)} cannot tell the stages apart"
+    return f"by stage: {timed['baseline']} faded, {timed['candidate']} in full"
+
+
+def _labels(frame: pd.DataFrame, role: str) -> list[str]:
+    times = [f"{number(value)} ms" if value else "not timed alone" for value in frame[role]]
+    if role == "baseline":
+        return times
+    slower = [slow / fast if slow and fast else None for slow, fast in zip(frame["baseline"], frame[role], strict=True)]
+    return [
+        time if ratio is None else f"{time}, {number(ratio, 2)}x" for time, ratio in zip(times, slower, strict=True)
+    ]
+
+
+def _subtitle(comparison: Comparison) -> str:
+    taxes = [f"{side.name} {side.stage_tax:+.0%}" for side in sides(comparison).values() if side.stage_tax is not None]
+    extra = f"<br>stages are from one extra run; its steps against the timed ones: {', '.join(taxes)}" if taxes else ""
+    return case_line(comparison) + extra

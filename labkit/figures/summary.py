@@ -1,0 +1,112 @@
+"""The words and the table that go with the figures; every number in them comes from the record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from labkit.figures.frames import limit, names, number, sides, stage_frame
+
+if TYPE_CHECKING:
+    from labkit.harness import Comparison, Measurement
+
+METRICS = {"ttft": "first token (TTFT)", "per_token": "per token", "end_to_end": "whole call"}
+
+
+def case_line(comparison: Comparison) -> str:
+    case = comparison.case
+    return (
+        f"{case.model} ({case.origin}), {case.dtype}, batch {case.batch}, "
+        f"{case.prompt_tokens} prompt + {case.new_tokens} new tokens"
+    )
+
+
+def machine_line(comparison: Comparison) -> str:
+    environment = comparison.candidate.environment
+    versions = ", ".join(f"{name} {environment.packages[name]}" for name in ("torch", "transformers"))
+    return f"{environment.machine}; {versions}; {len(comparison.candidate.runs)} interleaved rounds"
+
+
+def speedup_line(comparison: Comparison) -> str:
+    """The claim per token with its interval, its baseline and the verdict."""
+    ratio = comparison.ratio("per_token")
+    baseline, candidate = names(comparison).values()
+    return f"{candidate} against {baseline}, per token: {ratio} {comparison.verdict}"
+
+
+def headline(comparison: Comparison) -> str:
+    """The result in one line, with the share of the physical limit that each side reaches."""
+    shares = ", ".join(f"{name} {_percent(side.floor_share)}" for name, side in _named(comparison))
+    return f"{speedup_line(comparison)}; of the memory limit: {shares}"
+
+
+def summary_table(comparison: Comparison) -> pd.DataFrame:
+    """What was found: one row per quantity, a column per side, and the ratio with its interval and verdict."""
+    both = sides(comparison).values()
+    rows = {
+        f"{label}, ms": [number(getattr(side, f"{metric}_ms"), 4) for side in both] + _ratio(comparison, metric)
+        for metric, label in METRICS.items()
+    }
+    rows["tokens per second"] = [number(side.tokens_per_s, 4) for side in both] + ["", ""]
+    rows["share of the limit"] = [_percent(side.floor_share) for side in both] + ["", ""]
+    rows["peak memory for the model, MB"] = [_megabytes(side.peak_rss_mb) for side in both] + ["", ""]
+    columns = [*names(comparison).values(), "ratio [95 % interval]", "verdict"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+
+
+def notes(comparison: Comparison) -> str:
+    """Markdown: what this record says about the points that the notebook asks a reader to notice."""
+    lines = [
+        f"**{speedup_line(comparison)}.** A side against itself differed by up to "
+        f"{comparison.ratio('per_token').noise:.1%} during this run.",
+        _limit_sentence(comparison),
+        _stage_sentence(comparison),
+        "The two sides produced the same tokens."
+        if comparison.tokens_equal
+        else f"The two sides' tokens differ from new token {comparison.first_difference} on.",
+    ]
+    trust = ["", "Before you trust it:", "", *(f"- {remark}" for remark in comparison.remarks)]
+    return "\n".join([f"- {line}" for line in lines if line] + (trust if comparison.remarks else []))
+
+
+def _limit_sentence(comparison: Comparison) -> str:
+    found = limit(comparison)
+    if found is None:
+        return "No bandwidth was probed, so how far both sides are from the limit is unknown."
+    shares = " and ".join(f"{name} {_percent(side.floor_share)}" for name, side in _named(comparison))
+    return (
+        f"A decode step has to read {number(found.megabytes)} MB. At the {found.bandwidth_gb_s:.1f} GB/s that memory "
+        f"gave between the runs this takes {number(found.floor_ms)} ms; of this limit, {shares} are reached."
+    )
+
+
+def _stage_sentence(comparison: Comparison) -> str:
+    frame = stage_frame(comparison)
+    if not frame.any().all():
+        return ""
+    saved = (frame["baseline"] - frame["candidate"]).sort_values(ascending=False)
+    top = frame.loc[saved.index[0]]
+    slow, fast = number(top["baseline"]), number(top["candidate"])
+    return (
+        f"The stage that saves most is {saved.index[0]}: {slow} ms become {fast} ms per token. "
+        f"What is left of {names(comparison)['candidate']}'s step goes first of all to {frame['candidate'].idxmax()}."
+    )
+
+
+def _named(comparison: Comparison) -> Iterator[tuple[str, Measurement]]:
+    return zip(names(comparison).values(), sides(comparison).values(), strict=True)
+
+
+def _ratio(comparison: Comparison, metric: str) -> list[str]:
+    ratio = comparison.ratio(metric)
+    return [str(ratio), str(ratio.verdict)]
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.0%}"
+
+
+def _megabytes(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.0f}"

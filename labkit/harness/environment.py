@@ -1,0 +1,137 @@
+"""What a figure was measured on: the machine and the software, without naming its user or its host."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+from labkit.kernels.build import BuildError, compiler
+
+KERNEL_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
+PACKAGES = ("torch", "transformers", "labkit")
+
+
+class Environment(BaseModel):
+    """Everything outside the code under test that moves its timings. None: this system does not tell."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    system: str
+    cpu: str
+    cpu_flags: tuple[str, ...]
+    cores: int
+    threads: int
+    memory_gb: float
+    governor: str | None
+    transparent_huge_pages: str | None
+    load_average: float
+    python: str
+    packages: dict[str, str]
+    compiler: str | None  # of the kernels
+    commit: str | None
+
+    @property
+    def machine(self) -> str:
+        """One line for the foot of a table or a figure."""
+        return f"{self.cpu}, {self.threads} of {self.cores} cores, {self.memory_gb:.0f} GB"
+
+
+def read_environment(threads: int) -> Environment:
+    """The environment now, for work on `threads` threads."""
+    cpu = _cpu_info()
+    flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
+    return Environment(
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=cpu.get("model name") or platform.processor() or platform.machine(),
+        cpu_flags=tuple(flag for flag in KERNEL_FLAGS if flag in flags),
+        cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        threads=threads,
+        memory_gb=round(psutil.virtual_memory().total / 1e9, 1),
+        governor=_first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        transparent_huge_pages=_chosen(_first_line("/sys/kernel/mm/transparent_hugepage/enabled")),
+        load_average=round(psutil.getloadavg()[0], 2),
+        python=platform.python_version(),
+        packages={name: _version(name) for name in PACKAGES},
+        compiler=_compiler(),
+        commit=_commit(),
+    )
+
+
+class Memory(NamedTuple):
+    """Bytes of this process in RAM: now, and at most since the last reset."""
+
+    now: int
+    peak: int
+
+
+def read_memory() -> Memory:
+    """Resident bytes of this process; where the system keeps no peak, the present stands in for it."""
+    now = psutil.Process().memory_info().rss
+    peak = re.search(r"VmHWM:\s+(\d+) kB", _text("/proc/self/status") or "")
+    return Memory(now, int(peak[1]) * 1024 if peak else now)
+
+
+def reset_peak_memory() -> None:
+    """Let the peak start again from the present; without Linux or the permission, it goes on from the start."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _cpu_info() -> dict[str, str]:
+    first = (_text("/proc/cpuinfo") or "").split("\n\n")[0]
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def _text(path: str) -> str | None:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return None
+
+
+def _first_line(path: str) -> str | None:
+    return (_text(path) or "").partition("\n")[0].strip() or None
+
+
+def _chosen(choices: str | None) -> str | None:
+    """The bracketed word of "always [madvise] never"."""
+    chosen = re.search(r"\[(\w+)\]", choices or "")
+    return chosen[1] if chosen else choices
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _compiler() -> str | None:
+    try:
+        return _output(compiler(), "--version")
+    except BuildError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout, with "-dirty" when it has changes; None for an installed package."""
+    root = Path(__file__).parents[2]
+    return _output("git", "-C", str(root), "describe", "--always", "--dirty") if (root / ".git").exists() else None
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.partition("\n")[0].strip() or None if done.returncode == 0 else None

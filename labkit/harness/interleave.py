@@ -1,0 +1,179 @@
+"""`compare`: two sides, each in a fresh process, run the same case in turns.
+
+A shared machine drifts within seconds, so what is compared must run side by side: a round is one run of each side in
+random order, and each run has the read bandwidth probed just before and just after it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+
+from labkit.config import ModelConfig
+from labkit.engine.baselines import DTYPES, check_baseline
+from labkit.engine.stage_clock import StageTime
+from labkit.harness.environment import read_environment
+from labkit.harness.records import Case, Comparison, Measurement, Run
+from labkit.harness.results import save
+from labkit.harness.roofline import count_work, probe_bandwidth
+from labkit.harness.sides import SideProcess
+from labkit.harness.timing import Times
+from labkit.policies import policy_for
+from labkit.presets import resolve
+
+STAGES = TypeAdapter(tuple[StageTime, ...])
+Progress = Callable[[int, int, str], None]  # steps done, steps in all, what runs now
+
+
+def compare(
+    baseline: str = "hf-eager",
+    candidate: str = "fused",
+    *,
+    model: str,
+    dtype: str = "float32",
+    batch: int = 1,
+    prompt: int = 128,
+    new: int = 128,
+    threads: int | None = None,
+    rounds: int = 7,
+    seed: int = 0,
+    output: str | os.PathLike[str] | None = "runs",
+    progress: Progress | None = None,
+) -> Comparison:
+    """Measure `candidate` against `baseline`, names of `labkit.engine.baselines`, on the model called `model`.
+
+    Both generate `new` greedy tokens (no end-of-text before) for the same `batch` random prompts of `prompt` tokens,
+    new ones each round, on `threads` threads (None: as many as torch would use). The record is also written under the
+    folder `output`, at the end and whole; None: not written.
+
+    ValueError: a name, size or dtype that cannot be. WorkerError: a side's process failed.
+    """
+    sides = (baseline, candidate)
+    threads = torch.get_num_threads() if threads is None else threads
+    _check(sides, dtype=dtype, batch=batch, prompt=prompt, new=new, threads=threads, rounds=rounds)
+    source = resolve(model, seed=seed)
+    config = policy_for(source.hf_config).model_config(source.hf_config)
+    check_positions(config, prompt, new)
+    if output is not None:
+        Path(output).mkdir(parents=True, exist_ok=True)
+
+    case = Case(
+        model=model,
+        origin=source.origin,
+        dtype=dtype,
+        batch=batch,
+        prompt_tokens=prompt,
+        new_tokens=new,
+        threads=threads,
+    )
+    steps = _Steps(4 + 2 * rounds, progress)
+    environment = read_environment(threads)
+    with ExitStack() as stack:
+        processes = [stack.enter_context(SideProcess(name, threads)) for name in sides]
+        weights = str(source.folder or model)  # decided here, so that both sides load the same
+        shape = {"model": weights, "dtype": dtype, "batch": batch, "prompt": prompt, "new": new, "threads": threads}
+        loaded = []
+        for process in processes:
+            steps.begin(f"loading and warming up {process.name}")
+            loaded.append(process.ask("load", name=process.name, seed=seed, **shape))
+        runs: tuple[list[Run], list[Run]] = ([], [])
+        tokens: tuple[list[Any], list[Any]] = ([], [])
+        order = np.random.default_rng(seed)
+        for index in range(rounds):
+            for which in order.permutation(2):
+                steps.begin(f"round {index + 1} of {rounds}: {sides[which]}")
+                before = probe_bandwidth(threads)
+                reply = processes[which].ask("run", seed=seed + 1 + index)
+                after = probe_bandwidth(threads)
+                runs[which].append(Run.of(Times(**reply["times"]), round=index, before=before, after=after))
+                tokens[which].append(reply["tokens"])
+        memory = [process.ask("peak_memory")["bytes"] for process in processes]
+        staged = []
+        for process in processes:
+            steps.begin(f"stages of {process.name}")
+            staged.append(process.ask("stages", seed=seed))
+
+    measured = [
+        Measurement(
+            name=name,
+            case=case,
+            environment=environment,
+            work=count_work(config, DTYPES[dtype], batch, prompt, new),
+            runs=tuple(runs[which]),
+            peak_rss_mb=memory[which] / 1e6,
+            stages=STAGES.validate_python(staged[which]["stages"]),
+            stage_run=_stage_run(staged[which]["times"]),
+            **loaded[which],
+        )
+        for which, name in enumerate(sides)
+    ]
+    difference = first_difference(*tokens)
+    comparison = Comparison(
+        baseline=measured[0],
+        candidate=measured[1],
+        tokens_equal=difference is None,
+        first_difference=difference,
+    )
+    if output is not None:
+        save(comparison, output)
+    steps.end()
+    return comparison
+
+
+def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
+    """The earliest position at which two arrays of tokens [round, sequence, position] differ, or None."""
+    one, other = np.asarray(a), np.asarray(b)
+    if one.shape != other.shape:
+        return min(one.shape[-1], other.shape[-1])
+    positions = np.nonzero((one != other).any(axis=(0, 1)))[0]
+    return int(positions[0]) if len(positions) else None
+
+
+def _check(sides: tuple[str, str], *, dtype: str, **counts: int) -> None:
+    for name in sides:
+        check_baseline(name)
+    if dtype not in DTYPES:
+        raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+    least = {"batch": 1, "prompt": 1, "new": 2, "threads": 1, "rounds": 2}
+    reasons = {"new": " (a decode step follows the first token)", "rounds": " (an interval needs two)"}
+    for name, value in counts.items():
+        if value < least[name]:
+            raise ValueError(f"got {name} = {value}, expected at least {least[name]}{reasons.get(name, '')}")
+
+
+def check_positions(config: ModelConfig, prompt: int, new: int) -> None:
+    """ValueError when `new` tokens after `prompt` tokens need more positions than the model has."""
+    if config.max_positions is not None and prompt + new > config.max_positions:
+        raise ValueError(
+            f"a prompt of {prompt} and {new} new tokens need {prompt + new} positions, {config.architecture} has "
+            f"{config.max_positions}; use a shorter prompt or fewer new tokens"
+        )
+
+
+def _stage_run(times: dict[str, Any] | None) -> Run | None:
+    return None if times is None else Run.of(Times(**times), round=0, before=None, after=None)
+
+
+class _Steps:
+    """Counts the parts of a comparison for whoever follows."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._begun, self._total, self._progress = 0, total, progress
+
+    def begin(self, label: str) -> None:
+        self._say(self._begun, label)
+        self._begun += 1
+
+    def end(self) -> None:
+        self._say(self._total, "done")
+
+    def _say(self, done: int, label: str) -> None:
+        if self._progress:
+            self._progress(done, self._total, label)

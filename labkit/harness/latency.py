@@ -1,0 +1,97 @@
+"""`measure_latency`: the articles' protocol (warm up, time ten calls) with a record instead of a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from labkit.config import ModelConfig
+from labkit.harness.environment import read_environment
+from labkit.harness.records import Case, Measurement, Run
+from labkit.harness.roofline import count_work, probe_bandwidth
+from labkit.harness.timing import timed_generate
+from labkit.policies import policy_for
+
+
+def measure_latency(
+    engine: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str | Sequence[str],
+    generation_args: Mapping[str, Any],
+    *,
+    runs: int = 10,
+    warmup: int = 2,
+) -> Measurement:
+    """Time `engine.generate` on a prompt, or on a batch of prompts, in this process.
+
+    `engine`: an InferenceEngine or a vanilla Hugging Face model. `generation_args`: what `generate` takes, for example
+    `{"do_sample": False, "min_length": 128, "max_new_tokens": 128}`. On a CPU the read bandwidth is probed before and
+    after each run. `str()` of the record is the articles' sentence; to tell two sides apart honestly, use `compare`.
+
+    ValueError: an empty prompt, prompts of unequal length without a pad token, beams (they have no per-token times),
+    fewer than two new tokens, or counts below their minimum.
+    """
+    if runs < 1 or warmup < 0:
+        raise ValueError(f"got runs={runs}, warmup={warmup}; expected at least 1 timed run and no negative warm-up")
+    if generation_args.get("num_beams", 1) != 1:
+        raise ValueError(
+            f"got num_beams={generation_args['num_beams']}, expected 1: beams are not final until the end, so there "
+            "is no time per token; time engine.generate as a whole"
+        )
+    inputs = {name: ids.to(engine.device) for name, ids in _encode(tokenizer, prompt).items()}
+    threads = torch.get_num_threads()
+    environment = read_environment(threads)
+    for _ in range(warmup):
+        engine.generate(**inputs, **generation_args)
+    probing = engine.device.type == "cpu"
+    timed = []
+    for index in range(runs):
+        before = probe_bandwidth(threads) if probing else None
+        times, sequences = timed_generate(engine, **inputs, **generation_args)
+        after = probe_bandwidth(threads) if probing else None
+        timed.append(Run.of(times, round=index, before=before, after=after))
+    config = _model_config(engine)
+    prompt_tokens, new_tokens = inputs["input_ids"].shape[1], 1 + len(timed[-1].decode_ms)
+    return Measurement(
+        name=type(engine).__name__,
+        impl=getattr(engine, "impl", "vanilla"),
+        case=Case(
+            model=engine.config.name_or_path or type(engine).__name__,
+            origin="a model in this process",
+            dtype=str(engine.dtype).removeprefix("torch."),
+            batch=len(sequences),
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            threads=threads,
+        ),
+        environment=environment,
+        work=count_work(config, engine.dtype, len(sequences), prompt_tokens, new_tokens) if config else None,
+        runs=tuple(timed),
+    )
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[str]) -> dict[str, torch.Tensor]:
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    lengths = [len(tokenizer(text)["input_ids"]) for text in prompts]
+    if not lengths or min(lengths) == 0:
+        raise ValueError(f"got an empty prompt ({prompt!r}), expected text of at least one token")
+    unequal = len(set(lengths)) > 1
+    if unequal and tokenizer.pad_token is None:
+        raise ValueError(
+            f"got prompts of {min(lengths)} to {max(lengths)} tokens and a tokenizer without a pad token; "
+            "set tokenizer.pad_token (often to tokenizer.eos_token), or give prompts of one length"
+        )
+    encoded = tokenizer(prompts, return_tensors="pt", padding=unequal)
+    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
+
+
+def _model_config(engine: Any) -> ModelConfig | None:
+    if hasattr(engine, "model_config"):
+        return engine.model_config
+    try:
+        return policy_for(engine.config).model_config(engine.config)
+    except ValueError:
+        return None

@@ -1,0 +1,248 @@
+"""Records of what was measured. They hold raw samples; every summary is computed from them when it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from labkit.engine.stage_clock import StageTime
+from labkit.harness.environment import Environment
+from labkit.harness.roofline import Work
+from labkit.harness.statistics import Ratio, Summary, Verdict, first_is_slow, ratio, remarks, summarise
+from labkit.harness.timing import CLOCK, Times
+
+SCHEMA_VERSION: Literal[1] = 1
+METRICS = ("ttft", "per_token", "end_to_end")
+ROUNDS_FOR_INTERVAL = 6  # the range of n medians holds the true one with probability 1 - 2 * 0.5 ** n
+
+
+class Record(BaseModel):
+    """Frozen, and strict about the fields it reads back."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Case(Record):
+    """What was generated with what. `origin` tells where the weights came from."""
+
+    model: str
+    origin: str
+    dtype: str
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    threads: int
+
+
+class Run(Record):
+    """One timed generation, and the read bandwidth probed just before and just after it (None: no probe here)."""
+
+    round: int
+    ttft_ms: float
+    decode_ms: tuple[float, ...]
+    end_to_end_ms: float
+    bandwidth_gb_s: tuple[float, float] | None = None
+
+    @classmethod
+    def of(cls, times: Times, *, round: int, before: float | None, after: float | None) -> Run:
+        probes = None if before is None or after is None else (before, after)
+        return cls(round=round, bandwidth_gb_s=probes, **asdict(times))
+
+    @property
+    def per_token_ms(self) -> float:
+        """Median decode step of this run."""
+        return float(np.median(self.decode_ms))
+
+    def floor_share(self, work: Work) -> float | None:
+        """The least time that the memory beside this run allowed for a decode step / the time it took."""
+        if self.bandwidth_gb_s is None:
+            return None
+        return work.floor_ms(float(np.mean(self.bandwidth_gb_s))) / self.per_token_ms
+
+
+class Measurement(Record):
+    """The runs of one side on one case. Times in milliseconds; MB are 10^6 bytes."""
+
+    kind: Literal["measurement"] = "measurement"
+    schema_version: Literal[1] = SCHEMA_VERSION
+    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    name: str
+    impl: str
+    case: Case
+    environment: Environment
+    work: Work | None  # None: a model of an architecture whose work is not counted
+    runs: tuple[Run, ...] = Field(min_length=1)
+    clock: str = CLOCK
+    load_s: float | None = None
+    first_run_s: float | None = None  # the first warm-up run, compilation included
+    peak_rss_mb: float | None = None  # beyond what the process held before it loaded the weights
+    stages: tuple[StageTime, ...] = ()  # from one extra run, never from the timed ones
+    stage_run: Run | None = None  # that run's times: what collecting the stages costs
+
+    @property
+    def samples_ms(self) -> dict[str, tuple[float, ...]]:
+        """All raw samples by metric; "per_token" holds every decode step of every run."""
+        return {
+            "ttft": tuple(run.ttft_ms for run in self.runs),
+            "per_token": tuple(step for run in self.runs for step in run.decode_ms),
+            "end_to_end": tuple(run.end_to_end_ms for run in self.runs),
+        }
+
+    def rounds_ms(self, metric: str) -> tuple[float, ...]:
+        """One figure per run: for "per_token" the run's median step."""
+        return tuple(getattr(run, f"{metric}_ms") for run in self.runs)
+
+    def summary(self, metric: str) -> Summary:
+        """Distribution of all raw samples of a metric."""
+        return summarise(self.samples_ms[metric])
+
+    @property
+    def ttft_ms(self) -> float:
+        return float(np.median(self.rounds_ms("ttft")))
+
+    @property
+    def per_token_ms(self) -> float:
+        """Median over runs of the run's median decode step."""
+        return float(np.median(self.rounds_ms("per_token")))
+
+    @property
+    def per_token_mean_ms(self) -> float:
+        return float(np.mean(self.samples_ms["per_token"]))
+
+    @property
+    def end_to_end_ms(self) -> float:
+        return float(np.median(self.rounds_ms("end_to_end")))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens of the whole batch per second of decoding."""
+        return self.case.batch * 1e3 / self.per_token_ms
+
+    @property
+    def read_bandwidth_gb_s(self) -> float | None:
+        probes = [probe for run in self.runs for probe in run.bandwidth_gb_s or ()]
+        return float(np.median(probes)) if probes else None
+
+    @property
+    def floor_ms(self) -> float | None:
+        """The least time of a decode step at the median bandwidth beside the runs."""
+        bandwidth = self.read_bandwidth_gb_s
+        return None if self.work is None or bandwidth is None else self.work.floor_ms(bandwidth)
+
+    @property
+    def floor_share(self) -> float | None:
+        """Share of the physical limit: median over runs, each against the bandwidth probed beside it."""
+        shares = [run.floor_share(self.work) for run in self.runs] if self.work else []
+        known = [share for share in shares if share is not None]
+        return float(np.median(known)) if known else None
+
+    @property
+    def prefill_gflop_s(self) -> float | None:
+        return self.work.prefill_flops / self.ttft_ms / 1e6 if self.work else None
+
+    @property
+    def stage_tax(self) -> float | None:
+        """How much longer a step took while its stages were collected, as a fraction."""
+        return self.stage_run.per_token_ms / self.per_token_ms - 1 if self.stage_run else None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What weakens these figures."""
+        found = [line for metric in METRICS for line in remarks(f"{self.name} {metric}", self.samples_ms[metric])]
+        if first_is_slow(self.rounds_ms("per_token")):
+            found.append(f"{self.name}: the first round was slow; warm up longer")
+        if self.floor_share is None:
+            found.append(f"{self.name}: share of the physical limit unknown (no bandwidth probe, or work not counted)")
+        return tuple(found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures of one side, as `labkit compare --json` shows them."""
+        return {
+            "name": self.name,
+            "impl": self.impl,
+            "ttft_ms": self.ttft_ms,
+            "per_token_ms": self.per_token_ms,
+            "per_token_mean_ms": self.per_token_mean_ms,
+            "end_to_end_ms": self.end_to_end_ms,
+            "tokens_per_s": self.tokens_per_s,
+            "floor_ms": self.floor_ms,
+            "floor_share": self.floor_share,
+            "prefill_gflop_s": self.prefill_gflop_s,
+            "peak_rss_mb": self.peak_rss_mb,
+            "weights_and_kv_mb": (self.work.weight_bytes + self.work.kv_bytes) / 1e6 if self.work else None,
+            "load_s": self.load_s,
+            "first_run_s": self.first_run_s,
+        }
+
+    def __str__(self) -> str:
+        """The sentence that the articles print, of the whole call."""
+        latency = self.summary("end_to_end")
+        return f"P95 latency (ms) - {latency.p95_text}; Average latency (ms) - {latency.mean:.2f} +- {latency.std:.2f};"
+
+
+class Comparison(Record):
+    """Two sides that ran the same case in the same rounds, each in its own process. Ratios are baseline / candidate."""
+
+    kind: Literal["comparison"] = "comparison"
+    schema_version: Literal[1] = SCHEMA_VERSION
+    baseline: Measurement
+    candidate: Measurement
+    tokens_equal: bool  # over all sequences of all rounds, position by position
+    first_difference: int | None  # the earliest new token that differs, from 0
+
+    @property
+    def case(self) -> Case:
+        return self.candidate.case
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the time per token."""
+        return self.ratio("per_token").verdict
+
+    @property
+    def read_bandwidth_gb_s(self) -> float | None:
+        sides = (self.baseline.read_bandwidth_gb_s, self.candidate.read_bandwidth_gb_s)
+        return None if None in sides else float(np.mean(sides))  # type: ignore[arg-type]
+
+    def ratio(self, metric: str) -> Ratio:
+        """Baseline / candidate of "ttft", "per_token" or "end_to_end", with its interval over rounds."""
+        return ratio(self.baseline.rounds_ms(metric), self.candidate.rounds_ms(metric))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What weakens the comparison, both sides' remarks included."""
+        found = [*self.baseline.remarks, *self.candidate.remarks]
+        rounds = len(self.candidate.runs)
+        if rounds < ROUNDS_FOR_INTERVAL:
+            held = 1 - 2 * 0.5**rounds
+            found.append(f"{rounds} rounds: the interval holds the ratio with {held:.0%} probability at most, not 95%")
+        environment = self.candidate.environment
+        if environment.load_average > environment.cores / 2:
+            found.append(f"the machine was busy before the first round (load {environment.load_average})")
+        if not self.tokens_equal:
+            found.append(f"the sides' tokens differ from new token {self.first_difference} on")
+        return tuple(found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The one object that `labkit compare --json` prints last."""
+        ratios = {metric: self.ratio(metric) for metric in METRICS}
+        return {
+            **self.case.model_dump(),
+            "rounds": len(self.candidate.runs),
+            "baseline": self.baseline.as_dict(),
+            "candidate": self.candidate.as_dict(),
+            **{f"{metric}_ratio": found.value for metric, found in ratios.items()},
+            **{f"{metric}_ratio_low": found.low for metric, found in ratios.items()},
+            **{f"{metric}_ratio_high": found.high for metric, found in ratios.items()},
+            "noise": ratios["per_token"].noise,
+            "verdict": str(self.verdict),
+            "tokens_equal": self.tokens_equal,
+            "first_difference": self.first_difference,
+            "read_bandwidth_gb_s": self.read_bandwidth_gb_s,
+            "remarks": list(self.remarks),
+            "environment": self.candidate.environment.model_dump(mode="json"),
+        }

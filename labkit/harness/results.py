@@ -1,0 +1,96 @@
+"""Results on disk: one record per line of JSON, written whole, read back as records or as a frame."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, TypeAdapter, ValidationError
+
+from labkit.harness.records import SCHEMA_VERSION, Comparison, Measurement
+
+RECORD: TypeAdapter[Measurement | Comparison] = TypeAdapter(
+    Annotated[Measurement | Comparison, Field(discriminator="kind")]
+)
+
+
+def save(record: Measurement | Comparison, folder: str | os.PathLike[str]) -> Path:
+    """Write one record as a file of JSON lines of its own under `folder`, whole or not at all; returns its path."""
+    sides = (record.baseline, record.candidate) if isinstance(record, Comparison) else (record,)
+    case, names = sides[0].case, "-vs-".join(side.name for side in sides)
+    stem = f"{sides[-1].created:%Y%m%dT%H%M%S%f}-{Path(case.model).name}-{case.dtype}-b{case.batch}-{names}"
+    target = Path(folder) / f"{stem}.jsonl"
+    write_whole(target, record.model_dump_json() + "\n")
+    return target
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Write beside `target` under a temporary name, then rename: nobody ever sees half a file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=".", suffix=".tmp", delete=False) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, target)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def load_records(path: str | os.PathLike[str]) -> list[Measurement | Comparison]:
+    """The records of a file of JSON lines, or of all such files in a folder, oldest first."""
+    root = Path(path)
+    files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
+    return [
+        _parse(line, f"{file}:{number}")
+        for file in files
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if line.strip()
+    ]
+
+
+def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """One row per timed run of the records under `path`: case, side, the run's figures, and its share of the limit."""
+    return pd.DataFrame([row for record in load_records(path) for row in _rows(record)])
+
+
+def _parse(line: str, where: str) -> Measurement | Comparison:
+    try:
+        return RECORD.validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the line"
+        raise ValueError(
+            f"{where} is not a result of schema version {SCHEMA_VERSION}: {field}: {first['msg']}; "
+            "measure again, or remove the line"
+        ) from None
+
+
+def _rows(record: Measurement | Comparison) -> list[dict[str, Any]]:
+    sides = (
+        {"baseline": record.baseline, "candidate": record.candidate}
+        if isinstance(record, Comparison)
+        else {"measurement": record}
+    )
+    return [
+        {
+            "created": side.created,
+            "role": role,
+            "side": side.name,
+            "impl": side.impl,
+            **side.case.model_dump(),
+            "round": run.round,
+            "ttft_ms": run.ttft_ms,
+            "per_token_ms": run.per_token_ms,
+            "end_to_end_ms": run.end_to_end_ms,
+            "bandwidth_gb_s": np.mean(run.bandwidth_gb_s) if run.bandwidth_gb_s else None,
+            "floor_share": run.floor_share(side.work) if side.work else None,
+            "peak_rss_mb": side.peak_rss_mb,
+        }
+        for role, side in sides.items()
+        for run in side.runs
+    ]

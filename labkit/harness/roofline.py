@@ -1,0 +1,52 @@
+"""The physical limit: a decode step reads every weight once, so bytes / read bandwidth is the least it can take."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from labkit.config import ModelConfig
+from labkit.kernels.build import unavailable
+from labkit.kernels.probe import read_bandwidth_gb_s
+
+PROBE_SECONDS = 0.05
+
+
+class Work(BaseModel):
+    """What one generation of a case has to do at least, counted from the model's shape.
+
+    `decode_bytes` and `decode_flops` are of one decode step, averaged over the contexts that the steps of the run see.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    decode_bytes: float
+    decode_flops: float
+    prefill_flops: float
+    weight_bytes: int
+    kv_bytes: int
+
+    def floor_ms(self, bandwidth_gb_s: float) -> float:
+        """The least time of a decode step at this read bandwidth."""
+        return self.decode_bytes / bandwidth_gb_s / 1e6
+
+
+def count_work(config: ModelConfig, dtype: torch.dtype, batch: int, prompt: int, new: int) -> Work:
+    """The work of `new` greedy tokens after `prompt` tokens, for `batch` sequences.
+
+    The prompt's pass yields the first token; the step for token i + 1 attends to the prompt and i new tokens.
+    """
+    contexts = range(prompt + 1, prompt + max(new, 2))
+    return Work(
+        decode_bytes=float(np.mean([config.decode_bytes(dtype, batch, context) for context in contexts])),
+        decode_flops=float(np.mean([config.decode_flops(batch, context) for context in contexts])),
+        prefill_flops=config.prefill_flops(batch, prompt),
+        weight_bytes=config.weight_bytes(dtype),
+        kv_bytes=batch * (prompt + new) * config.kv_bytes_per_token(dtype),
+    )
+
+
+def probe_bandwidth(threads: int) -> float | None:
+    """GB/s that `threads` threads read from memory now; None where the probe cannot be compiled."""
+    return None if unavailable() else read_bandwidth_gb_s(threads, PROBE_SECONDS)

@@ -1,0 +1,59 @@
+"""A comparison as a table for the terminal: never a speedup without its interval, its baseline and the limit."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from labkit.harness.records import Comparison, Measurement
+from labkit.harness.statistics import Verdict
+
+COLOURS = {Verdict.FASTER: "bold green", Verdict.SLOWER: "bold red", Verdict.SAME: "bold", Verdict.UNDECIDED: "yellow"}
+
+
+def comparison_table(comparison: Comparison) -> RenderableType:
+    """The figures of both sides, the ratios with their intervals, and where all of it comes from."""
+    baseline, candidate, case = comparison.baseline, comparison.candidate, comparison.case
+    table = Table(
+        title=f"{case.model}, {case.dtype}, batch {case.batch}, {case.prompt_tokens} + {case.new_tokens} tokens",
+        title_justify="left",
+    )
+    table.add_column("median of runs")
+    table.add_column(baseline.name, justify="right")
+    table.add_column(candidate.name, justify="right")
+    table.add_column(f"{baseline.name} / {candidate.name}  [95 %]", justify="right")
+
+    def row(name: str, figure: str, unit: str, metric: str = "") -> None:
+        values = [_number(getattr(side, figure), unit) for side in (baseline, candidate)]
+        table.add_row(name, *values, str(comparison.ratio(metric)) if metric else "")
+
+    row("per token, ms", "per_token_ms", ".2f", "per_token")
+    row("first token, ms", "ttft_ms", ".1f", "ttft")
+    row("end to end, ms", "end_to_end_ms", ".0f", "end_to_end")
+    row("tokens / s", "tokens_per_s", ".1f")
+    row("share of the limit", "floor_share", ".0%")
+    row("peak memory, MB", "peak_rss_mb", ",.0f")
+
+    speed = comparison.ratio("per_token")
+    verdict = Text.assemble(
+        (str(speed.verdict), COLOURS[speed.verdict]),
+        f"  {candidate.name} against {baseline.name}: {speed} per token; noise alone reaches {1 + speed.noise:.2f}x",
+    )
+    return Group(table, verdict, Text("\n".join(_footer(comparison, baseline, candidate)), style="dim"))
+
+
+def _footer(comparison: Comparison, baseline: Measurement, candidate: Measurement) -> list[str]:
+    tokens = "equal" if comparison.tokens_equal else f"DIFFERENT from new token {comparison.first_difference} on"
+    bandwidth = comparison.read_bandwidth_gb_s
+    limit = f"{bandwidth:.0f} GB/s read, probed beside the runs" if bandwidth else "read bandwidth unknown"
+    return [
+        f"tokens of both sides: {tokens} ({len(candidate.runs)} rounds)",
+        f"weights: {comparison.case.origin}",
+        f"{baseline.name}: {baseline.impl}; {candidate.name}: {candidate.impl}",
+        f"machine: {candidate.environment.machine}; {limit}",
+    ]
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "unknown" if value is None else f"{value:{unit}}"

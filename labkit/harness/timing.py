@@ -1,0 +1,82 @@
+"""One generation on the clock: prefill ends with the first token, every further token is one decode step.
+
+Time to first token (TTFT) is bound by arithmetic, the time per token by memory; a mean over the whole call would hide
+both. The stamps come from a streamer, which every Hugging Face model and the engine's fast loop feed in the same way.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers.generation import BaseStreamer
+
+CLOCK = "time.perf_counter_ns, stamped as the streamer receives each token"
+
+
+class Generator(Protocol):
+    """Anything that generates as Hugging Face models do: a vanilla model, an engine, a baseline."""
+
+    def generate(self, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor: ...
+
+
+class TokenClock(BaseStreamer):
+    """Streamer that stamps the clock at each new token; the prompt, which arrives first and in 2-D, is not one."""
+
+    def __init__(self) -> None:
+        self.stamps_ns: list[int] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        if value.ndim < 2:
+            self.stamps_ns.append(perf_counter_ns())
+
+    def end(self) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds from the call to the first token, of each decode step after it, and of the whole call."""
+
+    ttft_ms: float
+    decode_ms: tuple[float, ...]
+    end_to_end_ms: float
+
+
+def timed_generate(generator: Generator, input_ids: torch.Tensor, **generation_args: Any) -> tuple[Times, torch.Tensor]:
+    """The times of one `generate` call, and the whole sequences it returned. Needs at least two new tokens."""
+    clock = TokenClock()
+    with _collector_paused():
+        start = perf_counter_ns()
+        sequences = generator.generate(input_ids, streamer=clock, **generation_args)
+        end = perf_counter_ns()
+    if len(clock.stamps_ns) < 2:
+        raise ValueError(
+            f"got {len(clock.stamps_ns)} new token(s), expected at least 2, because the time per token is that of a "
+            "decode step; raise max_new_tokens, and min_new_tokens where an end-of-text token comes early"
+        )
+    times = Times(
+        ttft_ms=(clock.stamps_ns[0] - start) / 1e6,
+        decode_ms=tuple((np.diff(clock.stamps_ns) / 1e6).tolist()),
+        end_to_end_ms=(end - start) / 1e6,
+    )
+    return times, sequences
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Garbage is collected before a run, never during it."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,122 @@
+"""One side of a comparison in a process of its own: `python -P -m labkit.harness.worker`.
+
+Requests come as lines of JSON on stdin, each answered by one line on what was stdout when the process started;
+anything that a library prints goes to stderr. When stdin ends, because the parent is done or dead, so does the worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from transformers.utils import logging
+
+from labkit.engine.baselines import DTYPES, baseline
+from labkit.harness.environment import read_memory, reset_peak_memory
+from labkit.harness.timing import timed_generate
+from labkit.presets import resolve
+
+
+class Worker:
+    """Loads one side on request and generates with it. Every method answers with plain JSON data."""
+
+    def load(
+        self, *, name: str, model: str, dtype: str, batch: int, prompt: int, new: int, threads: int, seed: int
+    ) -> dict[str, Any]:
+        """Load the weights and warm up. Memory counts from here: imports and the model's description come before."""
+        source = resolve(model, seed=seed)
+        reset_peak_memory()
+        self._memory_before = read_memory().now
+        self._shape = (batch, prompt)
+        started = perf_counter()
+        self._side = baseline(name, source, DTYPES[dtype], threads)
+        loaded = perf_counter()
+        self._vocab = self._side.config.vocab_size
+        pad = self._side.config.pad_token_id
+        self._generation_args = {
+            "attention_mask": torch.ones(self._shape, dtype=torch.long),
+            "do_sample": False,
+            "num_beams": 1,
+            "min_new_tokens": new,
+            "max_new_tokens": new,
+            "pad_token_id": 0 if pad is None else pad,
+        }
+        self.run(seed=seed)
+        warm = perf_counter()
+        return {"impl": self._side.impl, "load_s": loaded - started, "first_run_s": warm - loaded}
+
+    def run(self, *, seed: int) -> dict[str, Any]:
+        """Generate from the prompt of this seed: its times, and the new tokens of each sequence."""
+        prompt = np.random.default_rng(seed).integers(0, self._vocab, self._shape)
+        times, sequences = timed_generate(self._side, torch.from_numpy(prompt), **self._generation_args)
+        return {"times": asdict(times), "tokens": sequences[:, self._shape[1] :].tolist()}
+
+    def stages(self, *, seed: int) -> dict[str, Any]:
+        """Generate once more with the stages told apart: they, and the times of that run."""
+        runs: list[dict[str, Any]] = []
+        stages = self._side.stage_times(lambda: runs.append(self.run(seed=seed)))
+        return {"stages": [asdict(stage) for stage in stages], "times": runs[0]["times"] if runs else None}
+
+    def peak_memory(self) -> dict[str, Any]:
+        """Bytes beyond what the process held before it loaded the weights."""
+        return {"bytes": read_memory().peak - self._memory_before}
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    replies = _claim_stdout()
+    logging.set_verbosity_error()
+    worker = Worker()
+    operations: dict[str, Callable[..., dict[str, Any]]] = {
+        "load": worker.load,
+        "run": worker.run,
+        "stages": worker.stages,
+        "peak_memory": worker.peak_memory,
+    }
+    requests = _read_requests()
+    while True:
+        request = requests.get()
+        try:
+            reply = operations[request.pop("op")](**request)
+        except Exception as error:
+            _send(replies, {"error": type(error).__name__, "message": str(error)})
+            raise
+        _send(replies, reply)
+
+
+def _claim_stdout() -> TextIO:
+    """The stdout that the parent reads; from here on, printing goes to stderr."""
+    claimed = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return claimed
+
+
+def _read_requests() -> SimpleQueue[dict[str, Any]]:
+    """Requests as they come. The end of stdin ends the process at once, in the middle of a run too."""
+    requests: SimpleQueue[dict[str, Any]] = SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            requests.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return requests
+
+
+def _send(replies: TextIO, reply: dict[str, Any]) -> None:
+    replies.write(json.dumps(reply) + "\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main()

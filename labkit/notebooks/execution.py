@@ -1,0 +1,207 @@
+"""Run a notebook from start to end in a fresh kernel and tell the truth about how it went."""
+
+import asyncio
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import nbformat
+from jupyter_client.kernelspec import NoSuchKernel
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, DeadKernelError
+from nbclient.util import ensure_async
+from nbformat import NotebookNode
+from papermill.iorw import load_notebook_node
+from papermill.parameterize import parameterize_notebook
+from traitlets.config import Config
+
+from labkit.notebooks.parameters import NotebookError, checked_values, read_parameters
+from labkit.notebooks.report import html_report
+from labkit.progress import HEADLINE_MIME_TYPE, MIME_TYPE
+
+SECONDS_TO_END = 5.0  # that a cell has after an interrupt
+Progress = Callable[[float, int, str], None]  # cells done, a running cell counting in part; cells in all; what runs now
+
+
+@dataclass(frozen=True)
+class Failure:
+    cell: int  # position in the executed notebook, counted from 1, text cells included
+    code: str  # the cell's first line
+    reason: str
+
+    def __str__(self) -> str:
+        return f"cell {self.cell} ({self.code}): {self.reason}"
+
+
+@dataclass(frozen=True)
+class RunReport:
+    status: Literal["passed", "failed"]
+    notebook: Path
+    html: Path
+    parameters: dict[str, Any]  # every parameter, defaults included
+    seconds: float
+    failure: Failure | None
+    headlines: tuple[str, ...]  # what the notebook's cells declared as their results, one line each
+
+
+def run_notebook(
+    path: str | Path,
+    parameters: Mapping[str, object] | None = None,
+    output_dir: str | Path = "runs",
+    progress: Progress | None = None,
+) -> RunReport:
+    """Execute the notebook at `path` with `parameters` and write OUTPUT_DIR/STEM.ipynb and OUTPUT_DIR/STEM.html.
+
+    The kernel starts in the current directory. Both files are written at the end, each whole or not at all; those of
+    a failed run are called STEM.failed.*, so that a good report is never replaced by a broken one. The HTML file
+    holds everything it shows and loads nothing from a network.
+
+    Raises:
+        NotebookError: not a notebook, no parameters cell, no such kernel, or an output that would replace the input.
+        ParameterError: an unknown parameter or a value of the wrong type.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the kernel is stopped and nothing is written.
+    """
+    path, output_dir = Path(path), Path(output_dir)
+    notebook = _read(path)
+    declared = read_parameters(notebook)
+    given = checked_values(declared, parameters or {})
+    values = {parameter.name: parameter.default for parameter in declared} | given
+    if path.resolve().parent == output_dir.resolve():
+        raise NotebookError(f"the output would replace {path}; choose an output folder other than {output_dir}")
+    output_dir.mkdir(parents=True, exist_ok=True)
+    if given:
+        notebook = parameterize_notebook(notebook, given, kernel_name="python3", language="python")
+
+    started = time.perf_counter()
+    failure = _execute(notebook, progress)
+    seconds = time.perf_counter() - started
+    suffix = ".failed" if failure else ""
+    executed, html = (output_dir / f"{path.stem}{suffix}.{kind}" for kind in ("ipynb", "html"))
+    _write_whole(
+        {
+            executed: nbformat.writes(notebook),
+            html: html_report(notebook, title=path.stem, parameters=values, seconds=seconds, failure=failure),
+        }
+    )
+    status: Literal["passed", "failed"] = "failed" if failure else "passed"
+    return RunReport(status, executed, html, values, seconds, failure, _headlines(notebook))
+
+
+def _read(path: Path) -> NotebookNode:
+    if not path.is_file():
+        raise NotebookError(f"no notebook at {path}")
+    try:
+        return load_notebook_node(str(path))
+    except (nbformat.reader.NotJSONError, nbformat.ValidationError, KeyError, AttributeError) as error:
+        raise NotebookError(f"{path} is not a Jupyter notebook: {error}") from error
+
+
+class _Client(NotebookClient):
+    """Follows the cells, and the progress that a cell shows of itself."""
+
+    def __init__(self, notebook: NotebookNode, report: Progress | None) -> None:
+        kernel = notebook.metadata.get("kernelspec", {}).get("name", "python3")
+        encrypted = Config(KernelManager={"transport_encryption": "auto"})
+        super().__init__(notebook, kernel_name=kernel, config=encrypted)
+        self.current: int | None = None
+        self.interrupted = False
+        self._report = report
+        self._codes = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+        self.on_cell_execute = self._follow
+
+    def _follow(self, cell: NotebookNode, cell_index: int) -> None:
+        self.current = cell_index
+        self._say(0.0, _first_line(cell))
+
+    def _say(self, part: float, label: str) -> None:
+        if self._report is not None and self.current is not None:
+            self._report(self._codes.index(self.current) + part, len(self._codes), label)
+
+    def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
+        step = msg["content"].get("data", {}).get(MIME_TYPE)
+        if step:
+            self._say(step["done"] / max(step["total"], 1), step["label"])
+        return super().process_message(msg, cell, cell_index)
+
+    async def async_start_new_kernel(self, **options: Any) -> None:
+        self._take_signals()
+        await super().async_start_new_kernel(**options)
+
+    def _take_signals(self) -> None:
+        """Interrupt the running cell, so that it can clean up, and end. nbclient's handlers just kill the kernel."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        loop, run = asyncio.get_running_loop(), asyncio.current_task()
+        assert run is not None
+
+        def stop() -> None:
+            self.interrupted = True
+            if self.km is None or self.current is None:
+                run.cancel()
+                return
+            self._interruption = asyncio.ensure_future(ensure_async(self.km.interrupt_kernel()))
+            loop.call_later(SECONDS_TO_END, run.cancel)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+
+
+def _execute(notebook: NotebookNode, progress: Progress | None) -> Failure | None:
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    client = _Client(notebook, progress)
+    reason = None
+    try:
+        asyncio.run(client.async_execute(env=os.environ | {"PLOTLY_RENDERER": "plotly_mimetype"}))
+    except NoSuchKernel as error:
+        raise NotebookError(
+            f"no kernel named {error.name!r} is installed; 'jupyter kernelspec list' shows those that are"
+        ) from error
+    except CellExecutionError as error:
+        reason = f"{error.ename}: {error.evalue}".strip()
+    except DeadKernelError:
+        reason = "the kernel died"
+    except asyncio.CancelledError:
+        pass
+    if client.interrupted:
+        raise KeyboardInterrupt
+    if reason is not None and client.current is not None:
+        return Failure(client.current + 1, _first_line(notebook.cells[client.current]), reason)
+    for position, cell in enumerate(notebook.cells, start=1):
+        skipped = client.skip_cells_with_tag in cell.metadata.get("tags", [])
+        if cell.cell_type == "code" and cell.source.strip() and cell.execution_count is None and not skipped:
+            return Failure(position, _first_line(cell), "was not executed")
+    return None
+
+
+def _headlines(notebook: NotebookNode) -> tuple[str, ...]:
+    outputs = (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
+    return tuple(data[HEADLINE_MIME_TYPE] for data in outputs if HEADLINE_MIME_TYPE in data)
+
+
+def _first_line(cell: NotebookNode) -> str:
+    return next((line.strip() for line in cell.source.splitlines() if line.strip()), "")
+
+
+def _write_whole(files: Mapping[Path, str]) -> None:
+    """Each file appears under its name only when it is complete."""
+    parts: dict[Path, Path] = {}
+    try:
+        for target, text in files.items():
+            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+            parts[target] = Path(name)
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+        for target, part in parts.items():
+            part.chmod(0o644)
+            part.replace(target)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)

@@ -1,0 +1,157 @@
+"""What a notebook's tagged `parameters` cell says: names, types, defaults, help; and values checked against it."""
+
+import ast
+import difflib
+import io
+import tokenize
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbformat import NotebookNode
+
+TAG = "parameters"
+_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}
+_BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class NotebookError(ValueError):
+    """The notebook itself cannot be run as asked."""
+
+
+class ParameterError(ValueError):
+    """A parameter is unknown, or its value has the wrong type."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    types: tuple[str, ...]  # alternatives; empty: not stated, so any literal
+    default: Any
+    help: str
+
+    @property
+    def type(self) -> str:
+        return " | ".join(self.types) or "any"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type} = {self.default!r}" + (f"  # {self.help}" if self.help else "")
+
+    def convert(self, value: object) -> Any:
+        """`value` as this parameter's type; text, as a command line gives it, is parsed.
+
+        Raises:
+            ValueError: the value is of none of the parameter's types.
+        """
+        for name in self.types:
+            try:
+                return _convert(value, name)
+            except (ValueError, SyntaxError):
+                continue
+        if not self.types:
+            return value
+        raise ValueError(value)
+
+
+def read_parameters(notebook: NotebookNode) -> tuple[Parameter, ...]:
+    """The parameters of the first cell tagged `parameters`, in order.
+
+    Each is a top-level assignment of a literal; the annotation (else the default) gives the type and a trailing
+    comment the help.
+
+    Raises:
+        NotebookError: no such cell, or one that is not Python.
+    """
+    cell = next((c for c in notebook.cells if c.cell_type == "code" and TAG in c.metadata.get("tags", [])), None)
+    if cell is None:
+        raise NotebookError(
+            "the notebook has no cell tagged 'parameters'; add that tag to the cell that holds the defaults "
+            "(JupyterLab: property inspector, 'Cell Tags'), or an empty one if it takes none"
+        )
+    try:
+        statements = ast.parse(cell.source).body
+    except SyntaxError as error:
+        raise NotebookError(f"the parameters cell is not valid Python: line {error.lineno}: {error.msg}") from error
+    comments = _trailing_comments(cell.source)
+    found = []
+    for node in statements:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                types = _type_names(node.annotation)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                types = ()
+            case _:
+                continue
+        try:
+            default = ast.literal_eval(value)
+        except ValueError:
+            continue
+        if not types and default is not None:
+            types = (type(default).__name__,)
+        found.append(Parameter(name, types, default, comments.get(node.end_lineno or node.lineno, "")))
+    return tuple(found)
+
+
+def checked_values(parameters: Sequence[Parameter], values: Mapping[str, object]) -> dict[str, Any]:
+    """`values` converted to the types of `parameters`.
+
+    Raises:
+        ParameterError: a name is unknown or a value of the wrong type; the text lists what there is.
+    """
+    known = {parameter.name: parameter for parameter in parameters}
+    problems, checked = [], {}
+    for name, value in values.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            problems.append(f"unknown parameter {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            continue
+        try:
+            checked[name] = known[name].convert(value)
+        except ValueError:
+            problems.append(f"parameter {name!r}: got {value!r}, expected {known[name].type}")
+    if problems:
+        listing = "\n".join(f"  {parameter}" for parameter in parameters) or "  none"
+        raise ParameterError("\n".join(problems) + f"\nthe notebook's parameters are:\n{listing}")
+    return checked
+
+
+def _convert(value: object, type_name: str) -> Any:
+    if type_name == "None":
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
+            return None
+        raise ValueError(value)
+    kind = _TYPES.get(type_name)
+    if kind is None:
+        return value
+    if isinstance(value, str) and kind is not str:
+        if kind is bool:
+            if value.lower() not in _BOOLS:
+                raise ValueError(value)
+            return _BOOLS[value.lower()]
+        value = kind(value) if kind in (int, float) else ast.literal_eval(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(value)
+    return value
+
+
+def _type_names(annotation: ast.expr) -> tuple[str, ...]:
+    """Alternatives of an annotation: `int | None` and `Optional[int]` give ("int", "None"), `list[int]` ("list",)."""
+    match annotation:
+        case ast.Constant(value=None):
+            return ("None",)
+        case ast.Constant(value=str() as text):
+            return _type_names(ast.parse(text, mode="eval").body)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _type_names(left) + _type_names(right)
+        case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
+            return (*_type_names(inner), "None")
+        case ast.Subscript(value=outer):
+            return _type_names(outer)
+    return (ast.unparse(annotation),)
+
+
+def _trailing_comments(source: str) -> dict[int, str]:
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}

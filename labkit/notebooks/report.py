@@ -1,0 +1,66 @@
+"""An executed notebook as one HTML file that needs nothing else: no network, no files beside it."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import FileSystemLoader
+from nbconvert.exporters import HTMLExporter
+from nbformat import NotebookNode
+from plotly.offline import get_plotlyjs
+from traitlets.config import Config
+
+if TYPE_CHECKING:
+    from labkit.notebooks.execution import Failure
+
+PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
+_SHOWN = (PLOTLY_MIME_TYPE, "text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain")
+_PLOTLY_SLOT = "plotly-js-goes-here"
+
+
+def html_report(
+    notebook: NotebookNode,
+    *,
+    title: str,
+    parameters: Mapping[str, Any],
+    seconds: float,
+    failure: "Failure | None" = None,
+) -> str:
+    """`notebook` as a page; plotly.js is inlined once if it holds figures, and widgets are left out.
+
+    The page's Content-Security-Policy lets a browser load nothing from outside, whatever the outputs hold.
+    """
+    exporter = HTMLExporter(
+        config=Config(NbConvertBase={"display_data_priority": list(_SHOWN)}),
+        extra_loaders=[FileSystemLoader(Path(__file__).parent)],
+        template_name="classic",
+        template_file="report.html.j2",
+        exclude_anchor_links=True,
+    )
+    exporter.register_filter("figure_json", _figure_json)
+    facts = {
+        "title": _heading(notebook) or title,
+        "parameters": dict(parameters),
+        "seconds": seconds,
+        "failure": failure,
+        "made": f"{datetime.now():%Y-%m-%d %H:%M}",
+        "plotly_slot": _PLOTLY_SLOT if _has_figures(notebook) else None,
+    }
+    page, _ = exporter.from_notebook_node(notebook, resources={"report": facts})
+    return page.replace(_PLOTLY_SLOT, get_plotlyjs())
+
+
+def _figure_json(figure: Mapping[str, Any]) -> str:
+    return json.dumps(figure).replace("</", "<\\/")
+
+
+def _heading(notebook: NotebookNode) -> str | None:
+    lines = (line for cell in notebook.cells if cell.cell_type == "markdown" for line in cell.source.splitlines())
+    return next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), None)
+
+
+def _has_figures(notebook: NotebookNode) -> bool:
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", []))
+    return any(PLOTLY_MIME_TYPE in output.get("data", {}) for output in outputs)

@@ -1,0 +1,1 @@
+"""Where scripts written for DeepSpeed look for its layers."""

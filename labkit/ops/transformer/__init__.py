@@ -1,0 +1,1 @@
+"""Transformer layers under DeepSpeed's module names."""

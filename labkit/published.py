@@ -1,0 +1,83 @@
+"""Figures that others have published, as data with their source. They are shown beside measured ones, never as ours."""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import pandas as pd
+
+NOT_MEASURED_HERE = "published, not measured here"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two methods of one published table; speedup is the first one's time over the second one's."""
+
+    table: str
+    metric: str
+    unit: str
+    baseline: str
+    baseline_precision: str
+    candidate: str
+    candidate_precision: str
+
+
+PAIRS = (
+    Pair("gptj6b-generate-128", "latency_mean", "ms per call", "hf vanilla", "fp16", "ds-inference", "fp16"),
+    Pair("gptj6b-pipeline-50", "latency_mean", "ms per call", "hf pipeline", "fp32", "ds-inference pipeline", "fp32"),
+    Pair("bloom7b1-8xa6000", "latency_per_token", "ms per token", "accelerate", "fp16", "ds-inference", "fp16"),
+    Pair("bloom176b-8xa100", "latency_per_token", "ms per token", "accelerate", "bf16", "ds-inference", "fp16"),
+)
+
+
+@cache
+def _published() -> pd.DataFrame:
+    with files("labkit").joinpath("published.csv").open(encoding="utf-8") as stream:
+        frame = pd.read_csv(stream, dtype={"gpus": "Int64", "batch": "Int64"})
+    return frame.fillna({"note": ""})
+
+
+def published(table: str | None = None) -> pd.DataFrame:
+    """Every published figure, or those of one `table`.
+
+    One row per figure: table, model, hardware ("not stated" where the source is silent), gpus, method, precision,
+    batch, metric, unit, value (missing where it ran out of memory; then `note` says so), note, source, and reference
+    (where to find the source).
+    """
+    frame = _published()
+    if table is None:
+        return frame.copy()
+    if table not in set(frame["table"]):
+        raise ValueError(f"no published table {table!r}; there are {', '.join(sorted(set(frame['table'])))}")
+    return frame[frame["table"] == table].copy()
+
+
+def published_speedups(batch: int = 1) -> pd.DataFrame:
+    """What the sources' latencies amount to as speedups, one row per pair.
+
+    Where a table has several batch sizes the one closest to `batch` is taken.
+    """
+    return pd.DataFrame([_speedup(pair, batch) for pair in PAIRS])
+
+
+def _speedup(pair: Pair, batch: int) -> dict[str, object]:
+    frame = published(pair.table)
+    frame = frame[frame["metric"] == pair.metric]
+    slow = frame[(frame["method"] == pair.baseline) & (frame["precision"] == pair.baseline_precision)]
+    fast = frame[(frame["method"] == pair.candidate) & (frame["precision"] == pair.candidate_precision)]
+    both = slow.merge(fast, on=["model", "hardware", "gpus", "batch", "source"], suffixes=("_baseline", "_candidate"))
+    both = both.dropna(subset=["value_baseline", "value_candidate"])
+    row = both.loc[(both["batch"] - batch).abs().idxmin()]
+    return {
+        "model": row["model"],
+        "hardware": row["hardware"],
+        "gpus": int(row["gpus"]),
+        "batch": int(row["batch"]),
+        "baseline": f"{pair.baseline} {pair.baseline_precision}",
+        "candidate": f"{pair.candidate} {pair.candidate_precision}",
+        "baseline_ms": row["value_baseline"],
+        "candidate_ms": row["value_candidate"],
+        "unit": pair.unit,
+        "speedup": row["value_baseline"] / row["value_candidate"],
+        "source": row["source"],
+    }

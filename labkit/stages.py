@@ -1,0 +1,100 @@
+"""The names of what a model step does, and the ranges that announce them to profilers.
+
+Ranges cost nothing unless somebody listens: Nsight Systems (or another NVTX tool) or torch.profiler. No torch at
+import.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import nvtx
+
+DOMAIN = "labkit"
+
+
+class Stage(StrEnum):
+    """The stages of a step; QKV, ATTENTION, MLP and RESIDUAL are the four Deep-Fusion regions."""
+
+    EMBED = "embed"
+    QKV = "qkv"
+    ATTENTION = "attention"
+    ATTN_OUT = "attn_out"
+    MLP = "mlp"
+    MLP_OUT = "mlp_out"
+    RESIDUAL = "residual"
+    ALL_REDUCE = "all_reduce"
+    LM_HEAD = "lm_head"
+    SAMPLE = "sample"
+
+
+class Phase(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+def message(phase: Phase, stage: Stage, layer: int | None = None) -> str:
+    """The range's name, as profilers show it: "decode/layer.3/qkv", "prefill/lm_head"."""
+    return f"{phase}/{stage}" if layer is None else f"{phase}/layer.{layer}/{stage}"
+
+
+def nvtx_listening() -> bool:
+    """True in a process that an NVTX tool (nsys profile, ncu) was injected into."""
+    return any(name in os.environ for name in ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH")) or (
+        "NSYS_PROFILING_SESSION_ID" in os.environ
+    )
+
+
+def torch_profiler_listening() -> bool:
+    """True inside torch.profiler (or the older autograd profiler)."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.autograd._profiler_enabled())
+
+
+def listening() -> bool:
+    """Whether a profiler would see a range opened now."""
+    return nvtx_listening() or torch_profiler_listening()
+
+
+@dataclass(frozen=True)
+class OpenRange:
+    """A range that `start` opened; `stop` closes it for those that were listening then."""
+
+    nvtx: bool
+    record: Any  # torch.profiler's record_function, or None
+
+
+@contextlib.contextmanager
+def stage(phase: Phase, stage: Stage, layer: int | None = None) -> Iterator[None]:
+    """A range around the block for every profiler that listens."""
+    opened = start(message(phase, stage, layer))
+    try:
+        yield
+    finally:
+        stop(opened)
+
+
+def start(text: str) -> OpenRange:
+    """Opens a range; for hooks, where a `with` block can't be placed. Ranges must nest."""
+    on_nvtx = nvtx_listening()
+    if on_nvtx:
+        nvtx.push_range(text, domain=DOMAIN)
+    record = None
+    if torch_profiler_listening():
+        import torch
+
+        record = torch.autograd.profiler.record_function(text)
+        record.__enter__()
+    return OpenRange(on_nvtx, record)
+
+
+def stop(opened: OpenRange) -> None:
+    """Closes the range that `start` opened."""
+    if opened.record is not None:
+        opened.record.__exit__(None, None, None)
+    if opened.nvtx:
+        nvtx.pop_range(domain=DOMAIN)

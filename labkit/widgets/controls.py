@@ -1,0 +1,115 @@
+"""The widgets of a workbench: one control per setting, Run, Stop, and how far it is."""
+
+from __future__ import annotations
+
+import html
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ipywidgets as ipw
+from IPython.display import display
+
+from labkit.engine.baselines import BASELINES, DTYPES
+from labkit.presets import PRESETS
+
+Follow = Callable[[int, int, str], None]
+Measure = Callable[[dict[str, Any], Follow], object]
+
+HELP = {
+    "model": "a preset, a checkpoint folder or a hub id",
+    "dtype": "of weights and activations",
+    "baseline": "what the fused engine is compared with",
+    "batch": "sequences at once",
+    "prompt_tokens": "tokens of each prompt",
+    "new_tokens": "tokens to generate",
+    "threads": "0: as many as torch would use",
+    "rounds": "runs of each side, interleaved; 6 or more for an interval",
+}
+SIZES = {"batch": (1, 256), "prompt_tokens": (1, 4096), "new_tokens": (2, 4096), "threads": (0, 256), "rounds": (2, 99)}
+
+
+class Stopped(Exception):
+    """The Stop button was pressed."""
+
+
+class Controls:
+    """`box` holds everything; `measure` is called with the settings, on a thread, when Run is pressed."""
+
+    def __init__(self, settings: dict[str, Any], measure: Measure) -> None:
+        self._measure = measure
+        self._stop = threading.Event()
+        self._inputs = {name: _input(name, value) for name, value in settings.items()}
+        self._run = ipw.Button(description="Run", button_style="primary", icon="play")
+        self._end = ipw.Button(description="Stop", icon="stop", disabled=True)
+        self._bar = ipw.IntProgress(min=0, max=1, layout={"width": "320px"})
+        self._label = ipw.HTML()
+        self._progress = ipw.HBox([self._bar, self._label])
+        self._run.on_click(lambda _: threading.Thread(target=self._run_here, daemon=True).start())
+        self._end.on_click(lambda _: self._stop.set())
+        grid = ipw.GridBox(
+            list(self._inputs.values()), layout={"grid_template_columns": "repeat(2, 420px)", "grid_gap": "4px 24px"}
+        )
+        self.box = ipw.VBox([grid, ipw.HBox([self._run, self._end, self._progress], layout={"margin": "10px 0 0 0"})])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {name: control.value for name, control in self._inputs.items()}
+
+    def show_progress(self) -> None:
+        """The bar once more, in the cell that runs now."""
+        display(self._progress)
+
+    @contextmanager
+    def busy(self) -> Iterator[Follow]:
+        """Controls are locked and Stop works inside; yields what to call with the progress."""
+        self._stop.clear()
+        self._lock(True)
+        self._bar.bar_style = ""
+        try:
+            yield self._follow
+            self._bar.bar_style = "success"
+        except BaseException as error:
+            self._bar.bar_style = "danger"
+            self._label.value = f"<span style='color:#b42318'>{_text(error)}</span>"
+            raise
+        finally:
+            self._lock(False)
+
+    def _run_here(self) -> None:
+        try:
+            with self.busy() as follow:
+                self._measure(self.settings, follow)
+        except Exception:  # noqa: BLE001 - there is no cell to raise in; busy() has shown it
+            return
+
+    def _follow(self, done: int, total: int, label: str) -> None:
+        if self._stop.is_set():
+            raise Stopped("stopped")
+        self._bar.max, self._bar.value, self._label.value = total, done, label
+
+    def _lock(self, locked: bool) -> None:
+        for control in (*self._inputs.values(), self._run):
+            control.disabled = locked
+        self._end.disabled = not locked
+
+
+def _input(name: str, value: Any) -> ipw.Widget:
+    look = {
+        "description": name.replace("_", " "),
+        "tooltip": HELP.get(name, ""),
+        "style": {"description_width": "110px"},
+        "layout": {"width": "400px"},
+    }
+    if name == "model":
+        return ipw.Combobox(value=value, options=list(PRESETS), **look)
+    if name in ("dtype", "baseline"):
+        known = DTYPES if name == "dtype" else BASELINES
+        return ipw.Dropdown(value=value, options=list(dict.fromkeys([*known, value])), **look)
+    least, most = SIZES[name]
+    return ipw.BoundedIntText(value=value, min=least, max=most, **look)
+
+
+def _text(error: BaseException) -> str:
+    return html.escape(str(error) or type(error).__name__)

@@ -1,0 +1,99 @@
+"""Records survive the disk unchanged, appear whole, and say what they cannot read."""
+
+import os
+from pathlib import Path
+
+import pytest
+from comparisons import comparison, measurement
+
+from labkit.harness import Comparison, load_records, load_results, save
+from labkit.harness.results import write_whole
+
+
+def test_a_record_comes_back_equal(tmp_path: Path) -> None:
+    one, other = comparison(), measurement("fused")
+    save(one, tmp_path)
+    path = save(other, tmp_path)
+    assert path.suffix == ".jsonl"
+    assert set(map(type, load_records(tmp_path))) == {type(one), type(other)}
+    assert one in load_records(tmp_path)
+    assert load_records(path) == [other]
+
+
+def test_the_frame_has_a_row_per_run(tmp_path: Path) -> None:
+    recorded = comparison(rounds=5)
+    save(recorded, tmp_path)
+    frame = load_results(tmp_path)
+    assert len(frame) == 10
+    fused = frame[frame["role"] == "candidate"]
+    assert set(fused["side"]) == {"fused"}
+    assert fused["per_token_ms"].median() == pytest.approx(recorded.candidate.per_token_ms)
+    assert fused["floor_share"].median() == pytest.approx(recorded.candidate.floor_share)
+    assert set(frame["origin"]) == {recorded.case.origin}
+
+
+def test_the_floor_is_judged_by_the_bandwidth_beside_each_run() -> None:
+    """A machine at half its bandwidth is slower for good reason: the share stays."""
+    side = measurement("fused", rounds=1)
+    run = side.runs[0]
+    slow = run.model_copy(
+        update={"bandwidth_gb_s": (30.0, 30.0), "decode_ms": tuple(2 * step for step in run.decode_ms)}
+    )
+    fast = run.model_copy(update={"bandwidth_gb_s": (60.0, 60.0)})
+    assert side.work is not None
+    assert slow.floor_share(side.work) == pytest.approx(fast.floor_share(side.work))
+
+
+def test_without_a_probe_the_share_is_unknown_and_said_to_be() -> None:
+    recorded = comparison(probed=False)
+    assert recorded.candidate.floor_share is None
+    assert recorded.read_bandwidth_gb_s is None
+    assert any("share of the physical limit unknown" in remark for remark in recorded.remarks)
+
+
+def test_summary_ratios_are_those_of_the_figures_beside_them() -> None:
+    figures = comparison().as_dict()
+    for metric in ("ttft", "per_token", "end_to_end"):
+        quotient = figures["baseline"][f"{metric}_ms"] / figures["candidate"][f"{metric}_ms"]
+        assert figures[f"{metric}_ratio"] == pytest.approx(quotient)
+        assert figures[f"{metric}_ratio_low"] <= quotient <= figures[f"{metric}_ratio_high"]
+
+
+def test_few_rounds_are_remarked() -> None:
+    assert any("3 rounds" in remark for remark in comparison(rounds=3).remarks)
+    assert not any("rounds:" in remark for remark in comparison(rounds=6).remarks)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not a result of schema version 1"),
+        ('{"kind": "else"}', "kind"),
+        (comparison().model_dump_json().replace('"schema_version":1', '"schema_version":99'), "schema_version"),
+        (measurement("fused").model_dump_json().replace('"runs"', '"ruins"'), "measurement.ru"),
+    ],
+)
+def test_a_strange_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    file = tmp_path / "results.jsonl"
+    file.write_text(measurement("fused").model_dump_json() + "\n\n" + line + "\n")
+    with pytest.raises(ValueError, match=r"results\.jsonl:3 is not a result.*measure again") as caught:
+        load_results(file)
+    assert message in str(caught.value)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str, target: Path) -> None:
+        raise OSError("disk full")
+
+    target = tmp_path / "record.jsonl"
+    target.write_text("before")
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(target, "after")
+    assert [file.name for file in tmp_path.iterdir()] == ["record.jsonl"]
+    assert target.read_text() == "before"
+
+
+def test_the_record_names_no_user_and_no_host() -> None:
+    fields = set(Comparison.model_json_schema()["$defs"]["Environment"]["properties"])
+    assert not {"host", "hostname", "user", "environ", "node"} & fields

@@ -1,0 +1,123 @@
+"""What the clock says about one generation, and `measure_latency` on a vanilla model."""
+
+import gc
+from time import sleep
+from typing import Any
+
+import pytest
+import torch
+from models import VOCAB, small_model
+from tokenizers import Tokenizer, models
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
+
+from labkit.harness import measure_latency
+from labkit.harness.roofline import count_work
+from labkit.harness.timing import timed_generate
+from labkit.policies import policy_for
+
+ARGS = {"do_sample": False, "min_new_tokens": 6, "max_new_tokens": 6}
+
+
+class Metronome:
+    """Generates by the clock: the prompt, then a token every few milliseconds as `pauses_ms` says."""
+
+    def __init__(self, *pauses_ms: float) -> None:
+        self.pauses_ms = pauses_ms
+        self.collector_ran = True
+
+    def generate(self, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        streamer = kwargs["streamer"]
+        streamer.put(input_ids)
+        for pause in self.pauses_ms:
+            sleep(pause / 1e3)
+            streamer.put(torch.zeros(len(input_ids), dtype=torch.long))
+        self.collector_ran = gc.isenabled()
+        streamer.end()
+        return torch.zeros(len(input_ids), input_ids.shape[1] + len(self.pauses_ms), dtype=torch.long)
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per letter."""
+    letters = {letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet())[:VOCAB])}
+    core = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    core.pre_tokenizer = ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def test_first_token_and_steps_are_told_apart() -> None:
+    metronome = Metronome(40, 5, 5, 10)
+    times, sequences = timed_generate(metronome, torch.zeros(2, 3, dtype=torch.long))
+    assert sequences.shape == (2, 7)
+    assert len(times.decode_ms) == 3
+    assert times.ttft_ms >= 40
+    assert all(step >= pause for step, pause in zip(times.decode_ms, (5, 5, 10), strict=True))
+    assert times.ttft_ms + sum(times.decode_ms) <= times.end_to_end_ms
+
+
+def test_no_garbage_is_collected_during_a_run_and_the_collector_is_left_as_it_was() -> None:
+    metronome = Metronome(1, 1)
+    timed_generate(metronome, torch.zeros(1, 1, dtype=torch.long))
+    assert not metronome.collector_ran
+    assert gc.isenabled()
+
+
+def test_one_token_has_no_time_per_token() -> None:
+    with pytest.raises(ValueError, match="got 1 new token"):
+        timed_generate(Metronome(1), torch.zeros(1, 1, dtype=torch.long))
+
+
+def test_work_is_the_mean_over_the_contexts_of_the_steps() -> None:
+    model = small_model("mistral")
+    config = policy_for(model.config).model_config(model.config)
+    work = count_work(config, torch.bfloat16, 2, 5, 4)
+    steps = [config.decode_bytes(torch.bfloat16, 2, context) for context in (6, 7, 8)]
+    assert work.decode_bytes == sum(steps) / 3
+    assert work.floor_ms(2.0) == pytest.approx(work.decode_bytes / 2e9 * 1e3)
+    assert work.kv_bytes == 2 * 9 * config.kv_bytes_per_token(torch.bfloat16)
+
+
+def test_measure_latency_of_a_vanilla_model(tokenizer: PreTrainedTokenizerFast) -> None:
+    measured = measure_latency(small_model("gpt2"), tokenizer, "abcde", ARGS, runs=3, warmup=1)
+    case = measured.case
+    assert (case.batch, case.prompt_tokens, case.new_tokens, case.dtype) == (1, 5, 6, "float32")
+    assert {metric: len(samples) for metric, samples in measured.samples_ms.items()} == {
+        "ttft": 3,
+        "per_token": 15,
+        "end_to_end": 3,
+    }
+    assert measured.work is not None
+    if measured.read_bandwidth_gb_s is not None:
+        assert measured.floor_share is not None
+        assert 0 < measured.floor_share < 1
+    assert "n too small" in str(measured)
+    assert str(measured).startswith("P95 latency (ms) - ")
+
+
+def test_measure_latency_of_a_batch(tokenizer: PreTrainedTokenizerFast) -> None:
+    measured = measure_latency(small_model("llama"), tokenizer, ["abc", "def"], ARGS, runs=1, warmup=0)
+    assert measured.case.batch == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "message"),
+    [
+        ("", {}, "empty prompt"),
+        ([], {}, "empty prompt"),
+        (["abc", ""], {}, "empty prompt"),
+        (["abc", "de"], {}, "without a pad token"),
+        ("abc", {"num_beams": 2}, "got num_beams=2, expected 1"),
+        ("abc", {"min_new_tokens": 1, "max_new_tokens": 1}, "at least 2"),
+    ],
+)
+def test_measure_latency_refuses(
+    tokenizer: PreTrainedTokenizerFast, prompt: str | list[str], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        measure_latency(small_model("gpt2"), tokenizer, prompt, {**ARGS, **changes}, runs=1, warmup=0)
+
+
+def test_measure_latency_needs_a_run(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ValueError, match="got runs=0"):
+        measure_latency(small_model("gpt2"), tokenizer, "abc", ARGS, runs=0)

@@ -1,0 +1,77 @@
+"""Region 2: queries against the KV cache."""
+
+from itertools import product
+
+import pytest
+import torch
+from ops import DTYPES, UNIT, Draw, assert_near, rounds_activations, rows_of
+
+from labkit.kernels import attention
+from labkit.kernels.types import AttentionParams, Heads
+
+HEADS = {"3x20": Heads(3, 3, 20), "6:2x64": Heads(6, 2, 64), "5:1x80": Heads(5, 1, 80), "2x7": Heads(2, 2, 7)}
+STEPS = [(3, 1, 22), (1, 1, 0), (2, 13, 0), (2, 5, 17)]  # sequences, new tokens, tokens in the cache
+PARAMS = {
+    "all": AttentionParams(0.25),
+    "window": AttentionParams(0.25, window=7),
+    "window-1": AttentionParams(0.25, window=1),
+    "alibi": AttentionParams(0.25, slopes=torch.tensor([0.5, 0.25, 0.0625, 0.7, 0.03, 0.2])),
+}
+MASKS = ("none", "left", "holes", "row-of-padding")
+pytestmark = pytest.mark.usefixtures("poisoned", "isa")
+
+
+def mask_for(kind: str, batch: int, total: int) -> torch.Tensor | None:
+    if kind == "none":
+        return None
+    mask = torch.ones(batch, total, dtype=torch.int64)
+    if kind == "left":
+        mask[0, : total // 3] = 0
+    elif kind == "holes":
+        mask[:, 1::3] = 0
+        mask[-1, : total // 4] = 0
+    else:
+        mask[-1] = 0
+    return mask
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_cpp_equals_reference(dtype: torch.dtype, heads: Heads, params: AttentionParams) -> None:
+    draw = Draw(dtype)
+    for (batch, tokens, past), mask in product(STEPS, MASKS):
+        capacity = past + tokens + 3
+        rows = rows_of(batch, tokens, past, mask=mask_for(mask, batch, past + tokens), slots=capacity)
+        cache, other = draw.cache(heads, rows, past + tokens, capacity)
+        cache, other = (type(one)(one.keys, one.values, past) for one in (cache, other))
+        slopes = None if params.slopes is None else params.slopes[: heads.query].contiguous()
+        here = AttentionParams(params.scale, params.window, slopes)
+        queries = draw.normal(batch * tokens, heads.query * heads.dim)
+        want = attention(queries, here, heads, rows, cache, impl="reference")
+        got = attention(queries, here, heads, rows, other, impl="cpp")
+        rounding = UNIT[dtype] if rounds_activations(dtype) else 0.0
+        assert_near(got, want, cache.values[:, :, : past + tokens].float().abs().max(), 2e-6 + rounding)
+
+
+def test_a_row_that_sees_nothing_gives_zeros() -> None:
+    heads, draw = HEADS["3x20"], Draw()
+    rows = rows_of(2, 4, mask=torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1]]))
+    cache, _ = draw.cache(heads, rows, 4, 4)
+    cache = type(cache)(cache.keys, cache.values, 0)
+    context = attention(draw.normal(8, 60), AttentionParams(0.3), heads, rows, cache, impl="cpp")
+    seen = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1], dtype=torch.bool)
+    assert not context[~seen].any()
+    assert context[seen].any(dim=1).all()
+
+
+def test_huge_scores_do_not_overflow() -> None:
+    """Softmax is shifted by its peak: scores of ±1e4 give the value of the best key."""
+    heads, draw = Heads(1, 1, 20), Draw()
+    rows = rows_of(1, 1, 8)
+    cache, _ = draw.cache(heads, rows, 9, 9)
+    cache = type(cache)(cache.keys, cache.values, 8)
+    queries = draw.normal(1, 20)
+    best = (cache.keys[0, 0, :, :20] @ queries[0]).argmax()
+    context = attention(queries, AttentionParams(1e4), heads, rows, cache, impl="cpp")
+    assert_near(context[0], cache.values[0, 0, best, :20], 1.0, 1e-5)

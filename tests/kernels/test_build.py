@@ -1,0 +1,208 @@
+"""Compiling on first use: what is built when, and what is said where nothing can be built."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ops import ISAS, Draw, missing_instructions
+
+from labkit.kernels import build, gemm
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for compiled libraries."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("LABKIT_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler that writes an empty file in no time; its runs are counted in the file `runs` beside it."""
+    path = tmp_path / "stub-g++"
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo stub 1.0 && exit\necho run >> {tmp_path}/runs\n'
+        'while [ "$1" != -o ]; do shift; done\necho built > "$2"\n'
+    )
+    path.chmod(0o755)
+    monkeypatch.setenv("CXX", str(path))
+    return path
+
+
+def compiler_that(tmp_path: Path, script: str) -> str:
+    path = tmp_path / "broken-g++"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def libraries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.usefixtures("stub")
+def test_one_library_per_weight_type_and_instruction_set(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = set()
+    for isa in ISAS:
+        if missing_instructions(isa) is None:
+            monkeypatch.setenv("LABKIT_ISA", isa)
+            paths |= {build.compile_library(weight_type) for weight_type in build.WEIGHT_TYPES}
+    assert len(paths) == len(libraries(cache)) == 3 * sum(missing_instructions(isa) is None for isa in ISAS)
+    assert all(path.parent == cache and path.suffix == ".so" for path in paths)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_library_is_built_once(stub: Path) -> None:
+    first = build.compile_library("float32")
+    assert build.compile_library("float32") == first
+    assert (stub.parent / "runs").read_text() == "run\n"
+
+
+@pytest.mark.usefixtures("cache", "stub")
+def test_an_edited_source_makes_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "kernels"
+    shutil.copytree(build.SOURCES, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(build, "SOURCES", copy)
+    monkeypatch.setattr(build, "ENTRY", copy / "decode_step" / "cpp_impl.cpp")
+    before = build.compile_library("float32")
+    for edited in ("simd.h", "gemm/cpp_impl.cpp"):
+        source = copy / edited
+        original = source.read_text()
+        source.write_text(original + "\n")
+        assert build.compile_library("float32") != before
+        source.write_text(original)
+    (copy / "notes.txt").write_text("no source")
+    assert build.compile_library("float32") == before
+
+
+def test_an_edited_kernel_is_the_one_that_runs_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "kernels"
+    shutil.copytree(build.SOURCES, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(build, "SOURCES", copy)
+    monkeypatch.setattr(build, "ENTRY", copy / "decode_step" / "cpp_impl.cpp")
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
+    draw = Draw()
+    _, packed = draw.linear(3, 5)
+    x = draw.normal(2, 5)
+    right = gemm(x, packed, impl="cpp")
+    abi = copy / "abi.h"
+    abi.write_text(abi.read_text().replace("#pragma once", "#pragma once\n#define labkit_gemm labkit_gemm_before", 1))
+    entry = copy / "decode_step" / "cpp_impl.cpp"
+    entry.write_text(
+        entry.read_text()
+        + "\n#undef labkit_gemm\n"
+        + 'extern "C" void labkit_gemm(const Linear* l, const float*, int64_t rows, float* out, int32_t) {\n'
+        + "  for (int64_t i = 0; i < rows * l->outputs; ++i) out[i] = 42;\n}\n"
+    )
+    assert gemm(x, packed, impl="cpp").eq(42).all()
+    assert not right.eq(42).any()
+
+
+@pytest.mark.usefixtures("stub")
+def test_without_a_writable_home_the_libraries_go_to_a_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("LABKIT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert build.compile_library("float32").is_file()
+
+
+@pytest.mark.parametrize("kind", ["read-only", "a file"])
+def test_a_cache_folder_that_cannot_be_written_is_named(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cache"
+    if kind == "a file":
+        folder.touch()
+    else:
+        folder.mkdir(mode=0o555)
+        if os.access(folder, os.W_OK):
+            pytest.skip("this user may write to read-only folders")
+    monkeypatch.setenv("LABKIT_CACHE", str(folder))
+    with pytest.raises(build.BuildError, match=rf"LABKIT_CACHE={folder} can't be written .*; name a writable folder"):
+        build.load("float32")
+
+
+@pytest.mark.usefixtures("cache")
+def test_an_unknown_instruction_set_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_ISA", "sse9")
+    with pytest.raises(build.BuildError, match="LABKIT_ISA is 'sse9'; expected one of avx512, avx2, portable"):
+        build.load("float32")
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("isa", ["avx512", "avx2"])
+def test_instructions_that_the_cpu_lacks_are_refused(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "cpu_flags", lambda: frozenset({"sse4_2"}))
+    monkeypatch.setenv("LABKIT_ISA", isa)
+    with pytest.raises(build.BuildError, match=f"LABKIT_ISA={isa}, but this CPU lacks those instructions; unset it"):
+        build.load("float32")
+    monkeypatch.delenv("LABKIT_ISA")
+    assert build.instruction_set() == "portable"
+
+
+@pytest.mark.usefixtures("cache")
+def test_without_a_compiler_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.BuildError, match=r"no g\+\+ or clang\+\+ on the PATH.*apt-get install g\+\+.*reference"):
+        build.load("float32")
+    assert build.unavailable() is not None
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_named_compiler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(build.BuildError, match="CXX is 'no-such-compiler', which is not on the PATH"):
+        build.load("float32")
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_behind(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "echo 'note: in file x' >&2; echo 'x.cpp:3: fatal error: omp.h: No such file' >&2; exit 1"
+    monkeypatch.setenv("CXX", compiler_that(tmp_path, script))
+    with pytest.raises(build.BuildError, match=r"could not compile the kernels: x.cpp:3: fatal error: omp\.h"):
+        build.load("float32")
+    assert libraries(cache) == []
+
+
+def test_a_compiler_that_fails_in_silence_is_reported_too(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler_that(tmp_path, "exit 3"))
+    with pytest.raises(build.BuildError, match="broken-g\\+\\+ could not compile the kernels: exit code 3"):
+        build.load("float32")
+    assert libraries(cache) == []
+
+
+@pytest.mark.usefixtures("cache", "stub")
+def test_a_library_that_cannot_be_loaded_is_a_build_error() -> None:
+    """As on a file system mounted noexec, or after a disk filled up."""
+    with pytest.raises(build.BuildError, match="can't be loaded"):
+        build.load("float32")
+
+
+def test_two_processes_that_build_at_once_end_with_one_whole_library(cache: Path) -> None:
+    program = "from labkit.kernels import build; print(build.load('float32')._name)"
+    children = [
+        subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    named = {child.communicate()[0].strip() for child in children}
+    assert [child.returncode for child in children] == [0, 0]
+    assert named == {str(path) for path in libraries(cache)}
+    assert len(named) == 1
+
+
+def test_the_kernels_run_right_after_a_build(cache: Path) -> None:
+    draw = Draw()
+    plain, packed = draw.linear(3, 5)
+    x = draw.normal(2, 5)
+    assert torch.allclose(gemm(x, packed, impl="cpp"), gemm(x, plain, impl="reference"), atol=1e-6)
+    assert len(libraries(cache)) == 1

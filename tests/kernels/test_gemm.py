@@ -1,0 +1,90 @@
+"""The small-batch GEMM and its packed layout."""
+
+import pytest
+import torch
+from ops import DTYPES, Draw, assert_near, tolerance
+from torch.nn import functional as F
+
+from labkit.kernels import gemm
+from labkit.kernels.gemm import interleave_gate, pack, packed_shape, unpack_rows
+from labkit.kernels.types import Linear
+
+SHAPES = [(1, 1), (33, 63), (60, 60), (64, 128), (131, 33), (35, 300), (96, 513)]  # outputs, inputs
+ROWS = [1, 2, 3, 5, 12, 13, 33, 64]
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_cpp_equals_reference_for_any_number_of_rows(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    draw = Draw(dtype)
+    for bias in (True, False):
+        plain, packed = draw.linear(*shape, bias=bias)
+        for rows in ROWS:
+            x = draw.normal(rows, shape[1])
+            want = gemm(x, plain, impl="reference")
+            magnitudes = F.linear(x.abs(), plain.weight.float().abs(), None if plain.bias is None else plain.bias.abs())
+            got = gemm(x, packed, impl="cpp")
+            assert_near(got, want, magnitudes, tolerance(dtype))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (50, 7)], ids=lambda shape: f"{shape[0]}x{shape[1]}")
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_unpacking_gives_the_packed_rows_back(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    weight = Draw().normal(*shape).to(dtype)
+    packed = pack(weight)
+    order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1))
+    assert packed.shape == packed_shape(*shape, dtype)
+    assert packed.dtype == dtype
+    assert torch.equal(unpack_rows(packed, order, shape[1]), weight[order].float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_packing_pads_with_zeros(dtype: torch.dtype) -> None:
+    packed = pack(torch.ones(33, 63, dtype=dtype))
+    assert packed.float().sum() == 33 * 63
+
+
+def test_packing_into_given_memory_fills_it() -> None:
+    weight = Draw().normal(40, 21)
+    out = torch.empty(packed_shape(40, 21, weight.dtype))
+    assert pack(weight, out) is out
+    assert torch.equal(out, pack(weight))
+
+
+@pytest.mark.parametrize("inner", [1, 16, 20, 100])
+def test_interleaved_gate_and_up_rows_meet_in_one_block(inner: int) -> None:
+    gate_up = Draw().normal(2 * inner, 3)
+    mixed = interleave_gate(gate_up).unflatten(0, (-1, 2, 16))
+    gate, up = (mixed[:, half].flatten(0, 1) for half in (0, 1))
+    assert torch.equal(torch.cat((gate[:inner], up[:inner])), gate_up)
+    assert not gate[inner:].any()
+    assert not up[inner:].any()
+
+
+def test_an_unknown_impl_is_refused_with_the_known_ones() -> None:
+    plain, _ = Draw().linear(3, 4)
+    with pytest.raises(ValueError, match="unknown impl 'cuda'; expected one of cpp, reference"):
+        gemm(torch.zeros(1, 4), plain, impl="cuda")
+
+
+@pytest.mark.parametrize(
+    "x", [torch.zeros(2, 5), torch.zeros(4), torch.zeros(2, 4, dtype=torch.float64), torch.zeros(4, 2).t()]
+)
+def test_rows_of_another_kind_are_refused(x: torch.Tensor) -> None:
+    plain, _ = Draw().linear(3, 4)
+    with pytest.raises(ValueError, match=r"x: expected contiguous float32 \[rows, 4\], got"):
+        gemm(x, plain, impl="reference")
+
+
+def test_the_kernels_refuse_weights_that_are_not_packed() -> None:
+    plain, _ = Draw().linear(3, 4)
+    with pytest.raises(ValueError, match="layout 'panels', got 'rows'; use gemm"):
+        gemm(torch.zeros(1, 4), plain, impl="cpp")
+
+
+def test_a_weight_type_without_kernels_is_refused() -> None:
+    weight = torch.zeros(1, 4, 32, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="no C\\+\\+ kernels for 'float64'; expected one of float32"):
+        gemm(torch.zeros(1, 4), Linear(weight, None, 3, 4, "panels"), impl="cpp")

@@ -1,0 +1,39 @@
+"""Memory for weights, and the probe of how fast it is read."""
+
+import gc
+
+import pytest
+import torch
+
+from labkit.kernels.memory import Arena
+from labkit.kernels.probe import read_bandwidth_gb_s
+
+
+def test_tensors_are_aligned_and_do_not_overlap() -> None:
+    arena = Arena(4096)
+    shapes = [((3, 5), torch.float32), ((7,), torch.bfloat16), ((2, 2, 2), torch.float16), ((1,), torch.uint8)]
+    tensors = [arena.empty(shape, dtype) for shape, dtype in shapes]
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
+
+
+def test_a_full_arena_says_so() -> None:
+    arena = Arena(256)
+    arena.empty((64,), torch.float32)
+    with pytest.raises(MemoryError, match="an arena of 256 bytes is full"):
+        arena.empty((1,), torch.float32)
+
+
+def test_tensors_outlive_their_arena() -> None:
+    arena = Arena(1 << 20)
+    tensor = arena.empty((1 << 18,), torch.float32).fill_(3.0)
+    del arena
+    gc.collect()
+    assert tensor.sum() == 3.0 * (1 << 18)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_probed_bandwidth_is_one_that_a_machine_can_have(threads: int) -> None:
+    assert 0.2 < read_bandwidth_gb_s(threads, seconds=0.01) < 5000

@@ -1,0 +1,77 @@
+"""Region 3: bias, residual, norm, first MLP matrix, activation."""
+
+from itertools import product
+
+import pytest
+import torch
+from ops import DTYPES, UNIT, Draw, assert_near, rounds_activations, tolerance
+
+from labkit.kernels import mlp_gemm
+from labkit.kernels.types import ACTIVATIONS, MlpWeights
+
+HIDDEN, INNER = 63, 100
+ROWS = [1, 5, 13, 33]
+pytestmark = pytest.mark.usefixtures("poisoned", "isa")
+
+
+def act_tolerance(dtype: torch.dtype) -> float:
+    """`act` goes into the next product, so it is rounded like a row; fast exp and erf are good to about 1e-6."""
+    return 2 * tolerance(dtype, roundings=4) + (UNIT[dtype] if rounds_activations(dtype) else 0.0)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize(("norm", "activation"), [*product(["layer"], ACTIVATIONS), ("rms", "silu"), ("none", "relu")])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_cpp_equals_reference(dtype: torch.dtype, norm: str, activation: str, gated: bool) -> None:
+    draw = Draw(dtype)
+    plain, packed = draw.linear(INNER, HIDDEN, gated=gated)
+    before = draw.norm(norm, HIDDEN)
+    bias = draw.normal(HIDDEN)
+    for rows in ROWS:
+        hidden, addend = draw.normal(rows, HIDDEN), draw.normal(rows, HIDDEN)
+        for added, added_bias, from_norm in ((addend, bias, False), (addend, None, True), (None, None, False)):
+            arguments = (hidden, added, added_bias)
+            want = mlp_gemm(
+                *arguments, MlpWeights(before, plain, activation, gated), residual_from_norm=from_norm, impl="reference"
+            )
+            got = mlp_gemm(
+                *arguments,
+                MlpWeights(before, packed, activation, gated),
+                residual_from_norm=from_norm,
+                impl="cpp",
+            )
+            assert_near(got[0][:, :INNER], want[0], 1.0 + want[0].abs().max(), act_tolerance(dtype))
+            assert_near(got[1], want[1], 1.0 + want[1].abs().max(), 2e-6)
+
+
+def test_padding_columns_of_a_gated_matrix_are_zero() -> None:
+    draw = Draw()
+    _, packed = draw.linear(INNER, HIDDEN, gated=True)
+    weights = MlpWeights(draw.norm("rms", HIDDEN), packed, "silu", gated=True)
+    act, _ = mlp_gemm(draw.normal(5, HIDDEN), None, None, weights, impl="cpp")
+    assert act.shape == (5, 112)
+    assert not act[:, INNER:].any()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_hold_over_their_whole_range(activation: str) -> None:
+    """One input, weight 1: act is the activation itself, from underflow to overflow of exp."""
+    x = torch.cat((torch.linspace(-100, 100, 4001), torch.tensor([0.0, -0.0, 1e-20, -1e-20, 3e4, -3e4])))[:, None]
+    draw = Draw()
+    plain, packed = draw.linear(1, 1, bias=False)
+    plain.weight.fill_(1.0)
+    packed.weight.zero_().view(-1)[0] = 1.0
+    want, _ = mlp_gemm(x, None, None, MlpWeights(draw.norm("none", 1), plain, activation), impl="reference")
+    got, _ = mlp_gemm(x, None, None, MlpWeights(draw.norm("none", 1), packed, activation), impl="cpp")
+    assert_near(got[:, :1], want, 1.0 + x.abs(), 1e-6)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_nan_stays_a_nan(activation: str) -> None:
+    draw = Draw()
+    _, packed = draw.linear(33, 20)
+    hidden = draw.normal(2, 20)
+    hidden[1, 7] = float("nan")
+    act, _ = mlp_gemm(hidden, None, None, MlpWeights(draw.norm("none", 20), packed, activation), impl="cpp")
+    assert act[0].isfinite().all()
+    assert act[1, :33].isnan().all()

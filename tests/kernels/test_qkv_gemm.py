@@ -1,0 +1,77 @@
+"""Region 1: norm, Q, K, V product, head norms, rotation, append to the KV cache."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from ops import DTYPES, UNIT, Draw, assert_near, rows_of, tolerance
+
+from labkit.kernels import qkv_gemm
+from labkit.kernels.types import Heads, LayerCache, QkvWeights
+
+HIDDEN, PAST, CAPACITY = 63, 4, 20
+HEADS = {"3x20": Heads(3, 3, 20), "6:2x64": Heads(6, 2, 64), "2:1x80": Heads(2, 1, 80)}
+ROTARY = {  # share of the head, pairs next to each other
+    "no-rotary": None,
+    "halves": (1.0, False),
+    "pairs": (1.0, True),
+    "some-halves": (0.3, False),
+    "some-pairs": (0.4, True),
+}
+STEPS = [(1, 1), (5, 1), (2, 13)]  # sequences, new tokens
+pytestmark = pytest.mark.usefixtures("poisoned", "isa")
+
+
+@pytest.mark.parametrize("head_norms", [False, True], ids=["", "head-norms"])
+@pytest.mark.parametrize("rotary", ROTARY.values(), ids=ROTARY)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_cpp_equals_reference(dtype: torch.dtype, rotary: tuple[float, bool] | None, head_norms: bool) -> None:
+    for heads in HEADS.values():
+        assert_cpp_equals_reference(dtype, heads, rotary, head_norms)
+
+
+def assert_cpp_equals_reference(
+    dtype: torch.dtype, heads: Heads, rotary: tuple[float, bool] | None, head_norms: bool
+) -> None:
+    draw = Draw(dtype)
+    outputs = (heads.query + 2 * heads.kv) * heads.dim
+    plain, packed = draw.linear(outputs, HIDDEN)
+    weights = QkvWeights(draw.norm("layer", HIDDEN), plain)
+    if head_norms:
+        q_norm, k_norm = (1.0 + draw.normal(heads.dim, std=0.3) for _ in range(2))
+        weights = replace(weights, q_norm=q_norm, k_norm=k_norm, qk_eps=1e-6)
+    tables = None
+    if rotary is not None:
+        tables = draw.rotary(int(heads.dim * rotary[0]) // 2 * 2, 40, interleaved=rotary[1])
+    for (batch, tokens), from_norm in zip(STEPS, (False, True, False), strict=True):
+        rows = rows_of(batch, tokens, PAST)
+        hidden = draw.normal(batch * tokens, HIDDEN)
+        expected, cache = draw.cache(heads, rows, PAST, CAPACITY)
+        how = {"residual_from_norm": from_norm}
+        want = qkv_gemm(hidden, weights, heads, tables, rows, expected, **how, impl="reference")
+        got = qkv_gemm(hidden, replace(weights, proj=packed), heads, tables, rows, cache, **how, impl="cpp")
+        scale = 4.0 + want[0].abs().max()
+        assert_near(got[0], want[0], scale, tolerance(dtype))
+        assert_near(got[1], want[1], 4.0, 2e-6)
+        for slots, expected_slots in ((cache.keys, expected.keys), (cache.values, expected.values)):
+            assert_cache_near(slots, expected_slots, heads, tokens, tolerance(dtype) + 2 * UNIT[dtype])
+
+
+def assert_cache_near(got: torch.Tensor, want: torch.Tensor, heads: Heads, tokens: int, tolerance: float) -> None:
+    """Equal before `past`, near in the new slots, zeros past the head in them, untouched after them."""
+    new, after = slice(PAST, PAST + tokens), slice(PAST + tokens, CAPACITY)
+    assert torch.equal(got[:, :, :PAST], want[:, :, :PAST])
+    expected = want[:, :, new, : heads.dim].float()
+    assert_near(got[:, :, new, : heads.dim].float(), expected, 4.0 + expected.abs().max(), tolerance)
+    assert not got[:, :, new, heads.dim :].any()
+    assert got[:, :, after].isnan().all()
+
+
+@pytest.mark.parametrize("impl", ["reference", "cpp"])
+def test_tokens_beyond_the_cache_are_refused(impl: str) -> None:
+    draw, heads = Draw(), HEADS["3x20"]
+    plain, packed = draw.linear(180, HIDDEN)
+    weights = QkvWeights(draw.norm("layer", HIDDEN), packed if impl == "cpp" else plain)
+    cache = LayerCache(torch.zeros(1, 3, 8, 32), torch.zeros(1, 3, 8, 32), 6)
+    with pytest.raises(ValueError, match="cache of 8 slots can't take 3 tokens after 6; grow it"):
+        qkv_gemm(draw.normal(3, HIDDEN), weights, heads, None, rows_of(1, 3, 6), cache, impl=impl)

@@ -1,0 +1,65 @@
+"""The threads share the outputs, never a sum: results are the same to the bit for any number of them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from ops import DTYPES, Draw, rows_of
+from torch import Tensor
+
+from labkit.kernels import attention, gemm, mlp_gemm, qkv_gemm, residual_add
+from labkit.kernels.types import AttentionParams, Heads, MlpWeights, QkvWeights
+
+HIDDEN, HEADS = 63, Heads(6, 2, 20)
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+def run_gemm(dtype: torch.dtype, threads: int) -> tuple[Tensor, ...]:
+    draw = Draw(dtype)
+    _, packed = draw.linear(131, 513)
+    return tuple(gemm(draw.normal(rows, 513), packed, impl="cpp", threads=threads) for rows in (1, 7, 30))
+
+
+def run_qkv(dtype: torch.dtype, threads: int) -> tuple[Tensor, ...]:
+    draw, rows = Draw(dtype), rows_of(3, 5, 2)
+    _, packed = draw.linear(200, HIDDEN)
+    weights = QkvWeights(draw.norm("layer", HIDDEN), packed)
+    cache, _ = draw.cache(HEADS, rows, 2, 7)
+    rotary = draw.rotary(20, 9, interleaved=False)
+    out = qkv_gemm(draw.normal(15, HIDDEN), weights, HEADS, rotary, rows, cache, impl="cpp", threads=threads)
+    return *out, cache.keys, cache.values
+
+
+def run_attention(dtype: torch.dtype, threads: int) -> tuple[Tensor, ...]:
+    draw, rows = Draw(dtype), rows_of(3, 5, 12)
+    cache, _ = draw.cache(HEADS, rows, 17, 17)
+    cache = type(cache)(cache.keys, cache.values, 12)
+    params = AttentionParams(0.2, window=9)
+    return (attention(draw.normal(15, 120), params, HEADS, rows, cache, impl="cpp", threads=threads),)
+
+
+def run_mlp(dtype: torch.dtype, threads: int) -> tuple[Tensor, ...]:
+    draw = Draw(dtype)
+    _, packed = draw.linear(100, HIDDEN, gated=True)
+    weights = MlpWeights(draw.norm("rms", HIDDEN), packed, "silu", gated=True)
+    found: tuple[Tensor, ...] = ()
+    for rows in (1, 13):
+        hidden, addend = draw.normal(rows, HIDDEN), draw.normal(rows, HIDDEN)
+        found += mlp_gemm(hidden, addend, None, weights, impl="cpp", threads=threads)
+    return found
+
+
+def run_residual(dtype: torch.dtype, threads: int) -> tuple[Tensor, ...]:
+    draw = Draw(dtype)
+    return (residual_add(draw.normal(13, HIDDEN), draw.normal(13, HIDDEN), None, impl="cpp", threads=threads),)
+
+
+@pytest.mark.parametrize("run", [run_gemm, run_qkv, run_attention, run_mlp, run_residual])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_results_are_bitwise_the_same_for_any_number_of_threads(
+    dtype: torch.dtype, run: Callable[[torch.dtype, int], tuple[Tensor, ...]]
+) -> None:
+    one = run(dtype, 1)
+    for threads in (2, 3, 9):
+        for got, want in zip(run(dtype, threads), one, strict=True):
+            assert torch.equal(got.nan_to_num(nan=77.0), want.nan_to_num(nan=77.0))

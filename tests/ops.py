@@ -1,0 +1,118 @@
+"""Random inputs for the ops, twice over: weights row by row for the references, in panels for the C++ kernels.
+
+Sizes are odd on purpose. Everything that an op must not read is NaN, and so is everything that it must write.
+"""
+
+import os
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from labkit.kernels import build
+from labkit.kernels.gemm import interleave_gate, pack
+from labkit.kernels.types import Heads, LayerCache, Linear, Norm, Rotary, Rows, padded_head_dim
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ISAS = tuple(build.ISA_FLAGS)
+UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}  # unit roundoff
+
+
+def missing_instructions(isa: str) -> str | None:
+    """Why kernels built for `isa` cannot run here, or None."""
+    before = os.environ.get("LABKIT_ISA")
+    os.environ["LABKIT_ISA"] = isa
+    try:
+        build.instruction_set()
+    except build.BuildError as error:
+        return str(error)
+    finally:
+        del os.environ["LABKIT_ISA"]
+        if before is not None:
+            os.environ["LABKIT_ISA"] = before
+    return None
+
+
+def rounds_activations(dtype: torch.dtype) -> bool:
+    """Whether rows are rounded to `dtype` before they meet the weights: where the CPU multiplies pairs of bf16."""
+    return dtype == torch.bfloat16 and build.instruction_set() == "avx512" and "avx512_bf16" in build.cpu_flags()
+
+
+def tolerance(dtype: torch.dtype, roundings: int = 1) -> float:
+    """Largest error that a float32 sum may have, relative to the sum of its terms' magnitudes.
+
+    `roundings`: how often a row is rounded to bfloat16 on the way, on machines with bf16 products.
+    """
+    return 4e-6 + (roundings * UNIT[torch.bfloat16] if rounds_activations(dtype) else 0.0)
+
+
+def assert_near(got: Tensor, want: Tensor, scale: Tensor | float, tolerance: float) -> None:
+    """|got - want| <= tolerance * scale everywhere; a NaN is never near."""
+    assert got.shape == want.shape
+    excess = (got.double() - want.double()).abs() / scale
+    assert bool((excess <= tolerance).all()), f"off by {excess.max():.2e} of the scale, {tolerance:.2e} is allowed"
+
+
+@dataclass
+class Draw:
+    """Random tensors, the same in every run."""
+
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+    generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    def normal(self, *shape: int, std: float = 1.0) -> Tensor:
+        return torch.randn(shape, generator=self.generator) * std
+
+    def linear(self, outputs: int, inputs: int, *, bias: bool = True, gated: bool = False) -> tuple[Linear, Linear]:
+        """(for the reference, for the C++ kernels); gated: `outputs` gate rows, then as many up rows."""
+        rows = outputs * (2 if gated else 1)
+        weight = self.normal(rows, inputs, std=inputs**-0.5).to(self.dtype)
+        vector = self.normal(rows) if bias else None
+        plain = Linear(weight, vector, rows, inputs, "rows")
+        if gated:
+            weight = interleave_gate(weight)
+            vector = None if vector is None else interleave_gate(vector)
+        padded = None if vector is None else F.pad(vector, (0, -len(vector) % 32))
+        return plain, Linear(pack(weight), padded, len(weight), inputs, "panels")
+
+    def norm(self, kind: str, size: int) -> Norm:
+        if kind == "none":
+            return Norm()
+        bias = self.normal(size) if kind == "layer" else None
+        return Norm(kind, 1.0 + self.normal(size, std=0.2), bias, 1e-5)
+
+    def rotary(self, dim: int, positions: int, *, interleaved: bool) -> Rotary:
+        angles = torch.outer(torch.arange(positions).float(), 1e4 ** -(torch.arange(0, dim, 2) / dim))
+        return Rotary(angles.cos(), angles.sin(), interleaved)
+
+    def cache(self, heads: Heads, rows: Rows, past: int, capacity: int) -> tuple[LayerCache, LayerCache]:
+        """Two equal caches with `past` slots filled, zeros beyond the head, and NaN in every slot after them."""
+        shape = (rows.batch, heads.kv, capacity, padded_head_dim(heads.dim))
+        filled = []
+        for _ in range(2):
+            slots = torch.full(shape, float("nan")).to(self.dtype)
+            slots[:, :, :past] = 0.0
+            slots[:, :, :past, : heads.dim] = self.normal(rows.batch, heads.kv, past, heads.dim).to(self.dtype)
+            filled.append(slots)
+        first = LayerCache(*filled, past)
+        return first, replace(first, keys=filled[0].clone(), values=filled[1].clone())
+
+
+def rows_of(batch: int, tokens: int, past: int = 0, *, mask: Tensor | None = None, slots: int | None = None) -> Rows:
+    """`tokens` new tokens after `past`. `mask` [batch, past + tokens]: 0 hides a slot. Tables reach to `slots`."""
+    total = past + tokens
+    if mask is None:
+        positions = torch.arange(total, dtype=torch.int32).expand(batch, total)
+        first, visible = torch.zeros(batch, dtype=torch.int32), None
+    else:
+        positions = (mask.cumsum(1) - 1).clamp(min=0).to(torch.int32)
+        first = torch.where(mask.any(1), mask.argmax(1), total).to(torch.int32)
+        visible = F.pad(mask.to(torch.uint8), (0, (slots or total) - total), value=1)
+    key_positions = F.pad(positions, (0, (slots or total) - total), value=-(10**6))
+    new = positions[:, past:].reshape(-1).contiguous()
+    return Rows(batch, tokens, new, first, visible, key_positions.contiguous())

@@ -1,0 +1,120 @@
+"""The command line as a user meets it: in a process of its own, by its exit code, stdout and stderr."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+SMALL = ("--prompt", "9", "--new", "5", "--threads", "1", "--rounds", "3")
+SIDE_KEYS = {"name", "ttft_ms", "per_token_ms", "end_to_end_ms", "floor_share", "peak_rss_mb"}
+KEYS = {
+    *("model", "dtype", "batch", "baseline", "candidate", "verdict", "tokens_equal", "read_bandwidth_gb_s"),
+    *("per_token_ratio", "per_token_ratio_low", "per_token_ratio_high", "ttft_ratio", "end_to_end_ratio"),
+}
+LABKIT = (sys.executable, "-P", "-c", "from labkit.cli import main; main()")
+ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+
+
+def labkit(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LABKIT, *arguments], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def test_compare_ends_with_one_json_object(tmp_path: Path) -> None:
+    done = labkit("compare", "tiny-gpt2", *SMALL, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert set(figures) >= KEYS
+    for side, name in (("baseline", "hf-eager"), ("candidate", "fused")):
+        assert set(figures[side]) >= SIDE_KEYS
+        assert figures[side]["name"] == name
+    assert figures["per_token_ratio_low"] <= figures["per_token_ratio"] <= figures["per_token_ratio_high"]
+    assert figures["tokens_equal"] is True
+    assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 1
+
+
+def test_compare_shows_speed_with_interval_baseline_and_limit(tmp_path: Path) -> None:
+    done = labkit("compare", "tiny-llama", *SMALL, "--dtype", "bfloat16", "--output", "elsewhere", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "random weights" in done.stdout
+    assert "fused against hf-eager: " in done.stdout
+    assert "share of the limit" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("compare", "gpt-17"), "gpt-17"),
+        (("compare", "tiny-gpt2", "--baseline", "hf-lazy"), "expected one of hf-eager"),
+        (("compare", "tiny-gpt2", "--dtype", "int3"), "expected one of float32"),
+        (("compare", "tiny-gpt2", "--threads", "0"), "got threads = 0, expected at least 1"),
+        (("compare", "tiny-gpt2", "--prompt", "4000"), "2048; use a shorter prompt"),
+        (("compare", "tiny-gpt2", "--batch", "many"), "--batch"),
+        (("generate", "tiny-gpt2", "--prompt", ""), "got an empty prompt"),
+        (("generate", "tiny-gpt2", "--prompt", "a", "--new", "0"), "got new = 0"),
+        (("generate", "tiny-gpt2", "--prompt", "a", "--new", "3000"), "use a shorter prompt or fewer new tokens"),
+        (("generate", "tiny-gpt2", "--prompt", "a", "--threads", "0"), "got threads = 0"),
+        (("run", "absent.ipynb"), "no notebook at absent.ipynb"),
+        (("run", "absent.ipynb", "-p", "rounds"), "expected -p NAME VALUE"),
+        (("run", "absent.ipynb", "-p", "a", "1", "-p", "a", "2"), "given twice"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_is_explained_without_a_traceback(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = labkit(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_compare_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    arguments = ("compare", "tiny-gpt2", "--new", "200", "--rounds", "500", "--threads", "1")
+    process = subprocess.Popen([*LABKIT, *arguments], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    workers: list[psutil.Process] = []
+    deadline = time.monotonic() + 120
+    while len(workers) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+        workers = [child for child in psutil.Process(process.pid).children() if "worker" in " ".join(child.cmdline())]
+    assert len(workers) == 2
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert not any(worker.is_running() for worker in workers)
+    assert list(tmp_path.rglob("*.*")) == []
+
+
+def test_generate_continues_the_prompt_and_says_where_the_weights_come_from(tmp_path: Path) -> None:
+    done = labkit("generate", "tiny-gpt2", "--prompt", "Once upon", "--new", "5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Once upon")
+    assert len(done.stdout.strip()) > len("Once upon")
+    assert "random weights, seed 0" in done.stderr
+
+
+def test_sampling_repeats_with_its_seed(tmp_path: Path) -> None:
+    texts = [
+        labkit(
+            *("generate", "tiny-llama", "--prompt", "Once", "--new", "8", "--temperature", "1", "--seed", seed),
+            cwd=tmp_path,
+        ).stdout
+        for seed in ("1", "1", "2")
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_models_lists_the_presets(tmp_path: Path) -> None:
+    done = labkit("models", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("gpt2-medium", "gpt-j-6b", "bloom-7b1", "gpt-neox-20b", "llama-2-7b"):
+        assert name in done.stdout

@@ -1,0 +1,103 @@
+"""The wheel, installed where the checkout cannot be seen, is the whole of labkit and nothing else."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+IMPORT_ALL = """
+import importlib, pkgutil, labkit
+names = ["labkit", *(module.name for module in pkgutil.walk_packages(labkit.__path__, "labkit."))]
+for name in names:
+    print(importlib.import_module(name).__file__)
+"""
+
+
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: setuptools leaves build/ and egg-info beside what it builds."""
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("sdist")
+    for folder in ("labkit", "kernels"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    run(sys.executable, "-c", f"from setuptools import build_meta as b; b.build_sdist({str(out)!r})", cwd=tree)
+    (archive,) = out.iterdir()
+    return archive
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", out)
+    run(sys.executable, "-m", "pip", "wheel", *options, sdist, cwd=out)
+    (archive,) = out.iterdir()
+    return archive
+
+
+@pytest.fixture(scope="module")
+def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment that holds the wheel and sees our dependencies, but not the editable install:
+    a folder named in a .pth file has its own .pth files left alone."""
+    place = tmp_path_factory.mktemp("fresh")
+    venv.create(place, with_pip=False)
+    python = place / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=place)
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place).strip()
+    (Path(site) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python.parent
+
+
+def test_wheel_holds_every_file_of_the_tree(wheel: Path) -> None:
+    def files(folder: str, prefix: str) -> set[str]:
+        paths = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        return {prefix + path.relative_to(ROOT).as_posix() for path in paths}
+
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packed == files("labkit", "") | files("kernels", "labkit/")
+
+
+def test_sdist_holds_the_licence(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        assert any(name.endswith("/LICENSE") for name in archive.getnames())
+
+
+def test_every_module_imports_from_the_wheel(fresh: Path, tmp_path: Path) -> None:
+    files = run(fresh / "python", "-c", IMPORT_ALL, cwd=tmp_path).split()
+    assert files
+    assert all(Path(file).is_relative_to(fresh.parent) for file in files)
+
+
+def test_wheel_exposes_no_top_level_kernels(fresh: Path, tmp_path: Path) -> None:
+    found = "import importlib.util as u, labkit; print(u.find_spec('kernels'))"
+    assert run(fresh / "python", "-c", found, cwd=tmp_path).strip() == "None"
+
+
+def test_kernels_of_the_wheel_compile_and_generate(fresh: Path, tmp_path: Path) -> None:
+    variables = {"LABKIT_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    out = run(fresh / "labkit", "generate", "tiny-gpt2", "--prompt", "Fused", cwd=tmp_path, **variables)
+    assert "Fused" in out
+    assert list(tmp_path.rglob("*.so"))

@@ -1,0 +1,61 @@
+"""What the README tells a newcomer to type does what it says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
+PROGRAMS = [text for language, text in BLOCKS if language == "python"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+    return tmp_path
+
+
+def run(*command: str | Path, cwd: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=os.environ | {"PATH": path, "HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_there_is_something_to_run() -> None:
+    assert COMMANDS
+    assert PROGRAMS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_runs(command: str, place: Path) -> None:
+    """`make` targets are only looked up: each of them does a whole session's work."""
+    if command.startswith("make "):
+        run("make", "--dry-run", *command.split()[1:], cwd=ROOT)
+    else:
+        run("bash", "-c", command, cwd=place)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
+def test_program_runs(program: str, place: Path) -> None:
+    run(sys.executable, "-P", "-c", program, cwd=place)
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert links
+    assert not [link for link in links if not (ROOT / link).exists()]
