@@ -16,10 +16,12 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from time import monotonic
 
 SOURCES = Path(__file__).parent
 ENTRY = SOURCES / "decode_step" / "cpp_impl.cpp"
 ISA_FLAGS = {"avx512": ("-march=native",), "avx2": ("-march=x86-64-v3",), "portable": ()}
+RECHECK_S = 0.5
 WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -147,12 +149,28 @@ def compile_library(weight_type: str) -> Path:
 def _open(path: Path) -> ctypes.CDLL:
     import torch  # noqa: F401  its OpenMP runtime must be in the process first, so that both share one team of threads
 
-    return ctypes.CDLL(str(path))
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(
+            f"{path} can't be loaded ({error}); delete it, or name another folder in LABKIT_CACHE if this one is noexec"
+        ) from None
 
 
 def load(weight_type: str) -> ctypes.CDLL:
     """The loaded library for `weight_type`, compiled if need be. Raises BuildError."""
-    return _open(compile_library(weight_type))
+    library = _open(compile_library(weight_type))
+    _in_use[weight_type, os.environ.get("LABKIT_ISA")] = (library, monotonic() + RECHECK_S)
+    return library
+
+
+def in_use(weight_type: str) -> ctypes.CDLL:
+    """The same for a call that lasts microseconds: whether a source was edited is looked at twice a second only."""
+    library, until = _in_use.get((weight_type, os.environ.get("LABKIT_ISA")), (None, 0.0))
+    return library if library is not None and monotonic() < until else load(weight_type)
+
+
+_in_use: dict[tuple[str, str | None], tuple[ctypes.CDLL, float]] = {}
 
 
 def unavailable() -> str | None:

@@ -86,8 +86,9 @@ struct ThreadScratch {
   Scratch scores;  // attention
 };
 
-// The calling thread's own, kept from call to call.
-inline ThreadScratch& thread_scratch() {
+// The calling thread's own, kept from call to call. Static: an inline function's object would be one for all loaded
+// libraries, also for the one that an edited source was compiled to.
+static ThreadScratch& thread_scratch() {
   static thread_local ThreadScratch scratch;
   return scratch;
 }

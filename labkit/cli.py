@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
+
+from labkit.progress import progress_bar
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,7 +51,7 @@ def compare(
     from labkit.harness import compare as run_comparison
     from labkit.harness.tables import comparison_table
 
-    with _progress() as follow:
+    with progress_bar(err) as follow:
         comparison = run_comparison(
             baseline,
             candidate,
@@ -152,8 +151,10 @@ def run(
     from labkit.notebooks import run_notebook
 
     parameters = _pairs(context.args)
-    with _progress() as follow:
+    with progress_bar(err) as follow:
         report = run_notebook(notebook, parameters, output, follow)
+    for headline in report.headlines:
+        typer.echo(headline)
     typer.echo(f"{report.status} in {report.seconds:.0f} s: {report.html}")
     if report.failure:
         err.print(escape(str(report.failure)), style="red", highlight=False)
@@ -186,16 +187,3 @@ def _pairs(arguments: list[str]) -> dict[str, str]:
             raise ValueError(f"the parameter {pair[0]!r} is given twice; give it once")
         pairs[pair[0]] = pair[1]
     return pairs
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[float, float, str], None]]:
-    """A bar on stderr that moves with the work only: a thread that redraws it would cost the runs being timed."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=err, transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def follow(done: float, total: float, label: str) -> None:
-            bar.update(task, completed=done, total=total, description=label, refresh=True)
-
-        yield follow

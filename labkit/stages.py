@@ -10,11 +10,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import nvtx
 
 DOMAIN = "labkit"
+INJECTED = ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH", "NSYS_PROFILING_SESSION_ID")  # set by the tools
 
 
 class Stage(StrEnum):
@@ -42,11 +44,10 @@ def message(phase: Phase, stage: Stage, layer: int | None = None) -> str:
     return f"{phase}/{stage}" if layer is None else f"{phase}/layer.{layer}/{stage}"
 
 
+@cache
 def nvtx_listening() -> bool:
-    """True in a process that an NVTX tool (nsys profile, ncu) was injected into."""
-    return any(name in os.environ for name in ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH")) or (
-        "NSYS_PROFILING_SESSION_ID" in os.environ
-    )
+    """True in a process that an NVTX tool (nsys profile, ncu) was injected into, which happens when it starts."""
+    return any(name in os.environ for name in INJECTED)
 
 
 def torch_profiler_listening() -> bool:

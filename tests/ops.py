@@ -4,7 +4,7 @@ Sizes are odd on purpose. Everything that an op must not read is NaN, and so is 
 """
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -93,18 +93,21 @@ class Draw:
     def cache(self, heads: Heads, rows: Rows, past: int, capacity: int) -> tuple[LayerCache, LayerCache]:
         """Two equal caches with `past` slots filled, zeros beyond the head, and NaN in every slot after them."""
         shape = (rows.batch, heads.kv, capacity, padded_head_dim(heads.dim))
-        filled = []
+        filled: list[Tensor] = []
         for _ in range(2):
             slots = torch.full(shape, float("nan")).to(self.dtype)
             slots[:, :, :past] = 0.0
             slots[:, :, :past, : heads.dim] = self.normal(rows.batch, heads.kv, past, heads.dim).to(self.dtype)
             filled.append(slots)
-        first = LayerCache(*filled, past)
-        return first, replace(first, keys=filled[0].clone(), values=filled[1].clone())
+        keys, values = filled
+        return LayerCache(keys, values, past), LayerCache(keys.clone(), values.clone(), past)
 
 
 def rows_of(batch: int, tokens: int, past: int = 0, *, mask: Tensor | None = None, slots: int | None = None) -> Rows:
-    """`tokens` new tokens after `past`. `mask` [batch, past + tokens]: 0 hides a slot. Tables reach to `slots`."""
+    """`tokens` new tokens after `past`. `mask` [batch, past + tokens]: 0 hides a slot. Tables reach to `slots`.
+
+    As the engine does, padding on the left is told by `first` alone.
+    """
     total = past + tokens
     if mask is None:
         positions = torch.arange(total, dtype=torch.int32).expand(batch, total)
@@ -112,7 +115,8 @@ def rows_of(batch: int, tokens: int, past: int = 0, *, mask: Tensor | None = Non
     else:
         positions = (mask.cumsum(1) - 1).clamp(min=0).to(torch.int32)
         first = torch.where(mask.any(1), mask.argmax(1), total).to(torch.int32)
-        visible = F.pad(mask.to(torch.uint8), (0, (slots or total) - total), value=1)
+        holes = int((mask == 0).sum()) != int(first.sum())
+        visible = F.pad(mask.to(torch.uint8), (0, (slots or total) - total), value=1) if holes else None
     key_positions = F.pad(positions, (0, (slots or total) - total), value=-(10**6))
     new = positions[:, past:].reshape(-1).contiguous()
     return Rows(batch, tokens, new, first, visible, key_positions.contiguous())

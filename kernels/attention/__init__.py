@@ -34,7 +34,7 @@ def attention(
 
 def _cpp(queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, cache: LayerCache, threads: int) -> Tensor:
     context = torch.empty_like(queries)
-    build.load(str(cache.keys.dtype).removeprefix("torch.")).labkit_attention(
+    build.in_use(str(cache.keys.dtype).removeprefix("torch.")).labkit_attention(
         byref(params.c), byref(heads.c), byref(rows.c), byref(cache.c), ptr(queries), ptr(context), c_int32(threads)
     )
     return context

@@ -26,7 +26,7 @@ def gemm(x: Tensor, linear: Linear, *, threads: int = 1, impl: str) -> Tensor:
 
 def _cpp(x: Tensor, linear: Linear, threads: int) -> Tensor:
     out = torch.empty(x.shape[0], linear.outputs)
-    library = build.load(linear.weight_type)
+    library = build.in_use(linear.weight_type)
     library.labkit_gemm(byref(linear.c), ptr(x), c_int64(x.shape[0]), ptr(out), c_int32(threads))
     return out
 

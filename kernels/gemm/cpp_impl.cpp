@@ -70,7 +70,7 @@ struct CallBuffers {
   Scratch x, h, residual, wide, context;
 };
 
-inline CallBuffers& call_buffers() {
+static CallBuffers& call_buffers() {
   static thread_local CallBuffers buffers;
   return buffers;
 }

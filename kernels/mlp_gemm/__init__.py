@@ -45,7 +45,7 @@ def _cpp(
 ) -> tuple[Tensor, Tensor]:
     width = weights.up.outputs // (2 if weights.gated else 1)
     act, residual = torch.empty(len(hidden), width), torch.empty_like(hidden)
-    build.load(weights.up.weight_type).labkit_mlp_gemm(
+    build.in_use(weights.up.weight_type).labkit_mlp_gemm(
         byref(weights.c),
         ptr(hidden),
         ptr(addend),

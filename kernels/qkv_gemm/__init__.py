@@ -49,7 +49,7 @@ def _cpp(
     threads: int,
 ) -> tuple[Tensor, Tensor]:
     queries, residual = torch.empty(len(hidden), heads.query * heads.dim), torch.empty_like(hidden)
-    build.load(weights.proj.weight_type).labkit_qkv_gemm(
+    build.in_use(weights.proj.weight_type).labkit_qkv_gemm(
         byref(weights.c),
         byref(rotary.c if rotary else NO_ROTARY),
         byref(heads.c),

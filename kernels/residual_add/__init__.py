@@ -38,7 +38,7 @@ def _cpp(
     threads: int,
 ) -> Tensor:
     out = torch.empty_like(residual)
-    build.load("float32").labkit_residual_add(
+    build.in_use("float32").labkit_residual_add(
         ptr(residual),
         ptr(attn_out),
         ptr(attn_bias),

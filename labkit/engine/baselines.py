@@ -93,11 +93,11 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.original = original
         weight = original.weight.T if isinstance(original, Conv1D) else original.weight
-        self.outputs: int = weight.shape[0]
+        self.outputs, inputs = weight.size(0), weight.size(1)
         bias = None
         if original.bias is not None:
             bias = nn.functional.pad(original.bias.detach().float(), (0, -self.outputs % BLOCK))
-        self.packed = Linear(pack(weight.detach().contiguous()), bias, *weight.shape, "panels")
+        self.packed = Linear(pack(weight.detach().contiguous()), bias, self.outputs, inputs, "panels")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.flatten(0, -2)
@@ -130,7 +130,9 @@ def _fused(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
         run()
         return engine.stage_times()
 
-    return Baseline(name, f"labkit, {engine.impl} kernels", engine, source.tokenizer, stage_times)
+    reason = unavailable() if engine.impl == "reference" else None
+    impl = f"labkit, {engine.impl} kernels" + (f" ({reason.partition(':')[0]})" if reason else "")
+    return Baseline(name, impl, engine, source.tokenizer, stage_times)
 
 
 def _vanilla(name: str, how: str, source: ModelSource, model: PreTrainedModel) -> Baseline:

@@ -89,11 +89,6 @@ class KVCache(Cache):
         assert self.positions is not None
         assert self.first is not None
         if attention_mask is not None:
-            if tuple(attention_mask.shape) != (batch, total):
-                raise ValueError(
-                    f"attention_mask is {list(attention_mask.shape)}; expected [{batch}, {total}], "
-                    f"that is {past} tokens in the cache and {tokens} new ones"
-                )
             self._set_mask(attention_mask)
         new = slice(past, total)
         if position_ids is not None:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -57,6 +58,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         self.step_times_ms: list[float] | None = None  # appended to by every step once somebody puts a list here
         self._step = DecodeStep(weights) if impl == "cpp" else None
         self._rotary: Rotary | None = None
+        self._one_at_a_time = Lock()  # threads may share an engine: a step owns the workspace and the rotary tables
         _attach(self, policy.layers, nn.ModuleList(self._make_layers()))
         self.eval()
 
@@ -163,33 +165,51 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         start = perf_counter()
         batch, tokens = input_ids.shape
         past = cache.length
-        self._check(input_ids, past + tokens, position_ids)
+        self._check(input_ids, past, attention_mask, position_ids)
         phase = Phase.DECODE if past and tokens == 1 else Phase.PREFILL
         input_ids = input_ids.to(torch.int64).contiguous()
         cache.reserve(batch, past + tokens)
         chunk = tokens if hidden_states is not None else max(1, CHUNK_ROWS // batch)
-        results = []
+        results: list[Tensor] = []
         for begin in range(0, tokens, chunk):
             end = min(begin + chunk, tokens)
             mask = None if attention_mask is None else attention_mask[:, : past + end]
             positions = None if position_ids is None else position_ids[:, begin:end]
             rows = cache.place(batch, end - begin, mask, positions)
             kept = max(0, min(end, tokens) - max(begin, tokens - keep))
-            results.append(
-                self._run_rows(input_ids[:, begin:end].contiguous(), rows, cache, phase, kept, greedy, hidden_states)
-            )
+            tokens_BT = input_ids[:, begin:end].contiguous()
+            with self._one_at_a_time:
+                result = self._run_rows(tokens_BT, rows, cache, phase, kept, greedy, hidden_states)
+            if result is not None:
+                results.append(result)
             cache.length = past + end
         if self.step_times_ms is not None:
             self.step_times_ms.append((perf_counter() - start) * 1e3)
-        return torch.cat([result for result in results if result is not None], dim=1)
+        return results[0] if len(results) == 1 else torch.cat(results, dim=1)
 
-    def _check(self, input_ids: Tensor, total: int, position_ids: Tensor | None) -> None:
+    def _check(self, input_ids: Tensor, past: int, attention_mask: Tensor | None, position_ids: Tensor | None) -> None:
+        batch, tokens = input_ids.shape
+        total = past + tokens
+        if attention_mask is not None and tuple(attention_mask.shape) != (batch, total):
+            raise ValueError(
+                f"attention_mask is {list(attention_mask.shape)}; expected [{batch}, {total}], "
+                f"that is {past} tokens in the cache and {tokens} new ones"
+            )
         limit, vocab = self.model_config.max_positions, self.model_config.vocab_size
-        last = total if position_ids is None else int(position_ids.max()) + 1
+        last = total
+        if position_ids is not None:
+            if tuple(position_ids.shape) not in ((batch, tokens), (1, tokens)) or int(position_ids.min()) < 0:
+                raise ValueError(
+                    f"position_ids are {list(position_ids.shape)}, from {int(position_ids.min())} on; "
+                    f"expected [{batch}, {tokens}] from 0 on"
+                )
+            last = int(position_ids.max()) + 1
         if limit is not None and last > limit and self.model_config.position == "learned":
             raise ValueError(
                 f"{last} tokens are more than the model's {limit} positions; shorten the prompt or the output"
             )
+        if input_ids.is_floating_point():
+            raise ValueError(f"input_ids: expected integers, got {input_ids.dtype}")
         low, high = (int(value) for value in torch.aminmax(input_ids))
         if low < 0 or high >= vocab:
             raise ValueError(f"token ids run from {low} to {high}; the model's vocabulary is 0 to {vocab - 1}")
@@ -243,8 +263,9 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         with stage(phase, Stage.EMBED):
             hidden_NH = self._embed(tokens_BT, rows)
         for layer in self.layers:
-            if hidden_states is not None:
-                hidden_states.append(hidden_NH.view(rows.batch, rows.tokens, -1))
+            if hidden_states is not None:  # after a post-norm layer its last norm is due, which waits in the next layer
+                seen = hidden_NH if self.model_config.pre_norm else normalise(layer.weights.qkv.norm, hidden_NH)
+                hidden_states.append(seen.view(rows.batch, rows.tokens, -1))
             hidden_NH = layer(hidden_NH, rows, rotary, cache, phase, threads)
         if not keep:
             return None
@@ -253,11 +274,11 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
             if hidden_states is None:
                 kept = kept[:, -keep:]
             normed = normalise(w.final_norm, kept.flatten(0, 1).contiguous())
-            if hidden_states is not None:
-                hidden_states.append(normed.view(rows.batch, rows.tokens, -1))
-                normed = normed.view(rows.batch, rows.tokens, -1)[:, -keep:].flatten(0, 1).contiguous()
             if w.project_out is not None:
                 normed = gemm(normed, w.project_out, threads=threads, impl=self.impl)
+            if hidden_states is not None:
+                hidden_states.append(normed.view(rows.batch, rows.tokens, -1))
+                normed = hidden_states[-1][:, -keep:].flatten(0, 1).contiguous()
             logits = gemm(normed, w.head, threads=threads, impl=self.impl).view(rows.batch, keep, -1)
             return argmax_or_minus_one(logits) if greedy else logits
 

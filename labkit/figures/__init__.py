@@ -3,12 +3,13 @@
 from labkit.figures.beside import published_figure, region_figure
 from labkit.figures.latency import latency_figure, per_token_figure
 from labkit.figures.stages import stage_figure
-from labkit.figures.summary import notes, summary_table
+from labkit.figures.summary import headline, notes, summary_table
 from labkit.figures.theme import SIDE_COLORS, STAGE_COLORS
 
 __all__ = [
     "SIDE_COLORS",
     "STAGE_COLORS",
+    "headline",
     "latency_figure",
     "notes",
     "per_token_figure",

@@ -50,11 +50,10 @@ def published_figure(comparison: Comparison) -> go.Figure:
     labels = [_label(row) for _, row in theirs.iterrows()]
     _add_published(figure, labels, theirs["speedup"], theirs["source"], row=2, col=1)
     for label, (_, row) in zip(labels, theirs.iterrows(), strict=True):
-        times = f"{number(row['baseline_ms'])} to {number(row['candidate_ms'])} {row['unit']}"
+        times = f"{number(row['baseline_ms'], 4)} to {number(row['candidate_ms'], 4)} {row['unit']}"
         _write(figure, f"{row['speedup']:.3g}x, {times}", row["speedup"], label, row=2, col=1)
     machine = comparison.candidate.environment.machine
-    pair = f"{comparison.candidate.name} against {comparison.baseline.name}"
-    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {pair} on {machine}"), row=1, col=1)
+    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {_pair(comparison)} on {machine}"), row=1, col=1)
     figure.update_xaxes(range=[0, max(ratio.high for ratio in ratios.values()) * 1.5], row=1, col=1)
     figure.update_xaxes(range=[0, theirs["speedup"].max() * 1.7], row=2, col=1)
     return _finish(figure, comparison, "Times faster: ours, and what the articles report", height=640, left=330)
@@ -82,7 +81,7 @@ def region_figure(comparison: Comparison) -> go.Figure:
     _add_published(figure, names, theirs["value"], theirs["source"] + UNFUSED, row=1, col=2)
     for name, value in zip(names, theirs["value"], strict=True):
         _write(figure, f"{value:.3g}x", value, name, row=1, col=2)
-    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>, stage by stage"), row=1, col=1)
+    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {_pair(comparison)}"), row=1, col=1)
     longest = max((ratio for ratio in ratios.values() if ratio), default=1.0)
     figure.update_xaxes(range=[0, longest * 1.25], row=1, col=1)
     figure.update_xaxes(range=[0, theirs["value"].max() * 1.25], row=1, col=2)
@@ -122,6 +121,10 @@ def _finish(figure: go.Figure, comparison: Comparison, title: str, *, height: in
     figure.update_xaxes(ticksuffix="x")
     figure.update_yaxes(autorange="reversed")
     return finish(figure, title, case_line(comparison), height).update_layout(margin={"l": left, "b": 96})
+
+
+def _pair(comparison: Comparison) -> str:
+    return f"{comparison.candidate.name} against {comparison.baseline.name}"
 
 
 def _write(figure: go.Figure, text: str, x: float, y: str, *, row: int, col: int) -> None:

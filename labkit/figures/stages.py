@@ -29,7 +29,7 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
     figure = make_subplots(rows=2, cols=1, row_heights=[0.22, 0.78], vertical_spacing=0.13)
     for stage, row in frame.iterrows():
         whole = go.Bar(
-            x=row[list(timed)],
+            x=row[list(timed)].tolist(),
             y=list(timed.values()),
             name=stage,
             orientation="h",
@@ -39,8 +39,8 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
         figure.add_trace(whole, row=1, col=1)
     for role, name in timed.items():
         part = go.Bar(
-            x=frame[role],
-            y=frame.index,
+            x=frame[role].tolist(),
+            y=frame.index.tolist(),
             name=name,
             orientation="h",
             offsetgroup=role,

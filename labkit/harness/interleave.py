@@ -1,4 +1,4 @@
-"""`compare`: two sides, each in a fresh process, run the same case in turns.
+"""`compare`: sides, each in a fresh process, run the same case in turns.
 
 A shared machine drifts within seconds, so what is compared must run side by side: a round is one run of each side in
 random order, and each run has the read bandwidth probed just before and just after it.
@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from labkit.config import ModelConfig
 from labkit.engine.baselines import DTYPES, check_baseline
 from labkit.engine.stage_clock import StageTime
+from labkit.harness import peers
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Case, Comparison, Measurement, Run
 from labkit.harness.results import save
@@ -55,7 +56,46 @@ def compare(
 
     ValueError: a name, size or dtype that cannot be. WorkerError: a side's process failed.
     """
-    sides = (baseline, candidate)
+    (comparison,) = compare_with_each(
+        (baseline,),
+        candidate,
+        model=model,
+        dtype=dtype,
+        batch=batch,
+        prompt=prompt,
+        new=new,
+        threads=threads,
+        rounds=rounds,
+        seed=seed,
+        output=output,
+        progress=progress,
+    )
+    return comparison
+
+
+def compare_with_each(
+    baselines: Sequence[str],
+    candidate: str = "fused",
+    *,
+    model: str,
+    dtype: str = "float32",
+    batch: int = 1,
+    prompt: int = 128,
+    new: int = 128,
+    threads: int | None = None,
+    rounds: int = 7,
+    seed: int = 0,
+    warm_up: int | None = None,
+    stages: bool = True,
+    output: str | os.PathLike[str] | None = "runs",
+    progress: Progress | None = None,
+) -> tuple[Comparison, ...]:
+    """`compare` the candidate with several baselines, "llama.cpp" too, all of them in the same rounds.
+
+    `warm_up`: new tokens of the first run, which is not timed; None: `new`, which hf-compile needs. `stages`: whether
+    each side runs once more with its stages told apart.
+    """
+    sides = (*baselines, candidate)
     threads = torch.get_num_threads() if threads is None else threads
     _check(sides, dtype=dtype, batch=batch, prompt=prompt, new=new, threads=threads, rounds=rounds)
     source = resolve(model, seed=seed)
@@ -73,21 +113,26 @@ def compare(
         new_tokens=new,
         threads=threads,
     )
-    steps = _Steps(4 + 2 * rounds, progress)
+    converting = peers.LLAMA_CPP in sides
+    steps = _Steps(converting + len(sides) * (1 + rounds + stages), progress)
     environment = read_environment(threads)
     with ExitStack() as stack:
+        weights = str(source.folder or model)  # decided here, so that all sides load the same
+        gguf = None
+        if converting:
+            steps.begin(f"converting the weights for {peers.LLAMA_CPP}")
+            gguf = str(stack.enter_context(peers.converted(weights, dtype=dtype, seed=seed)))
         processes = [stack.enter_context(SideProcess(name, threads)) for name in sides]
-        weights = str(source.folder or model)  # decided here, so that both sides load the same
         shape = {"model": weights, "dtype": dtype, "batch": batch, "prompt": prompt, "new": new, "threads": threads}
         loaded = []
         for process in processes:
             steps.begin(f"loading and warming up {process.name}")
-            loaded.append(process.ask("load", name=process.name, seed=seed, **shape))
-        runs: tuple[list[Run], list[Run]] = ([], [])
-        tokens: tuple[list[Any], list[Any]] = ([], [])
+            loaded.append(process.ask("load", name=process.name, seed=seed, warm_up=warm_up, gguf=gguf, **shape))
+        runs: list[list[Run]] = [[] for _ in sides]
+        tokens: list[list[Any]] = [[] for _ in sides]
         order = np.random.default_rng(seed)
         for index in range(rounds):
-            for which in order.permutation(2):
+            for which in order.permutation(len(sides)):
                 steps.begin(f"round {index + 1} of {rounds}: {sides[which]}")
                 before = probe_bandwidth(threads)
                 reply = processes[which].ask("run", seed=seed + 1 + index)
@@ -95,8 +140,8 @@ def compare(
                 runs[which].append(Run.of(Times(**reply["times"]), round=index, before=before, after=after))
                 tokens[which].append(reply["tokens"])
         memory = [process.ask("peak_memory")["bytes"] for process in processes]
-        staged = []
-        for process in processes:
+        staged: list[dict[str, Any]] = []
+        for process in processes if stages else ():
             steps.begin(f"stages of {process.name}")
             staged.append(process.ask("stages", seed=seed))
 
@@ -108,23 +153,27 @@ def compare(
             work=count_work(config, DTYPES[dtype], batch, prompt, new),
             runs=tuple(runs[which]),
             peak_rss_mb=memory[which] / 1e6,
-            stages=STAGES.validate_python(staged[which]["stages"]),
-            stage_run=_stage_run(staged[which]["times"]),
+            stages=STAGES.validate_python(staged[which]["stages"]) if stages else (),
+            stage_run=_stage_run(staged[which]["times"]) if stages else None,
             **loaded[which],
         )
         for which, name in enumerate(sides)
     ]
-    difference = first_difference(*tokens)
-    comparison = Comparison(
-        baseline=measured[0],
-        candidate=measured[1],
-        tokens_equal=difference is None,
-        first_difference=difference,
+    differences = [first_difference(theirs, tokens[-1]) for theirs in tokens[:-1]]
+    comparisons = tuple(
+        Comparison(
+            baseline=baseline,
+            candidate=measured[-1],
+            tokens_equal=difference is None,
+            first_difference=difference,
+        )
+        for baseline, difference in zip(measured[:-1], differences, strict=True)
     )
     if output is not None:
-        save(comparison, output)
+        for comparison in comparisons:
+            save(comparison, output)
     steps.end()
-    return comparison
+    return comparisons
 
 
 def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
@@ -136,9 +185,12 @@ def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
     return int(positions[0]) if len(positions) else None
 
 
-def _check(sides: tuple[str, str], *, dtype: str, **counts: int) -> None:
+def _check(sides: Sequence[str], *, dtype: str, **counts: int) -> None:
     for name in sides:
-        check_baseline(name)
+        if name != peers.LLAMA_CPP:
+            check_baseline(name)
+        elif reason := peers.unavailable():
+            raise ValueError(reason)
     if dtype not in DTYPES:
         raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     least = {"batch": 1, "prompt": 1, "new": 2, "threads": 1, "rounds": 2}

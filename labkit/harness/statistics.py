@@ -18,6 +18,7 @@ from scipy import stats
 CONFIDENCE = 0.95
 RESAMPLES = 4999
 INDIFFERENCE = 0.01  # smaller differences are the same to a user, however quiet the machine is
+LARGEST_SAME = 0.05  # where noise hides more than this, nothing can be called the same
 OUTLIER_Z = 14.8  # |x - median| / MAD, about ten standard deviations of a normal distribution
 OUTLIER_SAMPLES = 10  # the deviation of fewer says little
 P95_SAMPLES = 59  # the fewest with a distribution-free 95 % bound on the 95th percentile: 0.95 ** 59 < 0.05
@@ -47,12 +48,13 @@ class Ratio:
 
     @property
     def verdict(self) -> Verdict:
-        """FASTER or SLOWER when the whole interval lies beyond the noise, SAME when all of it lies within."""
+        """FASTER or SLOWER when the whole interval lies beyond the noise; SAME when it lies within, and within 5 %."""
         if self.low > 1 + self.noise:
             return Verdict.FASTER
         if self.high < 1 / (1 + self.noise):
             return Verdict.SLOWER
-        if 1 / (1 + self.noise) <= self.low and self.high <= 1 + self.noise:
+        same = min(self.noise, LARGEST_SAME)
+        if 1 / (1 + same) <= self.low and self.high <= 1 + same:
             return Verdict.SAME
         return Verdict.UNDECIDED
 

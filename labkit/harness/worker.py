@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 from labkit.engine.baselines import DTYPES, baseline
 from labkit.harness.environment import read_memory, reset_peak_memory
+from labkit.harness.peers import LLAMA_CPP, llama_cpp
 from labkit.harness.timing import timed_generate
 from labkit.presets import resolve
 
@@ -30,34 +31,55 @@ class Worker:
     """Loads one side on request and generates with it. Every method answers with plain JSON data."""
 
     def load(
-        self, *, name: str, model: str, dtype: str, batch: int, prompt: int, new: int, threads: int, seed: int
+        self,
+        *,
+        name: str,
+        model: str,
+        dtype: str,
+        batch: int,
+        prompt: int,
+        new: int,
+        threads: int,
+        seed: int,
+        warm_up: int | None = None,
+        gguf: str | None = None,
     ) -> dict[str, Any]:
-        """Load the weights and warm up. Memory counts from here: imports and the model's description come before."""
+        """Load the weights and warm up, with `warm_up` new tokens instead of `new` if it is given.
+
+        Memory counts from here: imports and the model's description come before.
+        """
         source = resolve(model, seed=seed)
         reset_peak_memory()
         self._memory_before = read_memory().now
         self._shape = (batch, prompt)
         started = perf_counter()
-        self._side = baseline(name, source, DTYPES[dtype], threads)
+        if name == LLAMA_CPP:
+            assert gguf is not None
+            self._side = llama_cpp(gguf, source, threads=threads, positions=prompt + new)
+        else:
+            self._side = baseline(name, source, DTYPES[dtype], threads)
         loaded = perf_counter()
+        if (settings := getattr(self._side.model, "generation_config", None)) is not None:
+            settings.eos_token_id = None  # every run has all of its tokens, with no processor to forbid an early end
         self._vocab = self._side.config.vocab_size
         pad = self._side.config.pad_token_id
         self._generation_args = {
             "attention_mask": torch.ones(self._shape, dtype=torch.long),
             "do_sample": False,
             "num_beams": 1,
-            "min_new_tokens": new,
-            "max_new_tokens": new,
             "pad_token_id": 0 if pad is None else pad,
         }
+        self._new = warm_up or new
         self.run(seed=seed)
+        self._new = new
         warm = perf_counter()
         return {"impl": self._side.impl, "load_s": loaded - started, "first_run_s": warm - loaded}
 
     def run(self, *, seed: int) -> dict[str, Any]:
         """Generate from the prompt of this seed: its times, and the new tokens of each sequence."""
         prompt = np.random.default_rng(seed).integers(0, self._vocab, self._shape)
-        times, sequences = timed_generate(self._side, torch.from_numpy(prompt), **self._generation_args)
+        arguments = self._generation_args | {"max_new_tokens": self._new}
+        times, sequences = timed_generate(self._side, torch.from_numpy(prompt), **arguments)
         return {"times": asdict(times), "tokens": sequences[:, self._shape[1] :].tolist()}
 
     def stages(self, *, seed: int) -> dict[str, Any]:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from labkit.notebooks.execution import Failure
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
-_SHOWN = (PLOTLY_MIME_TYPE, "text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain")
+# The template shows nothing for the last two: a page without a kernel cannot run them.
+_KINDS = (PLOTLY_MIME_TYPE, "text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain")
+_LIVE_KINDS = ("application/javascript", "application/vnd.jupyter.widget-view+json")
 _PLOTLY_SLOT = "plotly-js-goes-here"
 
 
@@ -33,7 +35,7 @@ def html_report(
     The page's Content-Security-Policy lets a browser load nothing from outside, whatever the outputs hold.
     """
     exporter = HTMLExporter(
-        config=Config(NbConvertBase={"display_data_priority": list(_SHOWN)}),
+        config=Config(NbConvertBase={"display_data_priority": [*_KINDS, *_LIVE_KINDS]}),
         extra_loaders=[FileSystemLoader(Path(__file__).parent)],
         template_name="classic",
         template_file="report.html.j2",

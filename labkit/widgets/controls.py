@@ -40,6 +40,7 @@ class Controls:
     def __init__(self, settings: dict[str, Any], measure: Measure) -> None:
         self._measure = measure
         self._stop = threading.Event()
+        self._running = threading.Lock()
         self._inputs = {name: _input(name, value) for name, value in settings.items()}
         self._run = ipw.Button(description="Run", button_style="primary", icon="play")
         self._end = ipw.Button(description="Stop", icon="stop", disabled=True)
@@ -61,21 +62,28 @@ class Controls:
         """The bar once more, in the cell that runs now."""
         display(self._progress)
 
+    def say(self, text: str) -> None:
+        """Words beside the bar."""
+        self._label.value = html.escape(text)
+
     @contextmanager
-    def busy(self) -> Iterator[Follow]:
-        """Controls are locked and Stop works inside; yields what to call with the progress."""
+    def busy(self, *, stoppable: bool = True) -> Iterator[Follow]:
+        """Controls are locked inside; yields what to call with the progress. One run at a time, else RuntimeError."""
+        if not self._running.acquire(blocking=False):
+            raise RuntimeError("a run is under way; wait for its end, or press Stop")
         self._stop.clear()
-        self._lock(True)
+        self._disable(inputs=True, stop=not stoppable)
         self._bar.bar_style = ""
         try:
             yield self._follow
             self._bar.bar_style = "success"
         except BaseException as error:
             self._bar.bar_style = "danger"
-            self._label.value = f"<span style='color:#b42318'>{_text(error)}</span>"
+            self._label.value = f"<span style='color:#b42318'>{html.escape(str(error) or type(error).__name__)}</span>"
             raise
         finally:
-            self._lock(False)
+            self._disable(inputs=False, stop=True)
+            self._running.release()
 
     def _run_here(self) -> None:
         try:
@@ -87,12 +95,13 @@ class Controls:
     def _follow(self, done: int, total: int, label: str) -> None:
         if self._stop.is_set():
             raise Stopped("stopped")
-        self._bar.max, self._bar.value, self._label.value = total, done, label
+        self._bar.max, self._bar.value = total, done
+        self.say(label)
 
-    def _lock(self, locked: bool) -> None:
+    def _disable(self, *, inputs: bool, stop: bool) -> None:
         for control in (*self._inputs.values(), self._run):
-            control.disabled = locked
-        self._end.disabled = not locked
+            control.disabled = inputs
+        self._end.disabled = stop
 
 
 def _input(name: str, value: Any) -> ipw.Widget:
@@ -109,7 +118,3 @@ def _input(name: str, value: Any) -> ipw.Widget:
         return ipw.Dropdown(value=value, options=list(dict.fromkeys([*known, value])), **look)
     least, most = SIZES[name]
     return ipw.BoundedIntText(value=value, min=least, max=most, **look)
-
-
-def _text(error: BaseException) -> str:
-    return html.escape(str(error) or type(error).__name__)

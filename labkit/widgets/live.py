@@ -31,7 +31,10 @@ class Slot:
         self._handle: DisplayHandle = display(as_bundle(content), raw=True, display_id=True)  # type: ignore[assignment]
 
     def replace(self, content: Any) -> None:
-        self._handle.update(as_bundle(content), raw=True)
+        bundle = as_bundle(content)
+        if PLOTLY_MIME_TYPE in bundle:  # plotly's renderer in JupyterLab draws an output only once, so start a new one
+            self._handle.update({"text/plain": bundle["text/plain"]}, raw=True)
+        self._handle.update(bundle, raw=True)
 
 
 def as_bundle(content: Any) -> dict[str, Any]:

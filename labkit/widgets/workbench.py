@@ -9,7 +9,7 @@ from typing import Any
 from labkit.figures.summary import headline
 from labkit.harness import Comparison, compare
 from labkit.progress import HEADLINE_MIME_TYPE, as_output
-from labkit.widgets.controls import Controls
+from labkit.widgets.controls import SIZES, Controls
 from labkit.widgets.live import Slot, is_live
 
 Draw = Callable[[Comparison], Any]  # to a figure, Markdown text, or anything that a notebook can show
@@ -22,23 +22,41 @@ class Workbench:
     gives the table of the settings. `run` and `view` do the same in both.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        """`settings`: model, dtype, batch, prompt_tokens, new_tokens, baseline, threads (0: all), rounds."""
-        self.settings = settings
+    def __init__(
+        self,
+        *,
+        model: str,
+        dtype: str = "float32",
+        batch: int = 1,
+        prompt_tokens: int = 128,
+        new_tokens: int = 64,
+        baseline: str = "hf-eager",
+        threads: int = 0,
+        rounds: int = 6,
+    ) -> None:
+        """`threads` 0: as many as torch would use."""
+        texts = {"model": model, "dtype": dtype}
+        sizes = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+        self.settings = texts | sizes | {"baseline": baseline, "threads": threads, "rounds": rounds}
+        for name, value in self.settings.items():
+            expected = int if name in SIZES else str
+            if type(value) is not expected:
+                raise TypeError(f"got {name} = {value!r}, expected {expected.__name__}")
         self.comparison: Comparison | None = None
         self._views: list[tuple[Slot, Draw]] = []
-        self._controls = Controls(settings, self._measure) if is_live() else None
+        self._controls = Controls(self.settings, self._measure) if is_live() else None
 
     def run(self) -> None:
         """Measure with the present settings, showing progress; the result is in `comparison`."""
         if self._controls:
             self._controls.show_progress()
-            with self._controls.busy() as follow:
+            with self._controls.busy(stoppable=False) as follow:
                 self._measure(self._controls.settings, follow)
             return
         slot = Slot(as_output(0, 1, "starting"))
         found = self._measure(self.settings, lambda done, total, label: slot.replace(as_output(done, total, label)))
-        slot.replace({HEADLINE_MIME_TYPE: headline(found), "text/plain": headline(found)})
+        line = headline(found)
+        slot.replace({HEADLINE_MIME_TYPE: line, "text/markdown": f"**{line}**", "text/plain": line})
 
     def view(self, draw: Draw) -> None:
         """Show `draw(comparison)` here, now and after every later run."""
@@ -60,6 +78,8 @@ class Workbench:
         )
         for slot, draw in self._views:
             slot.replace(draw(self.comparison))
+        if self._controls:
+            self._controls.say(headline(self.comparison))
         return self.comparison
 
     def _repr_mimebundle_(self, **options: Any) -> Any:

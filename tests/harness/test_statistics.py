@@ -47,6 +47,10 @@ def test_an_interval_across_the_noise_is_undecided() -> None:
     assert Ratio(value=1.05, low=0.98, high=1.12, noise=0.03).verdict is Verdict.UNDECIDED
 
 
+def test_noise_that_hides_everything_does_not_make_sides_the_same() -> None:
+    assert Ratio(value=6.7, low=4.0, high=20.5, noise=25.0).verdict is Verdict.UNDECIDED
+
+
 def test_rounds_stay_together() -> None:
     """A machine that is ten times slower every other round moves both sides, so it hardly moves their ratio."""
     mood = np.array([1.0, 10.0] * 4)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
@@ -99,6 +100,7 @@ def test_an_edited_kernel_is_the_one_that_runs_next(tmp_path: Path, monkeypatch:
         + 'extern "C" void labkit_gemm(const Linear* l, const float*, int64_t rows, float* out, int32_t) {\n'
         + "  for (int64_t i = 0; i < rows * l->outputs; ++i) out[i] = 42;\n}\n"
     )
+    sleep(build.RECHECK_S)
     assert gemm(x, packed, impl="cpp").eq(42).all()
     assert not right.eq(42).any()
 

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from labkit.kernels.memory import Arena
+from labkit.kernels.memory import HUGE_PAGE, Arena
 from labkit.kernels.probe import read_bandwidth_gb_s
 
 
@@ -23,7 +23,7 @@ def test_a_full_arena_says_so() -> None:
     arena = Arena(256)
     arena.empty((64,), torch.float32)
     with pytest.raises(MemoryError, match="an arena of 256 bytes is full"):
-        arena.empty((1,), torch.float32)
+        arena.empty((HUGE_PAGE,), torch.float32)
 
 
 def test_tensors_outlive_their_arena() -> None:

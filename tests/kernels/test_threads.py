@@ -54,12 +54,32 @@ def run_residual(dtype: torch.dtype, threads: int) -> tuple[Tensor, ...]:
     return (residual_add(draw.normal(13, HIDDEN), draw.normal(13, HIDDEN), None, impl="cpp", threads=threads),)
 
 
-@pytest.mark.parametrize("run", [run_gemm, run_qkv, run_attention, run_mlp, run_residual])
+Run = Callable[[torch.dtype, int], tuple[Tensor, ...]]
+RUNS: list[Run] = [run_gemm, run_qkv, run_attention, run_mlp, run_residual]
+
+
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_results_are_bitwise_the_same_for_any_number_of_threads(
-    dtype: torch.dtype, run: Callable[[torch.dtype, int], tuple[Tensor, ...]]
-) -> None:
+def test_results_are_bitwise_the_same_for_any_number_of_threads(dtype: torch.dtype, run: Run) -> None:
     one = run(dtype, 1)
     for threads in (2, 3, 9):
-        for got, want in zip(run(dtype, threads), one, strict=True):
-            assert torch.equal(got.nan_to_num(nan=77.0), want.nan_to_num(nan=77.0))
+        assert_bitwise_equal(run(dtype, threads), one)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_results_do_not_depend_on_what_ran_before(dtype: torch.dtype, run: Run) -> None:
+    """Buffers are kept from call to call; the call before leaves them full of NaN."""
+    draw = Draw(dtype)
+    _, packed = draw.linear(40, 700)
+    want = run(dtype, 2)
+    gemm(torch.full((64, 700), float("nan")), packed, impl="cpp", threads=2)
+    mlp_gemm(
+        torch.full((64, 700), float("nan")), None, None, MlpWeights(draw.norm("rms", 700), packed, "relu"), impl="cpp"
+    )
+    assert_bitwise_equal(run(dtype, 2), want)
+
+
+def assert_bitwise_equal(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
+    for mine, theirs in zip(got, want, strict=True):
+        assert torch.equal(mine.nan_to_num(nan=77.0), theirs.nan_to_num(nan=77.0))

@@ -1,6 +1,6 @@
 """The fused layer under DeepSpeed's name, for scripts that check whether kernels were injected:
 
-    assert isinstance(engine.module.transformer.h[0], DeepSpeedTransformerInference)
+assert isinstance(engine.module.transformer.h[0], DeepSpeedTransformerInference)
 """
 
 from labkit.engine.layer import FusedLayer as DeepSpeedTransformerInference

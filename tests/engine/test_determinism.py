@@ -1,0 +1,50 @@
+"""What does not depend on chance, on the number of threads, or on what ran before."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
+
+import labkit
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_logits_are_bitwise_the_same_for_any_number_of_threads(name: str) -> None:
+    """The C++ step; what torch computes for the reference may differ in the last bits."""
+    engine, ids = fused(name), prompt(3, 11)
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        out = engine(ids)
+        found.append((out.logits, engine(ids[:, :1], past_key_values=out.past_key_values).logits))
+    assert all(torch.equal(a, b) for run in found[1:] for a, b in zip(run, found[0], strict=True))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_greedy_tokens_are_the_same_for_any_number_of_threads(name: str, impl: str) -> None:
+    ids = prompt(2, 9)
+    want = greedy(vanilla(name), ids, 20)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        assert torch.equal(greedy(fused(name, impl), ids, 20), want)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_callers_in_several_threads_may_share_an_engine(impl: str) -> None:
+    engine, texts = labkit.init_inference(vanilla("llama"), impl=impl), [prompt(2, 5 + seed, seed) for seed in range(4)]
+    want = [greedy(engine, text, 40) for text in texts]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        got = list(pool.map(lambda text: greedy(engine, text, 40), texts))
+    assert all(torch.equal(mine, alone) for mine, alone in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_run_does_not_depend_on_the_one_before(name: str) -> None:
+    """Workspaces and tables are kept from call to call, and grow."""
+    engine = labkit.init_inference(vanilla(name))
+    want = engine(prompt(2, 9)).logits
+    engine(prompt(7, 30, seed=1))
+    engine(prompt(1, 1, seed=2))
+    assert torch.equal(engine(prompt(2, 9)).logits, want)

@@ -1,0 +1,226 @@
+"""Greedy search and sampling give what transformers gives: its configuration, processors, criteria, random numbers."""
+
+from typing import Any
+
+import pytest
+import torch
+from engines import FEW, IMPLS, error, fused, greedy, prompt, vanilla
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    set_seed,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from labkit.tokenizer import byte_tokenizer
+
+MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1, 1], [1] * 9])
+PADDED = prompt(3, 9).where(MASK.bool(), 0)
+GREEDY: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "repetition-penalty": {"repetition_penalty": 1.4},
+    "no-repeated-pairs": {"no_repeat_ngram_size": 2},
+    "bad-words": {"bad_words_ids": [[3], [5, 6], [77]]},
+    "suppressed": {"suppress_tokens": list(range(40))},
+    "eos-list": {"eos_token_id": list(range(1, 60, 3))},
+    "eos-not-before": {"eos_token_id": list(range(1, 60, 2)), "min_new_tokens": 6},
+    "min-length": {"eos_token_id": list(range(1, 60, 2)), "min_length": 14},
+    "max-length": {"max_new_tokens": None, "max_length": 17},
+    "forced-eos": {"forced_eos_token_id": 9},
+    "guidance": {"guidance_scale": 1.5},
+    "no-cache": {"use_cache": False},
+    "static-cache": {"cache_implementation": "static"},
+    "prefill-chunks": {"prefill_chunk_size": 4},
+}
+SAMPLED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "top-k": {"top_k": 7},
+    "top-p": {"top_p": 0.7},
+    "min-p": {"min_p": 0.05, "temperature": 1.4},
+    "typical": {"typical_p": 0.6},
+    "four-each": {"num_return_sequences": 4},
+    "everything": {
+        "temperature": 0.9, "top_k": 50, "top_p": 0.95, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3,
+        "min_new_tokens": 4, "eos_token_id": [5, 9, 17, 30], "num_return_sequences": 2,
+    },
+}  # fmt: skip
+
+
+def both(name: str, impl: str = "cpp", ids: Tensor = PADDED, **options: Any) -> tuple[Any, Any]:
+    """What vanilla and the engine return for the same call and seed, on a padded batch unless `ids` are given."""
+    how = {"attention_mask": MASK if ids is PADDED else torch.ones_like(ids), "max_new_tokens": 20, "pad_token_id": 0}
+    found = []
+    for model in (vanilla(name), fused(name, impl)):
+        set_seed(11)
+        found.append(model.generate(ids, **how | options))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("options", GREEDY.values(), ids=GREEDY)
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "llama"])
+def test_greedy_search_equals_vanilla(name: str, options: dict[str, Any]) -> None:
+    want, got = both(name, do_sample=False, **options)
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("options", SAMPLED.values(), ids=SAMPLED)
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "llama"])
+def test_sampling_with_a_seed_equals_vanilla(name: str, options: dict[str, Any]) -> None:
+    want, got = both(name, do_sample=True, **options)
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_every_impl_samples_alike(name: str) -> None:
+    for impl in IMPLS:
+        want, got = both(name, impl, do_sample=True, top_k=30)
+        assert torch.equal(got, want)
+
+
+def test_another_seed_samples_other_tokens() -> None:
+    engine, ids = fused("gpt2"), prompt(1, 5)
+    found = set()
+    for seed in range(3):
+        set_seed(seed)
+        found.add(tuple(engine.generate(ids, do_sample=True, max_new_tokens=20, pad_token_id=0)[0].tolist()))
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("how", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 3}], ids=str)
+def test_a_generation_config_equals_keywords(how: dict[str, Any]) -> None:
+    options = {"max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": 4, **how}
+    set_seed(1)
+    keywords = fused("llama").generate(prompt(2, 5), **options)
+    set_seed(1)
+    config = fused("llama").generate(prompt(2, 5), generation_config=GenerationConfig(**options))
+    assert torch.equal(keywords, config)
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_scores_and_logits_equal_vanilla(sample: bool) -> None:
+    want, got = both(
+        "gpt2", do_sample=sample, top_k=20 if sample else None, max_new_tokens=6,
+        return_dict_in_generate=True, output_scores=True, output_logits=True,
+    )  # fmt: skip
+    assert got.keys() == want.keys()
+    assert torch.equal(got.sequences, want.sequences)
+    assert len(got.scores) == len(got.logits) == 6
+    for mine, theirs in zip(got.logits, want.logits, strict=True):
+        assert error(mine, theirs) <= 1e-4
+    for mine, theirs in zip(got.scores, want.scores, strict=True):
+        assert torch.equal(mine.isinf(), theirs.isinf())
+        assert error(mine.nan_to_num(neginf=0.0), theirs.nan_to_num(neginf=0.0)) <= 1e-4
+
+
+def test_hidden_states_while_generating_equal_vanilla() -> None:
+    want, got = both(
+        "llama", do_sample=False, max_new_tokens=4, return_dict_in_generate=True, output_hidden_states=True
+    )
+    assert torch.equal(got.sequences, want.sequences)
+    seen = MASK.bool()
+    for step, (mine, theirs) in enumerate(zip(got.hidden_states, want.hidden_states, strict=True)):
+        for a, b in zip(mine, theirs, strict=True):
+            assert error(a, b) <= 1e-4 if step else error(a[seen], b[seen]) <= 1e-4
+
+
+def test_the_streamer_receives_the_prompt_then_every_token() -> None:
+    class Collects(BaseStreamer):
+        def __init__(self) -> None:
+            self.put_values: list[Tensor] = []
+            self.ended = 0
+
+        def put(self, value: Tensor) -> None:
+            self.put_values.append(value)
+
+        def end(self) -> None:
+            self.ended += 1
+
+    streamers = [Collects(), Collects()]
+    ids = prompt(1, 6)
+    for model, streamer in zip((vanilla("gpt2"), fused("gpt2")), streamers, strict=True):
+        greedy(model, ids, 7, streamer=streamer)
+    want, got = streamers
+    assert got.ended == want.ended == 1
+    assert [value.shape for value in got.put_values] == [value.shape for value in want.put_values]
+    assert all(torch.equal(a, b) for a, b in zip(got.put_values, want.put_values, strict=True))
+
+
+class RecordsCalls(StoppingCriteria):
+    """Stops each row at its third token divisible by five, and keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Tensor, Any]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.calls.append((input_ids.clone(), scores))
+        return ((input_ids[:, 9:] % 5 == 0).sum(1) >= 3).bool()
+
+
+def test_a_stopping_criterion_of_the_caller_is_called_as_by_vanilla() -> None:
+    criteria = [RecordsCalls(), RecordsCalls()]
+    results = [
+        greedy(
+            model, PADDED, 30, attention_mask=MASK, stopping_criteria=StoppingCriteriaList([criterion]),
+            return_dict_in_generate=True, output_scores=True,
+        ).sequences
+        for model, criterion in zip((vanilla("gpt2"), fused("gpt2")), criteria, strict=True)
+    ]  # fmt: skip
+    assert torch.equal(*results)
+    want, got = (criterion.calls for criterion in criteria)
+    assert len(got) == len(want)
+    for (mine, my_scores), (theirs, their_scores) in zip(got, want, strict=True):
+        assert torch.equal(mine, theirs)
+        assert type(my_scores) is type(their_scores)
+        assert len(my_scores) == len(their_scores)
+
+
+def test_a_logits_processor_of_the_caller_decides() -> None:
+    class OnlyEven(LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            scores[:, 1::2] = -torch.inf
+            return scores
+
+    want, got = both("llama", do_sample=False, logits_processor=LogitsProcessorList([OnlyEven()]))
+    assert torch.equal(got, want)
+    assert not (got[:, 9:] % 2).any()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return byte_tokenizer(300)
+
+
+def test_stop_strings_equal_vanilla(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = prompt(1, 9)
+    text = tokenizer.decode(greedy(vanilla("gpt2"), ids, 30)[0, 9:])
+    stop = text[10:12]
+    want, got = both("gpt2", ids=ids, do_sample=False, max_new_tokens=30, stop_strings=[stop], tokenizer=tokenizer)
+    assert torch.equal(got, want)
+    assert got.shape[1] < 39
+
+
+def test_max_time_stops() -> None:
+    ids = prompt(1, 4)
+    assert greedy(fused("llama"), ids, 100_000, max_time=0.05).shape[1] < 50_000
+
+
+def test_finished_rows_are_padded() -> None:
+    ids = prompt(4, 6)
+    free = greedy(fused("gpt2"), ids, 20)
+    eos = int(free[0, 9])
+    got = greedy(fused("gpt2"), ids, 20, eos_token_id=eos)
+    for row, text in enumerate(got[:, 6:].tolist()):
+        end = text.index(eos) if eos in text else len(text)
+        assert text[:end] == free[row, 6 : 6 + end].tolist()
+        assert not any(text[end + 1 :])
+
+
+def test_generation_starts_from_bos_without_a_prompt() -> None:
+    want = vanilla("gpt2").generate(bos_token_id=7, max_new_tokens=5, pad_token_id=0)
+    assert torch.equal(fused("gpt2").generate(bos_token_id=7, max_new_tokens=5, pad_token_id=0), want)

@@ -1,0 +1,141 @@
+"""The fused model computes what the vanilla one computes, however the text is cut into steps."""
+
+import pytest
+import torch
+from engines import IMPLS, error, fused, greedy, prompt, vanilla
+from models import SMALL_CONFIGS
+
+import labkit
+from labkit.engine import model as engine_model
+
+TOLERANCE = 1e-4  # of the range of the logits, against transformers in float32
+SAME = 1e-5  # of that range, between two ways through the engine that sum in another order
+
+each_model = pytest.mark.parametrize("name", SMALL_CONFIGS)
+each_impl = pytest.mark.parametrize("impl", IMPLS)
+
+
+@each_impl
+@each_model
+@pytest.mark.usefixtures("poisoned")
+def test_logits_equal_vanilla(name: str, impl: str) -> None:
+    engine = labkit.init_inference(vanilla(name), impl=impl)
+    ids = prompt(2, 23)
+    with torch.no_grad():
+        want = vanilla(name)(ids).logits
+    assert engine(ids).logits.dtype == torch.float32
+    assert error(engine(ids).logits, want) <= TOLERANCE
+
+
+@each_model
+def test_greedy_tokens_equal_vanilla(name: str) -> None:
+    ids = prompt(2, 9)
+    want = greedy(vanilla(name), ids, 64)
+    assert want.shape == (2, 73)
+    for impl in IMPLS:
+        assert torch.equal(greedy(fused(name, impl), ids, 64), want)
+
+
+@each_impl
+@each_model
+def test_prefill_then_decode_equals_full_forward(name: str, impl: str) -> None:
+    """One token after the other, and several tokens at once on a filled cache."""
+    engine, ids = fused(name, impl), prompt(3, 22)
+    want = engine(ids).logits
+    for cuts in ((1, *[1] * 21), (9, *[1] * 13), (4, 3, 1, 5, 2, 7)):
+        cache, found, begin = None, [], 0
+        for step in cuts:
+            out = engine(ids[:, begin : begin + step], past_key_values=cache)
+            cache, begin = out.past_key_values, begin + step
+            found.append(out.logits)
+        assert error(torch.cat(found, dim=1), want) <= SAME
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20])
+@each_model
+def test_a_prompt_in_chunks_equals_the_whole_prompt(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, ids = fused(name), prompt(2, 19)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    want = engine(ids, attention_mask=mask)
+    monkeypatch.setattr(engine_model, "CHUNK_ROWS", rows)
+    got = engine(ids, attention_mask=mask)
+    seen = mask.bool()
+    assert error(got.logits[seen], want.logits[seen]) <= SAME
+    next_one = ids[:, :1]
+    assert error(*(engine(next_one, past_key_values=out.past_key_values).logits for out in (got, want))) <= SAME
+
+
+@pytest.mark.parametrize("keep", [1, 3, 19])
+@each_impl
+def test_only_the_last_logits_on_request(impl: str, keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, ids = fused("gpt-neox-parallel", impl), prompt(2, 19)
+    monkeypatch.setattr(engine_model, "CHUNK_ROWS", 10)
+    got = engine(ids, logits_to_keep=keep).logits
+    assert got.shape == (2, keep, 131)
+    assert error(got, engine(ids).logits[:, -keep:]) <= SAME
+
+
+@each_model
+@pytest.mark.usefixtures("poisoned")
+def test_stage_by_stage_equals_one_call(name: str) -> None:
+    engine, ids = fused(name), prompt(3, 17)
+    one_call = engine(ids).logits, greedy(engine, ids, 12)
+    with engine.module.stage_by_stage():
+        staged = engine(ids).logits, greedy(engine, ids, 12)
+    assert error(staged[0], one_call[0]) <= SAME
+    assert torch.equal(staged[1], one_call[1])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "bloom-normed-residual", "llama", "opt-no-bias", "opt-post-norm"])
+def test_hidden_states_equal_vanilla(name: str) -> None:
+    ids = prompt(2, 11)
+    with torch.no_grad():
+        want = vanilla(name)(ids, output_hidden_states=True).hidden_states
+    got = fused(name)(ids, output_hidden_states=True).hidden_states
+    assert len(got) == len(want)
+    assert max(error(mine, theirs) for mine, theirs in zip(got, want, strict=True)) <= TOLERANCE
+
+
+def test_the_loss_equals_vanilla() -> None:
+    ids = prompt(2, 11)
+    with torch.no_grad():
+        want = vanilla("gpt2")(ids, labels=ids).loss
+    assert torch.allclose(fused("gpt2")(ids, labels=ids).loss, want, rtol=1e-4)
+
+
+def test_a_tuple_on_request() -> None:
+    logits, cache = fused("gpt2")(prompt(1, 4), return_dict=False)
+    assert logits.shape == (1, 4, 131)
+    assert cache.get_seq_length() == 4
+
+
+def test_logits_may_be_edited_in_place() -> None:
+    logits = fused("gpt2")(prompt(1, 4)).logits
+    assert not logits.zero_().any()
+
+
+@pytest.mark.parametrize("batch", [2, 3, 5, 12, 13, 31, 33, 64, 65])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_batch_equals_its_rows(name: str, batch: int) -> None:
+    engine, ids = fused(name), prompt(batch, 5)
+    whole = engine(ids)
+    step = engine(ids[:, :1], past_key_values=whole.past_key_values).logits
+    for row in range(0, batch, 1 + batch // 8):
+        alone = engine(ids[row : row + 1])
+        assert error(whole.logits[row], alone.logits[0]) <= SAME
+        assert error(step[row], engine(ids[row : row + 1, :1], past_key_values=alone.past_key_values).logits[0]) <= SAME
+
+
+def test_a_source_of_tensors_gives_the_same_engine_as_the_model() -> None:
+    class Tensors:
+        hf_config = vanilla("qwen3").config
+
+        def names(self) -> set[str]:
+            return set(vanilla("qwen3").state_dict())
+
+        def get(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+            return vanilla("qwen3").state_dict()[name].to(dtype)
+
+    ids = prompt(2, 7)
+    assert torch.equal(labkit.init_inference(Tensors())(ids).logits, fused("qwen3")(ids).logits)

@@ -1,0 +1,79 @@
+"""bfloat16 and float16 engines against a float32 engine with the same, already rounded weights.
+
+What is left of the difference: keys and values stored in 16 bits and, where the CPU multiplies pairs of bf16, rows
+rounded to bfloat16. Vanilla models round every intermediate result, so the engine must be nearer to float32 than they.
+"""
+
+import pytest
+import torch
+from engines import IMPLS, greedy, prompt
+from models import SMALL_CONFIGS, small_model
+from torch import Tensor
+
+import labkit
+from labkit.engine import InferenceEngine
+
+BOUND = {torch.bfloat16: 6e-2, torch.float16: 3e-3}  # of the spread of the logits, root mean square
+dtypes = pytest.mark.parametrize("dtype", BOUND, ids=["bf16", "fp16"])
+
+
+def pair(name: str, dtype: torch.dtype, impl: str) -> tuple[InferenceEngine, InferenceEngine]:
+    """(16-bit engine, float32 engine) of the same weights."""
+    rounded = small_model(name, dtype=dtype)
+    return (
+        labkit.init_inference(rounded, impl=impl),
+        labkit.init_inference(rounded, impl=impl, dtype=torch.float32),
+    )
+
+
+def distance(got: Tensor, want: Tensor) -> float:
+    """Root of the mean square difference, relative to the standard deviation of what is wanted."""
+    return float((got - want).square().mean().sqrt() / want.std())
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@dtypes
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@pytest.mark.usefixtures("poisoned")
+def test_logits_are_near_float32_and_nearer_than_vanilla(name: str, dtype: torch.dtype, impl: str) -> None:
+    half, single = pair(name, dtype, impl)
+    assert (half.dtype, single.dtype) == (dtype, torch.float32)
+    ids = prompt(3, 15)
+    out = half(ids[:, :12])
+    steps = half(ids[:, 12:], past_key_values=out.past_key_values).logits
+    assert out.past_key_values.keys[0].dtype == dtype
+    want = single(ids).logits
+    with torch.no_grad():
+        plain = small_model(name, dtype=dtype)(ids).logits.float()
+    off = distance(torch.cat((out.logits, steps), dim=1), want)
+    assert 0 < off < min(BOUND[dtype], distance(plain, want))
+
+
+@dtypes
+@pytest.mark.parametrize(("name", "width"), [("llama", "intermediate_size"), ("opt", "ffn_dim")])
+@pytest.mark.usefixtures("poisoned")
+def test_widths_may_be_odd(name: str, width: str, dtype: torch.dtype) -> None:
+    """Pairs of bf16 then end in padding, which must not be whatever memory held."""
+    rounded, ids = small_model(name, dtype=dtype, **{width: 97}), prompt(13, 3)
+    want = labkit.init_inference(rounded, dtype=torch.float32)(ids).logits
+    assert distance(labkit.init_inference(rounded)(ids).logits, want) < BOUND[dtype]
+
+
+@dtypes
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "bloom", "llama"])
+def test_repeated_runs_are_bitwise_the_same(name: str, dtype: torch.dtype) -> None:
+    half, _ = pair(name, dtype, "cpp")
+    ids = prompt(3, 9)
+    runs = [
+        greedy(half, ids, 20, return_dict_in_generate=True, output_logits=True),
+        greedy(half, ids, 20, return_dict_in_generate=True, output_logits=True),
+    ]
+    assert torch.equal(runs[0].sequences, runs[1].sequences)
+    assert all(torch.equal(a, b) for a, b in zip(runs[0].logits, runs[1].logits, strict=True))
+    assert torch.equal(greedy(half, ids, 20), runs[0].sequences)
+
+
+@dtypes
+def test_logits_are_float32_whatever_the_weights(dtype: torch.dtype) -> None:
+    half, _ = pair("gpt2", dtype, "cpp")
+    assert half(prompt(1, 3)).logits.dtype == torch.float32

@@ -1,0 +1,182 @@
+"""The options of `init_inference`: DeepSpeed's names, defaults, old spellings, and clear refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import small_model
+
+import labkit
+from labkit.engine.options import Options, read_options
+
+DEFAULTS: dict[str, Any] = {
+    "replace_with_kernel_inject": False,
+    "dtype": torch.float16,
+    "tensor_parallel": {"enabled": True, "tp_size": 1, "tp_grain_size": 64, "mpu": None, "tp_group": None},
+    "enable_cuda_graph": False,
+    "use_triton": False,
+    "triton_autotune": False,
+    "triangular_masking": True,
+    "moe": {"enabled": True, "ep_size": 1, "moe_experts": [1], "type": "standard"},
+    "quant": {},
+    "checkpoint": None,
+    "base_dir": "",
+    "set_empty_params": False,
+    "save_mp_checkpoint_path": None,
+    "return_tuple": True,
+    "training_mp_size": 1,
+    "injection_policy": None,
+    "max_out_tokens": 1024,
+    "min_out_tokens": 1,
+    "transposed_mode": False,
+}
+ALIASES = {
+    "kernel_inject": "replace_with_kernel_inject",
+    "tp": "tensor_parallel",
+    "tm": "triangular_masking",
+    "max_tokens": "max_out_tokens",
+    "injection_dict": "injection_policy",
+}
+DTYPES = {
+    torch.float32: ("float32", "float", "fp32", "torch.float32"),
+    torch.float16: ("float16", "half", "fp16", "torch.float16"),
+    torch.bfloat16: ("bfloat16", "bf16", "torch.bfloat16"),
+}
+NOT_YET: list[dict[str, Any]] = [
+    {"tensor_parallel": {"tp_size": 2}},
+    {"mp_size": 4},
+    {"dtype": torch.int8},
+    {"dtype": "int8"},
+    {"moe": {"ep_size": 2}},
+    {"moe": {"num_experts": [8]}},
+    {"quant": {"weight": {"num_bits": 8}}},
+    {"checkpoint": "checkpoints.json"},
+    {"checkpoint": {"type": "BLOOM"}},
+    {"base_dir": "/models"},
+    {"set_empty_params": True},
+    {"save_mp_checkpoint_path": "out"},
+    {"injection_policy": {torch.nn.Linear: "mlp.out"}},
+    {"quantization_setting": (8, True)},
+    {"enable_cuda_graph": True},
+    {"use_triton": True},
+    {"triton_autotune": True},
+    {"triangular_masking": False},
+]
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"dtype": "float64"}, "unknown dtype 'float64'; expected one of float32, float, fp32"),
+    ({"dtype": torch.float64}, r"torch\.float64 is not supported; expected torch\.float32"),
+    ({"dtype": 16}, "dtype: got 16"),
+    ({"replace_with_kernel_inject": 1}, "replace_with_kernel_inject: got 1, input should be a valid boolean"),
+    ({"kernel_inject": "yes"}, "replace_with_kernel_inject: got 'yes'"),
+    ({"mp_size": "1"}, "tensor_parallel.tp_size: got '1', input should be a valid integer"),
+    ({"mp_size": 0}, "tensor_parallel.tp_size: got 0, input should be greater than or equal to 1"),
+    ({"tensor_parallel": 1}, "tensor_parallel: got 1, input should be a valid dictionary"),
+    ({"tensor_parallel": {"size": 1}}, "tensor_parallel.size: got 1, extra inputs are not permitted"),
+    ({"moe": 3}, "moe: got 3"),
+    ({"max_out_tokens": 0}, "max_out_tokens: got 0, input should be greater than or equal to 1"),
+    ({"max_out_tokens": 1.5}, "max_out_tokens: got 1.5, input should be a valid integer"),
+    ({"impl": "cuda"}, "impl: got 'cuda', input should be 'auto', 'cpp' or 'reference'"),
+    ({"consume_model": "no"}, "consume_model: got 'no'"),
+]
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_every_deepspeed_option_is_accepted_with_its_default(name: str) -> None:
+    read_options(None, {name: DEFAULTS[name]})
+    read_options({name: DEFAULTS[name]}, {})
+
+
+def test_all_defaults_at_once_give_an_engine() -> None:
+    engine = labkit.init_inference(small_model("gpt2"), DEFAULTS)
+    assert engine.dtype == torch.float16
+    assert engine.generate(torch.tensor([[5, 6]]), max_new_tokens=2, pad_token_id=0).shape == (1, 4)
+
+
+def test_old_spellings_are_accepted() -> None:
+    for old, new in ALIASES.items():
+        assert read_options(None, {old: DEFAULTS[new]}) == read_options(None, {new: DEFAULTS[new]})
+    assert read_options(None, {"mp_size": 1}) == read_options(None, {"tensor_parallel": {"tp_size": 1}})
+    assert read_options(None, {"replace_method": "auto"}).replace_method == "auto"
+    assert read_options(None, {"moe": False}).moe.enabled is False
+
+
+@pytest.mark.parametrize(("dtype", "spelling"), [(dtype, text) for dtype, texts in DTYPES.items() for text in texts])
+def test_dtypes_may_be_strings(dtype: torch.dtype, spelling: str) -> None:
+    assert read_options(None, {"dtype": spelling}).dtype == dtype
+
+
+def test_without_a_dtype_the_engine_takes_the_models() -> None:
+    for dtype in DTYPES:
+        assert labkit.init_inference(small_model("gpt2", dtype=dtype)).dtype == dtype
+
+
+def test_a_json_file_a_dict_and_keywords_say_the_same(tmp_path: Path) -> None:
+    options = {"dtype": "bf16", "tensor_parallel": {"tp_size": 1}, "max_out_tokens": 99, "moe": {"num_experts": [1]}}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(options))
+    want = read_options(None, options)
+    assert want != Options()
+    assert read_options(options, {}) == read_options(file, {}) == read_options(str(file), {}) == want
+
+
+def test_a_config_and_keywords_add_up() -> None:
+    both = read_options({"dtype": "fp16", "mp_size": 1}, {"max_tokens": 7, "tensor_parallel": {"tp_size": 1}})
+    assert (both.dtype, both.max_out_tokens) == (torch.float16, 7)
+
+
+@pytest.mark.parametrize(
+    ("config", "keywords", "named"),
+    [
+        ({"max_out_tokens": 5}, {"max_out_tokens": 6}, "max_out_tokens was given twice: 5 and 6"),
+        ({"max_out_tokens": 5}, {"max_tokens": 6}, "max_out_tokens was given twice: 5 and 6"),
+        ({"max_out_tokens": 5, "max_tokens": 6}, {}, "max_out_tokens was given twice: 5 and 6"),
+        ({"mp_size": 1}, {"tp": {"tp_size": 2}}, "tensor_parallel was given twice"),
+    ],
+)
+def test_two_values_for_one_option_are_refused(config: dict[str, Any], keywords: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        read_options(config, keywords)
+
+
+@pytest.mark.parametrize("where", ["config", "keyword"])
+def test_an_unknown_option_is_refused_with_the_known_ones(where: str) -> None:
+    unknown = {"replace_with_kernel_injection": True}
+    with pytest.raises(ValueError, match=r"unknown option replace_with_kernel_injection; expected one of base_dir, .*"):
+        read_options(*((unknown, {}) if where == "config" else (None, unknown)))
+
+
+@pytest.mark.parametrize(("options", "says"), WRONG, ids=[str(options) for options, _ in WRONG])
+def test_a_wrong_value_is_named_with_what_is_expected(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=f"(?i){says}"):
+        read_options(None, options)
+
+
+@pytest.mark.parametrize("options", NOT_YET, ids=str)
+def test_what_later_work_will_fill_is_refused_by_name(options: dict[str, Any]) -> None:
+    name = next(iter(options)).replace("mp_size", "tensor_parallel.tp_size=4")
+    with pytest.raises(NotImplementedError, match=f"{name}.* is not supported yet; "):
+        read_options(None, options)
+
+
+def test_a_config_that_is_no_options_is_refused(tmp_path: Path) -> None:
+    broken, array = tmp_path / "broken.json", tmp_path / "list.json"
+    broken.write_text('{"dtype": ')
+    array.write_text("[1]")
+    for config, says in (
+        (tmp_path / "absent.json", "absent.json' does not exist"),
+        (broken, "broken.json' is not JSON"),
+        (array, "list.json': expected an object of options, got list"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            read_options(config, {})
+    with pytest.raises(TypeError, match="config: expected a dict or the path of a JSON file, got int"):
+        read_options(3, {})  # type: ignore[arg-type]
+
+
+def test_options_refused_by_read_options_are_refused_before_the_model_is_touched() -> None:
+    model = small_model("gpt2")
+    with pytest.raises(ValueError, match="unknown option"):
+        labkit.init_inference(model, consume_model=True, no_such_option=1)
+    assert all(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,106 @@
+"""Sequences of unequal length in one batch: padding anywhere changes nothing that is visible."""
+
+import pytest
+import torch
+from engines import FEW, IMPLS, WHOLE, error, fused, greedy, prompt, vanilla
+from models import SMALL_CONFIGS
+from torch import Tensor
+
+LENGTHS = (5, 11, 1, 8)
+TOTAL = 11
+SAME = 1e-5
+each_impl = pytest.mark.parametrize("impl", IMPLS)
+
+
+def padded(side: str) -> tuple[list[Tensor], Tensor, Tensor]:
+    """(sequences [length], ids [batch, TOTAL], mask); "holes": padding on the left and in between."""
+    ids, mask = prompt(len(LENGTHS), TOTAL), torch.zeros(len(LENGTHS), TOTAL, dtype=torch.int64)
+    for row, length in enumerate(LENGTHS):
+        if side == "left":
+            mask[row, TOTAL - length :] = 1
+        elif side == "right":
+            mask[row, :length] = 1
+        else:
+            mask[row, torch.linspace(row, TOTAL - 1, length).long()] = 1
+            mask[row, -1] = 1
+    return [ids[row][mask[row].bool()] for row in range(len(LENGTHS))], ids.where(mask.bool(), 0), mask
+
+
+@each_impl
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+def test_logits_of_padded_sequences_equal_single_runs(name: str, side: str, impl: str) -> None:
+    engine = fused(name, impl)
+    texts, ids, mask = padded(side)
+    logits = engine(ids, attention_mask=mask).logits
+    for row, text in enumerate(texts):
+        assert error(logits[row][mask[row].bool()], engine(text[None]).logits[0]) <= SAME
+
+
+@each_impl
+@pytest.mark.parametrize("name", [name for name in FEW if name in WHOLE])
+def test_logits_between_holes_equal_single_runs(name: str, impl: str) -> None:
+    """Not for windowed models: their windows count slots, holes included."""
+    engine = fused(name, impl)
+    texts, ids, mask = padded("holes")
+    logits = engine(ids, attention_mask=mask).logits
+    for row, text in enumerate(texts):
+        assert error(logits[row][mask[row].bool()], engine(text[None]).logits[0]) <= SAME
+
+
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+def test_generation_from_left_padding_equals_single_runs(name: str) -> None:
+    texts, ids, mask = padded("left")
+    for impl in IMPLS:
+        together = greedy(fused(name, impl), ids, 12, attention_mask=mask)
+        for row, text in enumerate(texts):
+            assert torch.equal(together[row, TOTAL:], greedy(vanilla(name), text[None], 12)[0, len(text) :])
+
+
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+def test_generation_from_holes_equals_vanilla(name: str) -> None:
+    _, ids, mask = padded("holes")
+    want = greedy(vanilla(name), ids, 12, attention_mask=mask)
+    for impl in IMPLS:
+        assert torch.equal(greedy(fused(name, impl), ids, 12, attention_mask=mask), want)
+
+
+@each_impl
+@pytest.mark.parametrize("name", WHOLE)
+def test_steps_after_right_padding_equal_single_runs(name: str, impl: str) -> None:
+    engine = fused(name, impl)
+    texts, ids, mask = padded("right")
+    cache = engine(ids, attention_mask=mask).past_key_values
+    steps = prompt(len(LENGTHS), 4, seed=1)
+    first = engine(steps[:, :3], past_key_values=cache).logits
+    second = engine(steps[:, 3:], past_key_values=cache).logits
+    for row, text in enumerate(texts):
+        alone = engine(torch.cat((text, steps[row]))[None]).logits[0, -4:]
+        assert error(torch.cat((first[row], second[row])), alone) <= SAME
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_mask_of_ones_changes_nothing(name: str) -> None:
+    engine, ids = fused(name), prompt(2, 9)
+    assert torch.equal(engine(ids, attention_mask=torch.ones_like(ids)).logits, engine(ids).logits)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_what_is_masked_does_not_matter(name: str) -> None:
+    engine = fused(name)
+    _, ids, mask = padded("holes")
+    other = ids.where(mask.bool(), 77)
+    seen = mask.bool()
+    first, second = (engine(tokens, attention_mask=mask).logits[seen] for tokens in (ids, other))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_positions_given_by_the_caller_are_used_and_go_on(name: str) -> None:
+    ids, start = prompt(2, 6), 9
+    positions = (torch.arange(6) + start)[None]
+    with torch.no_grad():
+        want = vanilla(name)(ids, position_ids=positions).logits
+    assert error(fused(name)(ids, position_ids=positions.expand(2, -1)).logits, want) <= 1e-4
+    generated = greedy(fused(name), ids, 12, position_ids=positions)
+    assert torch.equal(generated, greedy(vanilla(name), ids, 12, position_ids=positions))

@@ -1,0 +1,165 @@
+"""What profilers see, and the clocks that run without any."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
+
+import labkit
+from labkit import stages
+from labkit.engine import InferenceEngine, StageTime
+from labkit.kernels.decode_step import STAGES_PER_LAYER
+from labkit.stages import Phase, Stage, message
+
+NEW = 4
+
+
+def expected_messages(phase: Phase, layers: int) -> list[str]:
+    """One forward pass, in the order of execution."""
+    inner = [message(phase, Stage(stage), layer) for layer in range(layers) for stage in STAGES_PER_LAYER]
+    return [message(phase, Stage.EMBED), *inner, message(phase, Stage.LM_HEAD)]
+
+
+def expected_run(layers: int) -> list[str]:
+    """A prompt, then NEW - 1 steps, each followed by the choice of a token."""
+    sample = message(Phase.DECODE, Stage.SAMPLE)
+    step = [*expected_messages(Phase.DECODE, layers), sample]
+    return [*expected_messages(Phase.PREFILL, layers), sample, *step * (NEW - 1)]
+
+
+@pytest.fixture
+def nvtx(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Messages of the NVTX ranges, in order; each must be closed before the next of its level opens."""
+    seen: list[str] = []
+    depth: list[str] = []
+
+    def push(text: str, domain: str) -> None:
+        assert domain == "labkit"
+        assert not depth, f"{text} opened inside {depth}"
+        seen.append(text)
+        depth.append(text)
+
+    monkeypatch.setattr(stages.nvtx, "push_range", push)
+    monkeypatch.setattr(stages.nvtx, "pop_range", lambda domain: depth.pop())
+    return seen
+
+
+def profiled(run: Callable[[], object]) -> list[str]:
+    """The stage ranges that torch.profiler records, by start."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        run()
+    events = sorted(profiler.events(), key=lambda event: event.time_range.start)
+    return [event.name for event in events if event.name.startswith(("prefill/", "decode/"))]
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("name", FEW)
+def test_torch_profiler_sees_every_stage_of_every_layer(name: str, impl: str) -> None:
+    engine = fused(name, impl)
+    seen = profiled(lambda: greedy(engine, prompt(2, 5), NEW))
+    assert seen == expected_run(engine.model_config.num_layers)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_nvtx_sees_the_same_ranges(impl: str, nvtx: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "nvtx_listening", lambda: True)
+    greedy(fused("gpt2", impl), prompt(2, 5), NEW)
+    assert nvtx == expected_run(3)
+
+
+def test_nothing_is_announced_when_nobody_listens(nvtx: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "nvtx_listening", lambda: False)
+    entered: list[str] = []
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", entered.append)
+    for impl in IMPLS:
+        greedy(fused("gpt2", impl), prompt(2, 5), NEW)
+    assert nvtx == []
+    assert entered == []
+
+
+def test_a_profiled_run_computes_the_same() -> None:
+    engine, ids = fused("llama"), prompt(2, 5)
+    found: list[Any] = []
+    profiled(lambda: found.append(greedy(engine, ids, 12)))
+    assert torch.equal(found[0], greedy(engine, ids, 12))
+
+
+def times_of(engine: InferenceEngine, run: Callable[[], object]) -> tuple[list[StageTime], float]:
+    engine.stage_times(reset=True)
+    start = perf_counter()
+    run()
+    return engine.stage_times(), (perf_counter() - start) * 1e3
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", FEW)
+def test_stage_times_are_complete_and_add_up(name: str, threads: int) -> None:
+    torch.set_num_threads(threads)
+    engine = fused(name)
+    times, wall_ms = times_of(engine, lambda: greedy(engine, prompt(2, 5), NEW))
+    forwards = {Phase.PREFILL: 1, Phase.DECODE: NEW - 1}
+    layers = engine.model_config.num_layers
+    assert [message(time.phase, time.stage, time.layer) for time in times] == [
+        text for phase in forwards for text in expected_messages(phase, layers)
+    ]
+    assert all(time.calls == forwards[time.phase] for time in times)
+    assert all(time.total_ms >= 0 for time in times)
+    assert 0 < sum(time.total_ms for time in times) <= wall_ms
+
+
+def test_stage_times_start_over_only_on_reset() -> None:
+    engine = labkit.init_inference(vanilla("gpt2"))
+    assert engine.stage_times() == []
+    engine(prompt(1, 5))
+    first = engine.stage_times(reset=False)
+    engine(prompt(1, 5))
+    both = engine.stage_times(reset=True)
+    assert [time.calls for time in first] == [1] * len(first)
+    assert [time.calls for time in both] == [2] * len(first)
+    assert all(b.total_ms >= a.total_ms for a, b in zip(first, both, strict=True))
+    assert engine.stage_times() == []
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_model_times_hold_one_entry_per_model_step(impl: str) -> None:
+    engine = labkit.init_inference(vanilla("gpt2"), impl=impl)
+    with pytest.raises(RuntimeError, match=r"call profile_model_time\(\) first"):
+        engine.model_times()
+    engine.profile_model_time()
+    engine(prompt(2, 5))
+    start = perf_counter()
+    greedy(engine, prompt(2, 5), NEW)
+    wall_ms = (perf_counter() - start) * 1e3
+    times = engine.model_times()
+    assert len(times) == 1 + NEW
+    assert all(time > 0 for time in times)
+    assert sum(times[1:]) <= wall_ms
+    assert engine.model_times() == []
+    greedy(engine, prompt(2, 5), NEW, num_beams=2)
+    assert len(engine.model_times()) == NEW
+
+
+@pytest.mark.parametrize("variable", [None, *stages.INJECTED])
+def test_a_process_under_an_nvtx_tool_is_listened_to(variable: str | None) -> None:
+    program = "import sys; from labkit.stages import listening; print(listening(), 'torch' in sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if name not in stages.INJECTED}
+    if variable:
+        environment[variable] = "/no/such/tool.so" if "PATH" in variable else "1"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(variable is not None), "False"]
+
+
+def test_a_trace_file_holds_the_ranges(tmp_path: Path) -> None:
+    with torch.profiler.profile() as profiler:
+        greedy(fused("gpt2"), prompt(1, 5), NEW)
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert '"decode/layer.2/mlp_out"' in (tmp_path / "trace.json").read_text()

@@ -1,0 +1,65 @@
+"""What runs through transformers' own generation loops on the fused model: beams and assisted decoding."""
+
+from typing import Any
+
+import pytest
+import torch
+from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
+from models import small_model
+from transformers import set_seed
+
+import labkit
+
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+PADDED = prompt(2, 7).where(MASK.bool(), 0)
+BEAMS: dict[str, dict[str, Any]] = {
+    "three": {"num_beams": 3},
+    "four-return-three": {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.7, "eos_token_id": [3, 50]},
+    "early": {"num_beams": 3, "early_stopping": True, "eos_token_id": list(range(1, 40, 3)), "min_new_tokens": 3},
+    "sampled": {"num_beams": 2, "do_sample": True, "top_k": 20},
+    "no-repeats": {"num_beams": 3, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2},
+}
+
+
+@pytest.mark.parametrize("options", BEAMS.values(), ids=BEAMS)
+@pytest.mark.parametrize("name", FEW)
+def test_beams_equal_vanilla(name: str, options: dict[str, Any]) -> None:
+    found = []
+    for model in (vanilla(name), *(fused(name, impl) for impl in IMPLS)):
+        set_seed(3)
+        found.append(model.generate(PADDED, attention_mask=MASK, max_new_tokens=12, pad_token_id=0, **options))
+    assert torch.equal(found[1], found[0])
+    assert torch.equal(found[2], found[0])
+
+
+def test_beam_scores_equal_vanilla() -> None:
+    options = {"num_beams": 3, "num_return_sequences": 2, "return_dict_in_generate": True, "output_scores": True}
+    want, got = (
+        model.generate(prompt(2, 7), max_new_tokens=6, pad_token_id=0, **options)
+        for model in (vanilla("gpt2"), fused("gpt2"))
+    )
+    assert torch.equal(got.sequences, want.sequences)
+    assert torch.equal(got.beam_indices, want.beam_indices)
+    assert torch.allclose(got.sequences_scores, want.sequences_scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "llama"])
+def test_prompt_lookup_equals_greedy_search(name: str) -> None:
+    ids = torch.cat((prompt(1, 6), prompt(1, 6)), dim=1)
+    want = greedy(vanilla(name), ids, 30)
+    assert torch.equal(greedy(fused(name), ids, 30, prompt_lookup_num_tokens=3), want)
+
+
+@pytest.mark.parametrize("draft_seed", [5, 9], ids=["the-same-model", "another-model"])
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "llama"])
+def test_assisted_decoding_equals_greedy_search(name: str, draft_seed: int) -> None:
+    """In every pairing of vanilla and fused models, and of fused models with an engine as the draft."""
+    ids, draft = prompt(1, 7), small_model(name, seed=draft_seed)
+    want = greedy(vanilla(name), ids, 25)
+    fused_draft = labkit.init_inference(draft)
+    for model, assistant in (
+        (fused(name), draft),
+        (vanilla(name), fused_draft.module),
+        (fused(name), fused_draft),
+    ):
+        assert torch.equal(greedy(model, ids, 25, assistant_model=assistant), want)

@@ -1,0 +1,53 @@
+"""Vanilla and fused forms of the small models, made once per session, and prompts for them."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from models import SMALL_CONFIGS, VOCAB, small_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import labkit
+from labkit.engine import InferenceEngine
+from labkit.policies import policy_for
+
+IMPLS = ("cpp", "reference")
+FEW = ("gpt2", "gptj", "gpt-neo", "bloom", "opt-post-norm", "llama", "mistral")  # each kind of position, window, norm
+
+
+@cache
+def vanilla(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return small_model(name, dtype=dtype)
+
+
+@cache
+def fused(name: str, impl: str = "cpp", dtype: torch.dtype = torch.float32) -> InferenceEngine:
+    return labkit.init_inference(vanilla(name), impl=impl, dtype=dtype)
+
+
+@cache
+def windowed(name: str) -> bool:
+    """Whether some layer sees only the last few tokens; it counts padding among them, as vanilla models do."""
+    config = vanilla(name).config
+    return any(policy_for(config).model_config(config).windows)
+
+
+WHOLE = [name for name in SMALL_CONFIGS if not windowed(name)]
+
+
+def prompt(batch: int, tokens: int, seed: int = 0) -> Tensor:
+    """Token ids [batch, tokens] without 0, which is the padding token."""
+    return torch.randint(1, VOCAB, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def greedy(model: PreTrainedModel | InferenceEngine, ids: Tensor, new: int, **options: object) -> Any:
+    """Greedy search for `new` tokens; what `generate` returns."""
+    return model.generate(ids, do_sample=False, max_new_tokens=new, pad_token_id=0, **options)
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    """Largest difference relative to the range of what is wanted; a NaN counts as infinite."""
+    assert got.shape == want.shape
+    worst = (got - want).abs().max() / (want.max() - want.min())
+    return float(worst.nan_to_num(nan=float("inf")))

@@ -1,0 +1,72 @@
+"""Published figures stand beside ours and are told apart from them."""
+
+from collections.abc import Callable
+
+import plotly.graph_objects as go
+import pytest
+from comparisons import comparison
+
+from labkit.figures import published_figure, region_figure
+from labkit.harness import Comparison
+from labkit.published import NOT_MEASURED_HERE, published, published_speedups
+
+Draw = Callable[[Comparison], go.Figure]
+DRAWN: list[Draw] = [published_figure, region_figure]
+
+
+@pytest.mark.parametrize("draw", DRAWN)
+def test_published_bars_are_named_so_and_have_axes_of_their_own(draw: Draw) -> None:
+    ours, theirs = draw(comparison()).data
+    assert theirs.name == NOT_MEASURED_HERE
+    assert NOT_MEASURED_HERE in theirs.hovertemplate
+    assert ours.name != theirs.name
+    assert (ours.xaxis, ours.yaxis) != (theirs.xaxis, theirs.yaxis)
+
+
+@pytest.mark.parametrize("draw", DRAWN)
+def test_published_bars_look_different(draw: Draw) -> None:
+    ours, theirs = draw(comparison()).data
+    assert theirs.marker.pattern.shape
+    assert not ours.marker.pattern.shape
+
+
+@pytest.mark.parametrize("draw", DRAWN)
+def test_the_panel_says_that_it_was_not_measured_here_and_who_published_it(draw: Draw) -> None:
+    figure = draw(comparison())
+    written = [annotation.text for annotation in figure.layout.annotations]
+    assert sum(NOT_MEASURED_HERE in text for text in written) == 1
+    for source in set(figure.data[1].customdata):
+        assert any(source in text for text in written)
+
+
+def test_published_labels_name_model_and_hardware() -> None:
+    labels = published_figure(comparison()).data[1].y
+    assert all(any(word in label for word in ("not stated", "A100", "A6000")) for label in labels)
+    assert all("batch" in label for label in labels)
+
+
+def test_our_bars_are_the_records_ratios_with_their_intervals() -> None:
+    record = comparison()
+    ours = published_figure(record).data[0]
+    for at, metric in enumerate(("ttft", "per_token", "end_to_end")):
+        ratio = record.ratio(metric)
+        assert ours.x[at] == ratio.value
+        assert ours.x[at] + ours.error_x.array[at] == pytest.approx(ratio.high)
+        assert ours.x[at] - ours.error_x.arrayminus[at] == pytest.approx(ratio.low)
+
+
+def test_the_batch_decides_which_published_row_is_shown() -> None:
+    one, eight = published_speedups(1), published_speedups(8)
+    bloom = one["model"] == "bloom-7b1"
+    assert one.loc[bloom, "batch"].item() == 1
+    assert eight.loc[bloom, "batch"].item() == 8
+
+
+def test_regions_stand_in_the_same_order_on_both_sides() -> None:
+    ours, theirs = region_figure(comparison()).data
+    assert ours.y == theirs.y
+    assert list(theirs.x) == list(published("deep-fusion")["value"])
+
+
+def test_our_region_bars_are_ratios_of_stage_times() -> None:
+    assert region_figure(comparison()).data[0].x == pytest.approx((3.0, 3.0, 3.0, 3.0))

@@ -1,0 +1,86 @@
+"""Stage bars: the sums are right and each stage has its colour everywhere."""
+
+import plotly.graph_objects as go
+import pytest
+from comparisons import STAGE_SHARES, STEP_MS, comparison
+
+from labkit.figures import STAGE_COLORS, region_figure, stage_figure
+from labkit.figures.frames import stage_frame
+from labkit.stages import Phase, Stage
+
+
+def whole_steps(figure: go.Figure) -> list[go.Bar]:
+    return [trace for trace in figure.data if trace.xaxis in (None, "x")]
+
+
+def parts(figure: go.Figure) -> dict[str, go.Bar]:
+    return {trace.name: trace for trace in figure.data if trace.xaxis == "x2"}
+
+
+def test_every_stage_has_a_colour_of_its_own() -> None:
+    assert set(STAGE_COLORS) == set(Stage)
+    assert len(set(STAGE_COLORS.values())) == len(Stage)
+
+
+def test_a_decode_step_is_the_mean_over_steps_and_the_sum_over_layers() -> None:
+    frame = stage_frame(comparison())
+    for stage, share in STAGE_SHARES.items():
+        assert frame.loc[stage, "baseline"] == pytest.approx(share * STEP_MS["hf-eager"])
+        assert frame.loc[stage, "candidate"] == pytest.approx(share * STEP_MS["fused"])
+
+
+def test_the_prompts_pass_is_one_call() -> None:
+    frame = stage_frame(comparison(), Phase.PREFILL)
+    assert frame.loc["qkv", "candidate"] == pytest.approx(STAGE_SHARES[Stage.QKV] * 6 * STEP_MS["fused"])
+
+
+def test_stages_come_in_the_order_of_a_step() -> None:
+    order = [str(stage) for stage in Stage if stage in STAGE_SHARES]
+    assert list(stage_frame(comparison()).index) == order
+
+
+def test_time_that_no_stage_covers_counts_as_sampling() -> None:
+    record = comparison()
+    unsampled = tuple(time for time in record.candidate.stages if time.stage != Stage.SAMPLE)
+    record = record.model_copy(update={"candidate": record.candidate.model_copy(update={"stages": unsampled})})
+    frame = stage_frame(record)
+    assert record.candidate.stage_run is not None
+    steps = record.candidate.stage_run.decode_ms
+    assert frame["candidate"].sum() == pytest.approx(sum(steps) / len(steps))
+
+
+def test_bars_equal_the_frame_on_both_sides() -> None:
+    record = comparison()
+    frame, bars = stage_frame(record), parts(stage_figure(record))
+    assert bars["hf-eager"].x == tuple(frame["baseline"])
+    assert bars["fused"].x == tuple(frame["candidate"])
+    assert bars["fused"].y == tuple(frame.index)
+
+
+def test_the_whole_step_is_stacked_from_the_same_stages_in_the_same_colours() -> None:
+    record = comparison()
+    frame, figure = stage_frame(record), stage_figure(record)
+    assert {trace.name: trace.x for trace in whole_steps(figure)} == {
+        name: tuple(row) for name, row in frame.iterrows()
+    }
+    assert {trace.name: trace.marker.color for trace in whole_steps(figure)} == {
+        name: STAGE_COLORS[Stage(name)] for name in frame.index
+    }
+    assert list(parts(figure)["fused"].marker.color) == [STAGE_COLORS[Stage(name)] for name in frame.index]
+
+
+def test_a_side_without_stages_is_left_out_and_named() -> None:
+    record = comparison()
+    record = record.model_copy(
+        update={"baseline": record.baseline.model_copy(update={"stages": (), "stage_run": None})}
+    )
+    figure = stage_figure(record)
+    assert set(parts(figure)) == {"fused"}
+    assert any("hf-eager cannot tell" in annotation.text for annotation in figure.layout.annotations)
+
+
+def test_without_any_stages_the_figures_still_stand() -> None:
+    record = comparison(stages=False)
+    assert stage_figure(record).data == ()
+    ours = region_figure(record).data[0]
+    assert set(ours.x) == {None}

@@ -1,0 +1,97 @@
+"""Parameters come from the tagged cell, and values are held to it."""
+
+from typing import Any
+
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from labkit.notebooks import NotebookError, ParameterError, checked_values, read_parameters
+
+CELL = """
+model: str = "gpt2"  # a preset
+batch: int = 1  # sequences at once
+scale: float = 0.5
+verbose: bool = False
+threads: int | None = None  # None: all
+sizes: list[int] = [1, 2]
+untyped = 3
+computed = max(1, 2)
+"""
+
+
+def parameters(source: str = CELL) -> Any:
+    return read_parameters(new_notebook(cells=[new_code_cell(source, metadata={"tags": ["parameters"]})]))
+
+
+def test_name_type_default_and_help_are_read() -> None:
+    found = {parameter.name: parameter for parameter in parameters()}
+    assert list(found) == ["model", "batch", "scale", "verbose", "threads", "sizes", "untyped"]
+    assert (found["batch"].type, found["batch"].default, found["batch"].help) == ("int", 1, "sequences at once")
+    assert found["threads"].type == "int | None"
+    assert found["untyped"].type == "int"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("model", "8", "8"),
+        ("batch", "8", 8),
+        ("scale", "2", 2.0),
+        ("scale", "1e-3", 1e-3),
+        ("verbose", "True", True),
+        ("verbose", "no", False),
+        ("threads", "none", None),
+        ("threads", "4", 4),
+        ("sizes", "[3, 4]", [3, 4]),
+        ("untyped", "7", 7),
+    ],
+)
+def test_text_from_a_command_line_becomes_the_type(name: str, text: str, value: object) -> None:
+    converted = checked_values(parameters(), {name: text})[name]
+    assert converted == value
+    assert type(converted) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch", "eight"),
+        ("batch", "1.5"),
+        ("batch", 1.5),
+        ("batch", True),
+        ("batch", None),
+        ("verbose", "maybe"),
+        ("threads", "many"),
+        ("sizes", "(1, 2)"),
+        ("sizes", "[1,"),
+        ("model", 3),
+    ],
+)
+def test_a_value_of_the_wrong_type_says_got_and_expected(name: str, value: object) -> None:
+    with pytest.raises(ParameterError, match=f"'{name}': got .*, expected") as caught:
+        checked_values(parameters(), {name: value})
+    assert "batch: int = 1  # sequences at once" in str(caught.value)
+
+
+def test_an_unknown_parameter_lists_all_and_suggests_the_closest() -> None:
+    with pytest.raises(ParameterError, match="unknown parameter 'modle'; did you mean 'model'") as caught:
+        checked_values(parameters(), {"modle": "gpt2", "batch": "x"})
+    text = str(caught.value)
+    assert all(f"\n  {parameter}" in text for parameter in parameters())
+    assert "'batch': got 'x', expected int" in text
+
+
+def test_an_integer_is_a_float_but_a_bool_is_no_integer() -> None:
+    assert checked_values(parameters(), {"scale": 2}) == {"scale": 2.0}
+    with pytest.raises(ParameterError):
+        checked_values(parameters(), {"batch": False})
+
+
+def test_no_parameters_cell_says_what_to_do() -> None:
+    with pytest.raises(NotebookError, match="no cell tagged 'parameters'; add that tag"):
+        read_parameters(new_notebook(cells=[new_code_cell("model = 'gpt2'")]))
+
+
+def test_a_parameters_cell_that_is_not_python_names_the_line() -> None:
+    with pytest.raises(NotebookError, match="line 2"):
+        parameters("a = 1\nb = = 2")

@@ -1,0 +1,89 @@
+"""The HTML report needs nothing but itself."""
+
+import plotly.graph_objects as go
+import pytest
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from pages import Page
+
+from labkit.notebooks import Failure
+from labkit.notebooks.report import PLOTLY_MIME_TYPE, html_report
+from labkit.widgets.live import as_bundle
+
+
+def notebook(*bundles: dict[str, object]) -> NotebookNode:
+    cells = [new_markdown_cell("# A question\n\nSome *text*.")]
+    cells += [
+        new_code_cell(f"show({at})", outputs=[new_output("display_data", data)]) for at, data in enumerate(bundles)
+    ]
+    return new_notebook(cells=cells)
+
+
+def report(node: NotebookNode, failure: Failure | None = None) -> str:
+    return html_report(node, title="stem", parameters={"model": "<gpt2>"}, seconds=61.0, failure=failure)
+
+
+def figure(title: str = "bars") -> go.Figure:
+    return go.Figure(go.Bar(x=[1, 2], y=[3, 4]), layout={"title": {"text": title}})
+
+
+def test_many_figures_share_one_plotly_js() -> None:
+    page = Page(report(notebook(as_bundle(figure()), as_bundle(figure()), as_bundle(figure()))))
+    assert sum("plotly.js v" in script for script in page.scripts) == 1
+    assert len(page.figures) == 3
+
+
+def test_without_figures_there_is_no_plotly_js() -> None:
+    html = report(notebook({"text/plain": "4"}))
+    assert len(html) < 50_000
+    assert Page(html).scripts == []
+
+
+def test_nothing_is_loaded_from_outside() -> None:
+    page = Page(report(notebook(as_bundle(figure()), {"text/html": "<b>bold</b>"})))
+    assert page.outside == []
+
+
+@pytest.mark.parametrize(
+    "bundle",
+    [
+        {"application/javascript": "fetch('https://example.org')"},
+        {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "a widget"},
+    ],
+)
+def test_live_outputs_are_left_out(bundle: dict[str, object]) -> None:
+    page = Page(report(notebook(bundle)))
+    assert page.scripts == []
+    assert page.outside == []
+
+
+def test_a_browser_is_told_to_load_nothing_whatever_an_output_holds() -> None:
+    page = Page(report(notebook({"text/html": '<img alt="" src="https://example.org/x.png">'})))
+    assert page.outside != []
+    assert page.policy.startswith("default-src 'none'")
+    assert "http" not in page.policy
+
+
+def test_a_figures_text_cannot_end_its_script() -> None:
+    title = "</script><script>alert(1)</script>"
+    page = Page(report(notebook(as_bundle(figure(title)))))
+    assert page.figures[0]["layout"]["title"]["text"] == title
+    assert not any("alert(1)" in script for script in page.scripts)
+
+
+def test_the_figure_is_preferred_to_other_renderings_of_it() -> None:
+    bundle = as_bundle(figure()) | {"text/html": "<script>second_copy()</script>"}
+    page = Page(report(notebook(bundle)))
+    assert PLOTLY_MIME_TYPE in bundle
+    assert len(page.figures) == 1
+    assert not any("second_copy" in script for script in page.scripts)
+
+
+def test_the_page_says_what_was_run_and_how_it_ended() -> None:
+    html = report(notebook({"text/plain": "4"}))
+    assert "<title>A question</title>" in html
+    assert "&lt;gpt2&gt;" in html
+    assert "passed after 61 s" in html
+    failed = report(notebook({"text/plain": "4"}), Failure(2, "show(0)", "the kernel died"))
+    assert "cell 2 (show(0)): the kernel died" in failed
+    assert "passed" not in failed

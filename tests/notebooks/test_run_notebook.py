@@ -1,0 +1,177 @@
+"""A run tells the truth about how it went, and leaves whole files or none."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from pages import Page
+
+from labkit.notebooks import NotebookError, ParameterError, run_notebook
+
+PARAMETERS = 'name: str = "world"  # whom to greet\ntimes: int = 1\n'
+
+
+def write(path: Path, *sources: str, tags: dict[int, list[str]] | None = None, kernel: str = "python3") -> Path:
+    cells = [new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]})]
+    cells += [new_code_cell(source, metadata={"tags": (tags or {}).get(at, [])}) for at, source in enumerate(sources)]
+    kernelspec = {"name": kernel, "display_name": kernel, "language": "python"}
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernelspec}), path)
+    return path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def printed(path: Path) -> str:
+    cells = nbformat.read(path, as_version=4).cells
+    return "".join(output.get("text", "") for cell in cells for output in cell.get("outputs", []))
+
+
+def test_parameters_reach_the_cells_and_both_files_appear(tmp_path: Path) -> None:
+    notebook = write(tmp_path / "hello.ipynb", "print(name * times)")
+    report = run_notebook(notebook, {"name": "ab", "times": "3"}, tmp_path / "out")
+    assert report.status == "passed"
+    assert report.failure is None
+    assert report.parameters == {"name": "ab", "times": 3}
+    assert names(tmp_path / "out") == ["hello.html", "hello.ipynb"]
+    assert printed(report.notebook) == "ababab\n"
+    assert "ababab" in report.html.read_text()
+
+
+def test_the_notebook_itself_is_not_touched(tmp_path: Path) -> None:
+    notebook = write(tmp_path / "hello.ipynb", "print(name)")
+    before = notebook.read_bytes()
+    run_notebook(notebook, {"name": "x"}, tmp_path / "out")
+    assert notebook.read_bytes() == before
+
+
+def test_progress_counts_cells_and_passes_on_what_a_cell_shows(tmp_path: Path) -> None:
+    source = (
+        "from IPython.display import display\nfrom labkit.progress import as_output\n"
+        "display(as_output(1, 4, 'a quarter'), raw=True)"
+    )
+    seen: list[tuple[float, float, str]] = []
+    run_notebook(write(tmp_path / "n.ipynb", source, "1"), None, tmp_path / "out", lambda *step: seen.append(step))
+    assert seen == [
+        (0, 3, 'name: str = "world"  # whom to greet'),
+        (1, 3, "from IPython.display import display"),
+        (1.25, 3, "a quarter"),
+        (2, 3, "1"),
+    ]
+
+
+def test_declared_results_are_in_the_report(tmp_path: Path) -> None:
+    source = (
+        "from IPython.display import display\nfrom labkit.progress import HEADLINE_MIME_TYPE\n"
+        "display({HEADLINE_MIME_TYPE: 'twice as fast', 'text/plain': ''}, raw=True)"
+    )
+    assert run_notebook(write(tmp_path / "n.ipynb", source), None, tmp_path / "out").headlines == ("twice as fast",)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import os\nos._exit(1)", "the kernel died"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import sys\nsys.exit(0)", "SystemExit: 0"),
+    ],
+)
+def test_a_cell_that_ends_the_run_fails_it_by_name(tmp_path: Path, source: str, reason: str) -> None:
+    notebook = write(tmp_path / "n.ipynb", "print('before')", source, "print('after')")
+    report = run_notebook(notebook, None, tmp_path / "out")
+    assert report.status == "failed"
+    assert report.failure is not None
+    assert (report.failure.cell, report.failure.code, report.failure.reason) == (3, source.splitlines()[0], reason)
+    assert printed(report.notebook).startswith("before")
+    assert "after" not in printed(report.notebook)
+    assert reason in report.html.read_text()
+
+
+def test_a_failed_run_does_not_replace_a_good_report(tmp_path: Path) -> None:
+    run_notebook(write(tmp_path / "n.ipynb", "print('good')"), None, tmp_path / "out")
+    run_notebook(write(tmp_path / "n.ipynb", "1 / 0"), None, tmp_path / "out")
+    assert names(tmp_path / "out") == ["n.failed.html", "n.failed.ipynb", "n.html", "n.ipynb"]
+    assert printed(tmp_path / "out" / "n.ipynb") == "good\n"
+
+
+def test_an_error_that_a_cell_shows_on_purpose_is_no_failure(tmp_path: Path) -> None:
+    notebook = write(tmp_path / "n.ipynb", "1 / 0", "print('on')", tags={0: ["raises-exception"]})
+    report = run_notebook(notebook, None, tmp_path / "out")
+    assert report.status == "passed"
+    assert printed(report.notebook) == "on\n"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"), [({"nmae": "x"}, "did you mean 'name'"), ({"times": "many"}, "expected int")]
+)
+def test_wrong_parameters_run_nothing(tmp_path: Path, parameters: dict[str, str], message: str) -> None:
+    notebook = write(tmp_path / "n.ipynb", f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ParameterError, match=message):
+        run_notebook(notebook, parameters, tmp_path / "out")
+    assert names(tmp_path) == ["n.ipynb"]
+
+
+def test_what_is_no_runnable_notebook_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotebookError, match="no notebook at"):
+        run_notebook(tmp_path / "none.ipynb", None, tmp_path / "out")
+    (tmp_path / "text.ipynb").write_text("not JSON")
+    with pytest.raises(NotebookError, match="is not a Jupyter notebook"):
+        run_notebook(tmp_path / "text.ipynb", None, tmp_path / "out")
+    (tmp_path / "other.ipynb").write_text(json.dumps({"a": 1}))
+    with pytest.raises(NotebookError, match="is not a Jupyter notebook"):
+        run_notebook(tmp_path / "other.ipynb", None, tmp_path / "out")
+    nbformat.write(new_notebook(cells=[new_code_cell("1")]), tmp_path / "bare.ipynb")
+    with pytest.raises(NotebookError, match="no cell tagged 'parameters'"):
+        run_notebook(tmp_path / "bare.ipynb", None, tmp_path / "out")
+    with pytest.raises(NotebookError, match="no kernel named 'cobol'"):
+        run_notebook(write(tmp_path / "k.ipynb", "1", kernel="cobol"), None, tmp_path / "out")
+    assert names(tmp_path / "out") == []
+
+
+def test_the_output_never_replaces_the_notebook(tmp_path: Path) -> None:
+    with pytest.raises(NotebookError, match="would replace"):
+        run_notebook(write(tmp_path / "n.ipynb", "1"), None, tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_files_and_no_kernel(tmp_path: Path, number: signal.Signals) -> None:
+    pid_file = tmp_path / "pid"
+    notebook = write(
+        tmp_path / "n.ipynb", f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(120)"
+    )
+    code = "import sys; from labkit.notebooks import run_notebook; run_notebook(sys.argv[1], None, sys.argv[2])"
+    arguments = [sys.executable, "-P", "-c", code, str(notebook), str(tmp_path / "out")]
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
+    os.kill(process.pid, number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert number is signal.SIGKILL or "KeyboardInterrupt" in errors
+    assert names(tmp_path / "out") == []
+    wait_for(lambda: not psutil.pid_exists(int(pid_file.read_text())))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_any_notebooks_report_opens_without_a_network(tmp_path: Path) -> None:
+    source = "import plotly.graph_objects as go\ngo.Figure(go.Bar(x=[1], y=[2]))"
+    report = run_notebook(write(tmp_path / "n.ipynb", source, source), None, tmp_path / "out")
+    page = Page(report.html.read_text())
+    assert page.outside == []
+    assert len(page.figures) == 2
+    assert sum("plotly.js v" in script for script in page.scripts) == 1

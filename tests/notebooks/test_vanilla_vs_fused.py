@@ -1,0 +1,101 @@
+"""The first notebook: its form, and that it runs under papermill and as `labkit run` does it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from pages import Page
+
+from labkit.notebooks import RunReport, read_parameters, run_notebook
+from labkit.notebooks.report import PLOTLY_MIME_TYPE
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_vanilla_vs_fused.ipynb"
+SMALL = {"model": "tiny-gpt2", "prompt_tokens": 9, "new_tokens": 5, "rounds": 3, "threads": 1}
+CODE = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+FIGURES = 5
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
+    folder = tmp_path_factory.mktemp("report")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return run_notebook(NOTEBOOK, SMALL, folder / "out")
+    finally:
+        os.chdir(before)
+
+
+def test_cells_are_few_and_short_and_define_nothing() -> None:
+    assert len(CODE) <= 14
+    for cell in CODE:
+        assert len(cell.source.splitlines()) <= 8
+        assert not re.search(r"^\s*(def|class)\s", cell.source, re.M)
+
+
+def test_no_outputs_are_committed() -> None:
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in CODE)
+
+
+def test_every_parameter_is_typed_and_documented() -> None:
+    parameters = read_parameters(nbformat.read(NOTEBOOK, as_version=4))
+    assert {parameter.name for parameter in parameters} == {
+        "model", "dtype", "batch", "prompt_tokens", "new_tokens", "baseline", "threads", "rounds",
+    }  # fmt: skip
+    assert all(parameter.types and parameter.help for parameter in parameters)
+
+
+def test_imports_are_in_one_cell() -> None:
+    assert sum("import" in cell.source for cell in CODE) == 1
+
+
+def test_it_runs_and_says_how_much_faster(report: RunReport) -> None:
+    assert report.failure is None
+    (headline,) = report.headlines
+    assert re.search(r"fused against hf-eager, per token: [\d.]+x \[[\d.]+, [\d.]+\]", headline)
+
+
+def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
+    html = report.html.read_text()
+    page = Page(html)
+    assert page.outside == []
+    assert len(page.figures) == FIGURES
+    assert sum("plotly.js v" in script for script in page.scripts) == 1
+    assert len(html) < 8_000_000
+
+
+def test_the_executed_notebook_holds_the_figures_and_no_widgets(report: RunReport) -> None:
+    notebook = nbformat.read(report.notebook, as_version=4)
+    kinds = [kind for cell in notebook.cells for output in cell.get("outputs", []) for kind in output.get("data", {})]
+    assert kinds.count(PLOTLY_MIME_TYPE) == FIGURES
+    assert not any("widget" in kind for kind in kinds)
+    assert report.notebook.stat().st_size < 2_000_000
+
+
+def test_published_figures_are_labelled_in_the_page(report: RunReport) -> None:
+    figures = Page(report.html.read_text()).figures
+    labelled = [figure for figure in figures if "published, not measured here" in json.dumps(figure)]
+    assert len(labelled) == 2
+
+
+def test_plain_papermill_runs_it_too(tmp_path: Path) -> None:
+    parameters = [part for name, value in SMALL.items() for part in ("-p", name, str(value))]
+    command = [sys.executable, "-m", "papermill", str(NOTEBOOK), "out.ipynb", *parameters]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Passed unknown parameter" not in done.stderr
+    notebook = nbformat.read(tmp_path / "out.ipynb", as_version=4)
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    assert "tiny-gpt2" in json.dumps(notebook)
+
+
+def test_a_wrong_model_fails_the_run_with_the_cell_named(tmp_path: Path) -> None:
+    report = run_notebook(NOTEBOOK, SMALL | {"model": "gpt-17"}, tmp_path / "out")
+    assert report.failure is not None
+    assert report.failure.code == "model_shape(model)"
+    assert "gpt-17" in report.failure.reason

@@ -1,0 +1,148 @@
+"""The workbench: the same calls live and in batch."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparisons import comparison
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+from labkit.notebooks.report import PLOTLY_MIME_TYPE
+from labkit.widgets import Workbench
+from labkit.widgets.controls import Controls, Stopped
+from labkit.widgets.live import is_live
+
+TESTS = Path(__file__).parents[1]
+SETTINGS = {
+    "model": "tiny-gpt2", "dtype": "float32", "batch": 1, "prompt_tokens": 16, "new_tokens": 8, "baseline": "hf-eager",
+    "threads": 0, "rounds": 3,
+}  # fmt: skip
+FAKE = f"""
+import sys; sys.path.insert(0, {str(TESTS)!r})
+from comparisons import comparison
+from labkit import figures, widgets
+def compare(*, progress, **settings):
+    progress(1, 2, "round 1 of 2"); asked.append(settings)
+    return comparison(dtype=settings["dtype"])
+asked = []; widgets.workbench.compare = compare
+bench = widgets.Workbench(**{SETTINGS})
+"""
+
+
+class Client(NotebookClient):
+    """Somebody at the kernel: outputs can be replaced, and a prompt would be answered."""
+
+    async def async_start_new_kernel_client(self) -> Any:
+        client = await super().async_start_new_kernel_client()
+        client.allow_stdin = True
+        return client
+
+
+def execute(client: type[NotebookClient], *sources: str) -> list[Any]:
+    notebook = new_notebook(cells=[new_code_cell(source) for source in (FAKE, *sources)])
+    client(notebook, kernel_name="python3", timeout=120).execute()
+    return [cell.outputs for cell in notebook.cells[1:]]
+
+
+def subtitle(output: Any) -> str:
+    text: str = output["data"][PLOTLY_MIME_TYPE]["layout"]["title"]["subtitle"]["text"]
+    return text
+
+
+def test_in_batch_everything_is_static_and_done_in_its_cell() -> None:
+    settings, run, view = execute(NotebookClient, "bench", "bench.run()", "bench.view(figures.per_token_figure)")
+    assert "<td>tiny-gpt2</td>" in settings[0]["data"]["text/html"]
+    assert "hf-eager" in run[0]["data"]["text/plain"]
+    assert "float32" in subtitle(view[0])
+    assert not any("widget" in kind for output in (*settings, *run, *view) for kind in output["data"])
+
+
+def test_live_there_are_controls_and_run_redraws_every_view() -> None:
+    settings, _, view, _ = execute(
+        Client,
+        "bench",
+        "bench.run()",
+        "bench.view(figures.per_token_figure)",
+        "controls = bench._controls\ncontrols._inputs['dtype'].value = 'bfloat16'\ncontrols._run.click()\n"
+        "import time\nwhile len(asked) < 2 or controls._run.disabled: time.sleep(0.01)",
+    )
+    assert "application/vnd.jupyter.widget-view+json" in settings[0]["data"]
+    assert "bfloat16" in subtitle(view[0])
+
+
+def test_a_view_before_the_run_says_what_to_do() -> None:
+    with pytest.raises(Exception, match="run the cell that calls run"):
+        execute(NotebookClient, "bench.view(figures.per_token_figure)")
+
+
+def test_outside_a_kernel_nobody_is_there() -> None:
+    assert not is_live()
+
+
+@pytest.fixture
+def controls() -> Controls:
+    return Controls(SETTINGS, lambda settings, follow: comparison())
+
+
+def test_controls_hold_the_settings_and_keep_their_types(controls: Controls) -> None:
+    assert controls.settings == SETTINGS
+
+
+def test_every_setting_has_help(controls: Controls) -> None:
+    assert all(control.tooltip for control in controls._inputs.values())
+
+
+def test_controls_are_locked_while_it_runs(controls: Controls) -> None:
+    with controls.busy() as follow:
+        follow(1, 4, "round 1")
+        assert all(control.disabled for control in controls._inputs.values())
+        assert not controls._end.disabled
+        assert (controls._bar.value, controls._bar.max) == (1, 4)
+    assert not any(control.disabled for control in controls._inputs.values())
+    assert controls._bar.bar_style == "success"
+
+
+def test_stop_ends_the_run_at_the_next_step(controls: Controls) -> None:
+    with controls.busy() as follow:
+        follow(1, 4, "round 1")
+        controls._end.click()
+        with pytest.raises(Stopped):
+            follow(2, 4, "round 2")
+    with controls.busy() as follow:
+        follow(1, 4, "the next run")
+
+
+def test_one_run_at_a_time(controls: Controls) -> None:
+    with controls.busy(), pytest.raises(RuntimeError, match="under way"), controls.busy():
+        pass
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), [("batch", "8", "int"), ("model", 8, "str")])
+def test_a_setting_of_the_wrong_type_is_refused(name: str, value: object, expected: str) -> None:
+    with pytest.raises(TypeError, match=f"got {name} = .*, expected {expected}"):
+        Workbench(**(SETTINGS | {name: value}))  # type: ignore[arg-type]
+
+
+def test_a_failed_run_turns_the_bar_red_and_frees_the_controls(controls: Controls) -> None:
+    with pytest.raises(ValueError, match="no"), controls.busy():
+        raise ValueError("no")
+    assert controls._bar.bar_style == "danger"
+    assert not controls._run.disabled
+
+
+def test_what_went_wrong_is_shown_beside_the_bar() -> None:
+    def measure(settings: dict[str, Any], follow: object) -> None:
+        raise ValueError("unknown model <x>")
+
+    controls = Controls(SETTINGS, measure)
+    controls._run.click()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and thread.daemon and "_run_here" in thread.name:
+            thread.join(10)
+    assert "unknown model &lt;x&gt;" in controls._label.value
+
+
+def test_a_setting_that_no_list_holds_is_kept_for_the_error_message() -> None:
+    assert Controls(SETTINGS | {"dtype": "int3"}, lambda *_: None).settings["dtype"] == "int3"
