@@ -1,7 +1,8 @@
 # Every target does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
 PYTHON ?= python3
-# The CPU build of torch spares a machine without an NVIDIA GPU gigabytes of CUDA libraries.
-TORCH_INDEX ?= $(shell command -v nvidia-smi >/dev/null || echo https://download.pytorch.org/whl/cpu)
+# An index with PyTorch's CPU builds, which spare a machine without an NVIDIA GPU gigabytes of CUDA libraries;
+# PyTorch's installation page names it: make demo TORCH_INDEX=...
+TORCH_INDEX ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -15,7 +16,7 @@ help: ## list the targets
 
 demo: $(READY) ## vanilla against fused on the embedded model: prints the speedup and the path of the HTML report
 	@echo "demo: the same gpt2 tokens from vanilla Hugging Face and from the fused engine, side by side"
-	@$(BIN)/labkit run notebooks/01_vanilla_vs_fused.ipynb -p model gpt2
+	@$(BIN)/labkit run notebooks/01_vanilla_vs_fused.ipynb -p model gpt2 -p new_tokens 32
 
 lab: $(READY) ## JupyterLab on notebooks/
 	@echo "lab: JupyterLab on notebooks/; Ctrl-C twice ends it"

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -57,12 +58,12 @@ def instruction_set() -> str:
     return wanted
 
 
-def compiler() -> str:
-    """Path of the C++ compiler: `CXX`, else g++, else clang++."""
+def compiler() -> tuple[str, ...]:
+    """Command of the C++ compiler: `CXX`, which may have arguments ("ccache g++"), else g++, else clang++."""
     wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else ("g++", "clang++"):
+    for name, *arguments in (shlex.split(wanted),) if wanted else (["g++"], ["clang++"]):
         if path := shutil.which(name):
-            return path
+            return path, *arguments
     missing = f"CXX is {wanted!r}, which is not on the PATH" if wanted else "no g++ or clang++ on the PATH"
     raise BuildError(
         f"{missing}: the C++ kernels can't be compiled. Install one (Debian, Ubuntu: apt-get install g++), "
@@ -92,8 +93,8 @@ def _private_folder() -> Path:
 
 
 @functools.cache
-def _version(path: str) -> str:
-    return subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.split("\n")[0]
+def _version(command: tuple[str, ...]) -> str:
+    return subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout.split("\n")[0]
 
 
 def _digest(parts: tuple[str, ...]) -> str:
@@ -112,7 +113,7 @@ def compile_library(weight_type: str) -> Path:
     """
     if weight_type not in WEIGHT_TYPES:
         raise BuildError(f"no C++ kernels for {weight_type!r}; expected one of {', '.join(WEIGHT_TYPES)}")
-    path, isa = compiler(), instruction_set()
+    command, isa = compiler(), instruction_set()
     flags = [
         "-std=c++17",
         "-O3",
@@ -124,7 +125,7 @@ def compile_library(weight_type: str) -> Path:
     ]
     if isa == "portable" and platform.machine() in ("aarch64", "arm64"):
         flags.append("-mcpu=native")
-    key = _digest((*flags, _version(path), " ".join(sorted(cpu_flags()))))
+    key = _digest((*flags, _version(command), " ".join(sorted(cpu_flags()))))
     folder = cache_folder()
     library = folder / f"kernels-{weight_type}-{isa}-{key}.so"
     if library.exists():
@@ -133,12 +134,12 @@ def compile_library(weight_type: str) -> Path:
         pass
     try:
         done = subprocess.run(
-            [path, *flags, str(ENTRY), "-o", partial.name], capture_output=True, text=True, check=False
+            [*command, *flags, str(ENTRY), "-o", partial.name], capture_output=True, text=True, check=False
         )
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             first = next((line for line in lines if "error" in line.lower()), lines[0])
-            raise BuildError(f"{Path(path).name} could not compile the kernels: {first}")
+            raise BuildError(f"{Path(command[0]).name} could not compile the kernels: {first}")
         os.replace(partial.name, library)
     finally:
         Path(partial.name).unlink(missing_ok=True)

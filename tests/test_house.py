@@ -1,10 +1,12 @@
 """The rules of the checkout itself: style, types, and lists that have to agree with each other."""
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -33,6 +35,14 @@ def requirements() -> list[Requirement]:
 def constraints() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
 
 
 def test_ruff_finds_nothing() -> None:
@@ -69,6 +79,17 @@ def test_package_list_equals_folders() -> None:
         "labkit." + ".".join(init.parent.relative_to(ROOT).parts) for init in ROOT.glob("kernels/**/__init__.py")
     }
     assert sorted(PYPROJECT["tool"]["setuptools"]["packages"]) == sorted(folders)
+
+
+def test_everything_imported_is_declared_and_everything_declared_is_used() -> None:
+    used_unimported = {"ipykernel", "jupyterlab"}  # as the kernel of the notebooks, by make lab
+    installed = metadata.packages_distributions()
+    sources = [*(ROOT / "labkit").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]
+    imported = {module.split(".")[0] for source in sources for module in imports(ast.parse(source.read_text()))}
+    imported = {canonicalize_name(installed[module][0]) for module in imported - {"labkit"} if module in installed}
+    declared = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    optional = {canonicalize_name(Requirement(line).name) for line in PROJECT["optional-dependencies"]["accelerate"]}
+    assert imported - optional == declared - used_unimported
 
 
 def test_environment_equals_pyproject() -> None:

@@ -211,9 +211,7 @@ def vector(tensor: Tensor | None) -> Tensor | None:
 def _capacity(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of all packed matrices, padding included; a tied head is packed once."""
     top = config.top_shapes()
-    matrices = [shape for shape in config.layer_shapes().values() if len(shape) == 2] * config.num_layers
-    matrices += [
-        top[name] for name in ("embed.weight", "head.weight", "project_in.weight", "project_out.weight") if name in top
-    ]
-    shapes = (packed_shape(rows + 32, columns, dtype) for rows, columns in matrices)
-    return sum(torch.Size(shape).numel() * dtype.itemsize + 64 for shape in shapes)
+    layer = [shape for shape in config.layer_shapes().values() if len(shape) == 2]
+    outside = [shape for name, shape in top.items() if len(shape) == 2 and name != "positions.weight"]
+    packed = (packed_shape(rows + 32, columns, dtype) for rows, columns in layer * config.num_layers + outside)
+    return sum(torch.Size(shape).numel() * dtype.itemsize + 64 for shape in packed)

@@ -118,7 +118,7 @@ def _version(package: str) -> str:
 
 def _compiler() -> str | None:
     try:
-        return _output(compiler(), "--version")
+        return _output(*compiler(), "--version")
     except BuildError:
         return None
 

@@ -85,7 +85,7 @@ class LlamaCpp:
     def generate(
         self, input_ids: torch.Tensor, *, streamer: BaseStreamer, max_new_tokens: int, **greedy: Any
     ) -> torch.Tensor:
-        """`max_new_tokens` greedy tokens, an end of text like any other, each given to the streamer when it is known."""
+        """`max_new_tokens` greedy tokens, an end of text like any other, each given to the streamer when known."""
         if len(input_ids) != 1:
             raise ValueError(f"got a batch of {len(input_ids)}, expected 1: {LLAMA_CPP} runs one sequence here")
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)

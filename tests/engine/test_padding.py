@@ -65,6 +65,16 @@ def test_generation_from_holes_equals_vanilla(name: str) -> None:
         assert torch.equal(greedy(fused(name, impl), ids, 12, attention_mask=mask), want)
 
 
+@pytest.mark.parametrize("name", FEW)
+def test_padding_is_recognised_without_a_mask(name: str) -> None:
+    """As transformers does: where the padding token is not also the end token."""
+    _, ids, mask = padded("left")
+    ids[:, -1] = 5
+    without = greedy(fused(name), ids, 8)
+    assert torch.equal(without, greedy(fused(name), ids, 8, attention_mask=mask))
+    assert torch.equal(without, greedy(vanilla(name), ids, 8))
+
+
 @each_impl
 @pytest.mark.parametrize("name", WHOLE)
 def test_steps_after_right_padding_equal_single_runs(name: str, impl: str) -> None:

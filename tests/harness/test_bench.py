@@ -11,6 +11,7 @@ from labkit.harness import Comparison, bench_report, load_records, peers, target
 from labkit.harness import bench as bench_module
 from labkit.harness.bench import Settings
 from labkit.harness.bench_report import report
+from labkit.harness.interleave import compare_with_each
 from labkit.harness.targets import TARGETS, Row, Target, rows
 from labkit.presets import PRESETS
 
@@ -167,3 +168,12 @@ def test_a_case_that_fails_is_reported_and_the_others_are_measured(
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
     with pytest.raises(typer.BadParameter, match=r"got 'gpt-17', expected one of gpt2, gpt2-medium"):
         bench_module._select(["gpt-17"])
+
+
+def test_a_short_warm_up_leaves_the_runs_as_long_as_they_were() -> None:
+    (found,) = compare_with_each(
+        ("hf-eager",), model="tiny-gpt2", prompt=4, new=5, threads=1, rounds=2, warm_up=2, stages=False, output=None
+    )
+    assert {len(run.decode_ms) for side in (found.baseline, found.candidate) for run in side.runs} == {4}
+    assert found.tokens_equal
+    assert found.candidate.stages == ()

@@ -1,14 +1,11 @@
 """What every test of an op runs under: each instruction set in turn, and outputs that start as NaN."""
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import ops
 import pytest
 import torch
-
-from labkit.kernels import build
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +23,6 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if reason := ops.missing_instructions(request.param):
         pytest.skip(reason)
     monkeypatch.setenv("LABKIT_ISA", request.param)
-    monkeypatch.setattr(build, "load", functools.cache(build.load))
     return request.param
 
 

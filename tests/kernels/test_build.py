@@ -16,7 +16,8 @@ from labkit.kernels import build, gemm
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for compiled libraries."""
+    """An empty folder for compiled libraries, and none in use."""
+    monkeypatch.setattr(build, "_in_use", {})
     folder = tmp_path / "cache"
     monkeypatch.setenv("LABKIT_CACHE", str(folder))
     return folder
