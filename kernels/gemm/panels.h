@@ -16,7 +16,6 @@ constexpr int kVectors = kBlock / kWidth;
 constexpr int kMaxRows = kWidth == 16 ? 12 : kWidth == 8 ? 3 : 2;  // what the registers hold
 constexpr int64_t kDepth =
     256;  // k per pass when there are many rows: a block's slice (32 KB) stays in the first-level cache
-constexpr int kPrefetchBytes = 2048;
 
 // What a weight type is multiplied with: bf16 where the machine multiplies bf16 pairs, else float.
 template <class T>
@@ -124,11 +123,9 @@ void tile(const T* w, const Activation<T>* x, int64_t ldx, int64_t depth, bool a
 #pragma GCC unroll 8
     for (int c = 0; c < kChains; ++c) {
       const int64_t at = k + c * kAdvance;
-      if constexpr (R <= 4) {
 #pragma GCC unroll 4
-        for (size_t line = 0; line < kBlock * kAdvance * sizeof(T); line += 64)
-          __builtin_prefetch(reinterpret_cast<const char*>(w + at * kBlock) + kPrefetchBytes + line);
-      }
+      for (size_t line = 0; line < kBlock * kAdvance * sizeof(T); line += kLine)
+        prefetch_once(reinterpret_cast<const char*>(w + at * kBlock) + line);
       Step<T>::template run<R>(w + at * kBlock, x + at, ldx, acc[c]);
     }
   }
