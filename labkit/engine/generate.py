@@ -17,6 +17,8 @@ from labkit.stages import Phase, Stage, stage
 if TYPE_CHECKING:
     from labkit.engine.model import FusedCausalLM
 
+RESERVED_AT_ONCE = 4096  # new tokens that the cache makes room for at the start; beyond, it grows
+
 
 def runs_in_decode_loop(config: GenerationConfig, model_kwargs: dict[str, Any]) -> bool:
     """Whether `decode_loop` does all that this call of `generate` asks for."""
@@ -50,7 +52,7 @@ def decode_loop(
 
     cache, new = _cache_and_prompt(model, input_ids, generation_config, model_kwargs)
     limit = stopping_criteria.max_length or length + 256
-    cache.reserved = max(cache.reserved, cache.length + new.shape[1] + max(0, limit - length))
+    cache.reserved = max(cache.reserved, cache.length + new.shape[1] + min(max(0, limit - length), RESERVED_AT_ONCE))
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
     if positions is not None:
         positions = positions[:, -new.shape[1] :].expand(batch, -1)
