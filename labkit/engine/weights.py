@@ -47,14 +47,19 @@ class Builder:
             return linear
         if linear.layout == "panels":
             bias = torch.nn.functional.pad(bias, (0, -len(bias) % 32))
-        return Linear(linear.weight, vector(bias), linear.outputs, linear.inputs, linear.layout)
+        return Linear(linear.weight, self.vector(bias), linear.outputs, linear.inputs, linear.layout)
 
     def norm(self, tensors: dict[str, Tensor], name: str) -> Norm:
-        bias = tensors.get(f"{name}.bias")
-        weight = tensors[f"{name}.weight"].float().contiguous().clone()
-        return Norm(
-            self.config.norm, weight, None if bias is None else bias.float().contiguous().clone(), self.config.norm_eps
-        )
+        weight, bias = self.vector(tensors[f"{name}.weight"]), self.vector(tensors.get(f"{name}.bias"))
+        return Norm(self.config.norm, weight, bias, self.config.norm_eps)
+
+    def vector(self, tensor: Tensor | None) -> Tensor | None:
+        """An own float32 copy, in the arena: small blocks that stay keep the heap from shrinking between layers."""
+        if tensor is None:
+            return None
+        shape = tuple(tensor.shape)
+        out = torch.empty(shape) if self.arena is None else self.arena.empty(shape, torch.float32)
+        return out.copy_(tensor)
 
     def layer(self, index: int, tensors: dict[str, Tensor], norm_before: Norm) -> LayerWeights:
         """One layer. `norm_before`: what a post-norm layer's input goes through, the previous layer's last norm."""
@@ -68,7 +73,7 @@ class Builder:
             up = interleave_gate(up)
             up_bias = None if up_bias is None else interleave_gate(up_bias)
         slopes = torch.tensor(alibi_slopes(config.num_heads)) if config.position == "alibi" else None
-        head_norms = {name: vector(tensors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
+        head_norms = {name: self.vector(tensors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
         return LayerWeights(
             qkv=QkvWeights(
                 norm1,
@@ -78,10 +83,10 @@ class Builder:
             ),
             attention=AttentionParams(config.attention_scales[index], config.windows[index], slopes),
             attn_out=self.linear(tensors["attn_out.weight"]),
-            attn_bias=vector(tensors.get("attn_out.bias")),
+            attn_bias=self.vector(tensors.get("attn_out.bias")),
             mlp=MlpWeights(norm2, self.with_bias(self.linear(up), up_bias), config.activation, config.gated),
             mlp_out=self.linear(tensors["ff2.weight"]),
-            mlp_bias=vector(tensors.get("ff2.bias")),
+            mlp_bias=self.vector(tensors.get("ff2.bias")),
             shared_norm=config.shared_norm,
         )
 
@@ -101,7 +106,7 @@ class Builder:
             embedding=embedding,
             embedding_norm=self.norm(tensors, "embed_norm") if config.embedding_norm else Norm(),
             project_in=project_in,
-            positions=vector(tensors.get("positions.weight")),
+            positions=self.vector(tensors.get("positions.weight")),
             final_norm=self.norm(tensors, "final_norm") if config.final_norm else None,
             project_out=project_out,
             head=self.with_bias(head, tensors.get("head.bias")),
@@ -203,15 +208,14 @@ def check_finite(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} holds values that are not finite (NaN or infinity); the checkpoint is damaged")
 
 
-def vector(tensor: Tensor | None) -> Tensor | None:
-    """An own float32 copy."""
-    return None if tensor is None else tensor.to(torch.float32, copy=True).contiguous()
-
-
 def _capacity(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of all packed matrices, padding included; a tied head is packed once."""
-    top = config.top_shapes()
-    layer = [shape for shape in config.layer_shapes().values() if len(shape) == 2]
-    outside = [shape for name, shape in top.items() if len(shape) == 2 and name != "positions.weight"]
-    packed = (packed_shape(rows + 32, columns, dtype) for rows, columns in layer * config.num_layers + outside)
-    return sum(torch.Size(shape).numel() * dtype.itemsize + 64 for shape in packed)
+    """Bytes of all packed matrices and float32 vectors, padding included; a tied head is packed once."""
+    outside = dict(config.top_shapes())
+    positions = outside.pop("positions.weight", (0, 0))
+    total = 4 * positions[0] * positions[1] + 64
+    for shape in [*config.layer_shapes().values()] * config.num_layers + [*outside.values()]:
+        if len(shape) == 1:
+            total += 4 * shape[0] + 256
+        else:
+            total += torch.Size(packed_shape(shape[0] + 32, shape[1], dtype)).numel() * dtype.itemsize + 64
+    return total
