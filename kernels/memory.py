@@ -1,11 +1,22 @@
 """Memory for weights: one reservation of address space, in huge pages where the system gives them."""
 
+import ctypes
 import mmap
 
 import torch
 from torch import Tensor
 
 HUGE_PAGE = 2 << 20
+
+
+def return_freed_memory() -> None:
+    """Gives the heap's free pages back to the system, where the C library can (glibc).
+
+    It would keep freed blocks, and one small block that lives behind them pins them all.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class Arena:

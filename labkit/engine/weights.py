@@ -14,7 +14,7 @@ from torch import Tensor
 from labkit.config import ModelConfig, alibi_slopes
 from labkit.kernels.decode_step import LayerWeights, ModelWeights
 from labkit.kernels.gemm import interleave_gate, pack, packed_shape
-from labkit.kernels.memory import Arena
+from labkit.kernels.memory import Arena, return_freed_memory
 from labkit.kernels.types import HEAD_DIM_LIMIT, AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights
 from labkit.policies import Policy
 
@@ -177,6 +177,7 @@ def build_weights(
         if not config.pre_norm:
             before = builder.norm(tensors, "norm2")
         del tensors
+        return_freed_memory()
         if done_with:
             done_with(index)
         if progress:
