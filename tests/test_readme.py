@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+
+from labkit.notebooks import read_parameters
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -53,6 +56,12 @@ def test_command_runs(command: str, place: Path) -> None:
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
 def test_program_runs(program: str, place: Path) -> None:
     run(sys.executable, "-P", "-c", program, cwd=place)
+
+
+def test_parameters_are_the_notebooks() -> None:
+    (sentence,) = re.findall(r"^The notebook's parameters are (.*?);", README, flags=re.MULTILINE | re.DOTALL)
+    notebook = nbformat.read(ROOT / "notebooks" / "01_vanilla_vs_fused.ipynb", as_version=4)
+    assert re.findall(r"`(\w+)`", sentence) == [parameter.name for parameter in read_parameters(notebook)]
 
 
 def test_links_lead_somewhere() -> None:
