@@ -39,7 +39,7 @@ $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "got no $(PYTHON); labkit needs Python 3.11 or newer: sudo apt install python3 python3-venv" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "got $$($(PYTHON) --version) as $(PYTHON); labkit needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "got a $(PYTHON) that cannot make virtual environments: sudo apt install python3-venv" >&2; exit 1; }
-	@command -v "$${CXX:-g++}" >/dev/null || command -v clang++ >/dev/null || { echo "got no g++; the kernels are compiled on first use: sudo apt install g++" >&2; exit 1; }
+	@compiler="$${CXX:-g++}"; command -v "$${compiler%% *}" >/dev/null || command -v clang++ >/dev/null || { echo "got no g++; the kernels are compiled on first use: sudo apt install g++" >&2; exit 1; }
 	@echo "set-up: installing the versions of constraints.txt into .venv; a few minutes, once"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps --retries 0 --timeout 10 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
