@@ -1,19 +1,10 @@
 """The whole engine on kernels built for each instruction set."""
 
-import ops
 import pytest
 import torch
 from engines import error, greedy, prompt, vanilla
 
 import labkit
-
-
-@pytest.fixture(params=ops.ISAS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if reason := ops.missing_instructions(request.param):
-        pytest.skip(reason)
-    monkeypatch.setenv("LABKIT_ISA", request.param)
-    return request.param
 
 
 @pytest.mark.usefixtures("isa", "poisoned")

@@ -1,0 +1,43 @@
+"""What tests of kernels and engine share: each instruction set in turn, memory that starts as NaN, one thread."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ops
+import pytest
+import torch
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny tensors are not worth a second thread of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=ops.ISAS)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kernels are built for this instruction set; skipped where the CPU has it not."""
+    if reason := ops.missing_instructions(request.param):
+        pytest.skip(reason)
+    monkeypatch.setenv("LABKIT_ISA", request.param)
+    return request.param
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory from torch.empty reads as NaN in any float type, also where it is cut from bytes (the workspace)."""
+
+    def poison(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def filled(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor = make(*args, **kwargs)
+            if tensor.is_floating_point():
+                return tensor.fill_(float("nan"))
+            return tensor.fill_(255) if tensor.dtype == torch.uint8 else tensor
+
+        return filled
+
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, poison(getattr(torch, name)))
