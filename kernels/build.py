@@ -4,7 +4,8 @@ One library per weight type and instruction set, from `decode_step/cpp_impl.cpp`
 is the digest of all kernel sources, the flags, the compiler and the CPU, so an edited source is rebuilt on the next
 load.
 
-Environment: `CXX` names the compiler, `LABKIT_ISA` forces avx512, avx2 or portable, `LABKIT_CACHE` the cache folder.
+Environment: `CXX` names the compiler, `LABKIT_ISA` forces amx, avx512, avx2 or portable, `LABKIT_CACHE` names
+the cache folder.
 """
 
 import ctypes
@@ -21,7 +22,12 @@ from time import monotonic
 
 SOURCES = Path(__file__).parent
 ENTRY = SOURCES / "decode_step" / "cpp_impl.cpp"
-ISA_FLAGS = {"avx512": ("-march=native",), "avx2": ("-march=x86-64-v3",), "portable": ()}
+ISA_FLAGS = {
+    "amx": ("-march=native", "-DLABKIT_AMX"),
+    "avx512": ("-march=native",),
+    "avx2": ("-march=x86-64-v3",),
+    "portable": (),
+}
 RECHECK_S = 0.5
 WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -31,20 +37,34 @@ class BuildError(RuntimeError):
 
 
 @functools.cache
-def cpu_flags() -> frozenset[str]:
-    """Instruction sets that the kernel reports for this CPU; empty where /proc/cpuinfo has none."""
+def _cpu(field: str) -> str:
+    """What the kernel reports as `field` of the first CPU; empty where /proc/cpuinfo has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return frozenset()
-    return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), []))
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == field), "")
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets that the kernel reports for this CPU."""
+    return frozenset(_cpu("flags").split())
+
+
+@functools.cache
+def _may_use_amx_tiles() -> bool:
+    """Asks the system for the tile registers: a process gets them on request only, for good."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
 
 
 def instruction_set() -> str:
-    """ "avx512", "avx2" or "portable": the best that this CPU has, or what `LABKIT_ISA` asks for."""
+    """ "amx", "avx512", "avx2" or "portable": the best that this CPU has, or what `LABKIT_ISA` asks for."""
     flags = cpu_flags()
+    avx512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"} <= flags
     runs = {
-        "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"} <= flags,
+        "amx": avx512 and {"avx512_bf16", "amx_tile", "amx_bf16"} <= flags and _may_use_amx_tiles(),
+        "avx512": avx512,
         "avx2": {"avx2", "fma", "f16c", "bmi2"} <= flags,
         "portable": True,
     }
@@ -123,6 +143,8 @@ def compile_library(weight_type: str) -> Path:
         "-shared",
         f"-DLABKIT_WEIGHT={WEIGHT_TYPES[weight_type]}",
     ]
+    if _cpu("vendor_id") == "AuthenticAMD":
+        flags.append("-DLABKIT_AMD")
     if isa == "portable" and platform.machine() in ("aarch64", "arm64"):
         flags.append("-mcpu=native")
     key = _digest((*flags, _version(command), " ".join(sorted(cpu_flags()))))

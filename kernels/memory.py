@@ -23,7 +23,7 @@ class Arena:
     """Hands out tensors one behind the other; memory is used as they are filled, and freed with the last of them."""
 
     def __init__(self, capacity: int) -> None:
-        self._memory = mmap.mmap(-1, capacity + HUGE_PAGE)
+        self._memory = mmap.mmap(-1, capacity + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         start = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()

@@ -11,14 +11,18 @@ extern "C" int64_t labkit_read_ns(const char* data, int64_t bytes, int32_t threa
   {
     constexpr int64_t kStep = 4 * kLine;
     const int64_t steps = bytes / kStep, team = omp_get_num_threads(), thread = omp_get_thread_num();
-    vf total[4] = {};
+    vf once[4] = {}, twice[4] = {};  // two sums: with one, Intel's cores run ahead of their own prefetches
     for (int64_t step = steps * thread / team; step < steps * (thread + 1) / team; ++step) {
       const char* from = data + step * kStep;
-      for (int u = 0; u < 4; ++u) prefetch_once(from + u * kLine);
-      for (int u = 0; u < int(kStep / sizeof(vf)); ++u)
-        total[u % 4] += load(reinterpret_cast<const float*>(from) + u * kWidth);
+      for (int u = 0; u < 4; ++u) prefetch_once(from + kPrefetchBytes + u * kLine);
+      for (int u = 0; u < int(kStep / sizeof(vf)); ++u) {
+        const vf read = load(reinterpret_cast<const float*>(from) + u * kWidth);
+        once[u % 4] += read;
+        twice[u % 4] += read * 2.0f;
+      }
     }
-    sink = sum((total[0] + total[1]) + (total[2] + total[3]));
+    for (int u = 1; u < 4; ++u) once[0] += once[u], twice[0] += twice[u];
+    sink = sum(once[0] + twice[0]);
   }
   return now_ns() - begin;
 }

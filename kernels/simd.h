@@ -31,7 +31,7 @@ struct fp16 {
   uint16_t bits;
 };
 
-inline vf broadcast(float x) { return vf{} + x; }
+inline vf broadcast(float x) { return x - vf{}; }  // x + vf{} would be computed, because it turns -0 into 0
 
 inline vf load(const float* p) {
   vf v;
@@ -122,8 +122,16 @@ inline void from_float(float x, fp16* out) {
 constexpr int64_t kLine = 64;             // bytes that memory moves at once
 constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of the reads weights are asked for
 
-// Asks for the line that a forward stream will read soon, once: it should not push others out of the caches.
-inline void prefetch_once(const char* now) { __builtin_prefetch(now + kPrefetchBytes, 0, 0); }
+// Asks for a line that will be read soon, and once. On AMD only into the first-level cache: that reaches the memory's
+// bandwidth and leaves the other caches alone. Elsewhere into the second level, because Intel's cores have some 16
+// lines on the way to the first level and 48 to the second: twice the bandwidth on a Granite Rapids.
+inline void prefetch_once(const char* line) {
+#if defined(LABKIT_AMD)
+  __builtin_prefetch(line, 0, 0);
+#else
+  __builtin_prefetch(line, 0, 2);
+#endif
+}
 
 inline float sum(vf v) {
 #if defined(__AVX512F__)
@@ -168,11 +176,6 @@ inline vf exp(vf x) {
 
 inline vf magnitude(vf x) { return (vf)((vu)x & 0x7fffffffu); }
 inline vf with_sign_of(vf x, vf sign) { return (vf)((vu)x | ((vu)sign & 0x80000000u)); }
-
-inline vf tanh(vf x) {
-  const vf t = exp(magnitude(x) * -2.0f);
-  return with_sign_of((1.0f - t) / (1.0f + t), x);
-}
 
 // erf(x), absolute error below 1.5e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
 inline vf erf(vf x) {

@@ -81,9 +81,10 @@ class Scratch {
 };
 
 struct ThreadScratch {
-  Scratch rows;    // normalised row and residual, alive for a whole region
-  Scratch sums;    // GEMM accumulators
-  Scratch scores;  // attention
+  Scratch rows;       // normalised row and residual, alive for a whole region
+  Scratch sums;       // GEMM accumulators
+  Scratch last_tile;  // rows of a GEMM that don't fill a tile
+  Scratch scores;     // attention
 };
 
 // The calling thread's own, kept from call to call. Static: an inline function's object would be one for all loaded

@@ -36,7 +36,8 @@ def missing_instructions(isa: str) -> str | None:
 
 def rounds_activations(dtype: torch.dtype) -> bool:
     """Whether rows are rounded to `dtype` before they meet the weights: where the CPU multiplies pairs of bf16."""
-    return dtype == torch.bfloat16 and build.instruction_set() == "avx512" and "avx512_bf16" in build.cpu_flags()
+    multiplies_pairs = build.instruction_set() in ("amx", "avx512") and "avx512_bf16" in build.cpu_flags()
+    return dtype == torch.bfloat16 and multiplies_pairs
 
 
 def tolerance(dtype: torch.dtype, roundings: int = 1) -> float:

@@ -16,13 +16,20 @@ struct QueryTile {
   float slope[kQueries];
 };
 
-// scores[r][j] = scale * q_r . k_j for the slots [begin, end).
+// scores[r][j] = scale * q_r . k_j for the slots [begin, end). `cold`: nobody has read this cache since the last step,
+// so ask the memory for keys ahead, and for the values, which come next.
 template <class T, int R>
-void score(const QueryTile& tile, const T* keys, int padded_dim, float scale, int64_t begin, int64_t end, float* scores,
-           int64_t stride) {
+void score(const QueryTile& tile, const T* keys, const T* values, int padded_dim, float scale, int64_t begin,
+           int64_t end, bool cold, float* scores, int64_t stride) {
   constexpr int kKeys = 4;
+  const int64_t group_bytes = kKeys * padded_dim * sizeof(T);
   for (int64_t j = begin; j < end; j += kKeys) {
     const int n = end - j < kKeys ? int(end - j) : kKeys;
+    if (cold)
+      for (int64_t line = 0; line < group_bytes; line += kLine) {
+        prefetch_once(reinterpret_cast<const char*>(keys + j * padded_dim) + kPrefetchBytes + line);
+        prefetch_once(reinterpret_cast<const char*>(values + j * padded_dim) + line);
+      }
     const T* k[kKeys];
     for (int i = 0; i < kKeys; ++i) k[i] = keys + (j + (i < n ? i : n - 1)) * padded_dim;
     vf acc[R][kKeys] = {};
@@ -103,10 +110,10 @@ inline void softmax(const QueryTile& tile, int r, const uint8_t* visible, const 
 
 template <class T, int R = kQueries>
 void attend(const QueryTile& tile, const T* keys, const T* values, int padded_dim, float scale, const uint8_t* visible,
-            const int32_t* key_positions, float* scores, int64_t stride, float (*out)[512]) {
+            const int32_t* key_positions, bool cold, float* scores, int64_t stride, float (*out)[512]) {
   if constexpr (R > 1) {
     if (tile.count < R)
-      return attend<T, R - 1>(tile, keys, values, padded_dim, scale, visible, key_positions, scores, stride, out);
+      return attend<T, R - 1>(tile, keys, values, padded_dim, scale, visible, key_positions, cold, scores, stride, out);
   }
   int64_t begin = tile.low[0], end = tile.high[0];
   for (int r = 1; r < R; ++r) {
@@ -114,7 +121,7 @@ void attend(const QueryTile& tile, const T* keys, const T* values, int padded_di
     end = tile.high[r] > end ? tile.high[r] : end;
   }
   if (end < begin) end = begin;
-  score<T, R>(tile, keys, padded_dim, scale, begin, end, scores, stride);
+  score<T, R>(tile, keys, values, padded_dim, scale, begin, end, cold, scores, stride);
   for (int r = 0; r < R; ++r) softmax(tile, r, visible, key_positions, begin, end, scores + r * stride);
   weighted_values<T, R>(values, padded_dim, begin, end, scores, stride, out);
 }
@@ -160,7 +167,8 @@ void attention_region(Team& team, int thread, const AttentionParams& params, con
     const int64_t base = (b * heads.kv + kv_head) * cache.capacity * heads.padded_dim;
     attend<T>(tile, static_cast<const T*>(cache.keys) + base, static_cast<const T*>(cache.values) + base,
               heads.padded_dim, params.scale, rows.visible ? rows.visible + b * rows.visible_stride : nullptr,
-              rows.key_positions ? rows.key_positions + b * rows.visible_stride : nullptr, scores, stride, out);
+              rows.key_positions ? rows.key_positions + b * rows.visible_stride : nullptr, !over_tokens, scores, stride,
+              out);
     for (int r = 0; r < tile.count; ++r)
       to_activation(out[r], heads.dim, heads.dim, context + row_of[r] * context_stride + head_of[r] * heads.dim);
   }

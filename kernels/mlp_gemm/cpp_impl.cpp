@@ -11,7 +11,8 @@ inline vf activate(int32_t kind, vf x) {
     case kGelu:
       return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f));
     case kGeluTanh:
-      return 0.5f * x * (1.0f + tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+      // 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
+      return x / (1.0f + exp(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
     case kSilu:
       return x / (1.0f + exp(-x));
     default:

@@ -135,12 +135,12 @@ def test_a_cache_folder_that_cannot_be_written_is_named(
 @pytest.mark.usefixtures("cache")
 def test_an_unknown_instruction_set_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_ISA", "sse9")
-    with pytest.raises(build.BuildError, match="LABKIT_ISA is 'sse9'; expected one of avx512, avx2, portable"):
+    with pytest.raises(build.BuildError, match="LABKIT_ISA is 'sse9'; expected one of amx, avx512, avx2, portable"):
         build.load("float32")
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("isa", ["avx512", "avx2"])
+@pytest.mark.parametrize("isa", ["amx", "avx512", "avx2"])
 def test_instructions_that_the_cpu_lacks_are_refused(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "cpu_flags", lambda: frozenset({"sse4_2"}))
     monkeypatch.setenv("LABKIT_ISA", isa)

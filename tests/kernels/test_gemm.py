@@ -10,7 +10,7 @@ from labkit.kernels.gemm import interleave_gate, pack, packed_shape, unpack_rows
 from labkit.kernels.types import Linear
 
 SHAPES = [(1, 1), (33, 63), (60, 60), (64, 128), (131, 33), (35, 300), (96, 513)]  # outputs, inputs
-ROWS = [1, 2, 3, 5, 12, 13, 33, 64]
+ROWS = [1, 2, 3, 5, 12, 13, 33, 64, 80]
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 

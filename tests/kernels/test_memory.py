@@ -1,6 +1,8 @@
 """Memory for weights, and the probe of how fast it is read."""
 
 import gc
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,20 @@ def test_tensors_are_aligned_and_do_not_overlap() -> None:
         tensor.fill_(number)
     assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
     assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no huge pages")
+def test_the_system_is_asked_for_huge_pages_in_memory_that_may_have_them() -> None:
+    tensor = Arena(4 * HUGE_PAGE).empty((2 * HUGE_PAGE,), torch.uint8)
+    address = tensor.data_ptr()
+    for mapping in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
+        low, high = (int(end, 16) for end in mapping.split(" ", 1)[0].split("-"))
+        if low <= address < high:
+            flags = mapping.split("VmFlags:")[1].split()
+            assert "hg" in flags
+            assert "sh" not in flags, "shared memory gets huge pages only where an administrator says so"
+            return
+    pytest.fail(f"no mapping holds {address:#x}")
 
 
 def test_a_full_arena_says_so() -> None:
