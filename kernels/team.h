@@ -1,4 +1,4 @@
-// The threads of one call: a barrier that spins, a fair split of work, and the clock of the stage stamps.
+// The threads of one call: a barrier that spins, work dealt out to them, and the clock of the stage stamps.
 #pragma once
 
 #include <omp.h>
@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <new>
 
 namespace labkit {
@@ -23,6 +24,8 @@ struct Range {
 
 class Team {
  public:
+  explicit Team(int most) : hands_(new Hand[size_t(most)]) {}
+
   // Fixes the size to what the parallel region really got; called by every thread first.
   void join() {
     if (omp_get_thread_num() == 0) size_.store(omp_get_num_threads(), std::memory_order_release);
@@ -53,10 +56,44 @@ class Team {
 
   Range share(int64_t items, int thread) const { return {items * thread / size(), items * (thread + 1) / size()}; }
 
+  // Calls use(item) once for each item, on some thread: a thread takes those of its share in order, then from the ends
+  // of other shares what nobody has begun, so that none waits long for one that is slow or late. Called by every
+  // thread, with a barrier before the next deal.
+  template <class Use>
+  void deal(int64_t items, int thread, Use&& use) {
+    const uint64_t round = ++hands_[thread].rounds & 0xffff;
+    for (int next = 0; next < size(); ++next) {
+      const int owner = (thread + next) % size();
+      for (int64_t item; (item = take(owner, items, round, next == 0)) >= 0;) use(item);
+    }
+  }
+
  private:
+  // What is left of a thread's share: 16 bits of the round that it belongs to, 24 bits each of its begin and end. One
+  // of an earlier round is as good as a share that nobody has touched.
+  struct alignas(64) Hand {
+    std::atomic<uint64_t> left{0};
+    uint64_t rounds = 0;  // the owner's alone
+  };
+
+  int64_t take(int owner, int64_t items, uint64_t round, bool from_front) {
+    std::atomic<uint64_t>& left = hands_[owner].left;
+    uint64_t seen = left.load(std::memory_order_relaxed);
+    for (;;) {
+      Range range = share(items, owner);
+      if (seen >> 48 == round) range = {int64_t(seen >> 24 & 0xffffff), int64_t(seen & 0xffffff)};
+      if (range.begin == range.end) return -1;
+      const int64_t item = from_front ? range.begin++ : --range.end;
+      if (left.compare_exchange_weak(seen, round << 48 | uint64_t(range.begin) << 24 | uint64_t(range.end),
+                                     std::memory_order_relaxed))
+        return item;
+    }
+  }
+
   alignas(64) std::atomic<int> size_{1};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};
+  std::unique_ptr<Hand[]> hands_;
 };
 
 // Memory of one thread that lasts from call to call and grows when asked for more.

@@ -142,8 +142,7 @@ void attention_region(Team& team, int thread, const AttentionParams& params, con
   float* queries = scores + kQueries * stride;
   float out[kQueries][512];
 
-  // Dealt out in turn: the later a tile of a causal prompt, the more it costs.
-  for (int64_t unit = thread; unit < rows.batch * outer * tiles; unit += team.size()) {
+  team.deal(rows.batch * outer * tiles, thread, [&](int64_t unit) {
     const int64_t b = unit / (outer * tiles), head = unit / tiles % outer;
     const int64_t first = unit % tiles * kQueries;
     QueryTile tile{};
@@ -171,7 +170,7 @@ void attention_region(Team& team, int thread, const AttentionParams& params, con
               out);
     for (int r = 0; r < tile.count; ++r)
       to_activation(out[r], heads.dim, heads.dim, context + row_of[r] * context_stride + head_of[r] * heads.dim);
-  }
+  });
   team.barrier();
 }
 
@@ -182,7 +181,7 @@ extern "C" void labkit_attention(const labkit::AttentionParams* params, const la
                                  const labkit::Rows* rows, const labkit::Cache* cache, const float* queries,
                                  float* context, int32_t threads) {
   using namespace labkit;
-  Team team;
+  Team team(threads);
   const int64_t count = int64_t(rows->batch) * rows->tokens, width = int64_t(heads->query) * heads->dim;
   const int64_t stride = row_stride(width);
   Act* staged = call_buffers().context.get<Act>(count * stride);

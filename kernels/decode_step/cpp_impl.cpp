@@ -119,7 +119,7 @@ inline void layer_step(Team& team, int thread, const Model& model, const Layer& 
   stamp(1);
   const Linear attn_out{layer.attn_out.weight, nullptr, layer.attn_out.outputs, layer.attn_out.inputs};
   gemm_into<Weight>(team, thread, attn_out, work.context, context_stride, rows, work.attn_out, stride, scratch);
-  if (!parallel) team.barrier();
+  team.barrier();
   stamp(2);
 
   Addend attention{parallel ? work.attn_out : nullptr, stride, layer.attn_out.bias};
@@ -136,6 +136,7 @@ inline void layer_step(Team& team, int thread, const Model& model, const Layer& 
   stamp(3);
   const Linear mlp_out{layer.mlp_out.weight, nullptr, layer.mlp_out.outputs, layer.mlp_out.inputs};
   gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, work.mlp_out, stride, scratch);
+  team.barrier();
   stamp(4);
   residual_share(team, thread, residual, stride, attention, {work.mlp_out, stride, layer.mlp_out.bias}, rows, hidden,
                  work.h, stride);
@@ -183,7 +184,7 @@ inline void head_step(Team& team, int thread, const Model& model, const StepArgs
   for (int64_t m = 0; m < kept; ++m) {
     Best best = work.best[m];
     for (int t = 1; t < team.size(); ++t)
-      if (work.best[t * kept + m].value > best.value) best = work.best[t * kept + m];
+      if (const Best& other = work.best[t * kept + m]; best.loses_to(other.value, other.index)) best = other;
     args.argmax[m] = best.index;
   }
 }
@@ -199,7 +200,7 @@ int64_t labkit_workspace_bytes(const Model* model, int64_t rows, int64_t threads
 }
 
 void labkit_step(const Model* model, const StepArgs* args) {
-  Team team;
+  Team team(args->threads);
   const int64_t rows = int64_t(args->rows.batch) * args->rows.tokens;
   Workspace work(*model, rows, args->threads, static_cast<char*>(args->workspace));
   const int64_t stride = row_stride(model->embedding_size > model->hidden ? model->embedding_size : model->hidden);

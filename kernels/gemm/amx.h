@@ -63,11 +63,11 @@ void amx_tiles(const bf16* w, const bf16* x, const bf16* below, int64_t ldx, int
   if (Pair) _tile_stored(3, acc_below + 16, kAccBytes);
 }
 
-// gemm_share with AMX: the rows of the last tile are copied so that it can be whole, what is left of the depth goes
+// gemm_part with AMX: the rows of the last tile are copied so that it can be whole, what is left of the depth goes
 // through the dot product instruction.
 template <class Finish>
-void amx_share(Range mine, const bf16* x, int64_t ldx, int64_t rows, const bf16* weight, int64_t padded,
-               ThreadScratch& scratch, Finish&& finish) {
+void amx_part(Team& team, int thread, int64_t blocks, const bf16* x, int64_t ldx, int64_t rows, const bf16* weight,
+              int64_t padded, ThreadScratch& scratch, Finish&& finish) {
   static constexpr TileConfig config;
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows, pairs = (tiles + 1) / 2;
   const int64_t whole_rows = rows / kTileRows * kTileRows;
@@ -77,7 +77,7 @@ void amx_share(Range mine, const bf16* x, int64_t ldx, int64_t rows, const bf16*
   std::memcpy(last, x + whole_rows * ldx, size_t((rows - whole_rows) * ldx) * sizeof(bf16));
   const auto rows_of = [&](int64_t t) { return t * kTileRows < whole_rows ? x + t * kTileRows * ldx : last; };
   _tile_loadconfig(&config);
-  for (int64_t block = mine.begin; block < mine.end; ++block) {
+  team.deal(blocks, thread, [&](int64_t block) {
     const bf16* w = weight + block * padded * kBlock;
     for (int64_t k = 0; k < whole_depth; k += pass) {
       const int64_t depth = whole_depth - k < pass ? whole_depth - k : pass;
@@ -96,7 +96,7 @@ void amx_share(Range mine, const bf16* x, int64_t ldx, int64_t rows, const bf16*
         tile_rows<bf16>(int(rows - row < kMaxRows ? rows - row : kMaxRows), rest, x + row * ldx + whole_depth, ldx,
                         padded - whole_depth, true, acc + row * kBlock, ahead_of(rest, padded - whole_depth, 0, 1));
     finish(block, acc);
-  }
+  });
   _tile_release();
 }
 

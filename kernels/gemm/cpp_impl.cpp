@@ -11,47 +11,50 @@
 
 namespace labkit {
 
-// This thread's share of out[rows][outputs] = x * weight^T (+ bias). `stride` is out's row length.
+// This thread's part of out[rows][outputs] = x * weight^T (+ bias). `stride` is out's row length.
 template <class T>
-void gemm_into(const Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
+void gemm_into(Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
                float* out, int64_t stride, ThreadScratch& scratch) {
-  gemm_share<T>(team, thread, x, ldx, rows, static_cast<const T*>(linear.weight), linear.outputs, linear.inputs,
-                scratch, [&](int64_t block, const float* acc) {
-                  const int64_t column = block * kBlock;
-                  const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
-                  for (int64_t m = 0; m < rows; ++m)
-                    for (int64_t i = 0; i < count; ++i)
-                      out[m * stride + column + i] =
-                          acc[m * kBlock + i] + (linear.bias ? linear.bias[column + i] : 0.0f);
-                });
+  gemm_part<T>(team, thread, x, ldx, rows, static_cast<const T*>(linear.weight), linear.outputs, linear.inputs, scratch,
+               [&](int64_t block, const float* acc) {
+                 const int64_t column = block * kBlock;
+                 const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
+                 for (int64_t m = 0; m < rows; ++m)
+                   for (int64_t i = 0; i < count; ++i)
+                     out[m * stride + column + i] =
+                         acc[m * kBlock + i] + (linear.bias ? linear.bias[column + i] : 0.0f);
+               });
 }
 
 struct Best {
   float value;
   int64_t index;  // -1: nothing finite was seen
+
+  // Of equal values the first wins.
+  bool loses_to(float other, int64_t at) const { return other > value || (other == value && at < index); }
 };
 
-// This thread's candidate for the argmax of each row; of equal values the first wins, a NaN never does.
+// This thread's candidate for the argmax of each row; a NaN is never one.
 template <class T>
-void gemm_argmax(const Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
+void gemm_argmax(Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
                  Best* best, ThreadScratch& scratch) {
   for (int64_t m = 0; m < rows; ++m) best[m] = {-INFINITY, -1};
-  gemm_share<T>(team, thread, x, ldx, rows, static_cast<const T*>(linear.weight), linear.outputs, linear.inputs,
-                scratch, [&](int64_t block, float* acc) {
-                  const int64_t column = block * kBlock;
-                  const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
-                  for (int64_t m = 0; m < rows; ++m) {
-                    float* row = acc + m * kBlock;
-                    if (linear.bias)
-                      for (int64_t i = 0; i < count; ++i) row[i] += linear.bias[column + i];
-                    for (int64_t i = count; i < kBlock; ++i) row[i] = -INFINITY;
-                    vf top = load(row);
-                    for (int v = 1; v < kVectors; ++v) top = max(load(row + v * kWidth), top);
-                    if (!(maximum(top) > best[m].value)) continue;
-                    for (int64_t i = 0; i < count; ++i)
-                      if (row[i] > best[m].value) best[m] = {row[i], column + i};
-                  }
-                });
+  gemm_part<T>(team, thread, x, ldx, rows, static_cast<const T*>(linear.weight), linear.outputs, linear.inputs, scratch,
+               [&](int64_t block, float* acc) {
+                 const int64_t column = block * kBlock;
+                 const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
+                 for (int64_t m = 0; m < rows; ++m) {
+                   float* row = acc + m * kBlock;
+                   if (linear.bias)
+                     for (int64_t i = 0; i < count; ++i) row[i] += linear.bias[column + i];
+                   for (int64_t i = count; i < kBlock; ++i) row[i] = -INFINITY;
+                   vf top = load(row);
+                   for (int v = 1; v < kVectors; ++v) top = max(load(row + v * kWidth), top);
+                   if (!(maximum(top) >= best[m].value)) continue;
+                   for (int64_t i = 0; i < count; ++i)
+                     if (best[m].loses_to(row[i], column + i)) best[m] = {row[i], column + i};
+                 }
+               });
 }
 
 // Copies rows of floats into the GEMM's activation type and row stride.
@@ -79,7 +82,7 @@ static CallBuffers& call_buffers() {
 
 extern "C" void labkit_gemm(const labkit::Linear* linear, const float* x, int64_t rows, float* out, int32_t threads) {
   using namespace labkit;
-  Team team;
+  Team team(threads);
   const int64_t stride = row_stride(linear->inputs);
   Act* staged = call_buffers().x.get<Act>(rows * stride);
 #pragma omp parallel num_threads(threads)

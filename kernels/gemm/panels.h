@@ -8,22 +8,23 @@
 
 namespace labkit {
 
-// This thread's share of out = x * weight^T. `finish(block, acc)` gets the sums of one block for all rows,
+// This thread's part of out = x * weight^T. `finish(block, acc)` gets the sums of one block for all rows,
 // acc[rows][32].
 template <class T, class Finish>
-void gemm_share(const Team& team, int thread, const Activation<T>* x, int64_t ldx, int64_t rows, const T* weight,
-                int64_t outputs, int64_t depth, ThreadScratch& scratch, Finish&& finish) {
+void gemm_part(Team& team, int thread, const Activation<T>* x, int64_t ldx, int64_t rows, const T* weight,
+               int64_t outputs, int64_t depth, ThreadScratch& scratch, Finish&& finish) {
   const int64_t padded = padded_depth<T>(depth);
-  const Range mine = team.share(blocks_of(outputs), thread);
+  const int64_t blocks = blocks_of(outputs);
 #if defined(LABKIT_HAS_AMX)
   if constexpr (std::is_same_v<T, bf16>) {
-    if (rows > kFewRows && padded >= kTileDepth) return amx_share(mine, x, ldx, rows, weight, padded, scratch, finish);
+    if (rows > kFewRows && padded >= kTileDepth)
+      return amx_part(team, thread, blocks, x, ldx, rows, weight, padded, scratch, finish);
   }
 #endif
   float* acc = scratch.sums.get<float>(rows * kBlock);
   const int64_t tiles = (rows + kMaxRows - 1) / kMaxRows;
   const int64_t pass = tiles == 1 ? padded : kDepth;
-  for (int64_t block = mine.begin; block < mine.end; ++block) {
+  team.deal(blocks, thread, [&](int64_t block) {
     const T* w = weight + block * padded * kBlock;
     for (int64_t k = 0; k < padded; k += pass) {
       const int64_t depth_now = padded - k < pass ? padded - k : pass;
@@ -34,7 +35,7 @@ void gemm_share(const Team& team, int thread, const Activation<T>* x, int64_t ld
       }
     }
     finish(block, acc);
-  }
+  });
 }
 
 }  // namespace labkit

@@ -114,7 +114,7 @@ extern "C" void labkit_qkv_gemm(const labkit::QkvWeights* weights, const labkit:
                                 const labkit::Heads* heads, const labkit::Rows* rows, const labkit::Cache* cache,
                                 const float* h, int32_t from_norm, float* queries, float* residual, int32_t threads) {
   using namespace labkit;
-  Team team;
+  Team team(threads);
   const int64_t count = int64_t(rows->batch) * rows->tokens, hidden = weights->proj.inputs, stride = row_stride(hidden);
   const int64_t qkv_stride = row_stride(weights->proj.outputs), width = int64_t(heads->query) * heads->dim;
   CallBuffers& buffers = call_buffers();

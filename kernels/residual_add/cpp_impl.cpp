@@ -1,5 +1,4 @@
-// Region 4: output bias and residual, on the columns that this thread's share of the GEMM before it produced, so that
-// nobody waits. With a parallel residual the attention output and its bias join in.
+// Region 4: output bias and residual, in one pass. With a parallel residual the attention output and its bias join in.
 #pragma once
 
 #include <initializer_list>
@@ -41,7 +40,7 @@ inline void residual_share(const Team& team, int thread, const float* residual, 
 extern "C" void labkit_residual_add(const float* residual, const float* a, const float* a_bias, const float* b,
                                     const float* b_bias, int64_t rows, int64_t hidden, float* out, int32_t threads) {
   using namespace labkit;
-  Team team;
+  Team team(threads);
 #pragma omp parallel num_threads(threads)
   {
     team.join();

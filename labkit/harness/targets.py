@@ -53,16 +53,22 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class Check:
-    """A figure, the bar it was held against, and whether it cleared it; `close`: the bar lies within its interval."""
+    """A figure, the bar it was held against, and whether it cleared it.
+
+    `close`: the bar lies within its interval. `possible`: the greatest figure that the memory allows, where the bar is
+    past it.
+    """
 
     what: str
     figure: str
     bar: str
     met: bool
     close: bool = False
+    possible: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.bar}: {'met' if self.met else 'missed'}{', within the interval' if self.close else ''}"
+        verdict = f"{self.bar}: {'met' if self.met else 'missed'}{', within the interval' if self.close else ''}"
+        return verdict if self.possible is None else f"{verdict}; at the limit it would be {self.possible:.2f}x"
 
 
 @dataclass(frozen=True)
@@ -131,4 +137,6 @@ def tokens(comparison: Comparison) -> str:
 def _at_least(bar: float, comparison: Comparison, metric: str) -> Check:
     ratio = comparison.ratio(metric)
     what = f"{comparison.baseline.name} / {FUSED} {'to the first token' if metric == 'ttft' else 'per token'}"
-    return Check(what, str(ratio), f"≥ {bar}x", ratio.value >= bar, close=ratio.low < bar <= ratio.high)
+    met, share = ratio.value >= bar, comparison.baseline.floor_share if metric == "per_token" else None
+    possible = 1 / share if not met and share and 1 / share < bar else None
+    return Check(what, str(ratio), f"≥ {bar}x", met, close=ratio.low < bar <= ratio.high, possible=possible)

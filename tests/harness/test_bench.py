@@ -35,6 +35,16 @@ def test_a_figure_on_its_bar_is_met_and_one_below_it_missed() -> None:
     assert not Row(replace(GPT2, per_token=reached * 1.0001), found).checks["per_token"].met
 
 
+def test_a_bar_past_the_limit_is_missed_with_what_the_limit_allows() -> None:
+    found = comparison()
+    share = found.baseline.floor_share
+    assert share is not None
+    beyond = Row(replace(GPT2, per_token=1.01 / share), found).checks["per_token"]
+    assert f"missed; at the limit it would be {1 / share:.2f}x" in str(beyond)
+    assert "at the limit" not in str(Row(replace(GPT2, per_token=0.99 / share), found).checks["per_token"])
+    assert "at the limit" not in str(Row(replace(GPT2, ttft=1.01 / share), found).checks["ttft"])
+
+
 def test_a_bar_within_the_interval_is_called_close() -> None:
     found = comparison()
     ratio = found.ratio("per_token")
@@ -99,7 +109,8 @@ def test_a_case_is_kept_only_when_all_of_it_was_measured_as_asked_now() -> None:
     assert done(GPT2, replace(settings, peer=True), [found, beside_llama_cpp(found)], "abc")
 
 
-def test_the_estimate_grows_with_the_rounds_and_the_sides() -> None:
+def test_the_estimate_grows_with_the_rounds_and_the_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "probe_bandwidth", lambda threads: 20.0)
     settings = Settings(new=128, rounds=2, threads=1, peer=False)
     few = bench_module._seconds(GPT2, settings)
     assert 0 < few < bench_module._seconds(GPT2, replace(settings, rounds=20))
