@@ -24,6 +24,7 @@ from labkit.engine.baselines import DTYPES, baseline
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.peers import LLAMA_CPP, llama_cpp
 from labkit.harness.timing import timed_generate
+from labkit.kernels.memory import return_freed_memory
 from labkit.presets import resolve
 
 
@@ -46,9 +47,11 @@ class Worker:
     ) -> dict[str, Any]:
         """Load the weights and warm up, with `warm_up` new tokens instead of `new` if it is given.
 
-        Memory counts from here: imports and the model's description come before.
+        Memory counts from here: imports, the model's description and its tokenizer come before.
         """
         source = resolve(model, seed=seed)
+        _ = source.tokenizer
+        return_freed_memory()
         reset_peak_memory()
         self._memory_before = read_memory().now
         self._shape = (batch, prompt)
