@@ -16,9 +16,11 @@ struct Norm {
 };
 
 struct Linear {
-  const void* weight;  // packed as in gemm/panels.h
+  const void* weight;  // packed as in gemm/tile.h
   const float* bias;   // may be null
   int64_t outputs, inputs;
+  const float* scales;  // [blocks][groups][32], what int8 weights are multiplied with; null: not quantised
+  int64_t group;        // k that share a scale
 };
 
 // Which token each row of the activations is, and what it may see. rows = batch * tokens, row-major.
@@ -81,9 +83,8 @@ struct Model {
   Heads heads;
   int32_t parallel_residual, residual_from_norm;
   const Layer* layers;
-  const void* embedding;  // [vocab][embedding_size], or packed when embedding_packed
+  const void* embedding;  // [vocab][embedding_size]; null: the rows of the head
   int64_t embedding_size;
-  int32_t embedding_packed;
   Norm embedding_norm;
   Linear project_in;       // weight null without
   const float* positions;  // [positions][hidden], learned; null without

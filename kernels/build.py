@@ -29,7 +29,7 @@ ISA_FLAGS = {
     "portable": (),
 }
 RECHECK_S = 0.5
-WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16"}
+WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16", "int8": "int8_t"}
 
 
 class BuildError(RuntimeError):
@@ -126,7 +126,7 @@ def _digest(parts: tuple[str, ...]) -> str:
 
 
 def compile_library(weight_type: str) -> Path:
-    """Path of the compiled library for weights of `weight_type` ("float32", "bfloat16", "float16").
+    """Path of the compiled library for weights of `weight_type` ("float32", "bfloat16", "float16", "int8").
 
     Raises BuildError with the compiler's first error line. Two processes may build at once: the result is renamed into
     place.

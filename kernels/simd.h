@@ -22,8 +22,9 @@ typedef float vf __attribute__((vector_size(kWidth * 4)));
 typedef int32_t vi __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t vu __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t vh __attribute__((vector_size(kWidth * 2)));
+typedef int8_t vb __attribute__((vector_size(kWidth)));
 
-// Storage types of weights and KV cache. Arithmetic is in float whatever the storage.
+// Storage types of weights and KV cache, beside float and int8_t. Arithmetic is in float whatever the storage.
 struct bf16 {
   uint16_t bits;
 };
@@ -63,7 +64,21 @@ inline vf load(const fp16* p) {
 #endif
 }
 
+inline vf load(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  vb b;
+  std::memcpy(&b, p, sizeof b);
+  return __builtin_convertvector(b, vf);
+#endif
+}
+
 inline float to_float(float x) { return x; }
+
+inline float to_float(int8_t x) { return x; }
 
 inline float to_float(bf16 x) {
   const uint32_t bits = uint32_t(x.bits) << 16;
@@ -124,7 +139,7 @@ constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of the reads weights 
 
 // Asks for a line that will be read soon, and once. On AMD only into the first-level cache: that reaches the memory's
 // bandwidth and leaves the other caches alone. Elsewhere into the second level, because Intel's cores have some 16
-// lines on the way to the first level and 48 to the second: twice the bandwidth on a Granite Rapids.
+// lines on the way to the first level and 48 to the second: twice the bandwidth on a Xeon with AMX.
 inline void prefetch_once(const char* line) {
 #if defined(LABKIT_AMD)
   __builtin_prefetch(line, 0, 0);

@@ -121,6 +121,8 @@ struct ThreadScratch {
   Scratch rows;       // normalised row and residual, alive for a whole region
   Scratch sums;       // GEMM accumulators
   Scratch last_tile;  // rows of a GEMM that don't fill a tile
+  Scratch floats;     // rows of a GEMM with int8 weights
+  Scratch slice;      // a piece of such weights as what it is multiplied as
   Scratch scores;     // attention
 };
 

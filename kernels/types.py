@@ -1,7 +1,7 @@
 """What the ops take: weights, row layout and cache views, as frozen records of tensors.
 
 Each record mirrors a struct of `abi.h` and makes it on demand (`.c`), so that Python and C++ share one vocabulary.
-Activations are float32 throughout; `Linear` and the KV cache may be float32, bfloat16 or float16.
+Activations are float32 throughout; matrices may be float32, bfloat16, float16 or int8, the KV cache all but int8.
 
 Shapes: B batch, T new tokens per sequence, N = B*T rows, H hidden, Hq and Hkv heads, D head_dim, C cache capacity.
 """
@@ -43,7 +43,14 @@ class CNorm(ctypes.Structure):
 
 
 class CLinear(ctypes.Structure):
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64)]
+    _fields_ = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("scales", c_void_p),
+        ("group", c_int64),
+    ]
 
 
 class CRows(ctypes.Structure):
@@ -108,23 +115,39 @@ class Norm:
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x W^T + b. `weight` is [outputs, inputs] with layout "rows", packed with layout "panels" (gemm.pack)."""
+    """y = x W^T + b. `weight` is [outputs, inputs] with layout "rows", packed with layout "panels" (gemm.pack).
+
+    int8 weights have `scales` float32, [outputs, groups] or packed (gemm.pack_scales): a weight is its int8 times the
+    scale that `group` inputs of its row share.
+    """
 
     weight: Tensor
     bias: Tensor | None
     outputs: int
     inputs: int
     layout: str
+    scales: Tensor | None = None
+    group: int = 0
 
     @cached_property
     def c(self) -> CLinear:
+        return self.c_with(self.bias)
+
+    def c_with(self, bias: Tensor | None) -> CLinear:
+        """For C++, with another bias."""
         if self.layout != "panels":
             raise ValueError(f"the cpp kernels take weights with layout 'panels', got {self.layout!r}; use gemm.pack")
-        return CLinear(pointer(self.weight), pointer(self.bias), self.outputs, self.inputs)
+        return CLinear(pointer(self.weight), pointer(bias), self.outputs, self.inputs, pointer(self.scales), self.group)
 
     @property
     def weight_type(self) -> str:
         return str(self.weight.dtype).removeprefix("torch.")
+
+    def floats(self) -> Tensor:
+        """The matrix [outputs, inputs] of layout "rows" in float32."""
+        if self.scales is None:
+            return self.weight.float()
+        return self.weight * self.scales.repeat_interleave(self.group, dim=1)[:, : self.inputs]
 
 
 @dataclass(frozen=True)

@@ -138,10 +138,17 @@ class ModelConfig:
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of keys and values that one token of one sequence leaves in the cache."""
-        return dtype.itemsize * self.num_layers * 2 * self.num_kv_heads * self.head_dim
+        return _kv_size(dtype) * self.num_layers * 2 * self.num_kv_heads * self.head_dim
+
+    def scale_bytes(self) -> int:
+        """Bytes of the float32 scales of int8 matrices, LM head included: one for each output row."""
+        matrices = [shape for shape in self.layer_shapes().values() if len(shape) == 2]
+        return 4 * (self.num_layers * sum(rows for rows, _ in matrices) + self.vocab_size)
 
     def decode_bytes(self, dtype: torch.dtype, batch: int, context: int) -> int:
         """Bytes that one decode step must read: each weight that it multiplies with once, and the cache.
+
+        With int8 that is the LM head too, scales, and a bfloat16 cache.
 
         `context`: tokens in the cache of each of the `batch` sequences; a windowed layer reads its window only.
         The embedding and position tables count with the `batch` rows that are looked up.
@@ -157,7 +164,9 @@ class ModelConfig:
             multiplied += _elements({"head.weight": top["embed.weight"]})
         weights = self.num_layers * _elements(self.layer_shapes()) + multiplied + looked_up
         kept = sum(context if window is None else min(context, window) for window in self.windows)
-        return dtype.itemsize * (weights + batch * kept * 2 * self.num_kv_heads * self.head_dim)
+        scales = self.scale_bytes() if dtype.itemsize == 1 else 0
+        cache = _kv_size(dtype) * batch * kept * 2 * self.num_kv_heads * self.head_dim
+        return dtype.itemsize * weights + scales + cache
 
     def decode_flops(self, batch: int, context: int) -> int:
         """Multiplications and additions of one decode step in which each sequence attends to `context` tokens."""
@@ -196,6 +205,11 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     slopes = [2.0 ** (-8 * k / power) for k in range(1, power + 1)]
     between = [2.0 ** (-8 * k / (2 * power)) for k in range(1, 2 * (num_heads - power), 2)]
     return tuple(slopes + between)
+
+
+def _kv_size(dtype: torch.dtype) -> int:
+    """Bytes of one number in the cache beside weights of this type: int8 weights have a bfloat16 cache."""
+    return max(2, dtype.itemsize)
 
 
 def _elements(shapes: Shapes) -> int:

@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from labkit.kernels import build
-from labkit.kernels.gemm import interleave_gate, pack
+from labkit.kernels.gemm import group_size, interleave_gate, pack, pack_scales, quantize
 from labkit.kernels.types import Heads, LayerCache, Linear, Norm, Rotary, Rows, padded_head_dim
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WEIGHTS = DTYPES | {"int8": torch.int8}
 ISAS = tuple(build.ISA_FLAGS)
 UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}  # unit roundoff
+UNIT[torch.int8] = UNIT[torch.bfloat16]  # keys, values and rows beside int8 weights
 
 
 def missing_instructions(isa: str) -> str | None:
@@ -35,9 +37,9 @@ def missing_instructions(isa: str) -> str | None:
 
 
 def rounds_activations(dtype: torch.dtype) -> bool:
-    """Whether rows are rounded to `dtype` before they meet the weights: where the CPU multiplies pairs of bf16."""
+    """Whether rows are rounded to bfloat16 before they meet weights of `dtype`: where the CPU multiplies its pairs."""
     multiplies_pairs = build.instruction_set() in ("amx", "avx512") and "avx512_bf16" in build.cpu_flags()
-    return dtype == torch.bfloat16 and multiplies_pairs
+    return dtype in (torch.bfloat16, torch.int8) and multiplies_pairs
 
 
 def tolerance(dtype: torch.dtype, roundings: int = 1) -> float:
@@ -61,6 +63,7 @@ class Draw:
 
     dtype: torch.dtype = torch.float32
     seed: int = 0
+    groups: int = 1  # of a row of int8 weights
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,14 +75,25 @@ class Draw:
     def linear(self, outputs: int, inputs: int, *, bias: bool = True, gated: bool = False) -> tuple[Linear, Linear]:
         """(for the reference, for the C++ kernels); gated: `outputs` gate rows, then as many up rows."""
         rows = outputs * (2 if gated else 1)
-        weight = self.normal(rows, inputs, std=inputs**-0.5).to(self.dtype)
+        weight = self.normal(rows, inputs, std=inputs**-0.5)
+        scales, group = None, 0
+        if self.dtype == torch.int8:
+            (weight, scales), group = quantize(weight, self.groups), group_size(inputs, self.groups)
+        weight = weight.to(self.dtype)
         vector = self.normal(rows) if bias else None
-        plain = Linear(weight, vector, rows, inputs, "rows")
+        plain = Linear(weight, vector, rows, inputs, "rows", scales, group)
         if gated:
             weight = interleave_gate(weight)
             vector = None if vector is None else interleave_gate(vector)
+            scales = None if scales is None else interleave_gate(scales)
         padded = None if vector is None else F.pad(vector, (0, -len(vector) % 32))
-        return plain, Linear(pack(weight), padded, len(weight), inputs, "panels")
+        packed_scales = None if scales is None else pack_scales(scales)
+        return plain, Linear(pack(weight), padded, len(weight), inputs, "panels", packed_scales, group)
+
+    @property
+    def stored(self) -> torch.dtype:
+        """Of keys and values beside such weights."""
+        return torch.bfloat16 if self.dtype == torch.int8 else self.dtype
 
     def norm(self, kind: str, size: int) -> Norm:
         if kind == "none":
@@ -96,9 +110,9 @@ class Draw:
         shape = (rows.batch, heads.kv, capacity, padded_head_dim(heads.dim))
         filled: list[Tensor] = []
         for _ in range(2):
-            slots = torch.full(shape, float("nan")).to(self.dtype)
+            slots = torch.full(shape, float("nan")).to(self.stored)
             slots[:, :, :past] = 0.0
-            slots[:, :, :past, : heads.dim] = self.normal(rows.batch, heads.kv, past, heads.dim).to(self.dtype)
+            slots[:, :, :past, : heads.dim] = self.normal(rows.batch, heads.kv, past, heads.dim).to(self.stored)
             filled.append(slots)
         keys, values = filled
         return LayerCache(keys, values, past), LayerCache(keys.clone(), values.clone(), past)

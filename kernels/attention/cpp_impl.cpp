@@ -189,7 +189,7 @@ extern "C" void labkit_attention(const labkit::AttentionParams* params, const la
   {
     team.join();
     const int thread = omp_get_thread_num();
-    attention_region<Weight>(team, thread, *params, *heads, *rows, *cache, queries, width, staged, stride,
+    attention_region<Stored>(team, thread, *params, *heads, *rows, *cache, queries, width, staged, stride,
                              thread_scratch());
     const Range mine = team.share(count, thread);
     for (int64_t m = mine.begin; m < mine.end; ++m)

@@ -49,7 +49,6 @@ class CModel(ctypes.Structure):
         ("layers", c_void_p),
         ("embedding", c_void_p),
         ("embedding_size", c_int64),
-        ("embedding_packed", c_int32),
         ("embedding_norm", CNorm),
         ("project_in", CLinear),
         ("positions", c_void_p),
@@ -97,13 +96,12 @@ class LayerWeights:
         mlp = self.mlp.c
         if self.shared_norm:
             mlp = type(mlp)(Norm().c, mlp.up, mlp.activation, mlp.gated)
-        attn_out, mlp_out = self.attn_out.c, self.mlp_out.c
         return CLayer(
             self.qkv.c,
             self.attention.c,
-            CLinear(attn_out.weight, pointer(self.attn_bias), attn_out.outputs, attn_out.inputs),
+            self.attn_out.c_with(self.attn_bias),
             mlp,
-            CLinear(mlp_out.weight, pointer(self.mlp_bias), mlp_out.outputs, mlp_out.inputs),
+            self.mlp_out.c_with(self.mlp_bias),
         )
 
 
@@ -127,13 +125,24 @@ class ModelWeights:
     parallel_residual: bool
     residual_from_norm: bool
 
+    @property
+    def weight_type(self) -> str:
+        """Of the layers' matrices; the head of a quantised model may be another."""
+        return self.layers[0].qkv.proj.weight_type
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of keys and values: the matrices' own, bfloat16 beside quantised ones."""
+        dtype = self.layers[0].qkv.proj.weight.dtype
+        return torch.bfloat16 if dtype == torch.int8 else dtype
+
     @cached_property
     def c_layers(self) -> ctypes.Array[CLayer]:
         return (CLayer * len(self.layers))(*(layer.c() for layer in self.layers))
 
     @cached_property
     def c(self) -> CModel:
-        none = CLinear(None, None, 0, 0)
+        none = CLinear()
         return CModel(
             len(self.layers),
             self.hidden,
@@ -142,9 +151,8 @@ class ModelWeights:
             self.parallel_residual,
             self.residual_from_norm,
             ctypes.addressof(self.c_layers),
-            pointer(self.head.weight if self.embedding is None else self.embedding),
+            pointer(self.embedding),
             self.embedding_size,
-            self.embedding is None,
             self.embedding_norm.c,
             self.project_in.c if self.project_in else none,
             pointer(self.positions),
@@ -163,7 +171,7 @@ class DecodeStep:
 
     def __init__(self, model: ModelWeights) -> None:
         self.model = model
-        self.library = build.load(model.head.weight_type)
+        self.library = build.load(model.weight_type)
         self.library.labkit_workspace_bytes.restype = c_int64
         self.stamps = np.zeros(3 + len(STAGES_PER_LAYER) * len(model.layers), dtype=np.int64)
         self._workspace = torch.empty(0, dtype=torch.uint8)

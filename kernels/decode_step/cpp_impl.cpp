@@ -71,16 +71,16 @@ inline void embed(Team& team, int thread, const Model& model, const StepArgs& ar
                   ThreadScratch& scratch) {
   const int64_t rows = int64_t(args.rows.batch) * args.rows.tokens, width = model.embedding_size;
   const bool project = model.project_in.weight;
-  const Weight* table = static_cast<const Weight*>(model.embedding);
+  const Stored* table = static_cast<const Stored*>(model.embedding);  // null: the head's rows
   float* target = project ? work.residual : work.h;
   const Range mine = team.share(rows, thread);
   for (int64_t m = mine.begin; m < mine.end; ++m) {
     const int64_t token = args.tokens[m];
     float* row = target + m * stride;
-    if (model.embedding_packed)
-      for (int64_t k = 0; k < width; ++k) row[k] = weight_at(table, width, token, k);
-    else
+    if (table)
       for (int64_t k = 0; k < width; ++k) row[k] = to_float(table[token * width + k]);
+    else
+      for (int64_t k = 0; k < width; ++k) row[k] = weight_of<Weight>(model.head, token, k);
     if (model.embedding_norm.kind != kNoNorm) normalise(model.embedding_norm, row, width, row);
     if (project) to_activation(row, width, padded_depth<Weight>(width), work.x + m * stride);
   }
@@ -114,10 +114,11 @@ inline void layer_step(Team& team, int thread, const Model& model, const Layer& 
   qkv_region<Weight>(team, thread, layer.qkv, args.rotary, model.heads, args.rows, cache, input, work.qkv, qkv_stride,
                      scratch);
   stamp(0);
-  attention_region<Weight>(team, thread, layer.attention, model.heads, args.rows, cache, work.qkv, qkv_stride,
+  attention_region<Stored>(team, thread, layer.attention, model.heads, args.rows, cache, work.qkv, qkv_stride,
                            work.context, context_stride, scratch);
   stamp(1);
-  const Linear attn_out{layer.attn_out.weight, nullptr, layer.attn_out.outputs, layer.attn_out.inputs};
+  Linear attn_out = layer.attn_out;
+  attn_out.bias = nullptr;  // joins in later
   gemm_into<Weight>(team, thread, attn_out, work.context, context_stride, rows, work.attn_out, stride, scratch);
   team.barrier();
   stamp(2);
@@ -134,7 +135,8 @@ inline void layer_step(Team& team, int thread, const Model& model, const Layer& 
   }
   mlp_region<Weight>(team, thread, layer.mlp, input, rows, work.act, act_stride, scratch);
   stamp(3);
-  const Linear mlp_out{layer.mlp_out.weight, nullptr, layer.mlp_out.outputs, layer.mlp_out.inputs};
+  Linear mlp_out = layer.mlp_out;
+  mlp_out.bias = nullptr;  // joins in later
   gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, work.mlp_out, stride, scratch);
   team.barrier();
   stamp(4);

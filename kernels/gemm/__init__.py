@@ -11,8 +11,9 @@ from ..dispatch import choose
 from ..types import Linear, check_rows, ptr
 from .reference import gemm as reference
 
-BLOCK = 32  # outputs per packed block, kBlock of panels.h
-__all__ = ["gemm", "pack", "unpack_rows"]
+BLOCK = 32  # outputs per packed block, kBlock of tile.h
+QUANTIZED_AT_ONCE = 1024  # rows: what quantising costs beyond its result
+__all__ = ["gemm", "group_size", "pack", "pack_scales", "quantize", "unpack_rows"]
 
 
 def gemm(x: Tensor, linear: Linear, *, threads: int = 1, impl: str) -> Tensor:
@@ -32,9 +33,11 @@ def _cpp(x: Tensor, linear: Linear, threads: int) -> Tensor:
 
 
 def packed_shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Shape of a packed [outputs, inputs] matrix: [blocks, K, 32], bf16 [blocks, K / 2, 32, 2]."""
-    blocks = -(-outputs // BLOCK)
-    return (blocks, -(-inputs // 2), BLOCK, 2) if dtype == torch.bfloat16 else (blocks, inputs, BLOCK)
+    """Shape of a packed [outputs, inputs] matrix: [blocks, K, 32], bf16 [blocks, K / 2, 32, 2]; int8: K made even."""
+    blocks, pairs = -(-outputs // BLOCK), -(-inputs // 2)
+    if dtype == torch.bfloat16:
+        return blocks, pairs, BLOCK, 2
+    return blocks, 2 * pairs if dtype == torch.int8 else inputs, BLOCK
 
 
 def pack(weight: Tensor, out: Tensor | None = None) -> Tensor:
@@ -59,6 +62,37 @@ def pack(weight: Tensor, out: Tensor | None = None) -> Tensor:
     return out
 
 
+def group_size(inputs: int, groups: int) -> int:
+    """Inputs that share a scale when a row is cut into `groups`: even, so that the last may be smaller or missing."""
+    size = -(-inputs // groups)
+    return size + size % 2
+
+
+def quantize(weight: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
+    """[outputs, inputs] -> int8 of that shape and scales float32 [outputs, groups], symmetric: weight = int8 * scale.
+
+    `group_size` inputs of a row share a scale: their largest magnitude / 127. The error of a weight is at most half of
+    it.
+    """
+    outputs, inputs = weight.shape
+    size = group_size(inputs, groups)
+    ints = torch.empty(outputs, inputs, dtype=torch.int8)
+    scales = torch.empty(outputs, -(-inputs // size))
+    for begin in range(0, outputs, QUANTIZED_AT_ONCE):
+        rows = slice(begin, begin + QUANTIZED_AT_ONCE)
+        grouped = F.pad(weight[rows].float(), (0, -inputs % size)).unflatten(1, (-1, size))
+        torch.amax(grouped.abs(), dim=2, out=scales[rows]).div_(127)
+        steps = grouped / torch.where(scales[rows] > 0, scales[rows], 1.0)[:, :, None]
+        ints[rows] = steps.round_().flatten(1)[:, :inputs]
+    return ints, scales
+
+
+def pack_scales(scales: Tensor) -> Tensor:
+    """[outputs, groups] -> [blocks, groups, 32], zero-padded."""
+    padded = F.pad(scales, (0, 0, 0, -len(scales) % BLOCK))
+    return padded.unflatten(0, (-1, BLOCK)).transpose(1, 2).contiguous()
+
+
 def interleave_gate(gate_up: Tensor) -> Tensor:
     """[2 I, ...] gate rows then up rows -> half blocks of 16 gate and 16 up rows in turn, I zero-padded to 16."""
     half = BLOCK // 2
@@ -69,8 +103,10 @@ def interleave_gate(gate_up: Tensor) -> Tensor:
     return torch.stack((gate.unflatten(0, (-1, half)), up.unflatten(0, (-1, half))), dim=1).flatten(0, 2)
 
 
-def unpack_rows(packed: Tensor, rows: Tensor, inputs: int) -> Tensor:
-    """Rows of the original matrix, [len(rows), inputs] float32: the embedding lookup in a tied, packed LM head."""
+def unpack_rows(linear: Linear, rows: Tensor) -> Tensor:
+    """Rows of a packed matrix, [len(rows), inputs] float32: the embedding lookup in a tied LM head."""
     block, lane = rows // BLOCK, rows % BLOCK
-    taken = packed[block, :, lane]
-    return taken.reshape(len(rows), -1)[:, :inputs].float()
+    taken = linear.weight[block, :, lane].reshape(len(rows), -1)[:, : linear.inputs].float()
+    if linear.scales is None:
+        return taken
+    return taken * linear.scales[block, :, lane].repeat_interleave(linear.group, dim=1)[:, : linear.inputs]

@@ -10,7 +10,6 @@
 namespace labkit {
 
 constexpr int64_t kTileRows = 16, kTileDepth = 32;
-constexpr int64_t kFewRows = 4;  // up to here the dot product instruction keeps up with the memory, without copies
 
 // Every tile is whole: 16 rows of 64 bytes.
 struct alignas(64) TileConfig {
@@ -63,42 +62,50 @@ void amx_tiles(const bf16* w, const bf16* x, const bf16* below, int64_t ldx, int
   if (Pair) _tile_stored(3, acc_below + 16, kAccBytes);
 }
 
-// gemm_part with AMX: the rows of the last tile are copied so that it can be whole, what is left of the depth goes
-// through the dot product instruction.
-template <class Finish>
-void amx_part(Team& team, int thread, int64_t blocks, const bf16* x, int64_t ldx, int64_t rows, const bf16* weight,
-              int64_t padded, ThreadScratch& scratch, Finish&& finish) {
-  static constexpr TileConfig config;
-  const int64_t tiles = (rows + kTileRows - 1) / kTileRows, pairs = (tiles + 1) / 2;
-  const int64_t whole_rows = rows / kTileRows * kTileRows;
-  const int64_t whole_depth = padded / kTileDepth * kTileDepth, pass = pairs == 1 ? whole_depth : kDepth;
-  float* acc = scratch.sums.get<float>(tiles * kTileRows * kBlock);
-  bf16* last = scratch.last_tile.get<bf16>(kTileRows * ldx);
-  std::memcpy(last, x + whole_rows * ldx, size_t((rows - whole_rows) * ldx) * sizeof(bf16));
-  const auto rows_of = [&](int64_t t) { return t * kTileRows < whole_rows ? x + t * kTileRows * ldx : last; };
-  _tile_loadconfig(&config);
-  team.deal(blocks, thread, [&](int64_t block) {
-    const bf16* w = weight + block * padded * kBlock;
-    for (int64_t k = 0; k < whole_depth; k += pass) {
-      const int64_t depth = whole_depth - k < pass ? whole_depth - k : pass;
-      for (int64_t pair = 0; pair < pairs; ++pair) {
-        const int64_t above = 2 * pair, below = above + 1;
-        float* out = acc + above * kTileRows * kBlock;
-        const Ahead ahead = ahead_of(w + k * kBlock, depth, pair, pairs);
-        if (below == tiles)
-          amx_tiles<false>(w + k * kBlock, rows_of(above) + k, nullptr, ldx, depth, k > 0, out, ahead);
-        else
-          amx_tiles<true>(w + k * kBlock, rows_of(above) + k, rows_of(below) + k, ldx, depth, k > 0, out, ahead);
-      }
+// All rows of a GEMM, as AMX takes them: the rows of the last tile are copied so that it can be whole. As RegisterRows
+// (panels.h); one at a time per thread.
+class AmxRows {
+ public:
+  AmxRows(const bf16* x, int64_t ldx, int64_t rows, ThreadScratch& scratch)
+      : x_(x), ldx_(ldx), rows_(rows), tiles_((rows + kTileRows - 1) / kTileRows) {
+    static constexpr TileConfig config;
+    const int64_t whole = rows / kTileRows * kTileRows;
+    last_ = scratch.last_tile.get<bf16>(kTileRows * ldx);
+    std::memcpy(last_, x + whole * ldx, size_t((rows - whole) * ldx) * sizeof(bf16));
+    _tile_loadconfig(&config);
+  }
+  ~AmxRows() { _tile_release(); }
+  AmxRows(const AmxRows&) = delete;
+
+  bool one_tile() const { return tiles_ <= 2; }
+  int64_t padded() const { return tiles_ * kTileRows; }
+
+  // What is left of the depth goes through the dot product instruction.
+  void multiply(const bf16* w, int64_t k, int64_t depth, bool accumulate, bool cached, float* out) const {
+    const int64_t whole = depth / kTileDepth * kTileDepth, pairs = (tiles_ + 1) / 2;
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+      const int64_t above = 2 * pair, below = above + 1;
+      float* to = out + above * kTileRows * kBlock;
+      const Ahead ahead = cached ? nothing_ahead(w) : ahead_of(w, depth, pair, pairs);
+      if (below == tiles_)
+        amx_tiles<false>(w, tile_of(above) + k, nullptr, ldx_, whole, accumulate, to, ahead);
+      else
+        amx_tiles<true>(w, tile_of(above) + k, tile_of(below) + k, ldx_, whole, accumulate, to, ahead);
     }
-    if (const bf16* rest = w + whole_depth * kBlock; whole_depth < padded)
-      for (int64_t row = 0; row < rows; row += kMaxRows)
-        tile_rows<bf16>(int(rows - row < kMaxRows ? rows - row : kMaxRows), rest, x + row * ldx + whole_depth, ldx,
-                        padded - whole_depth, true, acc + row * kBlock, ahead_of(rest, padded - whole_depth, 0, 1));
-    finish(block, acc);
-  });
-  _tile_release();
-}
+    if (whole == depth) return;
+    const bf16* rest = w + whole * kBlock;
+    for (int64_t row = 0; row < rows_; row += kMaxRows)
+      tile_rows<bf16>(int(rows_ - row < kMaxRows ? rows_ - row : kMaxRows), rest, x_ + row * ldx_ + k + whole, ldx_,
+                      depth - whole, true, out + row * kBlock, nothing_ahead(rest));
+  }
+
+ private:
+  const bf16* tile_of(int64_t t) const { return (t + 1) * kTileRows <= rows_ ? x_ + t * kTileRows * ldx_ : last_; }
+
+  const bf16* x_;
+  bf16* last_;
+  int64_t ldx_, rows_, tiles_;
+};
 
 }  // namespace labkit
 #endif

@@ -15,15 +15,13 @@ namespace labkit {
 template <class T>
 void gemm_into(Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
                float* out, int64_t stride, ThreadScratch& scratch) {
-  gemm_part<T>(team, thread, x, ldx, rows, static_cast<const T*>(linear.weight), linear.outputs, linear.inputs, scratch,
-               [&](int64_t block, const float* acc) {
-                 const int64_t column = block * kBlock;
-                 const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
-                 for (int64_t m = 0; m < rows; ++m)
-                   for (int64_t i = 0; i < count; ++i)
-                     out[m * stride + column + i] =
-                         acc[m * kBlock + i] + (linear.bias ? linear.bias[column + i] : 0.0f);
-               });
+  gemm_part<T>(team, thread, linear, x, ldx, rows, scratch, [&](int64_t block, const float* acc) {
+    const int64_t column = block * kBlock;
+    const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
+    for (int64_t m = 0; m < rows; ++m)
+      for (int64_t i = 0; i < count; ++i)
+        out[m * stride + column + i] = acc[m * kBlock + i] + (linear.bias ? linear.bias[column + i] : 0.0f);
+  });
 }
 
 struct Best {
@@ -39,22 +37,21 @@ template <class T>
 void gemm_argmax(Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
                  Best* best, ThreadScratch& scratch) {
   for (int64_t m = 0; m < rows; ++m) best[m] = {-INFINITY, -1};
-  gemm_part<T>(team, thread, x, ldx, rows, static_cast<const T*>(linear.weight), linear.outputs, linear.inputs, scratch,
-               [&](int64_t block, float* acc) {
-                 const int64_t column = block * kBlock;
-                 const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
-                 for (int64_t m = 0; m < rows; ++m) {
-                   float* row = acc + m * kBlock;
-                   if (linear.bias)
-                     for (int64_t i = 0; i < count; ++i) row[i] += linear.bias[column + i];
-                   for (int64_t i = count; i < kBlock; ++i) row[i] = -INFINITY;
-                   vf top = load(row);
-                   for (int v = 1; v < kVectors; ++v) top = max(load(row + v * kWidth), top);
-                   if (!(maximum(top) >= best[m].value)) continue;
-                   for (int64_t i = 0; i < count; ++i)
-                     if (best[m].loses_to(row[i], column + i)) best[m] = {row[i], column + i};
-                 }
-               });
+  gemm_part<T>(team, thread, linear, x, ldx, rows, scratch, [&](int64_t block, float* acc) {
+    const int64_t column = block * kBlock;
+    const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
+    for (int64_t m = 0; m < rows; ++m) {
+      float* row = acc + m * kBlock;
+      if (linear.bias)
+        for (int64_t i = 0; i < count; ++i) row[i] += linear.bias[column + i];
+      for (int64_t i = count; i < kBlock; ++i) row[i] = -INFINITY;
+      vf top = load(row);
+      for (int v = 1; v < kVectors; ++v) top = max(load(row + v * kWidth), top);
+      if (!(maximum(top) >= best[m].value)) continue;
+      for (int64_t i = 0; i < count; ++i)
+        if (best[m].loses_to(row[i], column + i)) best[m] = {row[i], column + i};
+    }
+  });
 }
 
 // Copies rows of floats into the GEMM's activation type and row stride.
@@ -67,6 +64,7 @@ void stage_rows(const Team& team, int thread, const float* x, int64_t rows, int6
 
 using Weight = LABKIT_WEIGHT;
 using Act = Activation<Weight>;
+using Stored = Unquantised<Weight>;  // of the KV cache and the embeddings
 
 // The calling thread's buffers for the single-op calls below; a whole step brings its own workspace.
 struct CallBuffers {

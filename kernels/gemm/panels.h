@@ -1,41 +1,153 @@
 // Small-batch GEMM on packed weights: out[M][N] = x[M][K] * weight[N][K]^T.
 #pragma once
 
-#include <type_traits>
-
+#include "../abi.h"
 #include "amx.h"
 #include "tile.h"
 
 namespace labkit {
 
-// This thread's part of out = x * weight^T. `finish(block, acc)` gets the sums of one block for all rows,
-// acc[rows][32].
-template <class T, class Finish>
-void gemm_part(Team& team, int thread, const Activation<T>* x, int64_t ldx, int64_t rows, const T* weight,
-               int64_t outputs, int64_t depth, ThreadScratch& scratch, Finish&& finish) {
-  const int64_t padded = padded_depth<T>(depth);
-  const int64_t blocks = blocks_of(outputs);
-#if defined(LABKIT_HAS_AMX)
-  if constexpr (std::is_same_v<T, bf16>) {
-    if (rows > kFewRows && padded >= kTileDepth)
-      return amx_part(team, thread, blocks, x, ldx, rows, weight, padded, scratch, finish);
+// All rows of a GEMM, in register tiles.
+template <class T>
+class RegisterRows {
+ public:
+  RegisterRows(const Operand<T>* x, int64_t ldx, int64_t rows, ThreadScratch&)
+      : x_(x), ldx_(ldx), rows_(rows), tiles_((rows + kMaxRows - 1) / kMaxRows) {}
+
+  bool one_tile() const { return tiles_ == 1; }  // the weights are used once
+  int64_t padded() const { return rows_; }       // rows that `multiply` writes
+
+  // out[padded][32] (+)= the rows' columns [k, k + depth) * w[depth][32]. `cached`: no need to ask the memory for more.
+  void multiply(const T* w, int64_t k, int64_t depth, bool accumulate, bool cached, float* out) const {
+    for (int64_t t = 0; t < tiles_; ++t) {
+      const int64_t first = rows_ * t / tiles_, count = rows_ * (t + 1) / tiles_ - first;
+      tile_rows<T>(int(count), w, x_ + first * ldx_ + k, ldx_, depth, accumulate, out + first * kBlock,
+                   cached ? nothing_ahead(w) : ahead_of(w, depth, t, tiles_));
+    }
   }
-#endif
-  float* acc = scratch.sums.get<float>(rows * kBlock);
-  const int64_t tiles = (rows + kMaxRows - 1) / kMaxRows;
-  const int64_t pass = tiles == 1 ? padded : kDepth;
-  team.deal(blocks, thread, [&](int64_t block) {
-    const T* w = weight + block * padded * kBlock;
-    for (int64_t k = 0; k < padded; k += pass) {
-      const int64_t depth_now = padded - k < pass ? padded - k : pass;
-      for (int64_t t = 0; t < tiles; ++t) {
-        const int64_t first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
-        tile_rows<T>(int(count), w + k * kBlock, x + first * ldx + k, ldx, depth_now, k > 0, acc + first * kBlock,
-                     ahead_of(w + k * kBlock, depth_now, t, tiles));
+
+ private:
+  const Operand<T>* x_;
+  int64_t ldx_, rows_, tiles_;
+};
+
+// A thread's part of the blocks of weights that are multiplied as they are stored.
+template <class T, class Rows, class Finish>
+void stored_part(Team& team, int thread, const Linear& linear, const Rows& rows, ThreadScratch& scratch,
+                 Finish&& finish) {
+  const int64_t padded = padded_depth<T>(linear.inputs), pass = rows.one_tile() ? padded : kDepth;
+  float* acc = scratch.sums.get<float>(rows.padded() * kBlock);
+  team.deal(blocks_of(linear.outputs), thread, [&](int64_t block) {
+    const T* w = static_cast<const T*>(linear.weight) + block * padded * kBlock;
+    for (int64_t k = 0; k < padded; k += pass)
+      rows.multiply(w + k * kBlock, k, padded - k < pass ? padded - k : pass, k > 0, false, acc);
+    finish(block, acc);
+  });
+}
+
+// `depth` k of int8 weights as bf16 pairs or floats, both of which hold them exactly; asks the memory for what follows.
+template <class W>
+void widen(const int8_t* w, int64_t depth, W* out) {
+  for (int64_t k = 0; k < depth; k += 2) {
+    prefetch_once(reinterpret_cast<const char*>(w + k * kBlock) + kPrefetchBytes);
+    for (int v = 0; v < kVectors; ++v) {
+      const vf first = load(w + k * kBlock + v * kWidth), second = load(w + (k + 1) * kBlock + v * kWidth);
+      if constexpr (std::is_same_v<W, bf16>) {
+        const vu pairs = ((vu)first >> 16) | ((vu)second & 0xffff0000u);
+        std::memcpy(out + (k * kBlock + v * kWidth * 2), &pairs, sizeof pairs);
+      } else {
+        store(out + k * kBlock + v * kWidth, first);
+        store(out + (k + 1) * kBlock + v * kWidth, second);
       }
+    }
+  }
+}
+
+// A thread's part of the blocks of int8 weights, multiplied as W: sums of a group are scaled before they are added up.
+template <class W, class Rows, class Finish>
+void quantised_part(Team& team, int thread, const Linear& linear, const Rows& rows, ThreadScratch& scratch,
+                    Finish&& finish) {
+  constexpr bool kWidens = !std::is_same_v<W, int8_t>;
+  const int64_t padded = padded_depth<int8_t>(linear.inputs), groups = (padded + linear.group - 1) / linear.group;
+  const int64_t sums = rows.padded() * kBlock, pass = kWidens ? kDepth : padded;
+  float* acc = scratch.sums.get<float>(2 * sums);
+  float* of_group = groups == 1 ? acc : acc + sums;
+  W* slice = scratch.slice.get<W>(kWidens ? kDepth * kBlock : 0);
+  team.deal(blocks_of(linear.outputs), thread, [&](int64_t block) {
+    const int8_t* w = static_cast<const int8_t*>(linear.weight) + block * padded * kBlock;
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t begin = group * linear.group, after = begin + linear.group, end = after < padded ? after : padded;
+      for (int64_t k = begin; k < end; k += pass) {
+        const int64_t depth = end - k < pass ? end - k : pass;
+        if constexpr (kWidens) {
+          widen(w + k * kBlock, depth, slice);
+          rows.multiply(slice, k, depth, k > begin, true, of_group);
+        } else {
+          rows.multiply(w + k * kBlock, k, depth, k > begin, false, of_group);
+        }
+      }
+      const float* scales = linear.scales + (block * groups + group) * kBlock;
+      for (int64_t m = 0; m < sums; m += kBlock)
+        for (int v = 0; v < kBlock; v += kWidth) {
+          const vf scaled = load(of_group + m + v) * load(scales + v);
+          store(acc + m + v, group ? load(acc + m + v) + scaled : scaled);
+        }
     }
     finish(block, acc);
   });
+}
+
+// The rows as floats, whatever they are stored as.
+template <class X>
+const float* as_floats(const X* x, int64_t rows, int64_t ldx, int64_t depth, ThreadScratch& scratch) {
+  if constexpr (std::is_same_v<X, float>) {
+    return x;
+  } else {
+    float* out = scratch.floats.get<float>(rows * ldx);
+    for (int64_t m = 0; m < rows; ++m)
+      for (int64_t k = 0; k < depth; ++k) out[m * ldx + k] = to_float(x[m * ldx + k]);
+    return out;
+  }
+}
+
+// This thread's part of out = x * weight^T. `finish(block, acc)` gets the sums of one block for all rows,
+// acc[rows][32].
+template <class T, class Finish>
+void gemm_part(Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
+               ThreadScratch& scratch, Finish&& finish) {
+  if constexpr (std::is_same_v<T, int8_t>) {
+    using Pairs = std::conditional_t<std::is_same_v<Activation<bf16>, bf16>, bf16, float>;
+    const int64_t few = std::is_same_v<Pairs, bf16> ? kFewRows : kMaxRows;
+    if (!linear.scales) return gemm_part<bf16>(team, thread, linear, x, ldx, rows, scratch, finish);
+    if (rows <= few) {
+      const float* floats = as_floats(x, rows, ldx, padded_depth<T>(linear.inputs), scratch);
+      return quantised_part<T>(team, thread, linear, RegisterRows<T>(floats, ldx, rows, scratch), scratch, finish);
+    }
+#if defined(LABKIT_HAS_AMX)
+    return quantised_part<Pairs>(team, thread, linear, AmxRows(x, ldx, rows, scratch), scratch, finish);
+#else
+    return quantised_part<Pairs>(team, thread, linear, RegisterRows<Pairs>(x, ldx, rows, scratch), scratch, finish);
+#endif
+  } else {
+#if defined(LABKIT_HAS_AMX)
+    if constexpr (std::is_same_v<T, bf16>)
+      if (rows > kFewRows) return stored_part<T>(team, thread, linear, AmxRows(x, ldx, rows, scratch), scratch, finish);
+#endif
+    stored_part<T>(team, thread, linear, RegisterRows<T>(x, ldx, rows, scratch), scratch, finish);
+  }
+}
+
+// One weight of a matrix, as a float.
+template <class T>
+float weight_of(const Linear& linear, int64_t n, int64_t k) {
+  if constexpr (std::is_same_v<T, int8_t>) {
+    if (!linear.scales) return weight_of<bf16>(linear, n, k);
+    const int64_t groups = (padded_depth<T>(linear.inputs) + linear.group - 1) / linear.group;
+    const float scale = linear.scales[(n / kBlock * groups + k / linear.group) * kBlock + n % kBlock];
+    return weight_at(static_cast<const T*>(linear.weight), linear.inputs, n, k) * scale;
+  } else {
+    return weight_at(static_cast<const T*>(linear.weight), linear.inputs, n, k);
+  }
 }
 
 }  // namespace labkit

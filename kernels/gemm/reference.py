@@ -8,4 +8,4 @@ from ..types import Linear
 
 def gemm(x: Tensor, linear: Linear, threads: int = 1) -> Tensor:
     """x W^T + b with the weight in layout "rows"; `threads` is torch's own affair."""
-    return F.linear(x, linear.weight.float(), linear.bias)
+    return F.linear(x, linear.floats(), linear.bias)

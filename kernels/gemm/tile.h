@@ -6,6 +6,8 @@
 // bandwidth, and for many rows the same layout feeds register tiles of kMaxRows x 32.
 #pragma once
 
+#include <type_traits>
+
 #include "../simd.h"
 #include "../team.h"
 
@@ -14,10 +16,12 @@ namespace labkit {
 constexpr int kBlock = 32;
 constexpr int kVectors = kBlock / kWidth;
 constexpr int kMaxRows = kWidth == 16 ? 12 : kWidth == 8 ? 3 : 2;  // what the registers hold
+constexpr int64_t kFewRows = 4;  // up to here AMX gains nothing: the memory is the limit anyway
 constexpr int64_t kDepth =
     256;  // k per pass when there are many rows: a block's slice (32 KB) stays in the first-level cache
 
-// What a weight type is multiplied with: bf16 where the machine multiplies bf16 pairs, else float.
+// What rows are stored as beside weights of a type: bf16 where the machine multiplies bf16 pairs, else float. Quantised
+// weights live beside bf16 ones.
 template <class T>
 struct ActivationOf {
   using type = float;
@@ -27,9 +31,21 @@ template <>
 struct ActivationOf<bf16> {
   using type = bf16;
 };
+template <>
+struct ActivationOf<int8_t> {
+  using type = bf16;
+};
 #endif
 template <class T>
 using Activation = typename ActivationOf<T>::type;
+
+// What one tile multiplies weights with.
+template <class T>
+using Operand = std::conditional_t<std::is_same_v<T, int8_t>, float, Activation<T>>;
+
+// How the KV cache, embeddings and matrices that stay as they are are stored beside weights of a type.
+template <class T>
+using Unquantised = std::conditional_t<std::is_same_v<T, int8_t>, bf16, T>;
 
 template <class T>
 constexpr int kLanesPerK = 1;  // how many k share one 32-bit lane
@@ -37,8 +53,11 @@ template <>
 inline constexpr int kLanesPerK<bf16> = 2;
 
 template <class T>
+constexpr int kDepthMultiple = sizeof(T) == 4 || std::is_same_v<T, fp16> ? 1 : 2;  // what K is padded to
+
+template <class T>
 int64_t padded_depth(int64_t k) {
-  return (k + kLanesPerK<T> - 1) / kLanesPerK<T> * kLanesPerK<T>;
+  return (k + kDepthMultiple<T> - 1) / kDepthMultiple<T> * kDepthMultiple<T>;
 }
 
 inline int64_t blocks_of(int64_t outputs) { return (outputs + kBlock - 1) / kBlock; }
@@ -125,9 +144,36 @@ Ahead ahead_of(const T* w, int64_t depth, int64_t t, int64_t tiles) {
   return {here + depth * kStep + t * depth * step, step};
 }
 
+// Two k of int8 weights, which are one line of memory.
+template <>
+struct Step<int8_t> {
+  static constexpr int kAdvance = 2;
+  template <int R>
+  static void run(const int8_t* w, const float* x, int64_t ldx, vf (&acc)[R][kVectors]) {
+#pragma GCC unroll 2
+    for (int k = 0; k < 2; ++k) {
+      vf wide[kVectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) wide[v] = load(w + k * kBlock + v * kWidth);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const vf xr = broadcast(x[r * ldx + k]);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) acc[r][v] += wide[v] * xr;
+      }
+    }
+  }
+};
+
+// For weights that a cache holds.
+template <class T>
+Ahead nothing_ahead(const T* w) {
+  return {reinterpret_cast<const char*>(w), 0};
+}
+
 // acc[R][32] (+)= x[R][depth] * block[depth][32].
 template <class T, int R>
-void tile(const T* w, const Activation<T>* x, int64_t ldx, int64_t depth, bool accumulate, float* out, Ahead ahead) {
+void tile(const T* w, const Operand<T>* x, int64_t ldx, int64_t depth, bool accumulate, float* out, Ahead ahead) {
   constexpr int kAdvance = Step<T>::kAdvance;
   constexpr int kLines = kBlock * kAdvance * sizeof(T) / kLine;
   constexpr int kChains =
@@ -160,7 +206,7 @@ void tile(const T* w, const Activation<T>* x, int64_t ldx, int64_t depth, bool a
 }
 
 template <class T, int R = kMaxRows>
-void tile_rows(int rows, const T* w, const Activation<T>* x, int64_t ldx, int64_t depth, bool accumulate, float* out,
+void tile_rows(int rows, const T* w, const Operand<T>* x, int64_t ldx, int64_t depth, bool accumulate, float* out,
                Ahead ahead) {
   if constexpr (R > 1) {
     if (rows < R) return tile_rows<T, R - 1>(rows, w, x, ldx, depth, accumulate, out, ahead);

@@ -26,25 +26,23 @@ void mlp_region(Team& team, int thread, const MlpWeights& weights, const Normali
                 Activation<T>* out, int64_t out_stride, ThreadScratch& scratch) {
   const Linear& up = weights.up;
   const int64_t width = weights.gated ? up.outputs / 2 : up.outputs;
-  gemm_part<T>(team, thread, input.x, input.stride, rows, static_cast<const T*>(up.weight), up.outputs, up.inputs,
-               scratch, [&](int64_t block, float* acc) {
-                 for (int64_t m = 0; m < rows; ++m) {
-                   float* row = acc + m * kBlock;
-                   if (up.bias)
-                     for (int i = 0; i < kBlock; ++i) row[i] += up.bias[block * kBlock + i];
-                   if (weights.gated) {
-                     for (int i = 0; i < kBlock / 2; i += kWidth)
-                       store(row + i, activate(weights.activation, load(row + i)) * load(row + kBlock / 2 + i));
-                   } else {
-                     for (int i = 0; i < kBlock; i += kWidth)
-                       store(row + i, activate(weights.activation, load(row + i)));
-                   }
-                   const int64_t columns = weights.gated ? kBlock / 2 : kBlock, first = block * columns;
-                   const int64_t count = width - first < columns ? width - first : columns;
-                   const int64_t end = first + count == width ? padded_depth<T>(width) - first : count;
-                   if (count > 0) to_activation(row, count, end, out + m * out_stride + first);
-                 }
-               });
+  gemm_part<T>(team, thread, up, input.x, input.stride, rows, scratch, [&](int64_t block, float* acc) {
+    for (int64_t m = 0; m < rows; ++m) {
+      float* row = acc + m * kBlock;
+      if (up.bias)
+        for (int i = 0; i < kBlock; ++i) row[i] += up.bias[block * kBlock + i];
+      if (weights.gated) {
+        for (int i = 0; i < kBlock / 2; i += kWidth)
+          store(row + i, activate(weights.activation, load(row + i)) * load(row + kBlock / 2 + i));
+      } else {
+        for (int i = 0; i < kBlock; i += kWidth) store(row + i, activate(weights.activation, load(row + i)));
+      }
+      const int64_t columns = weights.gated ? kBlock / 2 : kBlock, first = block * columns;
+      const int64_t count = width - first < columns ? width - first : columns;
+      const int64_t end = first + count == width ? padded_depth<T>(width) - first : count;
+      if (count > 0) to_activation(row, count, end, out + m * out_stride + first);
+    }
+  });
   team.barrier();
 }
 

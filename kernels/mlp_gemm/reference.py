@@ -28,7 +28,7 @@ def mlp_gemm(
     if addend is not None:
         hidden = hidden + (addend if addend_bias is None else addend + addend_bias)
     normed = normalise(weights.norm, hidden)
-    wide = F.linear(normed, weights.up.weight.float(), weights.up.bias)
+    wide = F.linear(normed, weights.up.floats(), weights.up.bias)
     activation = ACTIVATION[weights.activation]
     if weights.gated:
         gate, up = wide.chunk(2, dim=-1)

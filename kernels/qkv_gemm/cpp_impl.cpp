@@ -103,7 +103,7 @@ void qkv_region(Team& team, int thread, const QkvWeights& weights, const Rotary&
   const int64_t count = int64_t(rows.batch) * rows.tokens;
   gemm_into<T>(team, thread, weights.proj, input.x, input.stride, count, qkv, stride, scratch);
   team.barrier();
-  rotate_and_append<T>(team, thread, weights, rotary, heads, rows, cache, qkv, stride);
+  rotate_and_append<Unquantised<T>>(team, thread, weights, rotary, heads, rows, cache, qkv, stride);
   team.barrier();
 }
 

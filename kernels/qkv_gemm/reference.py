@@ -19,7 +19,7 @@ def qkv_gemm(
     threads: int = 1,
 ) -> tuple[Tensor, Tensor]:
     normed = normalise(weights.norm, hidden)
-    qkv = F.linear(normed, weights.proj.weight.float(), weights.proj.bias)
+    qkv = F.linear(normed, weights.proj.floats(), weights.proj.bias)
     q, k, v = (
         part.view(rows.batch, rows.tokens, -1, heads.dim)
         for part in qkv.split([heads.query * heads.dim, heads.kv * heads.dim, heads.kv * heads.dim], dim=-1)

@@ -122,8 +122,13 @@ def _accelerate(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
     return _vanilla(name, f"accelerate {accelerate.__version__}", source, model)
 
 
-def _fused(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
-    engine = init_inference(source, dtype=dtype, replace_with_kernel_inject=True)
+def _fused_int8(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
+    """The engine with int8 weights, LM head included, whatever `dtype` the others have."""
+    return _fused(name, source, torch.int8, quant={"lm_head": True})
+
+
+def _fused(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -> Baseline:
+    engine = init_inference(source, dtype=dtype, replace_with_kernel_inject=True, **options)
 
     def stage_times(run: Callable[[], object]) -> list[StageTime]:
         engine.stage_times(reset=True)
@@ -131,7 +136,8 @@ def _fused(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
         return engine.stage_times()
 
     reason = unavailable() if engine.impl == "reference" else None
-    impl = f"labkit, {engine.impl} kernels" + (f" ({reason.partition(':')[0]})" if reason else "")
+    what = f"{engine.impl} kernels" + (", int8 weights" if dtype == torch.int8 else "")
+    impl = f"labkit, {what}" + (f" ({reason.partition(':')[0]})" if reason else "")
     return Baseline(name, impl, engine, source.tokenizer, stage_times)
 
 
@@ -151,4 +157,5 @@ BASELINES: dict[str, Callable[[str, ModelSource, torch.dtype], Baseline]] = {
     "hf-compile": _hf_compile,
     "accelerate": _accelerate,
     "fused": _fused,
+    "fused-int8": _fused_int8,
 }

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from labkit.config import ModelConfig
 from labkit.engine.model import FusedCausalLM
-from labkit.engine.options import Options, read_options
+from labkit.engine.options import DTYPES, Options, read_options
 from labkit.engine.stage_clock import StageTime
 from labkit.engine.weights import TensorSource, build_weights, check_weights
 from labkit.kernels import build
@@ -143,8 +143,8 @@ def init_inference(
     model_config = policy.model_config(hf_config)
     source = ModelTensors(model) if isinstance(model, PreTrainedModel) else model
     dtype = read.dtype or _own_dtype(model, hf_config)
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"the model is {dtype}; pass dtype=torch.float32, torch.bfloat16 or torch.float16")
+    if dtype not in DTYPES.values():
+        raise ValueError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
     impl = _resolved(read.impl)
 
     consumed = source if read.consume_model and isinstance(source, ModelTensors) else None
@@ -157,6 +157,7 @@ def init_inference(
             source,
             dtype,
             impl,
+            read.quant,
             done_with=(lambda layer: consumed.release(f"{policy.layers}.{layer}.")) if consumed else None,
         )
     if consumed:

@@ -53,7 +53,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         hf_config._attn_implementation = "eager"  # transformers' choice among its own kernels means nothing here
         super().__init__(hf_config)
         self.model_config, self.weights, self.impl = config, weights, impl
-        self.weight_dtype = weights.head.weight.dtype
+        self.cache_dtype = weights.cache_dtype
         self.clock = StageClock(config.num_layers)
         self.step_times_ms: list[float] | None = None  # appended to by every step once somebody puts a list here
         self._step = DecodeStep(weights) if impl == "cpp" else None
@@ -79,7 +79,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.weight_dtype
+        return self.cache_dtype
 
     @property
     def device(self) -> torch.device:
@@ -90,7 +90,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         """An empty cache that reserves `capacity` slots per sequence when it is first used."""
-        return KVCache(self.model_config, self.weight_dtype, capacity)
+        return KVCache(self.model_config, self.cache_dtype, capacity)
 
     @torch.no_grad()
     def forward(
@@ -284,10 +284,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
 
     def _embed(self, tokens_BT: Tensor, rows: Rows) -> Tensor:
         w, tokens = self.weights, tokens_BT.flatten()
-        if w.embedding is None:
-            hidden = unpack_rows(w.head.weight, tokens, w.head.inputs)
-        else:
-            hidden = w.embedding[tokens].float()
+        hidden = unpack_rows(w.head, tokens) if w.embedding is None else w.embedding[tokens].float()
         hidden = normalise(w.embedding_norm, hidden)
         if w.project_in is not None:
             hidden = gemm(hidden, w.project_in, threads=torch.get_num_threads(), impl=self.impl)

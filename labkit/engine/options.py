@@ -62,6 +62,27 @@ class MixtureOfExperts(Strict):
         return self.enabled and (self.ep_size > 1 or self.moe_experts != [1])
 
 
+class WeightQuantization(Strict):
+    enabled: bool = True
+    num_bits: Literal[8] = 8
+    q_type: Literal["symmetric"] = "symmetric"
+    q_groups: int = Field(default=1, ge=1)
+
+
+class Quantization(Strict):
+    """What dtype=int8 means: weights only, in `weight.q_groups` groups per output row, each with its own scale, and
+    the LM head too with `lm_head` (labkit's own).
+    """
+
+    enabled: bool = True
+    weight: WeightQuantization = WeightQuantization()
+    lm_head: bool = False
+
+    @property
+    def groups(self) -> int:
+        return self.weight.q_groups
+
+
 class Options(Strict):
     """DeepSpeed's options, with two of labkit's own: `impl` and `consume_model`.
 
@@ -75,7 +96,7 @@ class Options(Strict):
     replace_with_kernel_inject: bool = False
     tensor_parallel: TensorParallel = TensorParallel()
     moe: MixtureOfExperts = MixtureOfExperts()
-    quant: dict[str, Any] | None = None
+    quant: Quantization = Quantization()
     triangular_masking: bool = True
     return_tuple: bool = True
     training_mp_size: int = 1
@@ -114,7 +135,7 @@ class Options(Strict):
     @classmethod
     def _known_dtype(cls, value: torch.dtype | None) -> torch.dtype | None:
         if value is not None and value not in DTYPES.values():
-            raise ValueError(f"{value} is not supported; expected torch.float32, torch.bfloat16 or torch.float16")
+            raise ValueError(f"{value} is not supported; expected torch.float32, bfloat16, float16 or int8")
         return value
 
     @model_validator(mode="after")
@@ -124,16 +145,14 @@ class Options(Strict):
                 raise NotImplementedError(
                     f"{name}={getattr(self, name)!r} is not supported yet; leave it at {default!r}"
                 )
-        if self.dtype == torch.int8:
-            raise NotImplementedError("dtype=int8 is not supported yet; use float32, bfloat16 or float16")
+        if self.quant.enabled and self.quant != Quantization() and self.dtype != torch.int8:
+            raise ValueError(f"quant says how dtype=torch.int8 is stored, got dtype={self.dtype}; pass both or neither")
         if self.tensor_parallel.tp_size > 1:
             raise NotImplementedError(
                 f"tensor_parallel.tp_size={self.tensor_parallel.tp_size} is not supported yet; use 1 (one process)"
             )
         if self.moe.wanted:
             raise NotImplementedError("moe is not supported yet; leave it out")
-        if self.quant and self.quant.get("enabled", True):
-            raise NotImplementedError("quant is not supported yet; leave it out")
         return self
 
 

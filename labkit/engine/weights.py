@@ -1,19 +1,22 @@
 """Canonical weights -> what the kernels read: packed once, tensor by tensor, into one piece of memory.
 
 At no time is more than one weight held twice. Matrices keep the engine's dtype; norms, biases and position tables are
-float32.
+float32. With int8 the layers' matrices are quantised from the precision they come in, and the LM head if wanted; the
+others are bfloat16.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from labkit.config import ModelConfig, alibi_slopes
+from labkit.engine.options import Quantization
 from labkit.kernels.decode_step import LayerWeights, ModelWeights
-from labkit.kernels.gemm import interleave_gate, pack, packed_shape
+from labkit.kernels.gemm import group_size, interleave_gate, pack, pack_scales, packed_shape, quantize
 from labkit.kernels.memory import Arena, return_freed_memory
 from labkit.kernels.types import HEAD_DIM_LIMIT, AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights
 from labkit.policies import Policy
@@ -30,24 +33,34 @@ class TensorSource(Protocol):
 class Builder:
     """Turns canonical tensors into weight records for one implementation."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, impl: str) -> None:
-        self.config, self.dtype, self.impl = config, dtype, impl
-        self.arena = Arena(_capacity(config, dtype)) if impl == "cpp" else None
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, impl: str, quant: Quantization) -> None:
+        self.config, self.impl, self.quant = config, impl, quant
+        self.quantised = dtype == torch.int8
+        self.dtype = torch.bfloat16 if self.quantised else dtype  # of the matrices that are not quantised
+        self.arena = Arena(_capacity(config, dtype, quant)) if impl == "cpp" else None
 
-    def linear(self, weight: Tensor, *, outputs: int | None = None) -> Linear:
+    def linear(self, weight: Tensor, *, quantised: bool = False) -> Linear:
         """Packed for "cpp", row-major for "reference"; biases are kept apart from matrices until `with_bias`."""
-        rows, inputs = weight.shape
+        outputs, inputs = weight.shape
+        scales, group = None, 0
+        if quantised:
+            group = group_size(inputs, self.quant.groups)
+            weight, scales = quantize(weight, self.quant.groups)
+        else:
+            weight = weight.to(self.dtype)
         if self.arena is None:
-            return Linear(weight.clone(memory_format=torch.contiguous_format), None, outputs or rows, inputs, "rows")
-        packed = pack(weight, self.arena.empty(packed_shape(rows, inputs, self.dtype), self.dtype))
-        return Linear(packed, None, outputs or rows, inputs, "panels")
+            return Linear(weight.contiguous().clone(), None, outputs, inputs, "rows", scales, group)
+        packed = pack(weight, self.arena.empty(packed_shape(outputs, inputs, weight.dtype), weight.dtype))
+        if scales is not None:
+            scales = self.vector(pack_scales(scales))
+        return Linear(packed, None, outputs, inputs, "panels", scales, group)
 
     def with_bias(self, linear: Linear, bias: Tensor | None) -> Linear:
         if bias is None:
             return linear
         if linear.layout == "panels":
             bias = torch.nn.functional.pad(bias, (0, -len(bias) % 32))
-        return Linear(linear.weight, self.vector(bias), linear.outputs, linear.inputs, linear.layout)
+        return replace(linear, bias=self.vector(bias))
 
     def norm(self, tensors: dict[str, Tensor], name: str) -> Norm:
         weight, bias = self.vector(tensors[f"{name}.weight"]), self.vector(tensors.get(f"{name}.bias"))
@@ -68,6 +81,7 @@ class Builder:
         norm2 = norm1 if config.shared_norm else self.norm(tensors, "norm2")
         if not config.pre_norm:
             norm1, norm2 = norm_before, norm1
+        matrix = partial(self.linear, quantised=self.quantised)
         up, up_bias = tensors["ff1.weight"], tensors.get("ff1.bias")
         if config.gated and self.impl == "cpp":
             up = interleave_gate(up)
@@ -77,15 +91,15 @@ class Builder:
         return LayerWeights(
             qkv=QkvWeights(
                 norm1,
-                self.with_bias(self.linear(tensors["qkv.weight"]), tensors.get("qkv.bias")),
+                self.with_bias(matrix(tensors["qkv.weight"]), tensors.get("qkv.bias")),
                 **head_norms,
                 qk_eps=config.norm_eps,
             ),
             attention=AttentionParams(config.attention_scales[index], config.windows[index], slopes),
-            attn_out=self.linear(tensors["attn_out.weight"]),
+            attn_out=matrix(tensors["attn_out.weight"]),
             attn_bias=self.vector(tensors.get("attn_out.bias")),
-            mlp=MlpWeights(norm2, self.with_bias(self.linear(up), up_bias), config.activation, config.gated),
-            mlp_out=self.linear(tensors["ff2.weight"]),
+            mlp=MlpWeights(norm2, self.with_bias(matrix(up), up_bias), config.activation, config.gated),
+            mlp_out=matrix(tensors["ff2.weight"]),
             mlp_bias=self.vector(tensors.get("ff2.bias")),
             shared_norm=config.shared_norm,
         )
@@ -93,15 +107,16 @@ class Builder:
     def top(self, tensors: dict[str, Tensor]) -> "TopWeights":
         """The matrices and norms outside the layers."""
         config = self.config
-        head = self.linear(tensors["embed.weight" if config.tied_head else "head.weight"])
+        head_weight = tensors["embed.weight" if config.tied_head else "head.weight"]
+        head = self.linear(head_weight, quantised=self.quantised and self.quant.lm_head)
         project_in, project_out = (
             self.linear(tensors[f"{name}.weight"]) if f"{name}.weight" in tensors else None
             for name in ("project_in", "project_out")
         )
         if config.tied_head:
-            embedding = None if self.impl == "cpp" else head.weight
+            embedding = None if self.impl == "cpp" else head.floats() if head.scales is not None else head.weight
         else:
-            embedding = tensors["embed.weight"].contiguous().clone()
+            embedding = tensors["embed.weight"].to(self.dtype).contiguous().clone()
         return TopWeights(
             embedding=embedding,
             embedding_norm=self.norm(tensors, "embed_norm") if config.embedding_norm else Norm(),
@@ -153,18 +168,21 @@ def build_weights(
     source: TensorSource,
     dtype: torch.dtype,
     impl: str,
+    quant: Quantization,
     progress: Callable[[int, int], None] | None = None,
     done_with: Callable[[int], None] | None = None,
 ) -> ModelWeights:
-    """Reads every tensor of `source` once. `progress(done, total)` and `done_with(layer)` are called after each layer.
+    """Reads every tensor of `source` once; `quant` counts with int8 only.
+
+    `progress(done, total)` and `done_with(layer)` are called after each layer.
 
     Raises ValueError for missing, extra, misshapen or non-finite tensors and for sizes that the kernels don't take.
     """
     check_names(policy, config, source)
-    builder = Builder(config, dtype, impl)
+    builder = Builder(config, dtype, impl, quant)
 
     def get(name: str) -> Tensor:
-        tensor = source.get(name, dtype)
+        tensor = source.get(name, None if dtype == torch.int8 else dtype)
         check_finite(name, tensor)
         return tensor
 
@@ -209,14 +227,20 @@ def check_finite(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} holds values that are not finite (NaN or infinity); the checkpoint is damaged")
 
 
-def _capacity(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of all packed matrices and float32 vectors, padding included; a tied head is packed once."""
+def _capacity(config: ModelConfig, dtype: torch.dtype, quant: Quantization) -> int:
+    """Bytes of all packed matrices, their scales and float32 vectors, padding included; a tied head is packed once."""
     outside = dict(config.top_shapes())
     positions = outside.pop("positions.weight", (0, 0))
     total = 4 * positions[0] * positions[1] + 64
-    for shape in [*config.layer_shapes().values()] * config.num_layers + [*outside.values()]:
-        if len(shape) == 1:
-            total += 4 * shape[0] + 256
-        else:
-            total += torch.Size(packed_shape(shape[0] + 32, shape[1], dtype)).numel() * dtype.itemsize + 64
+    quantised = [*config.layer_shapes().values()] * config.num_layers
+    kept = [*outside.values()]
+    if quant.lm_head:
+        quantised, kept = quantised + kept, []
+    for shapes, stored in ((quantised, dtype), (kept, torch.bfloat16 if dtype == torch.int8 else dtype)):
+        for shape in shapes:
+            if len(shape) == 1:
+                total += 4 * shape[0] + 256
+            else:
+                total += torch.Size(packed_shape(shape[0] + 32, shape[1], stored)).numel() * stored.itemsize + 64
+                total += 4 * (shape[0] + 32) * (quant.groups + 1)
     return total

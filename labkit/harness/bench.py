@@ -29,7 +29,7 @@ from labkit.harness.interleave import compare_with_each
 from labkit.harness.records import Comparison
 from labkit.harness.results import load_records, write_whole
 from labkit.harness.roofline import count_work, probe_bandwidth
-from labkit.harness.targets import FUSED, NEW, PROMPT, TARGETS, VANILLA, Target, rows
+from labkit.harness.targets import NEW, PROMPT, TARGETS, Target, key, rows
 from labkit.policies import policy_for
 from labkit.presets import PRESETS
 from labkit.progress import progress_bar
@@ -37,7 +37,8 @@ from labkit.progress import progress_bar
 ROUNDS, WARM_UP = 5, 16
 QUICK_ROUNDS, QUICK_NEW = 2, 8
 # What a run takes, roughly: only for the estimate beforehand.
-LIMIT_SHARES = {VANILLA: 0.22, FUSED: 0.7, peers.LLAMA_CPP: 0.45}
+LIMIT_SHARES = {"hf-eager": 0.22, peers.LLAMA_CPP: 0.45, peers.LLAMA_CPP_INT8: 0.3}
+OUR_SHARE = 0.7
 GFLOP_S = {"float32": 130.0, "bfloat16": 400.0}
 START_S, LOAD_S_PER_GB, CONVERT_S_PER_GB = 5.0, 3.0, 8.0
 GB_S = 20.0  # where the read bandwidth cannot be probed
@@ -56,7 +57,8 @@ class Settings:
     peer: bool
 
     def baselines(self, target: Target) -> tuple[str, ...]:
-        return (VANILLA, peers.LLAMA_CPP) if self.peer and target.llama_cpp is not None else (VANILLA,)
+        sides = target.sides
+        return (sides.baseline, sides.peer) if self.peer and target.llama_cpp is not None else (sides.baseline,)
 
 
 def main(
@@ -96,7 +98,7 @@ def main(
             err.print(f"error: {target.name}: {escape(str(error))}", style="red", soft_wrap=True)
             failed = True
             continue
-        records = [record for record in records if _key(record) != target.key] + list(found)
+        records = [record for record in records if key(record) != target.key] + list(found)
         _write(file, records)
         out.print(f"{target.name}: {escape(summary(rows(found)[0]))}", soft_wrap=True)
     if records:
@@ -117,7 +119,7 @@ def _measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
     with progress_bar(err) as follow:
         return compare_with_each(
             settings.baselines(target),
-            FUSED,
+            target.sides.candidate,
             model=target.model,
             dtype=target.dtype,
             batch=target.batch,
@@ -146,15 +148,11 @@ def _write(file: Path, records: Sequence[Comparison]) -> None:
     write_whole(file.with_suffix(".md"), report(records))
 
 
-def _key(record: Comparison) -> tuple[str, str, int]:
-    return record.case.model, record.case.dtype, record.case.batch
-
-
 def _done(target: Target, settings: Settings, records: Sequence[Comparison], commit: str | None) -> bool:
     found = {
         record.baseline.name
         for record in records
-        if _key(record) == target.key
+        if key(record) == target.key
         and (record.case.threads, record.case.new_tokens) == (settings.threads, settings.new)
         and record.candidate.environment.commit == commit
     }
@@ -165,13 +163,13 @@ def _seconds(target: Target, settings: Settings) -> float:
     """What this case is likely to take, from the bytes it has to read and the FLOPs it has to do."""
     hf_config = PRESETS[target.model].hf_config
     config = policy_for(hf_config).model_config(hf_config)
-    work = count_work(config, DTYPES[target.dtype], target.batch, PROMPT, settings.new)
+    work = count_work(config, DTYPES[target.dtype], target.batch, PROMPT, settings.new)  # int8 has less, at most
     floor_s = work.floor_ms(probe_bandwidth(settings.threads) or GB_S) / 1e3
     arithmetic_s = (work.prefill_flops + settings.new * work.decode_flops) / GFLOP_S[target.dtype] / 1e9
     baselines = settings.baselines(target)
-    total = CONVERT_S_PER_GB * work.weight_bytes / 1e9 if peers.LLAMA_CPP in baselines else 0.0
-    for side in (*baselines, FUSED):
-        run_s = arithmetic_s + settings.new * floor_s / LIMIT_SHARES[side]
+    total = CONVERT_S_PER_GB * work.weight_bytes / 1e9 if target.sides.peer in baselines else 0.0
+    for side in (*baselines, target.sides.candidate):
+        run_s = arithmetic_s + settings.new * floor_s / LIMIT_SHARES.get(side, OUR_SHARE)
         total += START_S + LOAD_S_PER_GB * work.weight_bytes / 1e9 + settings.rounds * run_s
     return total
 

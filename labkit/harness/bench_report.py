@@ -6,69 +6,30 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from labkit.harness.peers import LLAMA_CPP
 from labkit.harness.records import Comparison, Measurement
-from labkit.harness.targets import FUSED, TARGETS, VANILLA, Row, memory_share, rows, tokens
+from labkit.harness.targets import FUSED, INT8, TARGETS, Row, Sides, memory_share, rows, tokens
 
 NONE = "–"
-SIDES = (VANILLA, FUSED, LLAMA_CPP)
+TITLES = {FUSED: "", INT8: "int8 weights: "}
 
 
 def report(records: Sequence[Comparison]) -> str:
-    """The page of at least one case. Ratios are baseline / fused, with their 95 % intervals over rounds."""
+    """The page of at least one case. Ratios are baseline / candidate, with their 95 % intervals over rounds."""
     measured = rows(records)
     case, environment = records[0].case, records[0].candidate.environment
     checks = [(row, check) for row in measured for check in row.checks.values()]
     missed = [f"- {row.target.name}, {check.what}: {check.figure} ({check})" for row, check in checks if not check.met]
-    beside_peer = [row for row in measured if row.peer]
     sections = [
         f"# Fused against vanilla on {environment.machine}",
         f"Prompt {case.prompt_tokens}, {case.new_tokens} new greedy tokens, {case.threads} threads; "
         f"{_span(len(record.candidate.runs) for record in records)} rounds, one run of every side in each, in random "
         "order, each side in a process of its own. Times are medians over rounds. In brackets is the share of the "
         "limit: the least time in which the memory, probed before and after each run, could deliver the bytes of a "
-        "step, over the time that the step took. Ratios are baseline / fused with 95 % intervals.",
+        "step, over the time that the step took. Ratios are baseline / candidate with 95 % intervals.",
         f"**{len(checks) - len(missed)} of {len(checks)} bars met**, {len(measured)} of {len(TARGETS)} cases measured."
         + (" Missed:" if missed else ""),
         *(["\n".join(missed)] if missed else []),
-        "## Per token",
-        _table(
-            ("case", *SIDES, f"{VANILLA} / {FUSED}", "bar", "bar, share of the limit", "GB/s read: min – median – max"),
-            [
-                (
-                    *_cells(row, _per_token),
-                    _ratio(row.vanilla, "per_token"),
-                    *_bars(row, "per_token", "limit_share"),
-                    _bandwidth(row),
-                )
-                for row in measured
-            ],
-        ),
-        "## First token",
-        _table(
-            ("case", *SIDES, f"{VANILLA} / {FUSED}", "bar"),
-            [(*_cells(row, _first_token), _ratio(row.vanilla, "ttft"), *_bars(row, "ttft")) for row in measured],
-        ),
-        "## Memory and tokens",
-        "Peak memory beyond what the process held before loading; in brackets, over weights plus KV cache.",
-        _table(
-            ("case", *SIDES, "bar", f"tokens of {VANILLA} and {FUSED}", "bar"),
-            [
-                (*_cells(row, _memory), *_bars(row, "memory"), tokens(row.vanilla), *_bars(row, "tokens"))
-                for row in measured
-            ],
-        ),
-        "## Against llama.cpp, per token",
-        _table(
-            ("case", *SIDES, f"{LLAMA_CPP} / {FUSED}", "bar", f"tokens of {LLAMA_CPP} and {FUSED}"),
-            [
-                (*_cells(row, _per_token), _ratio(row.peer, "per_token"), *_bars(row, "llama_cpp"), tokens(row.peer))
-                for row in measured
-                if row.peer
-            ],
-        )
-        if beside_peer
-        else "It was not found; `README.md` says how to have it measured.",
+        *(section for sides in TITLES for section in _sections(sides, measured)),
         "## Environment",
         _environment(records),
         "## Remarks",
@@ -77,11 +38,65 @@ def report(records: Sequence[Comparison]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
+def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
+    """The tables of the cases with the same sides."""
+    measured = [row for row in measured if row.target.sides == sides]
+    if not measured:
+        return []
+    title, ratio = TITLES[sides], f"{sides.baseline} / {sides.candidate}"
+    beside_peer = [(row, row.peer) for row in measured if row.peer]
+    return [
+        f"## {title}Per token",
+        _table(
+            ("case", *sides.names, ratio, "bar", "bar, share of the limit", "GB/s read: min – median – max"),
+            [
+                (
+                    *_cells(row, _per_token),
+                    _ratio(row.main, "per_token"),
+                    *_bars(row, "per_token", "limit_share"),
+                    _bandwidth(row),
+                )
+                for row in measured
+            ],
+        ),
+        f"## {title}First token",
+        _table(
+            ("case", *sides.names, ratio, "bar"),
+            [(*_cells(row, _first_token), _ratio(row.main, "ttft"), *_bars(row, "ttft")) for row in measured],
+        ),
+        f"## {title}Memory and tokens",
+        "Peak memory beyond what the process held before loading; in brackets, over weights plus KV cache.",
+        _table(
+            ("case", *sides.names, "bar", f"tokens of {sides.baseline} and {sides.candidate}", "bar"),
+            [
+                (*_cells(row, _memory), *_bars(row, "memory"), tokens(row.main), *_bars(row, "tokens"))
+                for row in measured
+            ],
+        ),
+        f"## {title}Against llama.cpp, per token",
+        _table(
+            (
+                "case",
+                *sides.names,
+                f"{sides.peer} / {sides.candidate}",
+                "bar",
+                f"tokens of {sides.peer} and {sides.candidate}",
+            ),
+            [
+                (*_cells(row, _per_token), _ratio(peer, "per_token"), *_bars(row, "llama_cpp"), tokens(peer))
+                for row, peer in beside_peer
+            ],
+        )
+        if beside_peer
+        else "It was not found; `README.md` says how to have it measured.",
+    ]
+
+
 def summary(row: Row) -> str:
     """One case in one line."""
     ratios = ", ".join(f"{_ratio(one, 'per_token')} against {one.baseline.name}" for one in row.comparisons)
     met = sum(check.met for check in row.checks.values())
-    return f"{_per_token(row.sides[FUSED])} per token, {ratios}; {met} of {len(row.checks)} bars met"
+    return f"{_per_token(row.main.candidate)} per token, {ratios}; {met} of {len(row.checks)} bars met"
 
 
 def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -90,7 +105,7 @@ def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def _cells(row: Row, cell: Callable[[Measurement], str]) -> list[str]:
     """The name of the case, and one cell for each side."""
-    return [row.target.name, *(cell(row.sides[name]) if name in row.sides else NONE for name in SIDES)]
+    return [row.target.name, *(cell(row.sides[name]) if name in row.sides else NONE for name in row.target.sides.names)]
 
 
 def _bars(row: Row, *names: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A model as the file that llama.cpp reads: `python -P -m labkit.harness.gguf SOURCES MODEL SEED DTYPE TARGET`.
+"""A model as the file that llama.cpp reads: `python -P -m labkit.harness.gguf SOURCES MODEL SEED DTYPE OUTTYPE TARGET`.
 
 The conversion is llama.cpp's own `convert_hf_to_gguf.py`, from the folder SOURCES. Tokens are compared by their ids, so
 the file names the size of the vocabulary and no tokenizer: the converter knows only the published ones.
@@ -18,8 +18,8 @@ OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 def main() -> None:
-    """Write TARGET, in DTYPE, with a Hugging Face checkpoint beside it for as long as the conversion takes."""
-    sources, model, seed, dtype, target = sys.argv[1:]
+    """Write TARGET, as OUTTYPE or else DTYPE, with a checkpoint beside it for as long as the conversion takes."""
+    sources, model, seed, dtype, outtype, target = sys.argv[1:]
     with TemporaryDirectory(dir=Path(target).parent) as checkpoint:
         vanilla = resolve(model, seed=int(seed)).hf_model(DTYPES[dtype])
         architecture = type(vanilla).__name__
@@ -28,7 +28,7 @@ def main() -> None:
         vanilla.save_pretrained(checkpoint)
         del vanilla
         sys.path.insert(0, sources)
-        sys.argv[1:] = [checkpoint, "--outtype", OUTTYPES[dtype], "--outfile", target]
+        sys.argv[1:] = [checkpoint, "--outtype", outtype or OUTTYPES[dtype], "--outfile", target]
         _convert(architecture)
 
 

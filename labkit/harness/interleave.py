@@ -113,21 +113,22 @@ def compare_with_each(
         new_tokens=new,
         threads=threads,
     )
-    converting = peers.LLAMA_CPP in sides
-    steps = _Steps(converting + len(sides) * (1 + rounds + stages), progress)
+    steps = _Steps(sum(name in peers.PEERS for name in sides) + len(sides) * (1 + rounds + stages), progress)
     environment = read_environment(threads)
     with ExitStack() as stack:
         weights = str(source.folder or model)  # decided here, so that all sides load the same
-        gguf = None
-        if converting:
-            steps.begin(f"converting the weights for {peers.LLAMA_CPP}")
-            gguf = str(stack.enter_context(peers.converted(weights, dtype=dtype, seed=seed)))
+        gguf: dict[str, str] = {}
+        for name in sides:
+            if name in peers.PEERS:
+                steps.begin(f"converting the weights for {name}")
+                gguf[name] = str(stack.enter_context(peers.converted(name, weights, dtype=dtype, seed=seed)))
         processes = [stack.enter_context(SideProcess(name, threads)) for name in sides]
         shape = {"model": weights, "dtype": dtype, "batch": batch, "prompt": prompt, "new": new, "threads": threads}
         loaded = []
         for process in processes:
             steps.begin(f"loading and warming up {process.name}")
-            loaded.append(process.ask("load", name=process.name, seed=seed, warm_up=warm_up, gguf=gguf, **shape))
+            own = {"name": process.name, "gguf": gguf.get(process.name)}
+            loaded.append(process.ask("load", seed=seed, warm_up=warm_up, **own, **shape))
         runs: list[list[Run]] = [[] for _ in sides]
         tokens: list[list[Any]] = [[] for _ in sides]
         order = np.random.default_rng(seed)
@@ -150,7 +151,7 @@ def compare_with_each(
             name=name,
             case=case,
             environment=environment,
-            work=count_work(config, DTYPES[dtype], batch, prompt, new),
+            work=count_work(config, _stored(name, dtype), batch, prompt, new),
             runs=tuple(runs[which]),
             peak_rss_mb=memory[which] / 1e6,
             stages=STAGES.validate_python(staged[which]["stages"]) if stages else (),
@@ -187,7 +188,7 @@ def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
 
 def _check(sides: Sequence[str], *, dtype: str, **counts: int) -> None:
     for name in sides:
-        if name != peers.LLAMA_CPP:
+        if name not in peers.PEERS:
             check_baseline(name)
         elif reason := peers.unavailable():
             raise ValueError(reason)
@@ -207,6 +208,11 @@ def check_positions(config: ModelConfig, prompt: int, new: int) -> None:
             f"a prompt of {prompt} and {new} new tokens need {prompt + new} positions, {config.architecture} has "
             f"{config.max_positions}; use a shorter prompt or fewer new tokens"
         )
+
+
+def _stored(side: str, dtype: str) -> torch.dtype:
+    """What a side's weights are stored as."""
+    return torch.int8 if side in ("fused-int8", peers.LLAMA_CPP_INT8) else DTYPES[dtype]
 
 
 def _stage_run(times: dict[str, Any] | None) -> Run | None:

@@ -26,6 +26,8 @@ from labkit.engine.baselines import Baseline
 from labkit.presets import ModelSource
 
 LLAMA_CPP = "llama.cpp"
+LLAMA_CPP_INT8 = "llama.cpp-q8_0"  # int8 weights in groups of 32, whatever dtype the other sides have
+PEERS = {LLAMA_CPP: None, LLAMA_CPP_INT8: "q8_0"}  # with the converter's name of the type, None: that of the others
 PYTHON, SOURCES = "LABKIT_LLAMA_CPP_PYTHON", "LABKIT_LLAMA_CPP_SOURCES"
 CONVERTER = "convert_hf_to_gguf.py"
 FIND = "import importlib.util as u; spec = u.find_spec('llama_cpp'); print(spec.origin if spec else '')"
@@ -43,23 +45,23 @@ def unavailable() -> str | None:
 
 
 @contextmanager
-def converted(model: str, *, dtype: str, seed: int) -> Iterator[Path]:
-    """`model` as a GGUF file, for as long as the context lasts. RuntimeError: the converter failed."""
+def converted(name: str, model: str, *, dtype: str, seed: int) -> Iterator[Path]:
+    """`model` as the GGUF file of a peer, for as long as the context lasts. RuntimeError: the converter failed."""
     with TemporaryDirectory(prefix="labkit-") as folder:
         target = Path(folder, "model.gguf")
-        arguments = [os.environ[SOURCES], model, str(seed), dtype, str(target)]
+        arguments = [os.environ[SOURCES], model, str(seed), dtype, PEERS[name] or "", str(target)]
         command = [sys.executable, "-P", "-m", "labkit.harness.gguf", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             last = "\n".join(done.stderr.splitlines()[-12:])
-            raise RuntimeError(f"llama.cpp could not convert {model} in {dtype}; is its converter up to date?\n{last}")
+            raise RuntimeError(f"{name} could not convert {model} in {dtype}; is its converter up to date?\n{last}")
         yield target
 
 
-def llama_cpp(gguf: str, source: ModelSource, *, threads: int, positions: int) -> Baseline:
+def llama_cpp(name: str, gguf: str, source: ModelSource, *, threads: int, positions: int) -> Baseline:
     """llama.cpp with the weights of the file `gguf`, behind the interface of the baselines."""
     model = LlamaCpp(gguf, source.hf_config, threads=threads, positions=positions)
-    return Baseline(LLAMA_CPP, model.impl, model, source.tokenizer)
+    return Baseline(name, f"{model.impl}, {PEERS[name]}" if PEERS[name] else model.impl, model, source.tokenizer)
 
 
 class LlamaCpp:

@@ -6,17 +6,36 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from labkit.harness.peers import LLAMA_CPP
+from labkit.harness.peers import LLAMA_CPP, LLAMA_CPP_INT8
 from labkit.harness.records import Comparison, Measurement
 
-VANILLA, FUSED = "hf-eager", "fused"
 PROMPT = NEW = 128
 MEMORY = 1.15  # peak memory / (weights + KV cache), at most
 
 
 @dataclass(frozen=True)
+class Sides:
+    """Who is measured in the same rounds: the candidate against the baseline and, if there is one, a peer."""
+
+    baseline: str
+    candidate: str
+    peer: str
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        return self.baseline, self.candidate, self.peer
+
+
+FUSED = Sides("hf-eager", "fused", LLAMA_CPP)
+INT8 = Sides("fused", "fused-int8", LLAMA_CPP_INT8)
+
+
+@dataclass(frozen=True)
 class Target:
-    """One case, 128 + 128 tokens, and its bars. Ratios are baseline / fused, at least; None: no bar."""
+    """One case, 128 + 128 tokens, and its bars. Ratios are baseline / candidate, at least; None: no bar.
+
+    `dtype` is that of the sides whose weights are not int8.
+    """
 
     model: str
     dtype: str
@@ -25,14 +44,16 @@ class Target:
     limit_share: float | None = None
     ttft: float | None = None
     llama_cpp: float | None = None  # per token; None: not compared
+    sides: Sides = FUSED
 
     @property
     def name(self) -> str:
-        return f"{self.model} {self.dtype}" + (f" batch {self.batch}" if self.batch > 1 else "")
+        kind = "int8" if self.sides is INT8 else self.dtype
+        return f"{self.model} {kind}" + (f" batch {self.batch}" if self.batch > 1 else "")
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        return self.model, self.dtype, self.batch
+    def key(self) -> tuple[str, str, int, str]:
+        return self.model, self.dtype, self.batch, self.sides.candidate
 
 
 TARGETS = (
@@ -48,6 +69,11 @@ TARGETS = (
     Target("gptj-shape", "bfloat16", 1, per_token=2.6, limit_share=0.65, ttft=1.0),
     Target("gpt2", "float32", 8, per_token=1.8),
     Target("llama-shape", "float32", 8, per_token=1.8),
+    Target("gpt2", "bfloat16", 1, per_token=1.4, llama_cpp=1.4, sides=INT8),
+    Target("gpt2-medium", "bfloat16", 1, per_token=1.4, limit_share=0.55, llama_cpp=1.4, sides=INT8),
+    Target("bloom-560m", "bfloat16", 1, per_token=1.4, limit_share=0.55, llama_cpp=1.4, sides=INT8),
+    Target("llama-shape", "bfloat16", 1, per_token=1.4, limit_share=0.55, llama_cpp=1.4, sides=INT8),
+    Target("gptj-shape", "bfloat16", 1, per_token=1.4, limit_share=0.55, sides=INT8),
 )
 
 
@@ -76,50 +102,53 @@ class Row:
     """A target and what was measured for it."""
 
     target: Target
-    vanilla: Comparison
+    main: Comparison  # with the baseline
     peer: Comparison | None = None
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
-        return (self.vanilla,) if self.peer is None else (self.vanilla, self.peer)
+        return (self.main,) if self.peer is None else (self.main, self.peer)
 
     @property
     def sides(self) -> dict[str, Measurement]:
-        """All sides by name, the fused one last."""
+        """All sides by name, the candidate last."""
         baselines = {comparison.baseline.name: comparison.baseline for comparison in self.comparisons}
-        return baselines | {FUSED: self.vanilla.candidate}
+        return baselines | {self.main.candidate.name: self.main.candidate}
 
     @cached_property
     def checks(self) -> dict[str, Check]:
         """The bars that can be judged, by their field in `Target`, and "memory" and "tokens"."""
-        target, fused = self.target, self.vanilla.candidate
-        checks = {"per_token": _at_least(target.per_token, self.vanilla, "per_token")}
-        if target.limit_share is not None and fused.floor_share is not None:
-            met = fused.floor_share >= target.limit_share
+        target, candidate = self.target, self.main.candidate
+        checks = {"per_token": _at_least(target.per_token, self.main, "per_token")}
+        if target.limit_share is not None and candidate.floor_share is not None:
+            met = candidate.floor_share >= target.limit_share
             bar = f"≥ {target.limit_share:.0%}"
-            checks["limit_share"] = Check("share of the limit", f"{fused.floor_share:.0%}", bar, met)
+            checks["limit_share"] = Check("share of the limit", f"{candidate.floor_share:.0%}", bar, met)
         if target.ttft is not None:
-            checks["ttft"] = _at_least(target.ttft, self.vanilla, "ttft")
+            checks["ttft"] = _at_least(target.ttft, self.main, "ttft")
         if target.llama_cpp is not None and self.peer is not None:
             checks["llama_cpp"] = _at_least(target.llama_cpp, self.peer, "per_token")
-        if memory := memory_share(fused):
+        if memory := memory_share(candidate):
             checks["memory"] = Check("peak memory", f"{memory:.2f}x", f"≤ {MEMORY}x", memory <= MEMORY)
-        if target.dtype == "float32":
-            equal = self.vanilla.tokens_equal
-            checks["tokens"] = Check("tokens", tokens(self.vanilla), "equal", equal)
+        if target.dtype == "float32" and target.sides is FUSED:
+            equal = self.main.tokens_equal
+            checks["tokens"] = Check("tokens", tokens(self.main), "equal", equal)
         return checks
 
 
 def rows(records: Iterable[Comparison]) -> list[Row]:
     """The targets that the records cover, in their order; the latest record of a kind counts."""
-    found = {
-        (record.case.model, record.case.dtype, record.case.batch, record.baseline.name): record for record in records
-    }
+    found = {(*key(record), record.baseline.name): record for record in records}
     return [
-        Row(target, found[*target.key, VANILLA], found.get((*target.key, LLAMA_CPP)))
+        Row(target, found[*target.key, target.sides.baseline], found.get((*target.key, target.sides.peer)))
         for target in TARGETS
-        if (*target.key, VANILLA) in found
+        if (*target.key, target.sides.baseline) in found
     ]
+
+
+def key(record: Comparison) -> tuple[str, str, int, str]:
+    """What `Target.key` is for a record."""
+    return record.case.model, record.case.dtype, record.case.batch, record.candidate.name
 
 
 def memory_share(side: Measurement) -> float | None:
@@ -136,7 +165,8 @@ def tokens(comparison: Comparison) -> str:
 
 def _at_least(bar: float, comparison: Comparison, metric: str) -> Check:
     ratio = comparison.ratio(metric)
-    what = f"{comparison.baseline.name} / {FUSED} {'to the first token' if metric == 'ttft' else 'per token'}"
-    met, share = ratio.value >= bar, comparison.baseline.floor_share if metric == "per_token" else None
-    possible = 1 / share if not met and share and 1 / share < bar else None
+    when = "to the first token" if metric == "ttft" else "per token"
+    what = f"{comparison.baseline.name} / {comparison.candidate.name} {when}"
+    met, share = ratio.value >= bar, comparison.candidate.floor_share if metric == "per_token" else None
+    possible = ratio.value / share if not met and share and ratio.value / share < bar else None
     return Check(what, str(ratio), f"≥ {bar}x", met, close=ratio.low < bar <= ratio.high, possible=possible)

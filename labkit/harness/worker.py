@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from labkit.engine.baselines import DTYPES, baseline
 from labkit.harness.environment import read_memory, reset_peak_memory
-from labkit.harness.peers import LLAMA_CPP, llama_cpp
+from labkit.harness.peers import PEERS, llama_cpp
 from labkit.harness.timing import timed_generate
 from labkit.kernels.memory import return_freed_memory
 from labkit.presets import resolve
@@ -56,9 +56,9 @@ class Worker:
         self._memory_before = read_memory().now
         self._shape = (batch, prompt)
         started = perf_counter()
-        if name == LLAMA_CPP:
+        if name in PEERS:
             assert gguf is not None
-            self._side = llama_cpp(gguf, source, threads=threads, positions=prompt + new)
+            self._side = llama_cpp(name, gguf, source, threads=threads, positions=prompt + new)
         else:
             self._side = baseline(name, source, DTYPES[dtype], threads)
         loaded = perf_counter()

@@ -61,7 +61,7 @@ def test_a_converter_that_fails_is_reported_with_its_last_words(sources: Path, m
     monkeypatch.setenv(peers.SOURCES, str(sources))
     with (
         pytest.raises(RuntimeError, match=r"could not convert tiny-gpt2 in float32.*\n(.*\n)*.*No module named"),
-        peers.converted("tiny-gpt2", dtype="float32", seed=0),
+        peers.converted(peers.LLAMA_CPP, "tiny-gpt2", dtype="float32", seed=0),
     ):
         pass
 

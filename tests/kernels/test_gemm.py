@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from ops import DTYPES, Draw, assert_near, tolerance
+from ops import DTYPES, WEIGHTS, Draw, assert_near, tolerance
 from torch.nn import functional as F
 
 from labkit.kernels import gemm
-from labkit.kernels.gemm import interleave_gate, pack, packed_shape, unpack_rows
+from labkit.kernels.gemm import group_size, interleave_gate, pack, packed_shape, quantize, unpack_rows
 from labkit.kernels.types import Linear
 
 SHAPES = [(1, 1), (33, 63), (60, 60), (64, 128), (131, 33), (35, 300), (96, 513)]  # outputs, inputs
@@ -16,28 +16,39 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
 def test_cpp_equals_reference_for_any_number_of_rows(dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    draw = Draw(dtype)
-    for bias in (True, False):
+    for bias, groups in ((True, 1), (False, 3)):
+        draw = Draw(dtype, groups=groups)
         plain, packed = draw.linear(*shape, bias=bias)
         for rows in ROWS:
             x = draw.normal(rows, shape[1])
             want = gemm(x, plain, impl="reference")
-            magnitudes = F.linear(x.abs(), plain.weight.float().abs(), None if plain.bias is None else plain.bias.abs())
+            magnitudes = F.linear(x.abs(), plain.floats().abs(), None if plain.bias is None else plain.bias.abs())
             got = gemm(x, packed, impl="cpp")
             assert_near(got, want, magnitudes, tolerance(dtype))
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (50, 7)], ids=lambda shape: f"{shape[0]}x{shape[1]}")
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
 def test_unpacking_gives_the_packed_rows_back(dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    weight = Draw().normal(*shape).to(dtype)
-    packed = pack(weight)
+    plain, packed = Draw(dtype, groups=2).linear(*shape)
     order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1))
-    assert packed.shape == packed_shape(*shape, dtype)
-    assert packed.dtype == dtype
-    assert torch.equal(unpack_rows(packed, order, shape[1]), weight[order].float())
+    assert packed.weight.shape == packed_shape(*shape, dtype)
+    assert packed.weight.dtype == dtype
+    assert torch.equal(unpack_rows(packed, order), plain.floats()[order])
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5, 64])
+@pytest.mark.parametrize("inputs", [1, 7, 64, 100])
+def test_a_quantised_weight_is_within_half_a_step_of_its_group(inputs: int, groups: int) -> None:
+    weight = Draw().normal(33, inputs)
+    weight[3] = 0.0
+    ints, scales = quantize(weight, groups)
+    steps = scales.repeat_interleave(group_size(inputs, groups), dim=1)[:, :inputs]
+    assert scales.shape[1] <= groups
+    assert ((ints * steps - weight).abs() <= 0.5001 * steps).all()
+    assert torch.equal(ints.abs().amax(), torch.tensor(127, dtype=torch.int8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

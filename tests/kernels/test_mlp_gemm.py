@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from ops import DTYPES, UNIT, Draw, assert_near, rounds_activations, tolerance
+from ops import UNIT, WEIGHTS, Draw, assert_near, rounds_activations, tolerance
 
 from labkit.kernels import mlp_gemm
 from labkit.kernels.types import ACTIVATIONS, MlpWeights
@@ -21,7 +21,7 @@ def act_tolerance(dtype: torch.dtype) -> float:
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize(("norm", "activation"), [*product(["layer"], ACTIVATIONS), ("rms", "silu"), ("none", "relu")])
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
 def test_cpp_equals_reference(dtype: torch.dtype, norm: str, activation: str, gated: bool) -> None:
     draw = Draw(dtype)
     plain, packed = draw.linear(INNER, HIDDEN, gated=gated)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ops import DTYPES, UNIT, Draw, assert_near, rows_of, tolerance
+from ops import UNIT, WEIGHTS, Draw, assert_near, rows_of, tolerance
 
 from labkit.kernels import qkv_gemm
 from labkit.kernels.types import Heads, LayerCache, QkvWeights
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("poisoned", "isa")
 
 @pytest.mark.parametrize("head_norms", [False, True], ids=["", "head-norms"])
 @pytest.mark.parametrize("rotary", ROTARY.values(), ids=ROTARY)
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
 def test_cpp_equals_reference(dtype: torch.dtype, rotary: tuple[float, bool] | None, head_norms: bool) -> None:
     for heads in HEADS.values():
         assert_cpp_equals_reference(dtype, heads, rotary, head_norms)

@@ -1,0 +1,99 @@
+"""Engines with int8 weights. All else is as in a bfloat16 engine, so its bounds hold beside the quantisation's own."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
+from models import SMALL_CONFIGS
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import labkit
+from labkit.engine import InferenceEngine
+
+LOGITS = 0.15  # of the spread of the logits, root mean square
+TEXT = Path(__file__).parents[2] / "LICENSE"
+QUANT = {"rows": {}, "groups": {"weight": {"q_groups": 4}}, "head": {"lm_head": True}}
+quants = pytest.mark.parametrize("quant", QUANT.values(), ids=QUANT)
+
+
+def int8(name: str, quant: dict[str, object] | None = None, impl: str = "cpp") -> InferenceEngine:
+    return labkit.init_inference(vanilla(name), dtype=torch.int8, quant=quant or {}, impl=impl)
+
+
+def distance(got: Tensor, want: Tensor) -> float:
+    """Root of the mean square difference, relative to the standard deviation of what is wanted."""
+    return float((got - want).square().mean().sqrt() / want.std())
+
+
+@quants
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@pytest.mark.usefixtures("poisoned")
+def test_logits_of_prompt_and_steps_are_near_float32(name: str, impl: str, quant: dict[str, object]) -> None:
+    engine, ids = int8(name, quant, impl), prompt(3, 15)
+    out = engine(ids[:, :12])
+    steps = engine(ids[:, 12:], past_key_values=out.past_key_values).logits
+    assert 0 < distance(torch.cat((out.logits, steps), dim=1), fused(name)(ids).logits) < LOGITS
+
+
+@quants
+@pytest.mark.parametrize("name", FEW)
+def test_both_impls_quantise_alike(name: str, quant: dict[str, object]) -> None:
+    """They differ by the rounding of rows and of the cache only."""
+    ids = prompt(2, 13)
+    want = int8(name, quant, "reference")(ids).logits
+    assert distance(int8(name, quant)(ids).logits, want) < 5e-2
+
+
+@pytest.mark.usefixtures("isa", "poisoned")
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_every_instruction_set_gives_the_same_logits(name: str) -> None:
+    ids = prompt(3, 13)
+    assert distance(int8(name)(ids).logits, fused(name)(ids).logits) < LOGITS
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_repeated_runs_are_bitwise_the_same(name: str) -> None:
+    engine, ids = int8(name), prompt(3, 9)
+    first = greedy(engine, ids, 20)
+    assert all(torch.equal(greedy(engine, ids, 20), first) for _ in range(20))
+
+
+def test_stage_by_stage_equals_one_call() -> None:
+    engine, ids = int8("llama"), prompt(2, 9)
+    with engine.module.stage_by_stage():
+        staged = engine(ids).logits
+    assert distance(staged, engine(ids).logits) < 1e-5
+
+
+@cache
+def trained() -> tuple[PreTrainedModel, Tensor]:
+    """A small model that has learnt to continue a text, and tokens [1, 512] of that text that it has not seen."""
+    source = labkit.resolve("tiny-llama")
+    model, tokens = source.hf_model(torch.float32), source.tokenizer(TEXT.read_text(), return_tensors="pt").input_ids[0]
+    seen, unseen = tokens[:-512], tokens[-512:]
+    draw = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model.train()
+    for _ in range(120):
+        starts = torch.randint(len(seen) - 64, (16,), generator=draw)
+        batch = torch.stack([seen[start : start + 64] for start in starts])
+        loss = model(batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval(), unseen[None]
+
+
+@quants
+def test_the_perplexity_of_a_text_changes_by_less_than_a_hundredth(quant: dict[str, object]) -> None:
+    model, text = trained()
+    losses = [
+        labkit.init_inference(model, dtype=dtype, quant=options)(text, labels=text).loss
+        for dtype, options in ((torch.float32, {}), (torch.int8, quant))
+    ]
+    assert losses[0] < 0.7 * torch.tensor(model.config.vocab_size).log(), "the model has learnt nothing"
+    assert abs(torch.expm1(losses[1] - losses[0])) <= 0.01
