@@ -68,3 +68,10 @@ def test_links_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", README)
     assert links
     assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_every_ratio_is_one_that_was_measured() -> None:
+    ratios = set(re.findall(r"\d+\.\d\dx \[[^\]]+\]", README))
+    measured = "".join(page.read_text() for page in (ROOT / "profiles").glob("*.md"))
+    assert ratios
+    assert {ratio for ratio in ratios if ratio not in measured} == set()
