@@ -20,6 +20,11 @@ HEAD_DIM_LIMIT = 512
 HEAD_DIM_MULTIPLE = 16
 
 
+def float_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of the KV cache and of what is not quantised, in a model whose matrices are `dtype`: bfloat16 beside int8."""
+    return torch.bfloat16 if dtype == torch.int8 else dtype
+
+
 def padded_head_dim(head_dim: int) -> int:
     """Row length of the KV cache: head_dim rounded up to whole vectors."""
     return -(-head_dim // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE
@@ -145,9 +150,13 @@ class Linear:
 
     def floats(self) -> Tensor:
         """The matrix [outputs, inputs] of layout "rows" in float32."""
-        if self.scales is None:
-            return self.weight.float()
-        return self.weight * self.scales.repeat_interleave(self.group, dim=1)[:, : self.inputs]
+        return self.scaled(self.weight, self.scales)
+
+    def scaled(self, rows: Tensor, scales: Tensor | None) -> Tensor:
+        """Rows of the matrix as they are stored and their scales, if any -> float32 [rows, inputs]."""
+        if scales is None:
+            return rows.float()
+        return rows * scales.repeat_interleave(self.group, dim=1)[:, : self.inputs]
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ class RandomWeights:
         self._matrix_std = float(getattr(hf_config, "initializer_range", getattr(hf_config, "init_std", 0.02)))
         model = _meta_model(hf_config, torch.float32)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self._drawn = torch.empty(CHUNK)  # one for all: made anew for each tensor, it would leave holes in the heap
 
     def names(self) -> set[str]:
         return set(self._shapes)
@@ -121,9 +122,8 @@ class RandomWeights:
         generator = torch.Generator().manual_seed(int.from_bytes(digest) >> 1)
         tensor = torch.empty(shape, dtype=dtype or torch.float32)
         chunks = tensor.view(-1).split(CHUNK)
-        drawn = torch.empty(chunks[0].shape)
         for chunk in chunks:
-            chunk.copy_(drawn[: len(chunk)].normal_(mean, std, generator=generator))
+            chunk.copy_(self._drawn[: len(chunk)].normal_(mean, std, generator=generator))
         return tensor
 
 

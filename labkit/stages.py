@@ -17,6 +17,7 @@ import nvtx
 
 DOMAIN = "labkit"
 INJECTED = ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH", "NSYS_PROFILING_SESSION_ID")  # set by the tools
+SILENCE = contextlib.nullcontext()
 
 
 class Stage(StrEnum):
@@ -69,10 +70,14 @@ class OpenRange:
     record: Any  # torch.profiler's record_function, or None
 
 
-@contextlib.contextmanager
-def stage(phase: Phase, stage: Stage, layer: int | None = None) -> Iterator[None]:
+def stage(phase: Phase, stage: Stage, layer: int | None = None) -> contextlib.AbstractContextManager[None]:
     """A range around the block for every profiler that listens."""
-    opened = start(message(phase, stage, layer))
+    return _range(message(phase, stage, layer)) if listening() else SILENCE
+
+
+@contextlib.contextmanager
+def _range(text: str) -> Iterator[None]:
+    opened = start(text)
     try:
         yield
     finally:

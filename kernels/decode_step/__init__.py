@@ -31,6 +31,7 @@ from ..types import (
     QkvWeights,
     Rotary,
     Rows,
+    float_dtype,
     pointer,
 )
 
@@ -132,9 +133,8 @@ class ModelWeights:
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """Of keys and values: the matrices' own, bfloat16 beside quantised ones."""
-        dtype = self.layers[0].qkv.proj.weight.dtype
-        return torch.bfloat16 if dtype == torch.int8 else dtype
+        """Of keys and values."""
+        return float_dtype(self.layers[0].qkv.proj.weight.dtype)
 
     @cached_property
     def c_layers(self) -> ctypes.Array[CLayer]:

@@ -106,7 +106,5 @@ def interleave_gate(gate_up: Tensor) -> Tensor:
 def unpack_rows(linear: Linear, rows: Tensor) -> Tensor:
     """Rows of a packed matrix, [len(rows), inputs] float32: the embedding lookup in a tied LM head."""
     block, lane = rows // BLOCK, rows % BLOCK
-    taken = linear.weight[block, :, lane].reshape(len(rows), -1)[:, : linear.inputs].float()
-    if linear.scales is None:
-        return taken
-    return taken * linear.scales[block, :, lane].repeat_interleave(linear.group, dim=1)[:, : linear.inputs]
+    taken = linear.weight[block, :, lane].reshape(len(rows), -1)[:, : linear.inputs]
+    return linear.scaled(taken, None if linear.scales is None else linear.scales[block, :, lane])

@@ -17,8 +17,7 @@ struct Addend {
 inline void residual_share(const Team& team, int thread, const float* residual, int64_t residual_stride,
                            const Addend& a, const Addend& b, int64_t rows, int64_t hidden, float* out,
                            int64_t out_stride) {
-  const Range blocks = team.share(blocks_of(hidden), thread);
-  const int64_t begin = blocks.begin * kBlock, end = blocks.end * kBlock < hidden ? blocks.end * kBlock : hidden;
+  const auto [begin, end] = team.share(hidden, thread);
   for (int64_t m = 0; m < rows; ++m) {
     float* to = out + m * out_stride;
     const float* from = residual + m * residual_stride;

@@ -37,10 +37,11 @@ def _no_stages(run: Callable[[], object]) -> list[StageTime]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A model that is ready to generate. `impl` tells what really computes."""
+    """A model that is ready to generate. `impl` tells what really computes, `weights` how its matrices are stored."""
 
     name: str
     impl: str
+    weights: torch.dtype
     model: Any
     tokenizer: Any
     stage_times: StageProbe = _no_stages  # the stages of one call; empty where they cannot be told apart
@@ -112,7 +113,7 @@ def _hf_compile(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
     model = source.hf_model(dtype)
     model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
     impl = f"transformers {__version__}, torch.compile, static cache, {model.config._attn_implementation} attention"
-    return Baseline(name, impl, model, source.tokenizer, options={"cache_implementation": "static"})
+    return Baseline(name, impl, dtype, model, source.tokenizer, options={"cache_implementation": "static"})
 
 
 def _accelerate(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
@@ -138,7 +139,7 @@ def _fused(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -
     reason = unavailable() if engine.impl == "reference" else None
     what = f"{engine.impl} kernels" + (", int8 weights" if dtype == torch.int8 else "")
     impl = f"labkit, {what}" + (f" ({reason.partition(':')[0]})" if reason else "")
-    return Baseline(name, impl, engine, source.tokenizer, stage_times)
+    return Baseline(name, impl, dtype, engine, source.tokenizer, stage_times)
 
 
 def _vanilla(name: str, how: str, source: ModelSource, model: PreTrainedModel) -> Baseline:
@@ -148,7 +149,7 @@ def _vanilla(name: str, how: str, source: ModelSource, model: PreTrainedModel) -
         return clock.stage_times()
 
     impl = f"transformers {__version__}, {how}, {model.config._attn_implementation} attention"
-    return Baseline(name, impl, model, source.tokenizer, stage_times)
+    return Baseline(name, impl, model.dtype, model, source.tokenizer, stage_times)
 
 
 BASELINES: dict[str, Callable[[str, ModelSource, torch.dtype], Baseline]] = {

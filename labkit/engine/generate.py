@@ -3,6 +3,7 @@
 `generate` hands over here after its own preparation, with its logits processors, stopping criteria and configuration.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,8 +48,7 @@ def decode_loop(
     as_dict = bool(generation_config.return_dict_in_generate)
     keep_scores, keep_logits = as_dict and generation_config.output_scores, as_dict and generation_config.output_logits
     has_eos = any(isinstance(criterion, EosTokenCriteria) for criterion in stopping_criteria)
-    only_lengths = all(isinstance(criterion, EosTokenCriteria | MaxLengthCriteria) for criterion in stopping_criteria)
-    argmax_is_enough = not (sample or logits_processor or keep_scores or keep_logits) and only_lengths
+    argmax_is_enough = not (sample or logits_processor or keep_scores or keep_logits)
 
     cache, new = _cache_and_prompt(model, input_ids, generation_config, model_kwargs)
     limit = stopping_criteria.max_length or length + 256
@@ -57,21 +57,18 @@ def decode_loop(
     if positions is not None:
         positions = positions[:, -new.shape[1] :].expand(batch, -1)
 
-    tokens = torch.empty(batch, limit, dtype=input_ids.dtype)
-    tokens[:, :length] = input_ids
-    unfinished = torch.ones(batch, dtype=torch.bool)
     scores: list[Tensor] = []
     raw_logits: list[Tensor] = []
-    while True:
-        result = model.run(new, cache, mask, positions, keep=1, greedy=argmax_is_enough)
-        with stage(Phase.DECODE, Stage.SAMPLE):
-            if argmax_is_enough:
-                next_tokens, processed = result[:, 0], result
-                if bool((next_tokens < 0).any()):
-                    raise FloatingPointError(
-                        "no logit is a number; the weights or the prompt drive the model out of range"
-                    )
-            else:
+    if argmax_is_enough and (end := _known_end(stopping_criteria)) is not None:
+        padding = 0 if pad is None else int(pad)
+        sequences = _greedy(model, cache, new, mask, positions, input_ids, end, padding, streamer)
+    else:
+        tokens = torch.empty(batch, limit, dtype=input_ids.dtype)
+        tokens[:, :length] = input_ids
+        unfinished = torch.ones(batch, dtype=torch.bool)
+        result = model.run(new, cache, mask, positions, keep=1)
+        while True:
+            with stage(Phase.DECODE, Stage.SAMPLE):
                 logits = result[:, 0]
                 if keep_logits:
                     raw_logits.append(logits.clone())
@@ -79,25 +76,24 @@ def decode_loop(
                 if keep_scores:
                     scores.append(processed)
                 next_tokens = _sampled(processed) if sample else processed.argmax(dim=-1)
-            if has_eos:
-                next_tokens = torch.where(unfinished, next_tokens, pad)
-            if length == tokens.shape[1]:
-                tokens = torch.cat((tokens, torch.empty_like(tokens)), dim=1)
-            tokens[:, length] = next_tokens
-            length += 1
-            if streamer is not None:
-                streamer.put(next_tokens.cpu())
-            unfinished &= ~stopping_criteria(tokens[:, :length], tuple(scores) if keep_scores else None)
-            if not bool(unfinished.any()):
-                break
-        new, mask = next_tokens[:, None], None
-        positions = None if positions is None else positions.amax(dim=1, keepdim=True) + 1
+                if has_eos:
+                    next_tokens = torch.where(unfinished, next_tokens, pad)
+                if length == tokens.shape[1]:
+                    tokens = torch.cat((tokens, torch.empty_like(tokens)), dim=1)
+                tokens[:, length] = next_tokens
+                length += 1
+                if streamer is not None:
+                    streamer.put(next_tokens.cpu())
+                unfinished &= ~stopping_criteria(tokens[:, :length], tuple(scores) if keep_scores else None)
+                if not bool(unfinished.any()):
+                    break
+            result = model.advance(next_tokens[:, None].contiguous(), cache, greedy=False)
+        sequences = tokens[:, :length].clone()
     if streamer is not None:
         streamer.end()
     given = model_kwargs.get("past_key_values")
     if given is not None and given is not cache:
         cache.hand_back(given)
-    sequences = tokens[:, :length].clone()
     if not as_dict:
         return sequences
     return GenerateDecoderOnlyOutput(
@@ -106,6 +102,65 @@ def decode_loop(
         logits=tuple(raw_logits) if keep_logits else None,
         past_key_values=cache,
     )
+
+
+@dataclass(frozen=True)
+class _End:
+    """Where greedy search ends: at one of these tokens, or at a length, prompt included."""
+
+    tokens: frozenset[int]
+    length: int
+
+
+def _known_end(criteria: StoppingCriteriaList) -> _End | None:
+    """What the criteria come to, where they need not look at each token: no warning to give, no code of the user's."""
+    ends, length = set(), None
+    for criterion in criteria:
+        if type(criterion) is EosTokenCriteria:
+            ends.update(criterion.eos_token_id.flatten().tolist())
+        elif type(criterion) is MaxLengthCriteria:
+            most = criterion.max_position_embeddings
+            if most is not None and criterion.max_length > most:
+                return None
+            length = min(criterion.max_length, length or criterion.max_length)
+        else:
+            return None
+    return None if length is None else _End(frozenset(ends), length)
+
+
+def _greedy(
+    model: "FusedCausalLM",
+    cache: KVCache,
+    new: Tensor,
+    mask: Tensor | None,
+    positions: Tensor | None,
+    input_ids: Tensor,
+    end: _End,
+    pad: int,
+    streamer: BaseStreamer | None,
+) -> Tensor:
+    """The argmax of every step until the end. Between two steps weights have swept the caches clean, so that each line
+    of code costs memory accesses: the loop does nothing that can be done before or after.
+    """
+    chosen: list[Tensor] = []
+    finished: set[int] = set()
+    result = model.run(new, cache, mask, positions, keep=1, greedy=True)
+    while True:
+        with stage(Phase.DECODE, Stage.SAMPLE):
+            for row in finished:
+                result[row] = pad
+            ids = result.flatten().tolist()
+            if min(ids) < 0:
+                raise FloatingPointError("no logit is a number; the weights or the prompt drive the model out of range")
+            chosen.append(result)
+            if streamer is not None:
+                streamer.put(result[:, 0])
+            if end.tokens:
+                finished.update(row for row, token in enumerate(ids) if token in end.tokens)
+            if len(finished) == len(ids) or input_ids.shape[1] + len(chosen) >= end.length:
+                break
+        result = model.advance(result, cache, greedy=True)
+    return torch.cat([input_ids, *chosen], dim=1)
 
 
 def _sampled(scores: Tensor) -> Tensor:

@@ -31,8 +31,10 @@ class KVCache(Cache):
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.mask: Tensor | None = None  # uint8 [B, capacity], None: no padding anywhere
+        self.holes = False  # whether `mask` hides more than the slots before `first`
         self.first: Tensor | None = None  # int32 [B], first visible slot
-        self.positions: Tensor | None = None  # int32 [B, capacity], position of each slot's token
+        self.positions: Tensor | None = None  # int32 [B, capacity], of each slot's token; counted on beyond `length`
+        self.reach = 0  # 1 + the largest position so far
         self._c: ctypes.Array[CCache] | None = None
 
     @property
@@ -77,12 +79,15 @@ class KVCache(Cache):
                     tensors[index][:, :, :old] = tensor
             self.positions = _widened(self.positions, capacity)
             self.mask = None if self.mask is None else _widened(self.mask, capacity, fill=1)
+        self._count_on(self.length)
         self._c = None
 
-    def place(self, batch: int, tokens: int, attention_mask: Tensor | None, position_ids: Tensor | None) -> Rows:
+    def place(
+        self, batch: int, tokens: int, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Rows:
         """Room and row description for `tokens` new tokens per sequence. `attention_mask` [B, length + tokens] is the
-        whole story so far; without one the new tokens are visible and the old padding stays. Positions count visible
-        tokens.
+        whole story so far; without one the new tokens are visible and the old padding stays. Positions are
+        `position_ids` [B or 1, tokens], else they count visible tokens, on from the sequence's largest.
         """
         past, total = self.length, self.length + tokens
         self.reserve(batch, total)
@@ -90,36 +95,43 @@ class KVCache(Cache):
         assert self.first is not None
         if attention_mask is not None:
             self._set_mask(attention_mask)
-        new = slice(past, total)
         if position_ids is not None:
-            self.positions[:, new] = position_ids.to(torch.int32)
-        elif self.mask is not None:
-            seen = self.mask[:, :total].to(torch.int32).cumsum(1, dtype=torch.int32) - 1
-            self.positions[:, new] = seen[:, new].clamp_(min=0)
+            self.positions[:, past:total] = position_ids
+            self._count_on(total)
+        elif attention_mask is not None:
+            self.positions[:, past:total] = attention_mask.ne(0).cumsum(1)[:, past:].sub_(1).clamp_(min=0)
+            self._count_on(total)
         else:
-            self.positions[:, new] = torch.arange(past, total, dtype=torch.int32)
-        holes = self.mask is not None and bool((self.mask[:, :total] == 0).sum() != self.first.sum())
+            self.reach += tokens
         return Rows(
             batch,
             tokens,
-            self.positions[:, new].reshape(-1).contiguous(),
+            self.positions[:, past:total].flatten().contiguous(),
             self.first,
-            self.mask if holes else None,
+            self.mask if self.holes else None,
             self.positions if self.config.position == "alibi" else None,
         )
+
+    def _count_on(self, length: int) -> None:
+        """From slot `length` on, positions go on from each sequence's largest before it."""
+        assert self.positions is not None
+        last = self.positions[:, :length].amax(1, keepdim=True) if length else torch.tensor([[-1]], dtype=torch.int32)
+        self.positions[:, length:] = last + torch.arange(1, self.capacity - length + 1, dtype=torch.int32)
+        self.reach = 1 + int(last.max())
 
     def _set_mask(self, attention_mask: Tensor) -> None:
         visible = attention_mask != 0
         total = visible.shape[1]
         assert self.first is not None
         if bool(visible.all()):
-            self.mask = None
+            self.mask, self.holes = None, False
             self.first.zero_()
             return
         if self.mask is None:
             self.mask = torch.ones(self.batch_size, self.capacity, dtype=torch.uint8)
         self.mask[:, :total] = visible
         self.first.copy_(torch.where(visible.any(1), visible.to(torch.uint8).argmax(1), total))
+        self.holes = bool((~visible).sum() != self.first.sum())
 
     def adopt(self, cache: Cache, attention_mask: Tensor | None = None) -> None:
         """Copies what another Hugging Face cache holds. `attention_mask` [B, >= its length] tells its padding."""
@@ -138,10 +150,9 @@ class KVCache(Cache):
             self.keys[index][:, :, :length, :dim] = layer.keys[:, :, :length]
             self.values[index][:, :, :length, :dim] = layer.values[:, :, :length]
         assert self.positions is not None
-        if attention_mask is None:
-            self.positions[:, :length] = torch.arange(length, dtype=torch.int32)
-        else:
-            self.positions[:, :length] = ((attention_mask[:, :length] != 0).cumsum(dim=1) - 1).clamp_(min=0)
+        if attention_mask is not None:
+            self.positions[:, :length] = attention_mask[:, :length].ne(0).cumsum(1).sub_(1).clamp_(min=0)
+        self._count_on(length)
         self.length = length
 
     def hand_back(self, cache: Cache) -> None:
@@ -196,9 +207,10 @@ class KVCache(Cache):
         return True
 
     def reset(self) -> None:
-        self.length, self.mask = 0, None
+        self.length, self.mask, self.holes, self.reach = 0, None, False, 0
         if self.first is not None:
             self.first.zero_()
+            self._count_on(0)
 
     def crop(self, tokens: int) -> None:
         """Drops the last -`tokens` tokens; a positive number is the length to keep (transformers' older meaning)."""
@@ -206,6 +218,9 @@ class KVCache(Cache):
         if length < 0:
             raise ValueError(f"can't drop {-tokens} of {self.length} tokens")
         self.length = length
+        if self.first is not None:
+            self.first.clamp_(max=length)
+            self._count_on(length)
         if self.mask is not None:
             self.mask[:, length:] = 1
 

@@ -165,7 +165,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         start = perf_counter()
         batch, tokens = input_ids.shape
         past = cache.length
-        self._check(input_ids, past, attention_mask, position_ids)
+        self._check(input_ids, cache, attention_mask, position_ids)
         phase = Phase.DECODE if past and tokens == 1 else Phase.PREFILL
         input_ids = input_ids.to(torch.int64).contiguous()
         cache.reserve(batch, past + tokens)
@@ -183,34 +183,58 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
             if result is not None:
                 results.append(result)
             cache.length = past + end
-        if self.step_times_ms is not None:
-            self.step_times_ms.append((perf_counter() - start) * 1e3)
+        self._note_time(start)
         return results[0] if len(results) == 1 else torch.cat(results, dim=1)
 
-    def _check(self, input_ids: Tensor, past: int, attention_mask: Tensor | None, position_ids: Tensor | None) -> None:
+    def advance(self, tokens_B1: Tensor, cache: KVCache, *, greedy: bool) -> Tensor:
+        """`run` for one more token per sequence, int64 [B, 1], chosen from the logits before.
+
+        It is of the vocabulary, visible and at the next position, so that there is little to check between two steps.
+        """
+        start = perf_counter()
+        self._check_reach(cache.reach + 1)
+        rows = cache.place(len(tokens_B1), 1)
+        with self._one_at_a_time:
+            result = self._run_rows(tokens_B1, rows, cache, Phase.DECODE, 1, greedy, None)
+        cache.length += 1
+        self._note_time(start)
+        assert result is not None
+        return result
+
+    def _note_time(self, start: float) -> None:
+        if self.step_times_ms is not None:
+            self.step_times_ms.append((perf_counter() - start) * 1e3)
+
+    def _check_reach(self, reach: int) -> None:
+        limit = self.model_config.max_positions
+        if limit is not None and reach > limit and self.model_config.position == "learned":
+            raise ValueError(
+                f"{reach} tokens are more than the model's {limit} positions; shorten the prompt or the output"
+            )
+
+    def _check(
+        self, input_ids: Tensor, cache: KVCache, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> None:
         batch, tokens = input_ids.shape
-        total = past + tokens
+        past, total = cache.length, cache.length + tokens
         if attention_mask is not None and tuple(attention_mask.shape) != (batch, total):
             raise ValueError(
                 f"attention_mask is {list(attention_mask.shape)}; expected [{batch}, {total}], "
                 f"that is {past} tokens in the cache and {tokens} new ones"
             )
-        limit, vocab = self.model_config.max_positions, self.model_config.vocab_size
-        last = total
+        reach = cache.reach + tokens if attention_mask is None else total
         if position_ids is not None:
             if tuple(position_ids.shape) not in ((batch, tokens), (1, tokens)) or int(position_ids.min()) < 0:
                 raise ValueError(
                     f"position_ids are {list(position_ids.shape)}, from {int(position_ids.min())} on; "
                     f"expected [{batch}, {tokens}] from 0 on"
                 )
-            last = int(position_ids.max()) + 1
-        if limit is not None and last > limit and self.model_config.position == "learned":
-            raise ValueError(
-                f"{last} tokens are more than the model's {limit} positions; shorten the prompt or the output"
-            )
+            reach = int(position_ids.max()) + 1
+        self._check_reach(reach)
         if input_ids.is_floating_point():
             raise ValueError(f"input_ids: expected integers, got {input_ids.dtype}")
         low, high = (int(value) for value in torch.aminmax(input_ids))
+        vocab = self.model_config.vocab_size
         if low < 0 or high >= vocab:
             raise ValueError(f"token ids run from {low} to {high}; the model's vocabulary is 0 to {vocab - 1}")
 
@@ -224,7 +248,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         greedy: bool,
         hidden_states: list[Tensor] | None,
     ) -> Tensor | None:
-        rotary, threads = self._rotary_for(rows), torch.get_num_threads()
+        rotary, threads = self._rotary_for(cache.reach), torch.get_num_threads()
         if self._step is None or hidden_states is not None or listening():
             return self._run_stages(tokens_BT, rows, rotary, cache, phase, keep, greedy, hidden_states)
         batch = rows.batch
@@ -292,14 +316,13 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
             hidden = hidden + w.positions[rows.positions.long() + w.position_offset]
         return hidden.contiguous()
 
-    def _rotary_for(self, rows: Rows) -> Rotary | None:
-        """Cosine and sine tables that reach the rows' positions; they grow by doubling."""
+    def _rotary_for(self, reach: int) -> Rotary | None:
+        """Cosine and sine tables of at least `reach` positions; they grow by doubling."""
         spec = self.model_config.rotary
         if spec is None:
             return None
-        needed = int(rows.positions.max()) + 1
-        if self._rotary is None or len(self._rotary.cosine) < needed:
-            length = max(needed, 256, 2 * len(self._rotary.cosine) if self._rotary else 0)
+        if self._rotary is None or len(self._rotary.cosine) < reach:
+            length = max(reach, 256, 2 * len(self._rotary.cosine) if self._rotary else 0)
             angles = torch.outer(torch.arange(length, dtype=torch.float32), torch.tensor(spec.inv_freq))
             self._rotary = Rotary(
                 angles.cos() * spec.attention_scaling, angles.sin() * spec.attention_scaling, spec.interleaved

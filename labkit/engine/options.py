@@ -151,6 +151,8 @@ class Options(Strict):
             raise NotImplementedError(
                 f"tensor_parallel.tp_size={self.tensor_parallel.tp_size} is not supported yet; use 1 (one process)"
             )
+        if self.dtype == torch.int8 and not (self.quant.enabled and self.quant.weight.enabled):
+            raise ValueError("dtype=int8 asks for quantised weights and quant for none; leave one of them out")
         if self.moe.wanted:
             raise NotImplementedError("moe is not supported yet; leave it out")
         return self

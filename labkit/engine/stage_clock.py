@@ -27,24 +27,24 @@ class StageClock:
         self.reset()
 
     def reset(self) -> None:
-        spans = 2 + self.num_layers * len(STAGES_PER_LAYER)
-        self._total_ns = {phase: np.zeros(spans, dtype=np.int64) for phase in Phase}
+        stamps = 3 + self.num_layers * len(STAGES_PER_LAYER)
+        self._stamps_ns = {phase: np.zeros(stamps, dtype=np.int64) for phase in Phase}
         self._calls = dict.fromkeys(Phase, 0)
         self._head_calls = dict.fromkeys(Phase, 0)
 
     def add(self, phase: Phase, stamps: np.ndarray, *, head: bool) -> None:
         """`stamps`: nanoseconds at the start, after the embedding, after each stage of each layer, after the head."""
-        self._total_ns[phase] += stamps[1:] - stamps[:-1]
+        self._stamps_ns[phase] += stamps  # the sums may wrap around; their differences don't
         self._calls[phase] += 1
         self._head_calls[phase] += head
 
     def times(self) -> list[StageTime]:
         """One record per phase that ran, layer and stage, in the order of execution."""
         out = []
-        for phase, total in self._total_ns.items():
+        for phase, stamps in self._stamps_ns.items():
             if not (calls := self._calls[phase]):
                 continue
-            ms = total / 1e6
+            ms = np.diff(stamps) / 1e6
             out.append(StageTime(phase, Stage.EMBED, None, calls, float(ms[0])))
             for layer in range(self.num_layers):
                 for offset, name in enumerate(STAGES_PER_LAYER):

@@ -18,7 +18,16 @@ from labkit.engine.options import Quantization
 from labkit.kernels.decode_step import LayerWeights, ModelWeights
 from labkit.kernels.gemm import group_size, interleave_gate, pack, pack_scales, packed_shape, quantize
 from labkit.kernels.memory import Arena, return_freed_memory
-from labkit.kernels.types import HEAD_DIM_LIMIT, AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights
+from labkit.kernels.types import (
+    HEAD_DIM_LIMIT,
+    AttentionParams,
+    Heads,
+    Linear,
+    MlpWeights,
+    Norm,
+    QkvWeights,
+    float_dtype,
+)
 from labkit.policies import Policy
 
 
@@ -36,7 +45,7 @@ class Builder:
     def __init__(self, config: ModelConfig, dtype: torch.dtype, impl: str, quant: Quantization) -> None:
         self.config, self.impl, self.quant = config, impl, quant
         self.quantised = dtype == torch.int8
-        self.dtype = torch.bfloat16 if self.quantised else dtype  # of the matrices that are not quantised
+        self.dtype = float_dtype(dtype)  # of the matrices that are not quantised
         self.arena = Arena(_capacity(config, dtype, quant)) if impl == "cpp" else None
 
     def linear(self, weight: Tensor, *, quantised: bool = False) -> Linear:
@@ -236,7 +245,7 @@ def _capacity(config: ModelConfig, dtype: torch.dtype, quant: Quantization) -> i
     kept = [*outside.values()]
     if quant.lm_head:
         quantised, kept = quantised + kept, []
-    for shapes, stored in ((quantised, dtype), (kept, torch.bfloat16 if dtype == torch.int8 else dtype)):
+    for shapes, stored in ((quantised, dtype), (kept, float_dtype(dtype))):
         for shape in shapes:
             if len(shape) == 1:
                 total += 4 * shape[0] + 256

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -92,10 +92,8 @@ def main(
 
     failed = False
     for target in todo:
-        try:
-            found = _measure(target, settings)
-        except (RuntimeError, ValueError, OSError) as error:
-            err.print(f"error: {target.name}: {escape(str(error))}", style="red", soft_wrap=True)
+        found = _attempt(target, settings)
+        if found is None:
             failed = True
             continue
         records = [record for record in records if key(record) != target.key] + list(found)
@@ -113,6 +111,20 @@ def _select(models: Sequence[str] | None) -> list[Target]:
         if model not in known:
             raise typer.BadParameter(f"got {model!r}, expected one of {', '.join(known)}", param_hint="--only")
     return [target for target in TARGETS if not models or target.model in models]
+
+
+def _attempt(target: Target, settings: Settings) -> tuple[Comparison, ...] | None:
+    """What was measured; None, and why on the console, where nothing can be. A peer that fails costs no more than its
+    own column.
+    """
+    try:
+        return _measure(target, settings)
+    except (RuntimeError, ValueError, OSError) as error:
+        err.print(f"error: {target.name}: {escape(str(error))}", style="red", soft_wrap=True)
+    if settings.baselines(target) == (target.sides.baseline,):
+        return None
+    err.print(f"{target.name}: again without {target.sides.peer}", soft_wrap=True)
+    return _attempt(target, replace(settings, peer=False))
 
 
 def _measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:

@@ -151,7 +151,7 @@ def compare_with_each(
             name=name,
             case=case,
             environment=environment,
-            work=count_work(config, _stored(name, dtype), batch, prompt, new),
+            work=count_work(config, getattr(torch, loaded[which].pop("weights")), batch, prompt, new),
             runs=tuple(runs[which]),
             peak_rss_mb=memory[which] / 1e6,
             stages=STAGES.validate_python(staged[which]["stages"]) if stages else (),
@@ -208,11 +208,6 @@ def check_positions(config: ModelConfig, prompt: int, new: int) -> None:
             f"a prompt of {prompt} and {new} new tokens need {prompt + new} positions, {config.architecture} has "
             f"{config.max_positions}; use a shorter prompt or fewer new tokens"
         )
-
-
-def _stored(side: str, dtype: str) -> torch.dtype:
-    """What a side's weights are stored as."""
-    return torch.int8 if side in ("fused-int8", peers.LLAMA_CPP_INT8) else DTYPES[dtype]
 
 
 def _stage_run(times: dict[str, Any] | None) -> Run | None:

@@ -58,10 +58,17 @@ def converted(name: str, model: str, *, dtype: str, seed: int) -> Iterator[Path]
         yield target
 
 
-def llama_cpp(name: str, gguf: str, source: ModelSource, *, threads: int, positions: int) -> Baseline:
-    """llama.cpp with the weights of the file `gguf`, behind the interface of the baselines."""
+def llama_cpp(
+    name: str, gguf: str, source: ModelSource, dtype: torch.dtype, *, threads: int, positions: int
+) -> Baseline:
+    """llama.cpp with the weights of the file `gguf`, behind the interface of the baselines.
+
+    `dtype` is that of the other sides' weights, and of the file's where the peer has no type of its own.
+    """
     model = LlamaCpp(gguf, source.hf_config, threads=threads, positions=positions)
-    return Baseline(name, f"{model.impl}, {PEERS[name]}" if PEERS[name] else model.impl, model, source.tokenizer)
+    if PEERS[name] is None:
+        return Baseline(name, model.impl, dtype, model, source.tokenizer)
+    return Baseline(name, f"{model.impl}, {PEERS[name]}", torch.int8, model, source.tokenizer)
 
 
 class LlamaCpp:

@@ -35,6 +35,7 @@ def write_whole(target: Path, text: str) -> None:
         try:
             file.write(text)
             file.flush()
+            os.chmod(file.name, 0o644)  # temporary files are their owner's alone
             os.replace(file.name, target)
         except BaseException:
             os.unlink(file.name)

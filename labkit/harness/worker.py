@@ -58,7 +58,7 @@ class Worker:
         started = perf_counter()
         if name in PEERS:
             assert gguf is not None
-            self._side = llama_cpp(name, gguf, source, threads=threads, positions=prompt + new)
+            self._side = llama_cpp(name, gguf, source, DTYPES[dtype], threads=threads, positions=prompt + new)
         else:
             self._side = baseline(name, source, DTYPES[dtype], threads)
         loaded = perf_counter()
@@ -76,7 +76,12 @@ class Worker:
         self.run(seed=seed)
         self._new = new
         warm = perf_counter()
-        return {"impl": self._side.impl, "load_s": loaded - started, "first_run_s": warm - loaded}
+        return {
+            "impl": self._side.impl,
+            "weights": str(self._side.weights).removeprefix("torch."),
+            "load_s": loaded - started,
+            "first_run_s": warm - loaded,
+        }
 
     def run(self, *, seed: int) -> dict[str, Any]:
         """Generate from the prompt of this seed: its times, and the new tokens of each sequence."""

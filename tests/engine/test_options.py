@@ -75,6 +75,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "int8", "quant": {"weight": {"num_bits": 4}}}, "quant.weight.num_bits: got 4, input should be 8"),
     ({"dtype": "int8", "quant": {"weight": {"q_groups": 0}}}, "q_groups: got 0, input should be greater than or"),
     ({"dtype": "int8", "quant": {"head": True}}, "quant.head: got True, extra inputs are not permitted"),
+    ({"dtype": "int8", "quant": {"enabled": False}}, "dtype=int8 asks for quantised weights and quant for none"),
+    ({"dtype": "int8", "quant": {"weight": {"enabled": False}}}, "dtype=int8 asks for quantised weights and quant"),
     ({"quant": {"lm_head": True}}, "quant says how dtype=torch.int8 is stored, got dtype=None; pass both or neither"),
     ({"max_out_tokens": 0}, "max_out_tokens: got 0, input should be greater than or equal to 1"),
     ({"max_out_tokens": 1.5}, "max_out_tokens: got 1.5, input should be a valid integer"),

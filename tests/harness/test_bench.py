@@ -176,6 +176,20 @@ def test_a_case_that_fails_is_reported_and_the_others_are_measured(
     assert record.case.model == "tiny-llama"
 
 
+def test_a_peer_that_fails_costs_its_own_column_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
+        if peers.LLAMA_CPP in settings.baselines(target):
+            raise RuntimeError("the peer is out of luck")
+        return (comparison(),)
+
+    monkeypatch.setattr(bench_module, "_measure", measure)
+    settings = Settings(new=8, rounds=2, threads=1, peer=True)
+    assert bench_module._attempt(GPT2, settings) == (comparison(),)
+    assert "the peer is out of luck" in capsys.readouterr().err
+
+
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
     with pytest.raises(typer.BadParameter, match=r"got 'gpt-17', expected one of gpt2, gpt2-medium"):
         bench_module._select(["gpt-17"])
