@@ -86,9 +86,8 @@ def annotate(model: PreTrainedModel, policy: Policy) -> Iterator[HookClock]:
         for name in (policy.final_norm, policy.project_out, policy.head):
             if name in modules:
                 mark(modules[name], Stage.LM_HEAD, None)
-        pre_norm = policy.model_config(model.config).pre_norm
         for index, layer in enumerate(modules[policy.layers].children()):
-            for name, before, after in _layer_boundaries(policy, pre_norm):
+            for name, before, after in _layer_boundaries(policy):
                 mark(layer.get_submodule(name), before, after, index)
         yield clock
     finally:
@@ -97,15 +96,14 @@ def annotate(model: PreTrainedModel, policy: Policy) -> Iterator[HookClock]:
             hook.remove()
 
 
-def _layer_boundaries(policy: Policy, pre_norm: bool) -> list[tuple[str, Stage | None, Stage | None]]:
-    """Module of a layer ("": the layer itself), the stage that begins before it, the stage that begins after it."""
-    boundaries: list[tuple[str, Stage | None, Stage | None]] = [
+def _layer_boundaries(policy: Policy) -> list[tuple[str, Stage | None, Stage | None]]:
+    """Module of a layer ("": the layer itself), the stage that begins before it, the stage that begins after it.
+
+    What follows the attention's output, the first residual included, belongs to the MLP, as in the fused region.
+    """
+    return [
         ("", Stage.QKV, None),
         (policy.qkv[-1], None, Stage.ATTENTION),
-        (policy.attn_out, Stage.ATTN_OUT, Stage.RESIDUAL),
-        (policy.ff1[0], Stage.MLP, None),
+        (policy.attn_out, Stage.ATTN_OUT, Stage.MLP),
         (policy.ff2, Stage.MLP_OUT, Stage.RESIDUAL),
     ]
-    if policy.norm2 and pre_norm:
-        boundaries.append((policy.norm2, Stage.MLP, None))
-    return boundaries

@@ -28,9 +28,7 @@ def test_every_layer_has_every_stage_once_per_forward(name: str) -> None:
         assert layers == set(range(model.config.num_hidden_layers))
         for layer in layers:
             calls = {time.stage: time.calls for time in found if time.layer == layer}
-            assert set(calls) == LAYER_STAGES
-            assert all(count % forwards == 0 for count in calls.values())
-            assert {calls[stage] for stage in LAYER_STAGES - {Stage.RESIDUAL}} == {forwards}
+            assert calls == dict.fromkeys(LAYER_STAGES, forwards)
         outside = Counter({time.stage: time.calls for time in found if time.layer is None})
         assert outside == {Stage.EMBED: forwards, Stage.LM_HEAD: forwards, Stage.SAMPLE: forwards}
 
