@@ -27,8 +27,9 @@ test: $(READY) ## style, types and every test
 	@$(BIN)/pytest
 
 bench: $(READY) ## measure this machine against the targets and write profiles/
-	@echo "bench: every model against its baselines; writes profiles/"
+	@echo "bench: every model against its baselines, every region against the unfused ops; writes profiles/"
 	@$(BIN)/python -P -m labkit.harness.bench
+	@$(BIN)/python -P -m labkit.harness.region_bench
 
 clean: ## remove .venv, caches and runs/
 	@echo "clean: removes .venv, caches and runs/"

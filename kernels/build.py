@@ -5,7 +5,7 @@ is the digest of all kernel sources, the flags, the compiler and the CPU, so an 
 load.
 
 Environment: `CXX` names the compiler, `LABKIT_ISA` forces amx, avx512, avx2 or portable, `LABKIT_CACHE` names
-the cache folder.
+the cache folder, `LABKIT_KERNELS` another folder of kernel sources (a copy of this one, to try changes on).
 """
 
 import ctypes
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from time import monotonic
 
-SOURCES = Path(__file__).parent
+SOURCES = Path(os.environ.get("LABKIT_KERNELS") or Path(__file__).parent)
 ENTRY = SOURCES / "decode_step" / "cpp_impl.cpp"
 ISA_FLAGS = {
     "amx": ("-march=native", "-DLABKIT_AMX"),
@@ -30,6 +30,20 @@ ISA_FLAGS = {
 }
 RECHECK_S = 0.5
 WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16", "int8": "int8_t"}
+
+
+INT, LONG, POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+SIGNATURES = {  # of the functions in the library; with them, calls take plain integers for addresses and sizes
+    "labkit_gemm": (POINTER, POINTER, LONG, POINTER, INT),
+    "labkit_qkv_gemm": (*[POINTER] * 6, INT, POINTER, POINTER, INT),
+    "labkit_attention": (*[POINTER] * 6, INT),
+    "labkit_mlp_gemm": (*[POINTER] * 4, INT, LONG, POINTER, POINTER, INT),
+    "labkit_residual_add": (*[POINTER] * 5, LONG, LONG, POINTER, INT),
+    "labkit_step": (POINTER, POINTER),
+    "labkit_workspace_bytes": (POINTER, LONG, LONG),
+    "labkit_read_ns": (POINTER, LONG, INT),
+}
+WITH_RESULT = ("labkit_workspace_bytes", "labkit_read_ns")  # int64
 
 
 class BuildError(RuntimeError):
@@ -173,11 +187,15 @@ def _open(path: Path) -> ctypes.CDLL:
     import torch  # noqa: F401  its OpenMP runtime must be in the process first, so that both share one team of threads
 
     try:
-        return ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
         raise BuildError(
             f"{path} can't be loaded ({error}); delete it, or name another folder in LABKIT_CACHE if this one is noexec"
         ) from None
+    for name, arguments in SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, LONG if name in WITH_RESULT else None
+    return library
 
 
 def load(weight_type: str) -> ctypes.CDLL:

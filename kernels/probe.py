@@ -1,7 +1,6 @@
 """How fast this machine reads memory right now: the yardstick of every decode step."""
 
 import ctypes
-from ctypes import c_int32, c_int64, c_void_p
 from functools import cache
 from time import perf_counter
 
@@ -24,15 +23,13 @@ def read_bandwidth_gb_s(threads: int, seconds: float = 0.05) -> float:
     deadline = perf_counter() + seconds
     best_ns = None
     while best_ns is None or perf_counter() < deadline:
-        ns = library.labkit_read_ns(c_void_p(data.data_ptr()), c_int64(data.numel()), c_int32(threads))
+        ns = library.labkit_read_ns(data.data_ptr(), data.numel(), threads)
         best_ns = ns if best_ns is None else min(best_ns, ns)
     return data.numel() / best_ns
 
 
 def _library() -> ctypes.CDLL:
-    library = build.load("float32")
-    library.labkit_read_ns.restype = c_int64
-    return library
+    return build.load("float32")
 
 
 @cache

@@ -38,11 +38,6 @@ def pointer(tensor: Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
-def ptr(tensor: Tensor | None) -> c_void_p:
-    """The same address as a ctypes argument."""
-    return c_void_p(pointer(tensor))
-
-
 class CNorm(ctypes.Structure):
     _fields_ = [("kind", c_int32), ("eps", c_float), ("weight", c_void_p), ("bias", c_void_p)]
 

@@ -75,6 +75,44 @@ def compare(
 
 
 @app.command()
+def kernels(
+    op: Annotated[
+        list[str] | None, typer.Option(help="qkv, attention, attn_out, mlp, mlp_out or residual; may be given again.")
+    ] = None,
+    impl: Annotated[str, typer.Option(help="cpp.")] = "cpp",
+    model: Annotated[str, typer.Option(help="The shape of a layer: a preset or a checkpoint folder.")] = "gpt2",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
+    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    context: Annotated[int, typer.Option(help="Tokens in the KV cache of each.")] = 128,
+    threads: Threads = None,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
+    output: Annotated[Path, typer.Option(help="Folder for the records, as JSON lines.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+) -> None:
+    """Measure the fused regions of a layer against the unfused ops, one by one."""
+    from labkit.harness.kernels import measure_regions
+    from labkit.harness.region_table import region_table
+
+    with progress_bar(err) as follow:
+        rows = measure_regions(
+            model,
+            regions=op,
+            impl=impl,
+            dtype=dtype,
+            batch=batch,
+            context=context,
+            threads=threads,
+            rounds=rounds,
+            output=output,
+            progress=follow,
+        )
+    if as_json:
+        typer.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
+    else:
+        out.print(region_table(rows))
+
+
+@app.command()
 def generate(
     model: Model,
     prompt: Annotated[str, typer.Option(help="The text to continue.")],

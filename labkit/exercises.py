@@ -57,6 +57,26 @@ def check_limit(comparison: Comparison, read_mb: float | None, limit_ms: float |
     return Markdown(f"- MB read per step: {bytes_verdict}\n- least ms per step: {time_verdict}")
 
 
+def try_kernel(region: str, dtype: str = "float32") -> Markdown:
+    """Compile the kernels as their sources are now, hold `region` against the unfused ops, and time it.
+
+    The C++ of a region is in kernels/, in the folder of its op; edit it, and run the cell again.
+    """
+    from labkit.harness.trial import OP_OF
+    from labkit.harness.trial import try_kernel as trial
+    from labkit.kernels.build import SOURCES
+    from labkit.stages import Stage
+
+    found = trial(region, dtype=dtype)
+    source = SOURCES / OP_OF[Stage(region)] / "cpp_impl.cpp"
+    if found.problem is not None:
+        return Markdown(f"**not yet**: `{region}`: {found.problem}\n\nIts source: `{source}`")
+    assert found.fused_us is not None
+    assert found.unfused_us is not None
+    times = f"{number(found.fused_us)} µs, the torch ops {number(found.unfused_us)} µs"
+    return Markdown(f"**right**: `{region}` computes what the unfused ops do. A call takes {times} (gpt2, batch 1).")
+
+
 def _check(answer: float | None, right: float, mistakes: dict[float, str]) -> str:
     if answer is None:
         return "not answered yet"

@@ -17,6 +17,10 @@ KEYS = {
     *("model", "dtype", "batch", "baseline", "candidate", "verdict", "tokens_equal", "read_bandwidth_gb_s"),
     *("per_token_ratio", "per_token_ratio_low", "per_token_ratio_high", "ttft_ratio", "end_to_end_ratio"),
 }
+REGION_KEYS = {
+    *("region", "impl", "batch", "dtype", "reference_us", "unfused_own_gemm_us", "fused_us", "published"),
+    *("ratio", "ratio_low", "ratio_high", "floor_share"),
+}
 LABKIT = (sys.executable, "-P", "-c", "from labkit.cli import main; main()")
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 
@@ -75,6 +79,22 @@ def test_a_mistake_is_explained_without_a_traceback(tmp_path: Path, arguments: t
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_kernels_ends_with_one_json_object(tmp_path: Path) -> None:
+    done = labkit("kernels", "--model", "tiny-gpt2", "--rounds", "2", "--context", "9", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert [row["region"] for row in rows] == ["qkv", "attention", "mlp", "residual"]
+    assert set(rows[0]) >= REGION_KEYS
+    assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 1
+
+
+def test_kernels_shows_each_region_with_its_interval_and_what_was_published(tmp_path: Path) -> None:
+    done = labkit("kernels", "--op", "mlp", "--op", "mlp_out", "--model", "tiny-llama", "--rounds", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for text in ("mlp_out", "unfused, own GEMM", "3.0x", "published, not measured here", "machine: ", "[95 %]"):
+        assert text in done.stdout
 
 
 def test_interrupted_compare_leaves_no_process_and_no_file(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
 """Region 2: scores, softmax and context of new queries against the KV cache."""
 
-from ctypes import byref, c_int32
+from ctypes import byref
 
 import torch
 from torch import Tensor
 
 from .. import build
 from ..dispatch import choose
-from ..types import AttentionParams, Heads, LayerCache, Rows, check_rows, ptr
+from ..types import AttentionParams, Heads, LayerCache, Rows, check_rows, pointer
 from .reference import attention as reference
 
 __all__ = ["attention"]
@@ -35,6 +35,6 @@ def attention(
 def _cpp(queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, cache: LayerCache, threads: int) -> Tensor:
     context = torch.empty_like(queries)
     build.in_use(str(cache.keys.dtype).removeprefix("torch.")).labkit_attention(
-        byref(params.c), byref(heads.c), byref(rows.c), byref(cache.c), ptr(queries), ptr(context), c_int32(threads)
+        byref(params.c), byref(heads.c), byref(rows.c), byref(cache.c), pointer(queries), pointer(context), threads
     )
     return context

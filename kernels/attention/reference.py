@@ -7,19 +7,28 @@ from ..types import AttentionParams, Heads, LayerCache, Rows
 
 
 def attention(
-    queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, cache: LayerCache, threads: int = 1
+    queries: Tensor,
+    params: AttentionParams,
+    heads: Heads,
+    rows: Rows,
+    cache: LayerCache,
+    threads: int = 1,
+    all_seen: bool = False,
 ) -> Tensor:
+    """In the type of the queries. `all_seen`: the caller knows that no slot is hidden, so there is nothing to mask."""
     total = cache.past + rows.tokens
     q = queries.view(rows.batch, rows.tokens, heads.query, heads.dim).transpose(1, 2)
-    k, v = (
-        part[:, :, :total, : heads.dim].float().repeat_interleave(heads.query // heads.kv, dim=1)
-        for part in (cache.keys, cache.values)
-    )
+    k, v = (part[:, :, :total, : heads.dim].to(queries.dtype) for part in (cache.keys, cache.values))
+    if heads.query > heads.kv:
+        k, v = (part.repeat_interleave(heads.query // heads.kv, dim=1) for part in (k, v))
     scores = q @ k.transpose(2, 3) * params.scale
     if params.slopes is not None and rows.key_positions is not None:
         scores = scores + params.slopes.view(1, -1, 1, 1) * rows.key_positions[:, None, None, :total]
-    hidden = ~seen(rows, cache.past, params.window)[:, None]
-    probabilities = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1).masked_fill(hidden, 0.0)
+    if all_seen:
+        probabilities = scores.softmax(dim=-1)
+    else:
+        hidden = ~seen(rows, cache.past, params.window)[:, None]
+        probabilities = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1).masked_fill(hidden, 0.0)
     return (probabilities @ v).transpose(1, 2).reshape(len(queries), -1).contiguous()
 
 

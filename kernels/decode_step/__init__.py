@@ -172,7 +172,6 @@ class DecodeStep:
     def __init__(self, model: ModelWeights) -> None:
         self.model = model
         self.library = build.load(model.weight_type)
-        self.library.labkit_workspace_bytes.restype = c_int64
         self.stamps = np.zeros(3 + len(STAGES_PER_LAYER) * len(model.layers), dtype=np.int64)
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self._sized_for = (0, 0)
@@ -211,7 +210,7 @@ class DecodeStep:
 
     def _workspace_for(self, rows: int, threads: int) -> int:
         if rows > self._sized_for[0] or threads > self._sized_for[1]:
-            size = self.library.labkit_workspace_bytes(byref(self.model.c), c_int64(rows), c_int64(threads))
+            size = self.library.labkit_workspace_bytes(byref(self.model.c), rows, threads)
             self._workspace = torch.empty(size + 64, dtype=torch.uint8)
             self._sized_for = (rows, threads)
         return -(-self._workspace.data_ptr() // 64) * 64

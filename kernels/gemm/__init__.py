@@ -1,6 +1,7 @@
 """Small-batch GEMM on packed weights: attention output, second MLP matrix, LM head."""
 
-from ctypes import byref, c_int32, c_int64
+from ctypes import byref
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,12 +9,12 @@ from torch.nn import functional as F
 
 from .. import build
 from ..dispatch import choose
-from ..types import Linear, check_rows, ptr
+from ..types import Linear, check_rows, pointer
 from .reference import gemm as reference
 
 BLOCK = 32  # outputs per packed block, kBlock of tile.h
 QUANTIZED_AT_ONCE = 1024  # rows: what quantising costs beyond its result
-__all__ = ["gemm", "group_size", "pack", "pack_scales", "quantize", "unpack_rows"]
+__all__ = ["gemm", "group_size", "pack", "pack_scales", "packed", "quantize", "unpack_rows"]
 
 
 def gemm(x: Tensor, linear: Linear, *, threads: int = 1, impl: str) -> Tensor:
@@ -28,7 +29,7 @@ def gemm(x: Tensor, linear: Linear, *, threads: int = 1, impl: str) -> Tensor:
 def _cpp(x: Tensor, linear: Linear, threads: int) -> Tensor:
     out = torch.empty(x.shape[0], linear.outputs)
     library = build.in_use(linear.weight_type)
-    library.labkit_gemm(byref(linear.c), ptr(x), c_int64(x.shape[0]), ptr(out), c_int32(threads))
+    library.labkit_gemm(byref(linear.c), pointer(x), x.shape[0], pointer(out), threads)
     return out
 
 
@@ -91,6 +92,13 @@ def pack_scales(scales: Tensor) -> Tensor:
     """[outputs, groups] -> [blocks, groups, 32], zero-padded."""
     padded = F.pad(scales, (0, 0, 0, -len(scales) % BLOCK))
     return padded.unflatten(0, (-1, BLOCK)).transpose(1, 2).contiguous()
+
+
+def packed(linear: Linear) -> Linear:
+    """The same matrix with layout "panels" instead of "rows"."""
+    bias = None if linear.bias is None else F.pad(linear.bias, (0, -linear.outputs % BLOCK))
+    scales = None if linear.scales is None else pack_scales(linear.scales)
+    return replace(linear, weight=pack(linear.weight), bias=bias, scales=scales, layout="panels")
 
 
 def interleave_gate(gate_up: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
 """Region 3: attention bias + residual + norm + first MLP matrix + bias + activation."""
 
-from ctypes import byref, c_int32, c_int64
+from ctypes import byref
 
 import torch
 from torch import Tensor
 
 from .. import build
 from ..dispatch import choose
-from ..types import MlpWeights, check_rows, ptr
+from ..types import MlpWeights, check_rows, pointer
 from .reference import mlp_gemm as reference
 
 __all__ = ["mlp_gemm"]
@@ -47,13 +47,13 @@ def _cpp(
     act, residual = torch.empty(len(hidden), width), torch.empty_like(hidden)
     build.in_use(weights.up.weight_type).labkit_mlp_gemm(
         byref(weights.c),
-        ptr(hidden),
-        ptr(addend),
-        ptr(addend_bias),
-        c_int32(residual_from_norm),
-        c_int64(len(hidden)),
-        ptr(act),
-        ptr(residual),
-        c_int32(threads),
+        pointer(hidden),
+        pointer(addend),
+        pointer(addend_bias),
+        residual_from_norm,
+        len(hidden),
+        pointer(act),
+        pointer(residual),
+        threads,
     )
     return act, residual

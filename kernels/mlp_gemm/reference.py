@@ -6,8 +6,8 @@ from functools import partial
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..norm import normalise
-from ..types import MlpWeights
+from ..plain import linear, normalise
+from ..types import Linear, MlpWeights
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -22,13 +22,14 @@ def mlp_gemm(
     addend: Tensor | None,
     addend_bias: Tensor | None,
     weights: MlpWeights,
-    residual_from_norm: bool,
+    residual_from_norm: bool = False,
     threads: int = 1,
+    multiply: Callable[[Tensor, Linear], Tensor] = linear,
 ) -> tuple[Tensor, Tensor]:
     if addend is not None:
         hidden = hidden + (addend if addend_bias is None else addend + addend_bias)
     normed = normalise(weights.norm, hidden)
-    wide = F.linear(normed, weights.up.floats(), weights.up.bias)
+    wide = multiply(normed, weights.up)
     activation = ACTIVATION[weights.activation]
     if weights.gated:
         gate, up = wide.chunk(2, dim=-1)

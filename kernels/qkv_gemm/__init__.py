@@ -1,13 +1,13 @@
 """Region 1: norm + Q, K, V GEMM + bias, then rotary embedding and the append to the KV cache."""
 
-from ctypes import byref, c_int32
+from ctypes import byref
 
 import torch
 from torch import Tensor
 
 from .. import build
 from ..dispatch import choose
-from ..types import NO_ROTARY, Heads, LayerCache, QkvWeights, Rotary, Rows, check_rows, ptr
+from ..types import NO_ROTARY, Heads, LayerCache, QkvWeights, Rotary, Rows, check_rows, pointer
 from .reference import qkv_gemm as reference
 
 __all__ = ["qkv_gemm"]
@@ -55,10 +55,10 @@ def _cpp(
         byref(heads.c),
         byref(rows.c),
         byref(cache.c),
-        ptr(hidden),
-        c_int32(residual_from_norm),
-        ptr(queries),
-        ptr(residual),
-        c_int32(threads),
+        pointer(hidden),
+        residual_from_norm,
+        pointer(queries),
+        pointer(residual),
+        threads,
     )
     return queries, residual

@@ -1,11 +1,13 @@
 """Reference: the unfused sequence of torch ops (norm, GEMM, bias, split, head norms, rotation, two cache writes)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..norm import normalise
-from ..types import Heads, LayerCache, QkvWeights, Rotary, Rows
+from ..plain import linear, normalise
+from ..types import Heads, LayerCache, Linear, QkvWeights, Rotary, Rows
 
 
 def qkv_gemm(
@@ -15,11 +17,12 @@ def qkv_gemm(
     rotary: Rotary | None,
     rows: Rows,
     cache: LayerCache,
-    residual_from_norm: bool,
+    residual_from_norm: bool = False,
     threads: int = 1,
+    multiply: Callable[[Tensor, Linear], Tensor] = linear,
 ) -> tuple[Tensor, Tensor]:
     normed = normalise(weights.norm, hidden)
-    qkv = F.linear(normed, weights.proj.floats(), weights.proj.bias)
+    qkv = multiply(normed, weights.proj)
     q, k, v = (
         part.view(rows.batch, rows.tokens, -1, heads.dim)
         for part in qkv.split([heads.query * heads.dim, heads.kv * heads.dim, heads.kv * heads.dim], dim=-1)
@@ -28,22 +31,23 @@ def qkv_gemm(
         q = F.rms_norm(q, (heads.dim,), weights.q_norm, weights.qk_eps)
         k = F.rms_norm(k, (heads.dim,), weights.k_norm, weights.qk_eps)
     if rotary is not None:
-        q, k = (rotate(part, rotary, rows.positions.view(rows.batch, rows.tokens)) for part in (q, k))
+        positions = rows.positions.view(rows.batch, rows.tokens)
+        cosine, sine = (table[positions].unsqueeze(2) for table in (rotary.cosine, rotary.sine))
+        q, k = (rotate(part, cosine, sine, interleaved=rotary.interleaved) for part in (q, k))
     new = slice(cache.past, cache.past + rows.tokens)
     cache.keys[:, :, new, : heads.dim] = k.transpose(1, 2)
     cache.values[:, :, new, : heads.dim] = v.transpose(1, 2)
     return q.reshape(len(hidden), -1).contiguous(), normed if residual_from_norm else hidden
 
 
-def rotate(x_BTND: Tensor, rotary: Rotary, positions_BT: Tensor) -> Tensor:
-    """Rotates the first 2 * cosine.shape[1] values of each head; the rest passes through."""
-    dim = 2 * rotary.cosine.shape[1]
+def rotate(x_BTND: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool) -> Tensor:
+    """Rotates the first 2 * cosine.shape[-1] values of each head; the rest passes through. Tables [B, T, 1, D/2]."""
+    dim = 2 * cosine.shape[-1]
     turned, rest = x_BTND[..., :dim], x_BTND[..., dim:]
-    cosine, sine = (table[positions_BT.long()].unsqueeze(2) for table in (rotary.cosine, rotary.sine))
-    if rotary.interleaved:
+    if interleaved:
         a, b = turned[..., 0::2], turned[..., 1::2]
         turned = torch.stack((a * cosine - b * sine, b * cosine + a * sine), dim=-1).flatten(-2)
     else:
         a, b = turned.chunk(2, dim=-1)
         turned = torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
-    return torch.cat((turned, rest), dim=-1)
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned

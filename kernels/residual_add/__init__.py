@@ -1,13 +1,11 @@
 """Region 4: output bias + residual (+ the attention output of a parallel residual)."""
 
-from ctypes import c_int32, c_int64
-
 import torch
 from torch import Tensor
 
 from .. import build
 from ..dispatch import choose
-from ..types import check_rows, ptr
+from ..types import check_rows, pointer
 from .reference import residual_add as reference
 
 __all__ = ["residual_add"]
@@ -39,14 +37,14 @@ def _cpp(
 ) -> Tensor:
     out = torch.empty_like(residual)
     build.in_use("float32").labkit_residual_add(
-        ptr(residual),
-        ptr(attn_out),
-        ptr(attn_bias),
-        ptr(mlp_out),
-        ptr(mlp_bias),
-        c_int64(residual.shape[0]),
-        c_int64(residual.shape[1]),
-        ptr(out),
-        c_int32(threads),
+        pointer(residual),
+        pointer(attn_out),
+        pointer(attn_bias),
+        pointer(mlp_out),
+        pointer(mlp_bias),
+        residual.shape[0],
+        residual.shape[1],
+        pointer(out),
+        threads,
     )
     return out

@@ -7,6 +7,8 @@
 
 namespace labkit {
 
+constexpr int64_t kWorthATeam = 32768;  // numbers; to wake a thread takes longer than to add fewer
+
 struct Addend {
   const float* rows;  // null: nothing
   int64_t stride;
@@ -39,6 +41,7 @@ inline void residual_share(const Team& team, int thread, const float* residual, 
 extern "C" void labkit_residual_add(const float* residual, const float* a, const float* a_bias, const float* b,
                                     const float* b_bias, int64_t rows, int64_t hidden, float* out, int32_t threads) {
   using namespace labkit;
+  if (rows * hidden < kWorthATeam) threads = 1;
   Team team(threads);
 #pragma omp parallel num_threads(threads)
   {

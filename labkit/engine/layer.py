@@ -3,21 +3,88 @@
 N rows (tokens of all sequences), H hidden, I intermediate, Hq query heads, D head_dim.
 """
 
-from typing import TypedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
 from torch import Tensor, nn
 
 from labkit.engine.kv_cache import KVCache
 from labkit.kernels import LayerWeights, attention, gemm, mlp_gemm, qkv_gemm, residual_add
-from labkit.kernels.types import Heads, Rotary, Rows
+from labkit.kernels.types import Heads, LayerCache, Rotary, Rows
 from labkit.stages import Phase, Stage, stage
 
 
-class How(TypedDict):
-    """What every op is told beside its data."""
+@dataclass(frozen=True)
+class Ops:
+    """The five ops of a layer, with how they run already said: those of `labkit.kernels`, less `threads` and `impl`."""
 
-    threads: int
-    impl: str
+    qkv_gemm: Callable[..., tuple[Tensor, Tensor]]
+    attention: Callable[..., Tensor]
+    gemm: Callable[..., Tensor]
+    mlp_gemm: Callable[..., tuple[Tensor, Tensor]]
+    residual_add: Callable[..., Tensor]
+
+
+@cache
+def ops(impl: str, threads: int) -> Ops:
+    """The ops as `impl` on `threads` threads."""
+    how: Any = {"impl": impl, "threads": threads}
+    return Ops(
+        partial(qkv_gemm, **how),
+        partial(attention, **how),
+        partial(gemm, **how),
+        partial(mlp_gemm, **how),
+        partial(residual_add, **how),
+    )
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """How the ops of a layer are connected. `parallel`: attention and MLP start from the same rows; `from_norm`: the
+    residual is what comes out of the norm.
+    """
+
+    heads: Heads
+    parallel: bool
+    from_norm: bool
+
+
+def run_layer(
+    ops: Ops,
+    w: LayerWeights,
+    wiring: Wiring,
+    hidden_NH: Tensor,
+    rows: Rows,
+    rotary: Rotary | None,
+    slots: LayerCache,
+    around: Callable[[Stage], AbstractContextManager[object]],
+) -> Tensor:
+    """hidden [N, H] -> hidden [N, H]; each stage runs within `around(stage)`."""
+    from_norm = wiring.from_norm
+    with around(Stage.QKV):
+        queries, residual_NH = ops.qkv_gemm(
+            hidden_NH, w.qkv, wiring.heads, rotary, rows, slots, residual_from_norm=from_norm
+        )
+    with around(Stage.ATTENTION):
+        context = ops.attention(queries, w.attention, wiring.heads, rows, slots)
+    with around(Stage.ATTN_OUT):
+        attn_out_NH = ops.gemm(context, w.attn_out)
+    with around(Stage.MLP):
+        if wiring.parallel:
+            act_NI, _ = ops.mlp_gemm(hidden_NH, None, None, w.mlp)
+        else:
+            act_NI, residual_NH = ops.mlp_gemm(
+                residual_NH, attn_out_NH, w.attn_bias, w.mlp, residual_from_norm=from_norm
+            )
+    with around(Stage.MLP_OUT):
+        mlp_out_NH = ops.gemm(act_NI[:, : w.mlp_out.inputs].contiguous(), w.mlp_out)
+    with around(Stage.RESIDUAL):
+        if wiring.parallel:
+            return ops.residual_add(residual_NH, mlp_out_NH, w.mlp_bias, attn_out_NH, w.attn_bias)
+        return ops.residual_add(residual_NH, mlp_out_NH, w.mlp_bias)
 
 
 class FusedLayer(nn.Module):
@@ -25,39 +92,24 @@ class FusedLayer(nn.Module):
     where no C++ compiler is. Without a profiler the C++ engine runs the same pieces of all layers in one call instead.
     """
 
-    def __init__(
-        self, index: int, weights: LayerWeights, heads: Heads, *, parallel: bool, from_norm: bool, impl: str
-    ) -> None:
+    def __init__(self, index: int, weights: LayerWeights, wiring: Wiring, impl: str) -> None:
         super().__init__()
-        self.index, self.weights, self.heads = index, weights, heads
-        self.parallel, self.from_norm, self.impl = parallel, from_norm, impl
+        self.index, self.weights, self.wiring, self.impl = index, weights, wiring, impl
 
     def extra_repr(self) -> str:
-        return f"index={self.index}, heads={self.heads.query}/{self.heads.kv}x{self.heads.dim}, impl={self.impl!r}"
+        heads = self.wiring.heads
+        return f"index={self.index}, heads={heads.query}/{heads.kv}x{heads.dim}, impl={self.impl!r}"
 
     def forward(
         self, hidden_NH: Tensor, rows: Rows, rotary: Rotary | None, cache: KVCache, phase: Phase, threads: int
     ) -> Tensor:
-        w, how = self.weights, How(threads=threads, impl=self.impl)
-        slots = cache.layer(self.index)
-        with stage(phase, Stage.QKV, self.index):
-            queries, residual_NH = qkv_gemm(
-                hidden_NH, w.qkv, self.heads, rotary, rows, slots, residual_from_norm=self.from_norm, **how
-            )
-        with stage(phase, Stage.ATTENTION, self.index):
-            context = attention(queries, w.attention, self.heads, rows, slots, **how)
-        with stage(phase, Stage.ATTN_OUT, self.index):
-            attn_out_NH = gemm(context, w.attn_out, **how)
-        with stage(phase, Stage.MLP, self.index):
-            if self.parallel:
-                act_NI, _ = mlp_gemm(hidden_NH, None, None, w.mlp, **how)
-            else:
-                act_NI, residual_NH = mlp_gemm(
-                    residual_NH, attn_out_NH, w.attn_bias, w.mlp, residual_from_norm=self.from_norm, **how
-                )
-        with stage(phase, Stage.MLP_OUT, self.index):
-            mlp_out_NH = gemm(act_NI[:, : w.mlp_out.inputs].contiguous(), w.mlp_out, **how)
-        with stage(phase, Stage.RESIDUAL, self.index):
-            if self.parallel:
-                return residual_add(residual_NH, mlp_out_NH, w.mlp_bias, attn_out_NH, w.attn_bias, **how)
-            return residual_add(residual_NH, mlp_out_NH, w.mlp_bias, **how)
+        return run_layer(
+            ops(self.impl, threads),
+            self.weights,
+            self.wiring,
+            hidden_NH,
+            rows,
+            rotary,
+            cache.layer(self.index),
+            lambda what: stage(phase, what, self.index),
+        )

@@ -23,13 +23,14 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from labkit.config import ModelConfig
+from labkit.config import Rotary as RotarySpec
 from labkit.engine.generate import decode_loop, runs_in_decode_loop
 from labkit.engine.kv_cache import KVCache
-from labkit.engine.layer import FusedLayer
+from labkit.engine.layer import FusedLayer, Wiring
 from labkit.engine.stage_clock import StageClock
 from labkit.kernels import DecodeStep, ModelWeights, gemm
 from labkit.kernels.gemm import unpack_rows
-from labkit.kernels.norm import normalise
+from labkit.kernels.plain import normalise
 from labkit.kernels.types import Rotary, Rows
 from labkit.policies import Policy
 from labkit.stages import Phase, Stage, listening, stage
@@ -63,15 +64,10 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         self.eval()
 
     def _make_layers(self) -> Iterator[FusedLayer]:
-        for index, layer in enumerate(self.weights.layers):
-            yield FusedLayer(
-                index,
-                layer,
-                self.weights.heads,
-                parallel=self.weights.parallel_residual,
-                from_norm=self.weights.residual_from_norm,
-                impl=self.impl,
-            )
+        w = self.weights
+        wiring = Wiring(w.heads, w.parallel_residual, w.residual_from_norm)
+        for index, layer in enumerate(w.layers):
+            yield FusedLayer(index, layer, wiring, self.impl)
 
     @property
     def layers(self) -> list[FusedLayer]:
@@ -322,11 +318,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         if spec is None:
             return None
         if self._rotary is None or len(self._rotary.cosine) < reach:
-            length = max(reach, 256, 2 * len(self._rotary.cosine) if self._rotary else 0)
-            angles = torch.outer(torch.arange(length, dtype=torch.float32), torch.tensor(spec.inv_freq))
-            self._rotary = Rotary(
-                angles.cos() * spec.attention_scaling, angles.sin() * spec.attention_scaling, spec.interleaved
-            )
+            self._rotary = rotary_tables(spec, max(reach, 256, 2 * len(self._rotary.cosine) if self._rotary else 0))
         return self._rotary
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -391,6 +383,12 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
             yield
         finally:
             self._step = step
+
+
+def rotary_tables(spec: RotarySpec, positions: int) -> Rotary:
+    """Cosine and sine of the first `positions` positions."""
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), torch.tensor(spec.inv_freq))
+    return Rotary(angles.cos() * spec.attention_scaling, angles.sin() * spec.attention_scaling, spec.interleaved)
 
 
 def argmax_or_minus_one(logits: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def main(
         peer=not missing,
     )
     environment = read_environment(settings.threads)
-    file = (output or Path("runs" if quick else "profiles")) / f"{_stem(environment, quick=quick)}.jsonl"
+    file = (output or Path("runs" if quick else "profiles")) / f"{stem(environment, quick=quick)}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     records = _read(file)
     todo = [target for target in targets if fresh or not _done(target, settings, records, environment.commit)]
@@ -146,7 +146,8 @@ def _measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
         )
 
 
-def _stem(environment: Environment, *, quick: bool) -> str:
+def stem(environment: Environment, *, quick: bool) -> str:
+    """Of the files that a bench writes: processor and day."""
     slug = re.sub(r"[^a-z0-9]+", "-", environment.cpu.lower()).strip("-")
     return f"cpu-{slug}-{datetime.now(UTC):%Y-%m-%d}{'-quick' if quick else ''}"
 

@@ -47,7 +47,7 @@ def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
     beside_peer = [(row, row.peer) for row in measured if row.peer]
     return [
         f"## {title}Per token",
-        _table(
+        markdown_table(
             ("case", *sides.names, ratio, "bar", "bar, share of the limit", "GB/s read: min – median – max"),
             [
                 (
@@ -60,13 +60,13 @@ def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
             ],
         ),
         f"## {title}First token",
-        _table(
+        markdown_table(
             ("case", *sides.names, ratio, "bar"),
             [(*_cells(row, _first_token), _ratio(row.main, "ttft"), *_bars(row, "ttft")) for row in measured],
         ),
         f"## {title}Memory and tokens",
         "Peak memory beyond what the process held before loading; in brackets, over weights plus KV cache.",
-        _table(
+        markdown_table(
             ("case", *sides.names, "bar", f"tokens of {sides.baseline} and {sides.candidate}", "bar"),
             [
                 (*_cells(row, _memory), *_bars(row, "memory"), tokens(row.main), *_bars(row, "tokens"))
@@ -74,7 +74,7 @@ def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
             ],
         ),
         f"## {title}Against llama.cpp, per token",
-        _table(
+        markdown_table(
             (
                 "case",
                 *sides.names,
@@ -99,7 +99,8 @@ def summary(row: Row) -> str:
     return f"{_per_token(row.main.candidate)} per token, {ratios}; {met} of {len(row.checks)} bars met"
 
 
-def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))
 
 

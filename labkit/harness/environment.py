@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from labkit.kernels.build import BuildError, compiler
 
 KERNEL_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
+UNITS = {"K": 10, "M": 20}
 PACKAGES = ("torch", "transformers", "labkit")
 
 
@@ -42,6 +43,13 @@ class Environment(BaseModel):
     def machine(self) -> str:
         """One line for the foot of a table or a figure."""
         return f"{self.cpu}, {self.threads} of {self.cores} cores, {self.memory_gb:.0f} GB"
+
+
+def last_level_cache() -> int:
+    """Bytes of this machine's largest cache; 32 MiB where the system does not tell."""
+    sizes = [_first_line(str(path)) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    known = [int(size[:-1]) << UNITS[size[-1]] for size in sizes if size and size[-1] in UNITS]
+    return max(known, default=32 << 20)
 
 
 def read_environment(threads: int) -> Environment:

@@ -12,10 +12,10 @@ import pandas as pd
 from pydantic import Field, TypeAdapter, ValidationError
 
 from labkit.harness.records import SCHEMA_VERSION, Comparison, Measurement
+from labkit.harness.region_record import LadderMeasurement, RegionMeasurement
 
-RECORD: TypeAdapter[Measurement | Comparison] = TypeAdapter(
-    Annotated[Measurement | Comparison, Field(discriminator="kind")]
-)
+AnyRecord = Measurement | Comparison | RegionMeasurement | LadderMeasurement
+RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
 
 def save(record: Measurement | Comparison, folder: str | os.PathLike[str]) -> Path:
@@ -42,7 +42,7 @@ def write_whole(target: Path, text: str) -> None:
             raise
 
 
-def load_records(path: str | os.PathLike[str]) -> list[Measurement | Comparison]:
+def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
     """The records of a file of JSON lines, or of all such files in a folder, oldest first."""
     root = Path(path)
     files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
@@ -55,11 +55,15 @@ def load_records(path: str | os.PathLike[str]) -> list[Measurement | Comparison]
 
 
 def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """One row per timed run of the records under `path`: case, side, the run's figures, and its share of the limit."""
-    return pd.DataFrame([row for record in load_records(path) for row in _rows(record)])
+    """One row per timed run of the records under `path`: case, side, the run's figures, and its share of the limit.
+
+    Records of regions, which have no such runs, are left out.
+    """
+    runs = [record for record in load_records(path) if isinstance(record, Measurement | Comparison)]
+    return pd.DataFrame([row for record in runs for row in _rows(record)])
 
 
-def _parse(line: str, where: str) -> Measurement | Comparison:
+def _parse(line: str, where: str) -> AnyRecord:
     try:
         return RECORD.validate_json(line)
     except ValidationError as error:

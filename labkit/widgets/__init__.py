@@ -1,6 +1,7 @@
 """Controls for live notebooks; the same calls show static output when nobody sits at the kernel."""
 
+from labkit.widgets.kernel_bench import KernelBench
 from labkit.widgets.live import is_live
 from labkit.widgets.workbench import Workbench
 
-__all__ = ["Workbench", "is_live"]
+__all__ = ["KernelBench", "Workbench", "is_live"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import html
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import ipywidgets as ipw
 from IPython.display import display
 
-from labkit.engine.baselines import BASELINES, DTYPES
 from labkit.presets import PRESETS
 
 Follow = Callable[[int, int, str], None]
@@ -24,10 +23,19 @@ HELP = {
     "batch": "sequences at once",
     "prompt_tokens": "tokens of each prompt",
     "new_tokens": "tokens to generate",
+    "context": "tokens in the KV cache of each sequence",
+    "impl": "of the fused kernels",
     "threads": "0: as many as torch would use",
     "rounds": "runs of each side, interleaved; 6 or more for an interval",
 }
-SIZES = {"batch": (1, 256), "prompt_tokens": (1, 4096), "new_tokens": (2, 4096), "threads": (0, 256), "rounds": (2, 99)}
+SIZES = {
+    "batch": (1, 256),
+    "prompt_tokens": (1, 4096),
+    "new_tokens": (2, 4096),
+    "context": (1, 65_536),
+    "threads": (0, 256),
+    "rounds": (2, 99),
+}
 
 
 class Stopped(Exception):
@@ -37,11 +45,11 @@ class Stopped(Exception):
 class Controls:
     """`box` holds everything; `measure` is called with the settings, on a thread, when Run is pressed."""
 
-    def __init__(self, settings: dict[str, Any], measure: Measure) -> None:
+    def __init__(self, settings: dict[str, Any], choices: Mapping[str, Iterable[str]], measure: Measure) -> None:
         self._measure = measure
         self._stop = threading.Event()
         self._running = threading.Lock()
-        self._inputs = {name: _input(name, value) for name, value in settings.items()}
+        self._inputs = {name: _input(name, value, choices) for name, value in settings.items()}
         self._run = ipw.Button(description="Run", button_style="primary", icon="play")
         self._end = ipw.Button(description="Stop", icon="stop", disabled=True)
         self._bar = ipw.IntProgress(min=0, max=1, layout={"width": "320px"})
@@ -104,7 +112,7 @@ class Controls:
         self._end.disabled = stop
 
 
-def _input(name: str, value: Any) -> ipw.Widget:
+def _input(name: str, value: Any, choices: Mapping[str, Iterable[str]]) -> ipw.Widget:
     look = {
         "description": name.replace("_", " "),
         "tooltip": HELP.get(name, ""),
@@ -113,8 +121,7 @@ def _input(name: str, value: Any) -> ipw.Widget:
     }
     if name == "model":
         return ipw.Combobox(value=value, options=list(PRESETS), **look)
-    if name in ("dtype", "baseline"):
-        known = DTYPES if name == "dtype" else BASELINES
-        return ipw.Dropdown(value=value, options=list(dict.fromkeys([*known, value])), **look)
+    if name in choices:
+        return ipw.Dropdown(value=value, options=list(dict.fromkeys([*choices[name], value])), **look)
     least, most = SIZES[name]
     return ipw.BoundedIntText(value=value, min=least, max=most, **look)

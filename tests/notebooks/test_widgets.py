@@ -19,6 +19,7 @@ SETTINGS = {
     "model": "tiny-gpt2", "dtype": "float32", "batch": 1, "prompt_tokens": 16, "new_tokens": 8, "baseline": "hf-eager",
     "threads": 0, "rounds": 3,
 }  # fmt: skip
+CHOICES = {"dtype": ["float32", "bfloat16"], "baseline": ["hf-eager", "hf-compile"]}
 FAKE = f"""
 import sys; sys.path.insert(0, {str(TESTS)!r})
 from comparisons import comparison
@@ -83,7 +84,7 @@ def test_outside_a_kernel_nobody_is_there() -> None:
 
 @pytest.fixture
 def controls() -> Controls:
-    return Controls(SETTINGS, lambda settings, follow: comparison())
+    return Controls(SETTINGS, CHOICES, lambda settings, follow: comparison())
 
 
 def test_controls_hold_the_settings_and_keep_their_types(controls: Controls) -> None:
@@ -136,7 +137,7 @@ def test_what_went_wrong_is_shown_beside_the_bar() -> None:
     def measure(settings: dict[str, Any], follow: object) -> None:
         raise ValueError("unknown model <x>")
 
-    controls = Controls(SETTINGS, measure)
+    controls = Controls(SETTINGS, CHOICES, measure)
     controls._run.click()
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.daemon and "_run_here" in thread.name:
@@ -145,4 +146,4 @@ def test_what_went_wrong_is_shown_beside_the_bar() -> None:
 
 
 def test_a_setting_that_no_list_holds_is_kept_for_the_error_message() -> None:
-    assert Controls(SETTINGS | {"dtype": "int3"}, lambda *_: None).settings["dtype"] == "int3"
+    assert Controls(SETTINGS | {"dtype": "int3"}, CHOICES, lambda *_: None).settings["dtype"] == "int3"

@@ -1,0 +1,22 @@
+"""Norms and matrix products as single torch ops, shared by the references. They compute in the type of their rows."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .types import Linear, Norm
+
+
+def normalise(norm: Norm, x: Tensor) -> Tensor:
+    """norm(x) over the last dimension."""
+    if norm.kind == "layer":
+        return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
+    if norm.kind == "rms":
+        return F.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)
+    return x
+
+
+def linear(x: Tensor, weights: Linear) -> Tensor:
+    """x W^T + b with the weight in layout "rows": of any stored type for float32 rows, else of the rows' own."""
+    weight = weights.floats() if x.dtype == torch.float32 else weights.weight
+    return F.linear(x, weight, weights.bias)

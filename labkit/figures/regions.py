@@ -1,0 +1,228 @@
+"""The regions of a layer: what is fused, what that gives, and where each region stands against the machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from labkit.figures.frames import number
+from labkit.figures.theme import INK, LIMIT, PUBLISHED, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading
+from labkit.harness.region_record import TITLES
+from labkit.stages import Stage
+
+if TYPE_CHECKING:
+    from labkit.harness.kernel_study import KernelStudy
+    from labkit.harness.region_record import LayerCase, RegionMeasurement
+
+OPACITY = {"unfused": 0.3, "torch SDPA": 0.45, "unfused, own GEMM": 0.55, "fused": 0.8, "one call": 1.0}
+PER_ROW = 7  # boxes of a drawing side by side
+
+
+def case_line(case: LayerCase) -> str:
+    return (
+        f"{case.model}, {case.dtype}, batch {case.batch}, {case.context} tokens in the cache; {case.threads} threads, "
+        f"{case.layers} layers one after the other"
+    )
+
+
+def regions_figure(study: KernelStudy) -> go.Figure:
+    """A panel per region: microseconds of each way to run it, the middle half of the rounds, and the floor."""
+    rows = study.regions
+    figure = make_subplots(rows=len(rows), cols=1, vertical_spacing=0.36 / len(rows))
+    for index, row in enumerate(rows, 1):
+        sides = [side for side in TITLES if side in row.rounds_us]
+        medians = [row.median_us(side) or 0.0 for side in sides]
+        quartiles = [row.quartiles_us(side) for side in sides]
+        bars = go.Bar(
+            x=medians,
+            y=[TITLES[side] for side in sides],
+            orientation="h",
+            marker={"color": STAGE_COLORS[Stage(row.region)], "opacity": [OPACITY[side] for side in sides]},
+            error_x={
+                "type": "data",
+                "array": [high - median for median, (_, high) in zip(medians, quartiles, strict=True)],
+                "arrayminus": [median - low for median, (low, _) in zip(medians, quartiles, strict=True)],
+                "color": INK,
+                "thickness": 1.2,
+                "width": 4,
+            },
+            hovertemplate="%{y}: %{x:.1f} µs<extra>" + row.region + "</extra>",
+        )
+        figure.add_trace(bars, row=index, col=1)
+        for side, (_, high) in zip(sides, quartiles, strict=True):
+            text = f"{number(row.median_us(side) or 0.0)} µs"
+            if side != "unfused":
+                text += f", {row.ratio(candidate=side)}"
+            place = {"x": high, "y": TITLES[side], "xanchor": "left", "xshift": 8, "showarrow": False}
+            figure.add_annotation(text=text, row=index, col=1, **place)
+        if (floor := row.floor_us) is not None:
+            figure.add_vline(x=floor, line={"color": LIMIT, "dash": "dash", "width": 1.6}, row=index, col=1)
+        published = f"; published: {row.published[0]:.1f}x" if row.published else ""
+        figure.add_annotation(heading(f"<b>{row.region}</b>, {_ops(row)}{published}"), row=index, col=1)
+        most = max(high for _, high in quartiles)
+        figure.update_xaxes(range=[0, most * 1.35], ticksuffix=" µs", row=index, col=1)
+    figure.update_yaxes(autorange="reversed")
+    subtitle = f"{case_line(rows[0].case)}<br>dashed: the least time that reading the region's bytes takes here"
+    finished = finish(figure, "Each region, unfused and fused", subtitle, height=120 + 210 * len(rows))
+    return finished.update_layout(margin={"l": 200})
+
+
+def regions_table(study: KernelStudy) -> pd.DataFrame:
+    """The figures of every region, as `labkit kernels --json` gives them, a column per region."""
+    return pd.DataFrame([row.as_dict() for row in study.regions]).set_index("region").T
+
+
+def fusion_figure(row: RegionMeasurement) -> go.Figure:
+    """A region drawn before and after: its torch ops as they were counted, and the one call in their place."""
+    figure = go.Figure()
+    color = STAGE_COLORS[Stage(row.region)]
+    lines = [row.ops[begin : begin + PER_ROW] for begin in range(0, len(row.ops), PER_ROW)]
+    for depth, names in enumerate(lines):
+        for column, name in enumerate(names):
+            _box(figure, column, -depth, 0.86, name.removeprefix("native_").strip("_"), color, 0.22)
+            if column:
+                _arrow(figure, column - 0.14, column, -depth)
+    bottom = -len(lines) - 0.5
+    width = min(PER_ROW, len(row.ops)) - 0.14
+    _box(figure, 0, bottom, max(width, 2.0), f"<b>{row.region}</b>", color, 1.0)
+    reads = f"{number(row.unfused_bytes / 1e6)} MB read and written"
+    needs = "all of it in the cache" if row.floor_us is None else f"{number(row.bytes / 1e6)} MB must be read"
+    _note(figure, 0.6, f"unfused: {_ops(row)}, {reads}")
+    _note(figure, bottom + 0.6, f"fused: one call, {needs}")
+    figure.update_xaxes(visible=False, range=[-0.1, PER_ROW])
+    figure.update_yaxes(visible=False, range=[bottom - 0.4, 0.85])
+    title = f"Region {row.region}: what is fused"
+    return finish(figure, title, case_line(row.case), height=150 + 66 * (len(lines) + 1)).update_layout(
+        margin={"l": 24, "b": 16}
+    )
+
+
+def ladder_figure(study: KernelStudy) -> go.Figure:
+    """Microseconds of a layer as one region after another is fused, down to the one-call step and the floor."""
+    ladder = study.ladder
+    medians = [ladder.median_us(rung) for rung in ladder.rungs]
+    colors = [SIDE_COLORS["baseline"]]
+    colors += [STAGE_COLORS[stage] for stage in (Stage.QKV, Stage.ATTENTION, Stage.MLP, Stage.RESIDUAL)]
+    colors += [STAGE_COLORS[Stage.MLP_OUT], SIDE_COLORS["candidate"]]
+    figure = go.Figure(
+        go.Bar(
+            x=medians,
+            y=list(ladder.rungs),
+            orientation="h",
+            marker_color=colors,
+            hovertemplate="%{y}: %{x:.1f} µs<extra></extra>",
+        )
+    )
+    for index, (rung, median) in enumerate(zip(ladder.rungs, medians, strict=True)):
+        text = f"{number(median)} µs"
+        if index:
+            saved = medians[index - 1] - median
+            text += f", {ladder.ratio(rung)}; {'saves' if saved >= 0 else 'costs'} {number(abs(saved))} µs"
+        figure.add_annotation(text=text, x=median, y=rung, xanchor="left", xshift=8, showarrow=False)
+    if (floor := ladder.floor_us) is not None:
+        figure.add_vline(x=floor, line={"color": LIMIT, "dash": "dash", "width": 1.6})
+    figure.update_xaxes(range=[0, max(medians) * 1.75], ticksuffix=" µs")
+    figure.update_yaxes(autorange="reversed")
+    subtitle = f"{case_line(ladder.case)}<br>a whole step, time of one layer; dashed: reading its bytes"
+    return finish(figure, "One region after another", subtitle, height=430).update_layout(margin={"l": 180})
+
+
+def roofline_figure(study: KernelStudy) -> go.Figure:
+    """GFLOP/s over FLOPs per byte, both axes logarithmic, under the roof of this machine's memory and arithmetic."""
+    rows, peak_gflop_s = study.regions, study.peak_gflop_s
+    figure = go.Figure()
+    bandwidth = rows[0].read_bandwidth_gb_s
+    shown = [row for row in rows if row.flops]
+    intensities = [row.flops / row.bytes for row in shown]
+    left, right = min(intensities) / 3, max(10 * max(intensities), 3 * peak_gflop_s / (bandwidth or 1.0))
+    if bandwidth is not None:
+        ridge = peak_gflop_s / bandwidth
+        roof = go.Scatter(
+            x=[left, ridge, right],
+            y=[left * bandwidth, peak_gflop_s, peak_gflop_s],
+            mode="lines",
+            line={"color": LIMIT, "dash": "dash", "width": 2},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+        figure.add_trace(roof)
+    for row, intensity in zip(shown, intensities, strict=True):
+        for side, symbol in (("unfused", "circle-open"), ("fused", "circle"), ("one call", "diamond")):
+            took = row.median_us(side)
+            if took is None:
+                continue
+            point = go.Scatter(
+                x=[intensity],
+                y=[row.flops / took / 1e3],
+                mode="markers",
+                marker={"color": STAGE_COLORS[Stage(row.region)], "symbol": symbol, "size": 12, "line": {"width": 2}},
+                name=f"{row.region}, {side}",
+                hovertemplate=f"{row.region}, {side}: %{{y:.1f}} GFLOP/s at %{{x:.2f}} FLOP per byte<extra></extra>",
+            )
+            figure.add_trace(point)
+    figure.update_xaxes(type="log", dtick=1, title="FLOPs per byte that must be read")
+    figure.update_yaxes(type="log", dtick=1, title="GFLOP/s")
+    read = f"{bandwidth:.0f} GB/s read" if bandwidth is not None else "bandwidth unknown"
+    subtitle = f"{case_line(rows[0].case)}<br>roof: {read}, {peak_gflop_s:,.0f} GFLOP/s in a large matrix product"
+    finished = finish(figure, "Under the roof", subtitle, height=520)
+    return finished.update_layout(showlegend=True, margin={"l": 80, "b": 64})
+
+
+def _ops(row: RegionMeasurement) -> str:
+    return "1 torch op" if len(row.ops) == 1 else f"{len(row.ops)} torch ops"
+
+
+def _box(figure: go.Figure, x: float, y: float, width: float, text: str, color: str, opacity: float) -> None:
+    figure.add_shape(
+        type="rect", x0=x, x1=x + width, y0=y - 0.32, y1=y + 0.32, fillcolor=color, opacity=opacity,
+        line={"color": color, "width": 1.5},
+    )  # fmt: skip
+    font = {"size": 12, "color": INK if opacity < 0.5 else "white"}
+    figure.add_annotation(x=x + width / 2, y=y, text=text, showarrow=False, font=font)
+
+
+def _arrow(figure: go.Figure, start: float, end: float, y: float) -> None:
+    figure.add_annotation(
+        x=end, y=y, ax=start, ay=y, xref="x", yref="y", axref="x", ayref="y", text="", showarrow=True, arrowhead=2,
+        arrowsize=0.9, arrowcolor=SOFT,
+    )  # fmt: skip
+
+
+def _note(figure: go.Figure, y: float, text: str) -> None:
+    figure.add_annotation(x=0, y=y, text=text, xanchor="left", showarrow=False, font={"size": 13, "color": PUBLISHED})
+
+
+def layer_figure(study: KernelStudy, regions: int) -> go.Figure:
+    """One layer, unfused above fused on one time axis, torch ops below their regions; beyond the first `regions` fused
+    ones all is faded.
+    """
+    timeline, shown = study.timeline, {row.region for row in study.regions[:regions]}
+    figure = go.Figure()
+    lanes = list(dict.fromkeys(span.lane for span in timeline))
+    for region in dict.fromkeys(span.region for span in timeline):
+        for inner in (False, True):
+            spans = [span for span in timeline if span.region == region and (span.op is not None) is inner]
+            bars = go.Bar(
+                base=[span.start_us for span in spans],
+                x=[span.took_us for span in spans],
+                y=[[span.lane for span in spans], ["ops" if inner else "regions"] * len(spans)],
+                orientation="h",
+                marker={
+                    "color": STAGE_COLORS[Stage(region)],
+                    "opacity": 1.0 if region in shown else 0.18,
+                    "line": {"color": "white", "width": 0.8},
+                },
+                customdata=[span.op or region for span in spans],
+                hovertemplate="%{customdata}: %{x:.1f} µs, from %{base:.1f} µs<extra>" + region + "</extra>",
+            )
+            figure.add_trace(bars)
+    ends = {lane: max(span.start_us + span.took_us for span in timeline if span.lane == lane) for lane in lanes}
+    figure.update_layout(barmode="overlay", bargap=0.15)
+    figure.update_xaxes(range=[0, max(ends.values()) * 1.02], ticksuffix=" µs")
+    figure.update_yaxes(autorange="reversed")
+    totals = ", ".join(f"{lane} {number(end)} µs" for lane, end in ends.items())
+    subtitle = f"{totals}; as torch.profiler saw it, its own cost included"
+    return finish(figure, "One layer on one time axis", subtitle, height=330).update_layout(margin={"l": 150})

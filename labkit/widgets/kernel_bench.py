@@ -1,0 +1,75 @@
+"""The regions of a layer under controls, and a way to step through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import ipywidgets as ipw
+import plotly.graph_objects as go
+from IPython.display import display
+
+from labkit.figures.regions import fusion_figure, layer_figure
+from labkit.harness.kernel_study import KernelStudy, study_kernels
+from labkit.harness.kernels import DTYPES, IMPLS
+from labkit.widgets.bench import Bench
+from labkit.widgets.controls import Follow
+from labkit.widgets.live import Slot, is_live
+
+
+def _drawing(index: int, found: KernelStudy) -> go.Figure:
+    return fusion_figure(found.regions[index])
+
+
+class KernelBench(Bench[KernelStudy]):
+    """Runs `study_kernels`."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        dtype: str = "float32",
+        batch: int = 1,
+        context: int = 128,
+        impl: str = "cpp",
+        threads: int = 0,
+        rounds: int = 15,
+    ) -> None:
+        """`threads` 0: as many as torch would use."""
+        settings = {"model": model, "dtype": dtype, "batch": batch, "context": context, "impl": impl}
+        super().__init__(settings | {"threads": threads, "rounds": rounds}, {"dtype": DTYPES, "impl": IMPLS})
+
+    def measure(self, settings: dict[str, Any], follow: Follow) -> KernelStudy:
+        return study_kernels(**settings | {"threads": settings["threads"] or None}, progress=follow)
+
+    def headline(self, found: KernelStudy) -> str:
+        return found.headline
+
+    def step_through(self) -> None:
+        """Region by region: what is fused, and one layer's timeline with it. Live with buttons, else all at once."""
+        regions = len(self.found.regions)
+        if not is_live():
+            for index in range(regions):
+                self.view(partial(_drawing, index))
+            self.view(partial(layer_figure, regions=regions))
+            return
+        buttons = {-1: ipw.Button(description="previous", icon="arrow-left"), 1: ipw.Button(description="next")}
+        where = ipw.Label()
+        display(ipw.HBox([*buttons.values(), where]))
+        at = 0
+        draws = (lambda found: _drawing(at, found), lambda found: layer_figure(found, at + 1))
+        slots: list[tuple[Slot, Callable[[KernelStudy], Any]]] = [(Slot(draw(self.found)), draw) for draw in draws]
+        self._views.extend(slots)
+
+        def step(by: int) -> None:
+            nonlocal at
+            at += by
+            buttons[-1].disabled, buttons[1].disabled = at == 0, at == regions - 1
+            where.value = f"region {at + 1} of {regions}: {self.found.regions[at].region}"
+            for slot, draw in slots if by else ():
+                slot.replace(draw(self.found))
+
+        for by, button in buttons.items():
+            button.on_click(lambda _, by=by: step(by))
+        step(0)

@@ -1,0 +1,64 @@
+"""The second notebook: that it runs under papermill and as `labkit run` does it, and steps through regions live."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from pages import Page
+
+from labkit.notebooks import RunReport, read_parameters, run_notebook
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "02_kernel_by_kernel.ipynb"
+SMALL = {"model": "tiny-llama", "context": 9, "rounds": 3, "threads": 2}
+FIGURES = 4 + 1 + 1 + 1 + 1  # a drawing per region, the layer, the bars, the ladder, the roof
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
+    folder = tmp_path_factory.mktemp("report")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return run_notebook(NOTEBOOK, SMALL, folder / "out")
+    finally:
+        os.chdir(before)
+
+
+def test_every_parameter_is_typed_and_documented() -> None:
+    parameters = read_parameters(nbformat.read(NOTEBOOK, as_version=4))
+    names = {"model", "dtype", "batch", "context", "impl", "threads", "rounds"}
+    assert {parameter.name for parameter in parameters} == names
+    assert all(parameter.types and parameter.help for parameter in parameters)
+
+
+def test_it_runs_and_says_what_fusing_gives(report: RunReport) -> None:
+    assert report.failure is None
+    (headline,) = report.headlines
+    assert re.search(r"a layer fused in the one-call step against unfused torch ops: [\d.]+x \[[\d.]+, ", headline)
+
+
+def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
+    html = report.html.read_text()
+    page = Page(html)
+    assert page.outside == []
+    assert len(page.figures) == FIGURES
+    assert len(html) < 8_000_000
+    assert "computes what the unfused ops do" in html
+
+
+def test_plain_papermill_runs_it_in_another_dtype_too(tmp_path: Path) -> None:
+    parameters = [part for name, value in (SMALL | {"dtype": "int8"}).items() for part in ("-p", name, str(value))]
+    command = [sys.executable, "-m", "papermill", str(NOTEBOOK), "out.ipynb", *parameters]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Passed unknown parameter" not in done.stderr
+
+
+def test_a_wrong_impl_fails_the_run_with_the_known_ones(tmp_path: Path) -> None:
+    report = run_notebook(NOTEBOOK, SMALL | {"impl": "cuda"}, tmp_path / "out")
+    assert report.failure is not None
+    assert "unknown impl 'cuda'; expected one of cpp" in report.failure.reason
