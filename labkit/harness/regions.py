@@ -47,7 +47,7 @@ FUSED_REGIONS = (Stage.QKV, Stage.ATTENTION, Stage.MLP, Stage.RESIDUAL)
 WITH_GEMM = (Stage.QKV, Stage.ATTN_OUT, Stage.MLP, Stage.MLP_OUT)
 CACHES = 2  # times the last-level cache that the weights of all layers take
 MEMORY_SHARE = 0.3  # of what is free, at most, for the weights of a side
-LAYERS_AT_MOST = 160
+LAYERS_AT_MOST, LAYERS_OF_TINY = 200, 8
 VOCABULARY = 64  # the head is no region
 Record = TypeVar("Record")
 Samples = dict[Stage, list[int]]  # nanoseconds, call by call
@@ -253,7 +253,7 @@ def layer_stack(
 def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype) -> int:
     """As many layers as take twice the last-level cache, two at least, within the memory that is free.
 
-    Shapes so small that it would take more than LAYERS_AT_MOST stay in the cache, as they do in a model.
+    Where it would take more than LAYERS_AT_MOST the shape lives in the caches, as its model does, and a few will do.
     """
     shapes = config.layer_shapes().values()
     size = dtype.itemsize * sum(int(np.prod(shape)) for shape in shapes)
@@ -265,7 +265,9 @@ def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype) -> int:
             f"two layers of {size / 1e9:.1f} GB, packed and unpacked, need more than {MEMORY_SHARE:.0%} each of the "
             f"{free / 1e9:.0f} GB that are free; use a smaller shape or dtype"
         )
-    return max(2, min(-(-wanted // size), int(most / size), LAYERS_AT_MOST))
+    if LAYERS_AT_MOST * size < wanted:
+        return LAYERS_OF_TINY
+    return max(2, min(-(-wanted // size), int(most / size)))
 
 
 def region_bytes(config: ModelConfig, region: Stage, dtype: torch.dtype, batch: int, context: int) -> int:
