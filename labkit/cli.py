@@ -35,7 +35,9 @@ Threads = Annotated[int | None, typer.Option(help="CPU threads; by default one p
 @app.command()
 def compare(
     model: Model,
-    baseline: Annotated[str, typer.Option(help="hf-eager, hf-gemm, hf-compile, accelerate, fused or fused-int8.")] = "hf-eager",
+    baseline: Annotated[
+        str, typer.Option(help="hf-eager, hf-gemm, hf-compile, accelerate, fused or fused-int8.")
+    ] = "hf-eager",
     candidate: Annotated[str, typer.Option(help="What is measured against the baseline.")] = "fused",
     dtype: Dtype = "float32",
     batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,

@@ -63,10 +63,10 @@ def test_a_mistake_is_told_in_words(edited: Path, new: str, message: str) -> Non
 
 def test_a_kernel_that_never_ends_is_stopped(edited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace(edited / RESIDUAL, SUM, "for (volatile bool on = true; on;) {}")
-    monkeypatch.setattr("labkit.harness.trial.SECONDS", 20)
+    monkeypatch.setattr("labkit.harness.trial.SECONDS", 12)
     problem = try_kernel("residual", threads=1).problem
     assert problem is not None
-    assert "did not come to an end within 20 s" in problem
+    assert "did not come to an end within 12 s" in problem
 
 
 def test_an_unknown_op_is_refused_with_the_known() -> None:
