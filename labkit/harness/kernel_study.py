@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -74,6 +75,9 @@ def study_kernels(
 
 def layer_timeline(bench: LayerBench) -> tuple[Span, ...]:
     """A typical layer of the unfused and of the fused side, as torch.profiler saw it; each starts at 0."""
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "99"
+    )  # read at the first profile; it would write its own doings to stderr
     return tuple(span for name in (UNFUSED, FUSED) for span in _spans(bench.stack.side(name)))
 
 
