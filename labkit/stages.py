@@ -35,6 +35,9 @@ class Stage(StrEnum):
     SAMPLE = "sample"
 
 
+FUSED_REGIONS = (Stage.QKV, Stage.ATTENTION, Stage.MLP, Stage.RESIDUAL)  # the four of Deep-Fusion
+
+
 class Phase(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from labkit.kernels import build
-from labkit.kernels.gemm import group_size, interleave_gate, pack, pack_scales, quantize
+from labkit.kernels.gemm import group_size, interleave_gate, packed, quantize
 from labkit.kernels.types import Heads, LayerCache, Linear, Norm, Rotary, Rows, padded_head_dim
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -86,9 +86,7 @@ class Draw:
             weight = interleave_gate(weight)
             vector = None if vector is None else interleave_gate(vector)
             scales = None if scales is None else interleave_gate(scales)
-        padded = None if vector is None else F.pad(vector, (0, -len(vector) % 32))
-        packed_scales = None if scales is None else pack_scales(scales)
-        return plain, Linear(pack(weight), padded, len(weight), inputs, "panels", packed_scales, group)
+        return plain, packed(Linear(weight, vector, len(weight), inputs, "rows", scales, group))
 
     @property
     def stored(self) -> torch.dtype:

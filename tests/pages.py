@@ -1,10 +1,24 @@
-"""What a browser would fetch from outside for a page, and the figures that are in it."""
+"""Notebooks run for their pages; what a browser would fetch from outside for one, and the figures that are in it."""
 
 import json
+import os
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
+from labkit.notebooks import RunReport, run_notebook
+
 LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "formaction"}
+
+
+def run_in(folder: Path, notebook: Path, parameters: dict[str, Any]) -> RunReport:
+    """`notebook` run with `folder` as the current one; results are in its `out`."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return run_notebook(notebook, parameters, folder / "out")
+    finally:
+        os.chdir(before)
 
 
 class Page(HTMLParser):

@@ -21,7 +21,7 @@ from labkit.engine.annotate import annotate
 from labkit.engine.engine import init_inference
 from labkit.engine.stage_clock import StageTime
 from labkit.kernels.build import unavailable
-from labkit.kernels.gemm import BLOCK, gemm, pack
+from labkit.kernels.gemm import gemm, packed
 from labkit.kernels.types import Linear
 from labkit.policies import policy_for
 from labkit.presets import ModelSource
@@ -95,10 +95,8 @@ class PackedLinear(nn.Module):
         self.original = original
         weight = original.weight.T if isinstance(original, Conv1D) else original.weight
         self.outputs, inputs = weight.size(0), weight.size(1)
-        bias = None
-        if original.bias is not None:
-            bias = nn.functional.pad(original.bias.detach().float(), (0, -self.outputs % BLOCK))
-        self.packed = Linear(pack(weight.detach().contiguous()), bias, self.outputs, inputs, "panels")
+        bias = None if original.bias is None else original.bias.detach().float()
+        self.packed = packed(Linear(weight.detach().contiguous(), bias, self.outputs, inputs, "rows"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.flatten(0, -2)

@@ -99,7 +99,7 @@ class KVCache(Cache):
             self.positions[:, past:total] = position_ids
             self._count_on(total)
         elif attention_mask is not None:
-            self.positions[:, past:total] = attention_mask.ne(0).cumsum(1)[:, past:].sub_(1).clamp_(min=0)
+            self.positions[:, past:total] = _counted(attention_mask)[:, past:]
             self._count_on(total)
         else:
             self.reach += tokens
@@ -151,7 +151,7 @@ class KVCache(Cache):
             self.values[index][:, :, :length, :dim] = layer.values[:, :, :length]
         assert self.positions is not None
         if attention_mask is not None:
-            self.positions[:, :length] = attention_mask[:, :length].ne(0).cumsum(1).sub_(1).clamp_(min=0)
+            self.positions[:, :length] = _counted(attention_mask[:, :length])
         self._count_on(length)
         self.length = length
 
@@ -241,6 +241,11 @@ class KVCache(Cache):
             if (tensor := getattr(self, name)) is not None:
                 setattr(self, name, rows(tensor))
         self._c = None
+
+
+def _counted(attention_mask: Tensor) -> Tensor:
+    """The position of each slot: how many visible ones come before it."""
+    return attention_mask.ne(0).cumsum(1).sub_(1).clamp_(min=0)
 
 
 def _widened(table: Tensor | None, capacity: int, fill: int = 0) -> Tensor:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.frames import REGIONS, number, stage_frame
+from labkit.figures.frames import number, stage_frame
 from labkit.figures.summary import METRICS, case_line
 from labkit.figures.theme import INK, PUBLISHED, PUBLISHED_PAPER, SIDE_COLORS, STAGE_COLORS, finish, heading
 from labkit.published import NOT_MEASURED_HERE, published, published_speedups
+from labkit.stages import FUSED_REGIONS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 MEASURED_HERE = "measured here"
 UNFUSED = "<br>against unfused cuBLAS kernels; model and hardware not stated"
-REGION_NAMES = dict(zip(REGIONS, ("1 QKV", "2 attention", "3 MLP", "4 bias + residual"), strict=True))
+REGION_NAMES = dict(zip(FUSED_REGIONS, ("1 QKV", "2 attention", "3 MLP", "4 bias + residual"), strict=True))
 
 
 def published_figure(comparison: Comparison) -> go.Figure:
@@ -63,13 +64,13 @@ def region_figure(comparison: Comparison) -> go.Figure:
     """The four Deep-Fusion regions: left our speedup of each stage, right the published one."""
     frame = stage_frame(comparison)
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.2)
-    ratios = {region: _ratio(frame, region) for region in REGIONS}
+    ratios = {region: _ratio(frame, region) for region in FUSED_REGIONS}
     ours = go.Bar(
         x=list(ratios.values()),
         y=list(REGION_NAMES.values()),
         orientation="h",
         name=MEASURED_HERE,
-        marker_color=[STAGE_COLORS[region] for region in REGIONS],
+        marker_color=[STAGE_COLORS[region] for region in FUSED_REGIONS],
         hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>",
     )
     figure.add_trace(ours, row=1, col=1)

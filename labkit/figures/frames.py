@@ -13,8 +13,6 @@ from labkit.stages import Phase, Stage
 if TYPE_CHECKING:
     from labkit.harness import Comparison, Measurement
 
-REGIONS = (Stage.QKV, Stage.ATTENTION, Stage.MLP, Stage.RESIDUAL)  # the four of Deep-Fusion
-
 
 def sides(comparison: Comparison) -> dict[str, Measurement]:
     """Both sides by the role that their colour goes with."""

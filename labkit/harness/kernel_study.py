@@ -75,9 +75,7 @@ def study_kernels(
 
 def layer_timeline(bench: LayerBench) -> tuple[Span, ...]:
     """A typical layer of the unfused and of the fused side, as torch.profiler saw it; each starts at 0."""
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "99"
-    )  # read at the first profile; it would write its own doings to stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once; else each profile writes lines to stderr
     return tuple(span for name in (UNFUSED, FUSED) for span in _spans(bench.stack.side(name)))
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from labkit.engine import baselines
 from labkit.harness.environment import read_environment
 from labkit.harness.interleave import Progress
 from labkit.harness.region_record import ONE_CALL, OWN_GEMM, SDPA, LadderMeasurement, LayerCase, RegionMeasurement
 from labkit.harness.regions import (
-    FUSED_REGIONS,
     REGIONS,
     WITH_GEMM,
     OneCall,
@@ -33,10 +33,10 @@ from labkit.harness.roofline import probe_bandwidth
 from labkit.kernels.build import load
 from labkit.policies import policy_for
 from labkit.presets import resolve
-from labkit.stages import Stage
+from labkit.stages import FUSED_REGIONS, Stage
 
 IMPLS = ("cpp",)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+DTYPES = baselines.DTYPES | {"int8": torch.int8}
 ROUNDS = 15
 NOTHING = nullcontext()
 QKV, ATTENTION, MLP, RESIDUAL = FUSED_REGIONS

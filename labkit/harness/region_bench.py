@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +22,7 @@ from labkit.harness.kernels import ROUNDS, measure_regions
 from labkit.harness.region_record import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED, RegionMeasurement
 from labkit.harness.regions import REGIONS
 from labkit.harness.results import write_whole
+from labkit.harness.targets import Check, short_of
 from labkit.progress import progress_bar
 from labkit.stages import Stage
 
@@ -37,25 +37,6 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How one case is measured."""
-
-    model: str
-    dtype: str
-    context: int
-    threads: int | None
-    rounds: int
-
-
-@dataclass(frozen=True)
-class RegionCheck:
-    """A region's speedup in the one-call step, or its share of the limit, against its bar."""
-
-    what: str
-    met: bool
-
-
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Two rounds: whether it works, not how fast it is.")] = False,
     output: Annotated[Path | None, typer.Option(help="Folder; profiles, or runs with --quick.")] = None,
@@ -66,8 +47,7 @@ def main(
     file = (output or Path("runs" if quick else "profiles")) / f"{stem(environment, quick=quick)}-regions.jsonl"
     rows: list[RegionMeasurement] = []
     for model, dtype, context in CASES:
-        case = Settings(model, dtype, context, threads, QUICK_ROUNDS if quick else ROUNDS)
-        found = _measure(case)
+        found = _measure(model, dtype, context, threads, QUICK_ROUNDS if quick else ROUNDS)
         met = [check.met for row in found for check in checks(row)]
         bars = f": {sum(met)} of {len(met)} bars met" if met else ""
         out.print(f"{_name(found[0])}{bars}", soft_wrap=True)
@@ -77,33 +57,28 @@ def main(
     out.print(str(file.with_suffix(".md")), soft_wrap=True)
 
 
-def _measure(case: Settings) -> tuple[RegionMeasurement, ...]:
+def _measure(model: str, dtype: str, context: int, threads: int | None, rounds: int) -> tuple[RegionMeasurement, ...]:
     with progress_bar(err) as follow:
         return measure_regions(
-            case.model,
+            model,
             regions=REGIONS,
-            dtype=case.dtype,
-            context=case.context,
-            threads=case.threads,
-            rounds=case.rounds,
-            progress=lambda done, total, label: follow(done, total, f"{case.model} {case.dtype}: {label}"),
+            dtype=dtype,
+            context=context,
+            threads=threads,
+            rounds=rounds,
+            progress=lambda done, total, label: follow(done, total, f"{model} {dtype}: {label}"),
         )
 
 
-def checks(row: RegionMeasurement) -> Iterator[RegionCheck]:
-    """The bars of a float32 row."""
+def checks(row: RegionMeasurement) -> Iterator[Check]:
+    """The bars of a float32 row: its speedup in the one-call step, and its share of the limit."""
     region = Stage(row.region)
     if row.case.dtype != "float32" or region not in BARS:
         return
-    ratio, share = row.ratio(candidate=ONE_CALL), row.floor_share(ONE_CALL)
-    met = ratio.value >= BARS[region]
-    limit = ""
-    if not met and share is not None and ratio.value / share < BARS[region]:
-        limit = f"; at the limit it would be {ratio.value / share:.2f}x"
-    yield RegionCheck(f"{ratio} (≥ {BARS[region]}x: {_verdict(met)}{limit})", met)
+    ratio, share, bar = row.ratio(candidate=ONE_CALL), row.floor_share(ONE_CALL), BARS[region]
+    yield Check(region, str(ratio), f"≥ {bar}x", ratio.value >= bar, possible=short_of(bar, ratio, share))
     if region in (Stage.QKV, Stage.MLP) and share is not None:
-        met = share >= LIMIT_BAR
-        yield RegionCheck(f"{share:.0%} of the limit (≥ {LIMIT_BAR:.0%}: {_verdict(met)})", met)
+        yield Check(region, f"{share:.0%} of the limit", f"≥ {LIMIT_BAR:.0%}", share >= LIMIT_BAR)
 
 
 def page(rows: Sequence[RegionMeasurement]) -> str:
@@ -124,7 +99,7 @@ def page(rows: Sequence[RegionMeasurement]) -> str:
         "",
     ]
     missed = [(row, check) for row, check in judged if not check.met]
-    lines += [f"- {_name(row)}, {row.region}: {check.what}" for row, check in missed] or ["- none"]
+    lines += [f"- {_name(row)}, {check.what}: {check.figure} ({check})" for row, check in missed] or ["- none"]
     for name in dict.fromkeys(map(_name, rows)):
         cases = [row for row in rows if _name(row) == name]
         lines += ["", f"## {name}", "", markdown_table(TITLES, [_cells(row) for row in cases])]
@@ -165,10 +140,6 @@ def _cells(row: RegionMeasurement) -> list[str]:
 
 def _name(row: RegionMeasurement) -> str:
     return f"{row.case.model} {row.case.dtype}, {row.case.context} tokens in the cache"
-
-
-def _verdict(met: bool) -> str:
-    return "met" if met else "missed"
 
 
 if __name__ == "__main__":

@@ -36,27 +36,44 @@ class LayerCase(Record):
     layers: int
 
 
-class RegionMeasurement(Record):
+class LayerRecord(Record):
+    """What was timed of such layers: microseconds by way to run them, one figure per round. `bytes`: to be read from
+    memory at least; `bandwidth_gb_s`: read beside each round.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    case: LayerCase
+    environment: Environment
+    bytes: int
+    rounds_us: dict[str, tuple[float, ...]]
+    bandwidth_gb_s: tuple[float, ...] | None
+
+    @property
+    def read_bandwidth_gb_s(self) -> float | None:
+        return None if self.bandwidth_gb_s is None else float(np.median(self.bandwidth_gb_s))
+
+    @property
+    def floor_us(self) -> float | None:
+        """The least time at the bandwidth beside the rounds."""
+        bandwidth = self.read_bandwidth_gb_s
+        return None if bandwidth is None else self.bytes / bandwidth / 1e3
+
+
+class RegionMeasurement(LayerRecord):
     """One region of a decode step's layers: how long a call takes, unfused and fused. Microseconds.
 
     `rounds_us`: by side, the median call of each round, weights coming from memory; `warm_us`: one layer again and
-    again; `bandwidth_gb_s`: read beside each round. `ops` and `unfused_bytes` are what the unfused sequence comes to:
+    again. `ops` and `unfused_bytes` are what the unfused sequence comes to:
     its torch ops that compute or copy, and what they read and write.
     """
 
     kind: Literal["region"] = "region"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     region: str
-    case: LayerCase
-    environment: Environment
     ops: tuple[str, ...]
     unfused_bytes: int
-    bytes: int
     flops: int
-    rounds_us: dict[str, tuple[float, ...]]
     warm_us: dict[str, tuple[float, ...]]
-    bandwidth_gb_s: tuple[float, ...] | None
 
     def median_us(self, side: str, *, warm: bool = False) -> float | None:
         """Median over rounds; None where the side has no such region."""
@@ -69,14 +86,9 @@ class RegionMeasurement(Record):
         return float(low), float(high)
 
     @property
-    def read_bandwidth_gb_s(self) -> float | None:
-        return None if self.bandwidth_gb_s is None else float(np.median(self.bandwidth_gb_s))
-
-    @property
     def floor_us(self) -> float | None:
         """The least time of a call at the bandwidth beside the rounds; None as for `floor_share`."""
-        bandwidth = self.read_bandwidth_gb_s
-        return None if bandwidth is None or self.region == Stage.RESIDUAL else self.bytes / bandwidth / 1e3
+        return None if self.region == Stage.RESIDUAL else super().floor_us
 
     def ratio(self, baseline: str = UNFUSED, candidate: str = FUSED) -> Ratio:
         """Time of one side over that of another."""
@@ -141,20 +153,13 @@ def published_region(region: str) -> tuple[float, str] | None:
     return None if found.empty else (float(found.iloc[0]["value"]), str(found.iloc[0]["source"]))
 
 
-class LadderMeasurement(Record):
+class LadderMeasurement(LayerRecord):
     """All layers of a decode step, with one region after another fused: microseconds of a layer, by rung and round.
 
     The rungs in their order: each fuses what the one before it fuses, and one thing more.
     """
 
     kind: Literal["ladder"] = "ladder"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
-    case: LayerCase
-    environment: Environment
-    bytes: int
-    rounds_us: dict[str, tuple[float, ...]]
-    bandwidth_gb_s: tuple[float, ...] | None
 
     @property
     def rungs(self) -> tuple[str, ...]:
@@ -166,8 +171,3 @@ class LadderMeasurement(Record):
     def ratio(self, rung: str) -> Ratio:
         """Time of the first rung over that of another."""
         return ratio(self.rounds_us[self.rungs[0]], self.rounds_us[rung])
-
-    @property
-    def floor_us(self) -> float | None:
-        """The least time of a layer at the bandwidth beside the rounds."""
-        return None if self.bandwidth_gb_s is None else self.bytes / float(np.median(self.bandwidth_gb_s)) / 1e3

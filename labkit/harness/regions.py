@@ -43,7 +43,6 @@ from labkit.kernels.types import AttentionParams, Heads, LayerCache, Linear, Nor
 from labkit.stages import Stage
 
 REGIONS = tuple(Stage(name) for name in STAGES_PER_LAYER)
-FUSED_REGIONS = (Stage.QKV, Stage.ATTENTION, Stage.MLP, Stage.RESIDUAL)
 WITH_GEMM = (Stage.QKV, Stage.ATTN_OUT, Stage.MLP, Stage.MLP_OUT)
 CACHES = 2  # times the last-level cache that the weights of all layers take
 MEMORY_SHARE = 0.3  # of what is free, at most, for the weights of a side

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from labkit.harness.peers import LLAMA_CPP, LLAMA_CPP_INT8
 from labkit.harness.records import Comparison, Measurement
+from labkit.harness.statistics import Ratio
 
 PROMPT = NEW = 128
 MEMORY = 1.15  # peak memory / (weights + KV cache), at most
@@ -168,5 +169,10 @@ def _at_least(bar: float, comparison: Comparison, metric: str) -> Check:
     when = "to the first token" if metric == "ttft" else "per token"
     what = f"{comparison.baseline.name} / {comparison.candidate.name} {when}"
     met, share = ratio.value >= bar, comparison.candidate.floor_share if metric == "per_token" else None
-    possible = ratio.value / share if not met and share and ratio.value / share < bar else None
-    return Check(what, str(ratio), f"≥ {bar}x", met, close=ratio.low < bar <= ratio.high, possible=possible)
+    close = ratio.low < bar <= ratio.high
+    return Check(what, str(ratio), f"≥ {bar}x", met, close=close, possible=short_of(bar, ratio, share))
+
+
+def short_of(bar: float, ratio: Ratio, share: float | None) -> float | None:
+    """The ratio of a candidate that is at the limit instead of at `share` of it, where even that is below the bar."""
+    return ratio.value / share if share and max(ratio.value, ratio.value / share) < bar else None

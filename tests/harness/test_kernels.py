@@ -15,7 +15,6 @@ from labkit.harness import load_records
 from labkit.harness.kernels import RUNGS, LayerBench, measure_regions
 from labkit.harness.region_record import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED, RegionMeasurement
 from labkit.harness.regions import (
-    FUSED_REGIONS,
     REGIONS,
     LayerStack,
     RegionClock,
@@ -25,7 +24,7 @@ from labkit.harness.regions import (
     region_flops,
 )
 from labkit.policies import policy_for
-from labkit.stages import Stage
+from labkit.stages import FUSED_REGIONS, Stage
 
 DTYPES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 2e-2, torch.int8: 0.1}
 each_model = pytest.mark.parametrize("name", SMALL_CONFIGS)

@@ -1,6 +1,5 @@
 """The second notebook: that it runs under papermill and as `labkit run` does it, and steps through regions live."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from pages import Page
+from pages import Page, run_in
 
 from labkit.notebooks import RunReport, read_parameters, run_notebook
 
@@ -19,13 +18,7 @@ FIGURES = 4 + 1 + 1 + 1 + 1  # a drawing per region, the layer, the bars, the la
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
-    folder = tmp_path_factory.mktemp("report")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        return run_notebook(NOTEBOOK, SMALL, folder / "out")
-    finally:
-        os.chdir(before)
+    return run_in(tmp_path_factory.mktemp("report"), NOTEBOOK, SMALL)
 
 
 def test_every_parameter_is_typed_and_documented() -> None:

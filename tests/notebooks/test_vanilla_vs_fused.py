@@ -1,7 +1,6 @@
 """The first notebook: that it runs under papermill and as `labkit run` does it."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from pages import Page
+from pages import Page, run_in
 
 from labkit.notebooks import RunReport, read_parameters, run_notebook
 from labkit.notebooks.report import PLOTLY_MIME_TYPE
@@ -21,13 +20,7 @@ FIGURES = 5
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
-    folder = tmp_path_factory.mktemp("report")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        return run_notebook(NOTEBOOK, SMALL, folder / "out")
-    finally:
-        os.chdir(before)
+    return run_in(tmp_path_factory.mktemp("report"), NOTEBOOK, SMALL)
 
 
 def test_every_parameter_is_typed_and_documented() -> None:
