@@ -7,12 +7,12 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo lab test bench clean
+.PHONY: help demo lab test bench bench-gpu clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 14
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
 
 demo: $(READY) ## vanilla against fused on the embedded model: prints the speedup and the path of the HTML report
 	@echo "demo: the same gpt2 tokens from vanilla Hugging Face and from the fused engine, side by side"
@@ -30,6 +30,11 @@ bench: $(READY) ## measure this machine against the targets and write profiles/
 	@echo "bench: every model against its baselines, every region against the unfused ops; writes profiles/"
 	@$(BIN)/python -P -m labkit.harness.bench
 	@$(BIN)/python -P -m labkit.harness.region_bench
+
+bench-gpu: $(READY) ## measure an NVIDIA GPU: the engine against vanilla, every region; writes profiles/
+	@echo "bench-gpu: the GPU tests, then three models of 6 to 7 billion parameters; about 20 minutes; writes profiles/"
+	@$(BIN)/pytest -q -m gpu
+	@$(BIN)/python -P -m labkit.harness.gpu_bench
 
 clean: ## remove .venv, caches and runs/
 	@echo "clean: removes .venv, caches and runs/"

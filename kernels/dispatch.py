@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-IMPLS = ("reference", "cpp")
+IMPLS = ("reference", "cpp", "triton")
 
 
 def choose(op: str, impl: str, **implementations: Callable[..., Any]) -> Callable[..., Any]:

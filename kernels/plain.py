@@ -16,6 +16,13 @@ def normalise(norm: Norm, x: Tensor) -> Tensor:
     return x
 
 
+def argmax_or_minus_one(logits: Tensor) -> Tensor:
+    """argmax over the last dimension; -1 where no logit is a number."""
+    finite = logits.masked_fill(logits.isnan(), -float("inf"))
+    best, index = finite.max(dim=-1)
+    return index.masked_fill(best == -float("inf"), -1)
+
+
 def linear(x: Tensor, weights: Linear) -> Tensor:
     """x W^T + b with the weight in layout "rows": of any stored type for float32 rows, else of the rows' own."""
     weight = weights.floats() if x.dtype == torch.float32 else weights.weight

@@ -16,7 +16,7 @@ from torch import Tensor
 
 NORM_KINDS = ("none", "layer", "rms")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
-HEAD_DIM_LIMIT = 512
+HEAD_DIM_LIMITS = {"cpp": 512, "reference": 512, "triton": 256}
 HEAD_DIM_MULTIPLE = 16
 
 
@@ -115,7 +115,8 @@ class Norm:
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x W^T + b. `weight` is [outputs, inputs] with layout "rows", packed with layout "panels" (gemm.pack).
+    """y = x W^T + b. `weight` is [outputs, inputs] with layout "rows", packed with layouts "panels" (gemm.pack) for C++
+    and "words" (gemm.pack_words) for int8 in Triton.
 
     int8 weights have `scales` float32, [outputs, groups] or packed (gemm.pack_scales): a weight is its int8 times the
     scale that `group` inputs of its row share.
@@ -135,17 +136,36 @@ class Linear:
 
     def c_with(self, bias: Tensor | None) -> CLinear:
         """For C++, with another bias."""
-        if self.layout != "panels":
-            raise ValueError(f"the cpp kernels take weights with layout 'panels', got {self.layout!r}; use gemm.pack")
+        self.require("panels", "cpp")
         return CLinear(pointer(self.weight), pointer(bias), self.outputs, self.inputs, pointer(self.scales), self.group)
+
+    @property
+    def on_gpu(self) -> Tensor:
+        """For Triton: [outputs, inputs], or int8 as words of four, int32 [outputs, ceil(inputs / 4), 1]."""
+        if self.scales is None:
+            self.require("rows", "triton")
+            return self.weight
+        self.require("words", "triton")
+        return self.weight.view(torch.int32)
+
+    def require(self, layout: str, impl: str) -> None:
+        """Raises ValueError if the weight has another layout than the kernels of `impl` read."""
+        if self.layout != layout:
+            raise ValueError(
+                f"the {impl} kernels take {self.weight_type} weights with layout {layout!r}, got {self.layout!r}; "
+                f"use gemm.packed(linear, {impl!r})"
+            )
 
     @property
     def weight_type(self) -> str:
         return str(self.weight.dtype).removeprefix("torch.")
 
     def floats(self) -> Tensor:
-        """The matrix [outputs, inputs] of layout "rows" in float32."""
-        return self.scaled(self.weight, self.scales)
+        """The matrix [outputs, inputs] of layout "rows" or "words" in float32."""
+        rows = self.weight
+        if self.layout == "words":
+            rows = rows.transpose(1, 2).flatten(1)[:, : self.inputs]
+        return self.scaled(rows, self.scales)
 
     def scaled(self, rows: Tensor, scales: Tensor | None) -> Tensor:
         """Rows of the matrix as they are stored and their scales, if any -> float32 [rows, inputs]."""
@@ -214,11 +234,22 @@ class Rows:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Keys and values of one layer, [B, Hkv, C, padded D] each; `past` slots are filled before this call."""
+    """Keys and values of one layer, [B, Hkv, C, padded D] each; `past` slots are filled before this call.
+
+    `counter` int32 [1]: where the same number stands on the device, for kernels that read it there.
+    """
 
     keys: Tensor
     values: Tensor
     past: int
+    counter: Tensor | None = None
+
+    @cached_property
+    def past_on_device(self) -> Tensor:
+        """`counter`, made anew if there is none."""
+        if self.counter is not None:
+            return self.counter
+        return torch.full((1,), self.past, dtype=torch.int32, device=self.keys.device)
 
     @cached_property
     def c(self) -> CCache:
@@ -267,8 +298,18 @@ class MlpWeights:
         return CMlpWeights(self.norm.c, self.up.c, ACTIVATIONS.index(self.activation), int(self.gated))
 
 
+def check_heads(heads: Heads, impl: str) -> None:
+    """Raises ValueError for heads that the kernels of `impl` don't take."""
+    most = HEAD_DIM_LIMITS[impl]
+    if heads.dim > most or (impl == "triton" and heads.dim % 2):
+        sizes = f"even sizes up to {most}, impl 'cpp' any up to {HEAD_DIM_LIMITS['cpp']}"
+        raise ValueError(
+            f"head_dim is {heads.dim}; the {impl} kernels take " + (sizes if impl == "triton" else f"up to {most}")
+        )
+
+
 def check_rows(name: str, tensor: Tensor, columns: int) -> None:
-    """Raises ValueError unless `tensor` is a contiguous float32 [rows, columns] on the CPU."""
+    """Raises ValueError unless `tensor` is a contiguous float32 [rows, columns]."""
     if tensor.dtype != torch.float32 or tensor.dim() != 2 or tensor.shape[1] != columns or not tensor.is_contiguous():
         raise ValueError(
             f"{name}: expected contiguous float32 [rows, {columns}], got {tensor.dtype} {list(tensor.shape)}"

@@ -36,7 +36,7 @@ Threads = Annotated[int | None, typer.Option(help="CPU threads; by default one p
 def compare(
     model: Model,
     baseline: Annotated[
-        str, typer.Option(help="hf-eager, hf-gemm, hf-compile, accelerate, fused or fused-int8.")
+        str, typer.Option(help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused or fused-int8.")
     ] = "hf-eager",
     candidate: Annotated[str, typer.Option(help="What is measured against the baseline.")] = "fused",
     dtype: Dtype = "float32",
@@ -81,7 +81,7 @@ def kernels(
     op: Annotated[
         list[str] | None, typer.Option(help="qkv, attention, attn_out, mlp, mlp_out or residual; may be given again.")
     ] = None,
-    impl: Annotated[str, typer.Option(help="cpp.")] = "cpp",
+    impl: Annotated[str, typer.Option(help="cpp, or triton on a GPU.")] = "cpp",
     model: Annotated[str, typer.Option(help="The shape of a layer: a preset or a checkpoint folder.")] = "gpt2",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
     batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
@@ -112,6 +112,30 @@ def kernels(
         typer.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
     else:
         out.print(region_table(rows))
+
+
+@app.command()
+def tune(
+    model: Annotated[list[str] | None, typer.Option(help="A preset; may be given again. Default: gpt-j-6b.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="May be given again. Default: float16.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="May be given again. Default: 1.")] = None,
+) -> None:
+    """Find the fastest tiles of the Triton kernels on this GPU and keep them for all later runs."""
+    from labkit.harness.tune import tune as run_tuning
+
+    with progress_bar(err) as follow:
+        path, found = run_tuning(
+            tuple(model or ("gpt-j-6b",)),
+            dtypes=tuple(dtype or ("float16",)),
+            batches=tuple(batch or (1,)),
+            progress=follow,
+        )
+    table = Table("kernel", "tile", Column("step before", justify="right"), Column("after", justify="right"))
+    for each in found:
+        tile = f"{each.tile.rows} x {each.tile.depth}, {each.tile.warps} warps, {each.tile.stages} stages"
+        table.add_row(each.key, tile, f"{each.before_us:,.0f} µs", f"{each.after_us:,.0f} µs")
+    out.print(table)
+    out.print(str(path), soft_wrap=True)
 
 
 @app.command()
@@ -153,8 +177,8 @@ def generate(
     err.print(escape(source.origin), style="dim", highlight=False)
     set_seed(seed)
     engine.generate(
-        input_ids=inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
+        input_ids=inputs["input_ids"].to(engine.device),
+        attention_mask=inputs["attention_mask"].to(engine.device),
         max_new_tokens=new,
         streamer=TextStreamer(source.tokenizer),
         **({"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}),

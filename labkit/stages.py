@@ -21,7 +21,10 @@ SILENCE = contextlib.nullcontext()
 
 
 class Stage(StrEnum):
-    """The stages of a step; QKV, ATTENTION, MLP and RESIDUAL are the four Deep-Fusion regions."""
+    """The stages of a step; QKV, ATTENTION, MLP and RESIDUAL are the four Deep-Fusion regions.
+
+    On a GPU one kernel may be two stages of a layer whose attention and MLP start from the same rows.
+    """
 
     EMBED = "embed"
     QKV = "qkv"
@@ -30,6 +33,8 @@ class Stage(StrEnum):
     MLP = "mlp"
     MLP_OUT = "mlp_out"
     RESIDUAL = "residual"
+    QKV_MLP = "qkv+mlp"
+    OUTPUTS = "attn_out+mlp_out"
     ALL_REDUCE = "all_reduce"
     LM_HEAD = "lm_head"
     SAMPLE = "sample"

@@ -1,11 +1,18 @@
-"""What tests of kernels and engine share: each instruction set in turn, memory that starts as NaN, one thread."""
+"""What tests of kernels and engine share: each instruction set in turn, memory that starts as NaN, one thread.
 
+Without a GPU the Triton kernels run in Triton's interpreter, which reads its switch as they are defined.
+"""
+
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import ops
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ Sizes are odd on purpose. Everything that an op must not read is NaN, and so is 
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,3 +134,22 @@ def rows_of(batch: int, tokens: int, past: int = 0, *, mask: Tensor | None = Non
     key_positions = F.pad(positions, (0, (slots or total) - total), value=-(10**6))
     new = positions[:, past:].reshape(-1).contiguous()
     return Rows(batch, tokens, new, first, visible, key_positions.contiguous())
+
+
+def double(record: Any) -> Any:
+    """A record of the ops in float64, its int8 weights multiplied out; tensors of integers stay as they are."""
+    if isinstance(record, Tensor):
+        return record.double() if record.is_floating_point() else record
+    if isinstance(record, Linear):
+        weight, bias = record.floats().double(), double(record.bias)
+        return replace(record, weight=weight, bias=bias, layout="rows", scales=None, group=0)
+    if is_dataclass(record) and not isinstance(record, type):
+        return replace(record, **{field.name: double(getattr(record, field.name)) for field in fields(record)})
+    return record
+
+
+def distance(got: Tensor, want: Tensor) -> float:
+    """|got - want| / |want|, in Frobenius norms; infinite with a NaN."""
+    assert got.shape == want.shape
+    off = (got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-300)
+    return float(off.nan_to_num(nan=float("inf")))

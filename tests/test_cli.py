@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 SMALL = ("--prompt", "9", "--new", "5", "--threads", "1", "--rounds", "3")
 SIDE_KEYS = {"name", "ttft_ms", "per_token_ms", "end_to_end_ms", "floor_share", "peak_rss_mb"}
@@ -22,7 +23,8 @@ REGION_KEYS = {
     *("ratio", "ratio_low", "ratio_high", "floor_share"),
 }
 LABKIT = (sys.executable, "-P", "-c", "from labkit.cli import main; main()")
-ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+ENVIRONMENT |= {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 
 
 def labkit(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -138,3 +140,15 @@ def test_models_lists_the_presets(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for name in ("gpt2-medium", "gpt-j-6b", "bloom-7b1", "gpt-neox-20b", "llama-2-7b"):
         assert name in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    "arguments", [("tune",), ("kernels", "--impl", "triton", "--model", "tiny-gpt2")], ids=" ".join
+)
+def test_without_a_gpu_triton_says_what_to_do(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = labkit(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "impl 'triton' needs an NVIDIA GPU" in done.stderr
+    assert "use impl='cpp'" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -5,7 +5,7 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from .. import build
+from .. import build, gpu
 from ..dispatch import choose
 from ..types import AttentionParams, Heads, LayerCache, Rows, check_rows, pointer
 from .reference import attention as reference
@@ -29,7 +29,8 @@ def attention(
     nothing (padding) gives zeros. Bytes: the KV cache of what is seen, once per tile of 4 queries.
     """
     check_rows("queries", queries, heads.query * heads.dim)
-    return choose("attention", impl, reference=reference, cpp=_cpp)(queries, params, heads, rows, cache, threads)
+    run = choose("attention", impl, reference=reference, cpp=_cpp, triton=_triton)
+    return run(queries, params, heads, rows, cache, threads)
 
 
 def _cpp(queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, cache: LayerCache, threads: int) -> Tensor:
@@ -38,3 +39,12 @@ def _cpp(queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, cac
         byref(params.c), byref(heads.c), byref(rows.c), byref(cache.c), pointer(queries), pointer(context), threads
     )
     return context
+
+
+def _triton(
+    queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, cache: LayerCache, threads: int
+) -> Tensor:
+    gpu.require()
+    from .triton_impl import attention as run
+
+    return run(queries, params, heads, rows, cache, torch.empty_like(queries), gpu.default_launcher())

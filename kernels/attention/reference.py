@@ -34,8 +34,9 @@ def attention(
 
 def seen(rows: Rows, past: int, window: int | None) -> Tensor:
     """bool [B, T, past + T]: which slots each new token sees."""
-    slot = torch.arange(past + rows.tokens)
-    own = past + torch.arange(rows.tokens)[:, None]
+    device = rows.first.device
+    slot = torch.arange(past + rows.tokens, device=device)
+    own = past + torch.arange(rows.tokens, device=device)[:, None]
     mask = (slot <= own) & (slot > own - (window or len(slot)))
     mask = mask & (slot >= rows.first[:, None, None])
     if rows.visible is not None:

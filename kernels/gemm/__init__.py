@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import build
+from .. import build, gpu
 from ..dispatch import choose
 from ..types import Linear, check_rows, pointer
 from .reference import gemm as reference
 
 BLOCK = 32  # outputs per packed block, kBlock of tile.h
 QUANTIZED_AT_ONCE = 1024  # rows: what quantising costs beyond its result
-__all__ = ["gemm", "group_size", "pack", "pack_scales", "packed", "quantize", "unpack_rows"]
+__all__ = ["gemm", "group_size", "pack", "pack_scales", "pack_words", "packed", "quantize", "unpack_rows"]
 
 
 def gemm(x: Tensor, linear: Linear, *, threads: int = 1, impl: str) -> Tensor:
@@ -23,7 +23,7 @@ def gemm(x: Tensor, linear: Linear, *, threads: int = 1, impl: str) -> Tensor:
     Reads every weight once for up to 12 rows (AVX-512): bytes = outputs * inputs * element size.
     """
     check_rows("x", x, linear.inputs)
-    return choose("gemm", impl, reference=reference, cpp=_cpp)(x, linear, threads)
+    return choose("gemm", impl, reference=reference, cpp=_cpp, triton=_triton)(x, linear, threads)
 
 
 def _cpp(x: Tensor, linear: Linear, threads: int) -> Tensor:
@@ -31,6 +31,14 @@ def _cpp(x: Tensor, linear: Linear, threads: int) -> Tensor:
     library = build.in_use(linear.weight_type)
     library.labkit_gemm(byref(linear.c), pointer(x), x.shape[0], pointer(out), threads)
     return out
+
+
+def _triton(x: Tensor, linear: Linear, threads: int) -> Tensor:
+    gpu.require()
+    from .triton_impl import gemm as run
+
+    out = torch.empty(x.shape[0], linear.outputs, device=x.device)
+    return run(x, linear, out, gpu.default_launcher())
 
 
 def packed_shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
@@ -77,8 +85,8 @@ def quantize(weight: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
     """
     outputs, inputs = weight.shape
     size = group_size(inputs, groups)
-    ints = torch.empty(outputs, inputs, dtype=torch.int8)
-    scales = torch.empty(outputs, -(-inputs // size))
+    ints = torch.empty(outputs, inputs, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(outputs, -(-inputs // size), device=weight.device)
     for begin in range(0, outputs, QUANTIZED_AT_ONCE):
         rows = slice(begin, begin + QUANTIZED_AT_ONCE)
         grouped = F.pad(weight[rows].float(), (0, -inputs % size)).unflatten(1, (-1, size))
@@ -94,8 +102,20 @@ def pack_scales(scales: Tensor) -> Tensor:
     return padded.unflatten(0, (-1, BLOCK)).transpose(1, 2).contiguous()
 
 
-def packed(linear: Linear) -> Linear:
-    """The same matrix with layout "panels" instead of "rows"."""
+def pack_words(ints: Tensor) -> Tensor:
+    """int8 [outputs, inputs] -> [outputs, ceil(inputs / 4), 4]: words of four, one from each quarter of a row."""
+    words = F.pad(ints, (0, -ints.shape[1] % 4)).unflatten(1, (4, -1)).transpose(1, 2)
+    return words.clone(memory_format=torch.contiguous_format)
+
+
+def packed(linear: Linear, impl: str = "cpp") -> Linear:
+    """The same matrix of layout "rows" as the kernels of `impl` read it."""
+    if impl == "reference":
+        return linear
+    if impl == "triton":
+        if linear.scales is None:
+            return linear
+        return replace(linear, weight=pack_words(linear.weight), layout="words")
     bias = None if linear.bias is None else F.pad(linear.bias, (0, -linear.outputs % BLOCK))
     scales = None if linear.scales is None else pack_scales(linear.scales)
     return replace(linear, weight=pack(linear.weight), bias=bias, scales=scales, layout="panels")
@@ -112,7 +132,13 @@ def interleave_gate(gate_up: Tensor) -> Tensor:
 
 
 def unpack_rows(linear: Linear, rows: Tensor) -> Tensor:
-    """Rows of a packed matrix, [len(rows), inputs] float32: the embedding lookup in a tied LM head."""
+    """Rows of a matrix in any layout, [len(rows), inputs] float32: the embedding lookup in a tied LM head."""
+    if linear.layout != "panels":
+        scales = None if linear.scales is None else linear.scales[rows]
+        taken = linear.weight[rows]
+        if linear.layout == "words":
+            taken = taken.transpose(1, 2).flatten(1)[:, : linear.inputs]
+        return linear.scaled(taken, scales)
     block, lane = rows // BLOCK, rows % BLOCK
     taken = linear.weight[block, :, lane].reshape(len(rows), -1)[:, : linear.inputs]
     return linear.scaled(taken, None if linear.scales is None else linear.scales[block, :, lane])

@@ -5,7 +5,7 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from .. import build
+from .. import build, gpu
 from ..dispatch import choose
 from ..types import MlpWeights, check_rows, pointer
 from .reference import mlp_gemm as reference
@@ -31,7 +31,7 @@ def mlp_gemm(
     check_rows("hidden", hidden, weights.up.inputs)
     if addend is not None:
         check_rows("addend", addend, weights.up.inputs)
-    run = choose("mlp_gemm", impl, reference=reference, cpp=_cpp)
+    run = choose("mlp_gemm", impl, reference=reference, cpp=_cpp, triton=_triton)
     return run(hidden, addend, addend_bias, weights, residual_from_norm, threads)
 
 
@@ -57,3 +57,23 @@ def _cpp(
         threads,
     )
     return act, residual
+
+
+def _triton(
+    hidden: Tensor,
+    addend: Tensor | None,
+    addend_bias: Tensor | None,
+    weights: MlpWeights,
+    residual_from_norm: bool,
+    threads: int,
+) -> tuple[Tensor, Tensor]:
+    gpu.require()
+    from .triton_impl import mlp_gemm as run
+
+    width = weights.up.outputs // (2 if weights.gated else 1)
+    act = torch.empty(len(hidden), width, device=hidden.device)
+    changed = addend is not None or residual_from_norm
+    residual = torch.empty_like(hidden) if changed else None
+    how = {"residual_from_norm": residual_from_norm}
+    run(hidden, addend, addend_bias, weights, act, residual, gpu.default_launcher(), **how)
+    return act, hidden if residual is None else residual

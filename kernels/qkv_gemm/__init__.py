@@ -5,9 +5,9 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from .. import build
+from .. import build, gpu
 from ..dispatch import choose
-from ..types import NO_ROTARY, Heads, LayerCache, QkvWeights, Rotary, Rows, check_rows, pointer
+from ..types import NO_ROTARY, Heads, LayerCache, QkvWeights, Rotary, Rows, check_heads, check_rows, pointer
 from .reference import qkv_gemm as reference
 
 __all__ = ["qkv_gemm"]
@@ -34,7 +34,7 @@ def qkv_gemm(
         raise ValueError(
             f"cache of {cache.keys.shape[2]} slots can't take {rows.tokens} tokens after {cache.past}; grow it"
         )
-    run = choose("qkv_gemm", impl, reference=reference, cpp=_cpp)
+    run = choose("qkv_gemm", impl, reference=reference, cpp=_cpp, triton=_triton)
     return run(hidden, weights, heads, rotary, rows, cache, residual_from_norm, threads)
 
 
@@ -62,3 +62,23 @@ def _cpp(
         threads,
     )
     return queries, residual
+
+
+def _triton(
+    hidden: Tensor,
+    weights: QkvWeights,
+    heads: Heads,
+    rotary: Rotary | None,
+    rows: Rows,
+    cache: LayerCache,
+    residual_from_norm: bool,
+    threads: int,
+) -> tuple[Tensor, Tensor]:
+    gpu.require()
+    check_heads(heads, "triton")
+    from .triton_impl import qkv_gemm as run
+
+    queries = torch.empty(len(hidden), heads.query * heads.dim, device=hidden.device)
+    residual = torch.empty_like(hidden) if residual_from_norm else None
+    run(hidden, weights, heads, rotary, rows, cache, queries, residual, gpu.default_launcher())
+    return queries, hidden if residual is None else residual

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .. import build
+from .. import build, gpu
 from ..dispatch import choose
 from ..types import check_rows, pointer
 from .reference import residual_add as reference
@@ -23,7 +23,7 @@ def residual_add(
 ) -> Tensor:
     """[N, H] float32 each -> residual + attn_out + attn_bias + mlp_out + mlp_bias [N, H]; biases are [H] or None."""
     check_rows("mlp_out", mlp_out, residual.shape[1])
-    run = choose("residual_add", impl, reference=reference, cpp=_cpp)
+    run = choose("residual_add", impl, reference=reference, cpp=_cpp, triton=_triton)
     return run(residual, mlp_out, mlp_bias, attn_out, attn_bias, threads)
 
 
@@ -48,3 +48,18 @@ def _cpp(
         threads,
     )
     return out
+
+
+def _triton(
+    residual: Tensor,
+    mlp_out: Tensor,
+    mlp_bias: Tensor | None,
+    attn_out: Tensor | None,
+    attn_bias: Tensor | None,
+    threads: int,
+) -> Tensor:
+    gpu.require()
+    from .triton_impl import add_rows
+
+    parts, biases = [residual, attn_out, mlp_out], [attn_bias, mlp_bias]
+    return add_rows(parts, biases, torch.empty_like(residual), gpu.default_launcher())

@@ -1,8 +1,9 @@
 """The ladder that the fused engine is compared with, every rung and the engine itself behind one interface.
 
 `hf-gemm` is vanilla with the engine's GEMM: what it gains over `hf-eager` is the GEMM's merit, the rest the fusion's.
+On a GPU `hf-graph` tells them apart: it gains what launching kernels costs, the rest is the kernels'.
 Vanilla rungs run as fast as their library lets them: the attention that transformers picks (SDPA where it has one),
-inference mode, and the same threads as the engine.
+inference mode, and the same threads or the same GPU as the engine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from transformers.pytorch_utils import Conv1D
 
 from labkit.engine.annotate import annotate
 from labkit.engine.engine import init_inference
+from labkit.engine.hf_graph import GraphedModel, check_static_cache
 from labkit.engine.stage_clock import StageTime
+from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
 from labkit.kernels.gemm import gemm, packed
 from labkit.kernels.types import Linear
@@ -28,6 +31,7 @@ from labkit.presets import ModelSource
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FEW_ROWS = 64  # as many sequences as a decode step may have; most prompts have more
+CPU = torch.device("cpu")
 StageProbe = Callable[[Callable[[], object]], list[StageTime]]
 
 
@@ -51,29 +55,75 @@ class Baseline:
     def config(self) -> PretrainedConfig:
         return self.model.config
 
+    @property
+    def device(self) -> torch.device:
+        return getattr(self.model, "device", CPU)
+
+    @property
+    def graph_nodes(self) -> tuple[tuple[str, str], ...]:
+        """Kernel and stage of each node of the CUDA graph that the latest step was; empty for all but the engine's."""
+        return tuple((node.kernel, node.stage) for node in getattr(self.model, "graph_nodes", ()))
+
     def generate(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-        """Hugging Face's `generate`."""
+        """Hugging Face's `generate`. Tensors may lie anywhere; the result lies where the model does."""
+        moved = {key: value.to(self.device) if torch.is_tensor(value) else value for key, value in kwargs.items()}
         with torch.inference_mode():
-            return self.model.generate(input_ids, **self.options, **kwargs)
+            return self.model.generate(input_ids.to(self.device), **self.options, **moved)
 
 
-def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int) -> Baseline:
-    """Load `source` as the rung `name` of the ladder, for `threads` threads of this process."""
+def comparison_device() -> torch.device:
+    """Where all sides of a comparison run: the current GPU, or the CPU of a machine without one."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else CPU
+
+
+def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int, **options: Any) -> Baseline:
+    """Load `source` as the rung `name` of the ladder, for `threads` threads of this process, or for its GPU.
+
+    `options`: of `init_inference`, for the rungs that are the engine.
+
+    Raises ValueError as `check_baseline` does, and for a model that the rung cannot run.
+    """
     check_baseline(name)
     torch.set_num_threads(threads)
-    return BASELINES[name](name, source, dtype)
+    return BASELINES[name](name, source, dtype, **options)
 
 
 def check_baseline(name: str) -> None:
-    """ValueError for an unknown name, or for one whose package is not installed."""
+    """ValueError for an unknown name, for one whose package is not installed, and for one of another device."""
     if name not in BASELINES:
         raise ValueError(f"unknown baseline {name!r}; expected one of {', '.join(BASELINES)}")
     if name == "accelerate" and find_spec("accelerate") is None:
         raise ValueError("the baseline 'accelerate' needs a package that is not installed; pip install accelerate")
+    on_gpu = torch.cuda.is_available()
+    if name == "hf-graph" and not on_gpu:
+        raise ValueError(
+            "the baseline 'hf-graph' got no GPU, expected an NVIDIA GPU and PyTorch's CUDA build; use hf-static"
+        )
+    if name == "hf-gemm" and on_gpu:
+        raise ValueError(
+            "the baseline 'hf-gemm' got a GPU, expected none: it runs labkit's C++ GEMM; use hf-graph, or hide the GPU "
+            "with CUDA_VISIBLE_DEVICES=-1"
+        )
+    if name.startswith("fused") and on_gpu and (reason := gpu.unavailable()):
+        raise ValueError(f"the baseline {name!r} would not run on the GPU, where the others do: {reason}")
 
 
 def _hf_eager(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
-    return _vanilla(name, "eager", source, source.hf_model(dtype))
+    return _vanilla(name, "eager", source, _hf_model(source, dtype))
+
+
+def _hf_static(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
+    """Static cache, not compiled. On a GPU transformers would compile its steps if it were not told."""
+    model = _hf_model(source, dtype)
+    check_static_cache(model)
+    options = {"cache_implementation": "static", "disable_compile": True}
+    return _vanilla(name, "eager, static cache", source, model, options)
+
+
+def _hf_graph(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
+    model = GraphedModel(_hf_model(source, dtype))
+    impl = f"transformers {__version__}, CUDA graph, static cache, {model.config._attn_implementation} attention"
+    return Baseline(name, impl, dtype, model, source.tokenizer)
 
 
 def _hf_gemm(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
@@ -107,23 +157,30 @@ class PackedLinear(nn.Module):
 
 
 def _hf_compile(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
-    """Static cache and `torch.compile`; one graph for the prompt and one for a step, compiled by the first call."""
-    model = source.hf_model(dtype)
-    model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
-    impl = f"transformers {__version__}, torch.compile, static cache, {model.config._attn_implementation} attention"
+    """Static cache and `torch.compile`; one graph for the prompt and one for a step, compiled by the first call.
+
+    On a GPU transformers compiles by itself, with CUDA graphs ("reduce-overhead"), and the steps only.
+    """
+    model = _hf_model(source, dtype)
+    how = "torch.compile"
+    if model.device.type == "cuda":
+        how += " (reduce-overhead)"
+    else:
+        model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
+    impl = f"transformers {__version__}, {how}, static cache, {model.config._attn_implementation} attention"
     return Baseline(name, impl, dtype, model, source.tokenizer, options={"cache_implementation": "static"})
 
 
 def _accelerate(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
     import accelerate
 
-    model = accelerate.dispatch_model(source.hf_model(dtype), {"": "cpu"}, force_hooks=True)
+    model = accelerate.dispatch_model(source.hf_model(dtype), {"": str(comparison_device())}, force_hooks=True)
     return _vanilla(name, f"accelerate {accelerate.__version__}", source, model)
 
 
-def _fused_int8(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
+def _fused_int8(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -> Baseline:
     """The engine with int8 weights, LM head included, whatever `dtype` the others have."""
-    return _fused(name, source, torch.int8, quant={"lm_head": True})
+    return _fused(name, source, torch.int8, quant={"lm_head": True}, **options)
 
 
 def _fused(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -> Baseline:
@@ -140,20 +197,28 @@ def _fused(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -
     return Baseline(name, impl, dtype, engine, source.tokenizer, stage_times)
 
 
-def _vanilla(name: str, how: str, source: ModelSource, model: PreTrainedModel) -> Baseline:
+def _hf_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
+    return source.hf_model(dtype).to(comparison_device())
+
+
+def _vanilla(
+    name: str, how: str, source: ModelSource, model: PreTrainedModel, options: Mapping[str, Any] | None = None
+) -> Baseline:
     def stage_times(run: Callable[[], object]) -> list[StageTime]:
         with annotate(model, policy_for(model.config)) as clock:
             run()
         return clock.stage_times()
 
     impl = f"transformers {__version__}, {how}, {model.config._attn_implementation} attention"
-    return Baseline(name, impl, model.dtype, model, source.tokenizer, stage_times)
+    return Baseline(name, impl, model.dtype, model, source.tokenizer, stage_times, options or {})
 
 
-BASELINES: dict[str, Callable[[str, ModelSource, torch.dtype], Baseline]] = {
+BASELINES: dict[str, Callable[..., Baseline]] = {
     "hf-eager": _hf_eager,
     "hf-gemm": _hf_gemm,
+    "hf-static": _hf_static,
     "hf-compile": _hf_compile,
+    "hf-graph": _hf_graph,
     "accelerate": _accelerate,
     "fused": _fused,
     "fused-int8": _fused_int8,

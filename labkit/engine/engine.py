@@ -1,8 +1,9 @@
 """`init_inference` and the engine that it returns."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,11 @@ from labkit.engine.model import FusedCausalLM
 from labkit.engine.options import DTYPES, Options, read_options
 from labkit.engine.stage_clock import StageTime
 from labkit.engine.weights import TensorSource, build_weights, check_weights
-from labkit.kernels import build
+from labkit.kernels import build, gpu
 from labkit.policies import policy_for
+
+if TYPE_CHECKING:
+    from labkit.engine.graph import Node
 
 
 class InferenceEngine(nn.Module):
@@ -53,8 +57,13 @@ class InferenceEngine(nn.Module):
 
     @property
     def impl(self) -> str:
-        """ "cpp" or "reference": what "auto" became."""
+        """ "triton", "cpp" or "reference": what "auto" became."""
         return self.module.impl
+
+    @property
+    def graph_nodes(self) -> "tuple[Node, ...]":
+        """The kernels of the latest decode step on a GPU, in the order of its CUDA graph, each with its stage."""
+        return self.module.gpu.nodes if self.module.gpu else ()
 
     def can_generate(self) -> bool:
         return True
@@ -132,8 +141,9 @@ def init_inference(
     unless `consume_model=True`), or a `presets.ModelSource`, whose weights are packed as they are read, so that they
     are in memory once. config, options: DeepSpeed-Inference's, see `Options`; a dict, a JSON file, keywords, or both.
 
-    Raises ValueError for a model or an option that is not supported or damaged, NotImplementedError for options that
-    labkit does not have yet, BuildError with impl="cpp" where the kernels can't be compiled.
+    Raises ValueError for a model or an option that is not supported or damaged, and for what needs a GPU without one;
+    NotImplementedError for options that labkit does not have yet; BuildError with impl="cpp" where the kernels can't be
+    compiled.
     """
     read = read_options(config, options)
     hf_config = getattr(model, "hf_config", None) or getattr(model, "config", None)
@@ -145,11 +155,16 @@ def init_inference(
     dtype = read.dtype or _own_dtype(model, hf_config)
     if dtype not in DTYPES.values():
         raise ValueError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
-    impl = _resolved(read.impl)
+    impl = _resolved("triton" if read.use_triton else read.impl)
+    device = gpu.default_device() if impl == "triton" else torch.device("cpu")
+    if device.type != "cuda" and (read.enable_cuda_graph or read.dependent_launch):
+        raise ValueError("enable_cuda_graph and dependent_launch are for an NVIDIA GPU, and none is used; leave them out")
+    if read.dependent_launch:
+        gpu.require_dependent_launch()
 
     consumed = source if read.consume_model and isinstance(source, ModelTensors) else None
     if consumed:  # whatever can go wrong must go wrong before the first weight is taken
-        check_weights(policy, model_config, consumed)
+        check_weights(policy, model_config, consumed, impl)
     with torch.inference_mode():
         weights = build_weights(
             policy,
@@ -159,10 +174,17 @@ def init_inference(
             impl,
             read.quant,
             done_with=(lambda layer: consumed.release(f"{policy.layers}.{layer}.")) if consumed else None,
+            device=device,
         )
     if consumed:
         consumed.release("")
-    module = FusedCausalLM(hf_config, model_config, policy, weights, impl)
+    module = FusedCausalLM(hf_config, model_config, policy, weights, impl, device)
+    if impl == "triton":
+        from labkit.engine.graph import GpuDecoder
+
+        graphs = device.type == "cuda" and read.enable_cuda_graph is not False
+        launch = replace(gpu.default_launcher(), pdl=read.dependent_launch, launched=[])
+        module.gpu = GpuDecoder(weights, launch, device, graphs=graphs)
     if isinstance(model, PreTrainedModel) and model.generation_config is not None:
         module.generation_config = copy.deepcopy(model.generation_config)
     return InferenceEngine(module, read)
@@ -176,8 +198,12 @@ def _own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:
 
 
 def _resolved(impl: str) -> str:
+    if impl == "auto" and torch.cuda.is_available() and gpu.unavailable() is None:
+        return "triton"
     if impl == "auto":
         return "cpp" if build.unavailable() is None else "reference"
+    if impl == "triton":
+        gpu.require()
     if impl == "cpp" and (reason := build.unavailable()):
         raise build.BuildError(reason)
     return impl

@@ -42,7 +42,10 @@ def decode_loop(
     streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """What transformers' `_sample` returns for the same arguments, token for token on equal logits."""
+    """What transformers' `_sample` returns for the same arguments, token for token on equal logits.
+
+    Tokens are kept and chosen where `input_ids` are; the model may be on another device.
+    """
     batch, length = input_ids.shape
     pad, sample = generation_config._pad_token_tensor, bool(generation_config.do_sample)
     as_dict = bool(generation_config.return_dict_in_generate)
@@ -63,13 +66,13 @@ def decode_loop(
         padding = 0 if pad is None else int(pad)
         sequences = _greedy(model, cache, new, mask, positions, input_ids, end, padding, streamer)
     else:
-        tokens = torch.empty(batch, limit, dtype=input_ids.dtype)
+        tokens = torch.empty(batch, limit, dtype=input_ids.dtype, device=input_ids.device)
         tokens[:, :length] = input_ids
-        unfinished = torch.ones(batch, dtype=torch.bool)
+        unfinished = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
         result = model.run(new, cache, mask, positions, keep=1)
         while True:
             with stage(Phase.DECODE, Stage.SAMPLE):
-                logits = result[:, 0]
+                logits = result[:, 0].to(input_ids.device)
                 if keep_logits:
                     raw_logits.append(logits.clone())
                 processed = logits_processor(tokens[:, :length], logits)
@@ -154,13 +157,13 @@ def _greedy(
                 raise FloatingPointError("no logit is a number; the weights or the prompt drive the model out of range")
             chosen.append(result)
             if streamer is not None:
-                streamer.put(result[:, 0])
+                streamer.put(result[:, 0].cpu())
             if end.tokens:
                 finished.update(row for row, token in enumerate(ids) if token in end.tokens)
             if len(finished) == len(ids) or input_ids.shape[1] + len(chosen) >= end.length:
                 break
         result = model.advance(result, cache, greedy=True)
-    return torch.cat([input_ids, *chosen], dim=1)
+    return torch.cat((input_ids, torch.cat(chosen, dim=1).to(input_ids.device)), dim=1)
 
 
 def _sampled(scores: Tensor) -> Tensor:

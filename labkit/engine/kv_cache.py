@@ -4,7 +4,9 @@ A Hugging Face `Cache`, so that `generate`, beams and assisted decoding can hold
 writes it.
 """
 
+import copy
 import ctypes
+import weakref
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from transformers import Cache
 
 from labkit.config import ModelConfig
+from labkit.engine.slots import SlotPool, Slots
 from labkit.kernels.types import CCache, LayerCache, Rows, padded_head_dim, pointer
 
 BLOCK = 128  # slots by which a full cache grows, at least
@@ -21,11 +24,15 @@ class KVCache(Cache):
     """[B, Hkv, capacity, padded head_dim] per layer for keys and for values; slots before `length` are filled.
 
     Every sequence has `length` slots; shorter ones are padded (left, right or with holes) and `mask` says where.
+    `pool`: where memory on a GPU is borrowed; without one the cache has its own on the CPU.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, capacity: int = 0) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, capacity: int = 0, pool: SlotPool | None = None
+    ) -> None:
         super().__init__(layers=[])
-        self.config, self.dtype = config, dtype
+        self.config, self.dtype, self.pool = config, dtype, pool
+        self.device = torch.device("cpu") if pool is None else pool.device
         self.reserved = capacity
         self.length = 0
         self.keys: list[Tensor] = []
@@ -36,6 +43,18 @@ class KVCache(Cache):
         self.positions: Tensor | None = None  # int32 [B, capacity], of each slot's token; counted on beyond `length`
         self.reach = 0  # 1 + the largest position so far
         self._c: ctypes.Array[CCache] | None = None
+        self._borrowed: tuple[Slots, weakref.finalize] | None = None
+
+    @property
+    def slots(self) -> Slots:
+        """The borrowed memory, taken anew if keys and values have moved elsewhere (beams), or hold too few slots."""
+        if self.pool is None:
+            raise RuntimeError("a cache on the CPU borrows no slots")
+        self.reserve(self.batch_size, self.length + 1)
+        if self._borrowed is None:
+            self._borrow(self.batch_size, self.capacity)
+        assert self._borrowed is not None
+        return self._borrowed[0]
 
     @property
     def capacity(self) -> int:
@@ -56,7 +75,8 @@ class KVCache(Cache):
         return self._c
 
     def layer(self, index: int) -> LayerCache:
-        return LayerCache(self.keys[index], self.values[index], self.length)
+        counter = None if self._borrowed is None else self._borrowed[0].past
+        return LayerCache(self.keys[index], self.values[index], self.length, counter)
 
     def reserve(self, batch: int, slots: int) -> None:
         """Makes room for `slots` tokens in each of `batch` sequences, layer by layer; a first call fixes `batch`."""
@@ -66,6 +86,9 @@ class KVCache(Cache):
             return
         old = self.capacity
         capacity = max(slots, self.reserved, old + max(BLOCK, old // 2) if old else 0)
+        if self.pool is not None:
+            self._borrow(batch, capacity)
+            return
         shape = (batch, self.config.num_kv_heads, capacity, padded_head_dim(self.config.head_dim))
         if not self.keys:
             self.keys = [torch.zeros(shape, dtype=self.dtype) for _ in range(self.config.num_layers)]
@@ -82,6 +105,27 @@ class KVCache(Cache):
         self._count_on(self.length)
         self._c = None
 
+    def _borrow(self, batch: int, slots: int) -> None:
+        """Moves to slots of the pool, with whatever is there already."""
+        assert self.pool is not None
+        before, keys, values, old = self._borrowed, self.keys, self.values, self.length
+        self._borrowed = self.pool.take(self, batch, slots)
+        new = self._borrowed[0]
+        self.keys, self.values = ([each[:batch] for each in tensors] for tensors in (new.keys, new.values))
+        positions, first = self.positions, self.first
+        self.positions, self.first = new.positions[:batch], new.first[:batch]
+        if positions is not None and first is not None:
+            for target, source in zip((*self.keys, *self.values), (*keys, *values), strict=True):
+                target[:, :, :old] = source[:, :, :old]
+            self.positions[:, :old] = positions[:, :old]
+            self.first.copy_(first)
+        if self.mask is not None:
+            mask, self.mask = self.mask, self._all_visible()
+            self.mask[:, :old] = mask[:, :old]
+        self._count_on(old)
+        if before is not None:
+            before[1]()
+
     def place(
         self, batch: int, tokens: int, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Rows:
@@ -93,6 +137,9 @@ class KVCache(Cache):
         self.reserve(batch, total)
         assert self.positions is not None
         assert self.first is not None
+        if self._borrowed is not None:
+            self._borrowed[0].past.fill_(past)
+            self._borrowed[0].at = -1
         if attention_mask is not None:
             self._set_mask(attention_mask)
         if position_ids is not None:
@@ -115,8 +162,9 @@ class KVCache(Cache):
     def _count_on(self, length: int) -> None:
         """From slot `length` on, positions go on from each sequence's largest before it."""
         assert self.positions is not None
-        last = self.positions[:, :length].amax(1, keepdim=True) if length else torch.tensor([[-1]], dtype=torch.int32)
-        self.positions[:, length:] = last + torch.arange(1, self.capacity - length + 1, dtype=torch.int32)
+        how: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
+        last = self.positions[:, :length].amax(1, keepdim=True) if length else torch.tensor([[-1]], **how)
+        self.positions[:, length:] = last + torch.arange(1, self.capacity - length + 1, **how)
         self.reach = 1 + int(last.max())
 
     def _set_mask(self, attention_mask: Tensor) -> None:
@@ -128,10 +176,16 @@ class KVCache(Cache):
             self.first.zero_()
             return
         if self.mask is None:
-            self.mask = torch.ones(self.batch_size, self.capacity, dtype=torch.uint8)
+            self.mask = self._all_visible()
         self.mask[:, :total] = visible
         self.first.copy_(torch.where(visible.any(1), visible.to(torch.uint8).argmax(1), total))
         self.holes = bool((~visible).sum() != self.first.sum())
+
+    def _all_visible(self) -> Tensor:
+        """A mask that hides nothing, where decode steps on a GPU look for it."""
+        if self._borrowed is not None:
+            return self._borrowed[0].visible[: self.batch_size].fill_(1)
+        return torch.ones(self.batch_size, self.capacity, dtype=torch.uint8, device=self.device)
 
     def adopt(self, cache: Cache, attention_mask: Tensor | None = None) -> None:
         """Copies what another Hugging Face cache holds. `attention_mask` [B, >= its length] tells its padding."""
@@ -192,6 +246,17 @@ class KVCache(Cache):
     def __len__(self) -> int:
         return self.config.num_layers
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "KVCache":
+        """The same contents in memory of its own: to go on from one prompt in several ways."""
+        other = copy.copy(self)
+        other.keys, other.values = list(self.keys), list(self.values)
+        other._c = other._borrowed = None
+        if self.pool is not None and self.keys:
+            other._borrow(self.batch_size, self.capacity)
+        else:
+            other._select(torch.clone)
+        return other
+
     def __repr__(self) -> str:
         return f"KVCache(batch={self.batch_size}, length={self.length}, capacity={self.capacity}, dtype={self.dtype})"
 
@@ -225,7 +290,7 @@ class KVCache(Cache):
             self.mask[:, length:] = 1
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._select(lambda tensor: tensor.index_select(0, beam_idx))
+        self._select(lambda tensor: tensor.index_select(0, beam_idx.to(self.device)))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self._select(lambda tensor: tensor[indices].contiguous())
@@ -240,6 +305,9 @@ class KVCache(Cache):
         for name in ("mask", "first", "positions"):
             if (tensor := getattr(self, name)) is not None:
                 setattr(self, name, rows(tensor))
+        if self._borrowed is not None:
+            self._borrowed[1]()
+            self._borrowed = None
         self._c = None
 
 
@@ -250,6 +318,6 @@ def _counted(attention_mask: Tensor) -> Tensor:
 
 def _widened(table: Tensor | None, capacity: int, fill: int = 0) -> Tensor:
     assert table is not None
-    wide = torch.full((table.shape[0], capacity), fill, dtype=table.dtype)
+    wide = torch.full((table.shape[0], capacity), fill, dtype=table.dtype, device=table.device)
     wide[:, : table.shape[1]] = table
     return wide

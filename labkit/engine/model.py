@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,17 @@ from labkit.config import Rotary as RotarySpec
 from labkit.engine.generate import decode_loop, runs_in_decode_loop
 from labkit.engine.kv_cache import KVCache
 from labkit.engine.layer import FusedLayer, Wiring
+from labkit.engine.slots import SlotPool
 from labkit.engine.stage_clock import StageClock
 from labkit.kernels import DecodeStep, ModelWeights, gemm
 from labkit.kernels.gemm import unpack_rows
-from labkit.kernels.plain import normalise
+from labkit.kernels.plain import argmax_or_minus_one, normalise
 from labkit.kernels.types import Rotary, Rows
 from labkit.policies import Policy
 from labkit.stages import Phase, Stage, listening, stage
+
+if TYPE_CHECKING:
+    from labkit.engine.graph import GpuDecoder
 
 CHUNK_ROWS = 512  # rows per pass through the layers: bounds the workspace of a long prompt
 
@@ -48,7 +52,13 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
     _supports_cache_class = True
 
     def __init__(
-        self, hf_config: PretrainedConfig, config: ModelConfig, policy: Policy, weights: ModelWeights, impl: str
+        self,
+        hf_config: PretrainedConfig,
+        config: ModelConfig,
+        policy: Policy,
+        weights: ModelWeights,
+        impl: str,
+        device: torch.device,
     ) -> None:
         hf_config = copy.deepcopy(hf_config)
         hf_config._attn_implementation = "eager"  # transformers' choice among its own kernels means nothing here
@@ -57,7 +67,10 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         self.cache_dtype = weights.cache_dtype
         self.clock = StageClock(config.num_layers)
         self.step_times_ms: list[float] | None = None  # appended to by every step once somebody puts a list here
+        self._device = device
+        self._pool = SlotPool(config, weights.cache_dtype, device) if impl == "triton" else None
         self._step = DecodeStep(weights) if impl == "cpp" else None
+        self.gpu: GpuDecoder | None = None
         self._rotary: Rotary | None = None
         self._one_at_a_time = Lock()  # threads may share an engine: a step owns the workspace and the rotary tables
         _attach(self, policy.layers, nn.ModuleList(self._make_layers()))
@@ -79,14 +92,14 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        return self._device
 
     def _init_weights(self, module: nn.Module) -> None:
         """There is nothing to initialise: weights come packed."""
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         """An empty cache that reserves `capacity` slots per sequence when it is first used."""
-        return KVCache(self.model_config, self.cache_dtype, capacity)
+        return KVCache(self.model_config, self.cache_dtype, capacity, self._pool)
 
     @torch.no_grad()
     def forward(
@@ -163,7 +176,9 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         past = cache.length
         self._check(input_ids, cache, attention_mask, position_ids)
         phase = Phase.DECODE if past and tokens == 1 else Phase.PREFILL
-        input_ids = input_ids.to(torch.int64).contiguous()
+        input_ids = input_ids.to(self._device, torch.int64).contiguous()
+        if attention_mask is not None:
+            attention_mask = attention_mask.to(self._device)
         cache.reserve(batch, past + tokens)
         chunk = tokens if hidden_states is not None else max(1, CHUNK_ROWS // batch)
         results: list[Tensor] = []
@@ -189,9 +204,16 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         """
         start = perf_counter()
         self._check_reach(cache.reach + 1)
-        rows = cache.place(len(tokens_B1), 1)
-        with self._one_at_a_time:
-            result = self._run_rows(tokens_B1, rows, cache, Phase.DECODE, 1, greedy, None)
+        result: Tensor | None
+        if self.gpu is not None:
+            with self._one_at_a_time:
+                rotary = self._rotary_for(cache.reach + max(1, cache.capacity - cache.length))
+                result = self.gpu(tokens_B1, cache, rotary, greedy=greedy, launched=listening())
+            cache.reach += 1
+        else:
+            rows = cache.place(len(tokens_B1), 1)
+            with self._one_at_a_time:
+                result = self._run_rows(tokens_B1, rows, cache, Phase.DECODE, 1, greedy, None)
         cache.length += 1
         self._note_time(start)
         assert result is not None
@@ -318,7 +340,8 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         if spec is None:
             return None
         if self._rotary is None or len(self._rotary.cosine) < reach:
-            self._rotary = rotary_tables(spec, max(reach, 256, 2 * len(self._rotary.cosine) if self._rotary else 0))
+            wanted = max(reach, 256, 2 * len(self._rotary.cosine) if self._rotary else 0)
+            self._rotary = rotary_tables(spec, wanted, self._device)
         return self._rotary
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -385,17 +408,11 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
             self._step = step
 
 
-def rotary_tables(spec: RotarySpec, positions: int) -> Rotary:
+def rotary_tables(spec: RotarySpec, positions: int, device: torch.device | None = None) -> Rotary:
     """Cosine and sine of the first `positions` positions."""
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), torch.tensor(spec.inv_freq))
-    return Rotary(angles.cos() * spec.attention_scaling, angles.sin() * spec.attention_scaling, spec.interleaved)
-
-
-def argmax_or_minus_one(logits: Tensor) -> Tensor:
-    """argmax over the last dimension; -1 where no logit is a number."""
-    finite = logits.masked_fill(logits.isnan(), -float("inf"))
-    best, index = finite.max(dim=-1)
-    return index.masked_fill(best == -float("inf"), -1)
+    cosine, sine = (table.mul(spec.attention_scaling).to(device) for table in (angles.cos(), angles.sin()))
+    return Rotary(cosine, sine, spec.interleaved)
 
 
 def _attach(root: nn.Module, path: str, module: nn.Module) -> None:

@@ -32,8 +32,6 @@ LATER = {
     "save_mp_checkpoint_path": None,
     "injection_policy": None,
     "quantization_setting": None,
-    "enable_cuda_graph": False,
-    "use_triton": False,
     "triton_autotune": False,
     "triangular_masking": True,
 }
@@ -84,12 +82,15 @@ class Quantization(Strict):
 
 
 class Options(Strict):
-    """DeepSpeed's options, with two of labkit's own: `impl` and `consume_model`.
+    """DeepSpeed's options, with three of labkit's own: `impl`, `consume_model` and `dependent_launch`.
 
     dtype: of the weights; default the model's own. replace_with_kernel_inject: accepted and always so, the engine has
     no other mode. max_out_tokens, min_out_tokens: accepted; the KV cache grows as needed, so neither limits anything.
-    impl: "auto" (C++ where a compiler is, else the reference), "cpp" or "reference". consume_model: take the weights
-    out of the given model while packing, so that they are in memory once; the model object can't be used afterwards.
+    impl: "auto" (Triton where a GPU is, else C++ where a compiler is, else the reference), "triton", "cpp" or
+    "reference"; use_triton: the same as "triton". enable_cuda_graph: play decode steps on a GPU as a CUDA graph; None:
+    yes. dependent_launch: start each kernel of a step while the one before it ends (compute capability 9.0 on).
+    consume_model: take the weights out of the given model while packing, so that they are in memory once; the model
+    object can't be used afterwards.
     """
 
     dtype: torch.dtype | None = None
@@ -110,11 +111,12 @@ class Options(Strict):
     save_mp_checkpoint_path: str | None = None
     injection_policy: dict[Any, Any] | None = None
     quantization_setting: Any = None
-    enable_cuda_graph: bool = False
+    enable_cuda_graph: bool | None = None
     use_triton: bool = False
     triton_autotune: bool = False
-    impl: Literal["auto", "cpp", "reference"] = "auto"
+    impl: Literal["auto", "cpp", "reference", "triton"] = "auto"
     consume_model: bool = False
+    dependent_launch: bool = False
 
     @field_validator("moe", mode="before")
     @classmethod
@@ -153,6 +155,12 @@ class Options(Strict):
             )
         if self.dtype == torch.int8 and not (self.quant.enabled and self.quant.weight.enabled):
             raise ValueError("dtype=int8 asks for quantised weights and quant for none; leave one of them out")
+        if self.use_triton and self.impl not in ("auto", "triton"):
+            raise ValueError(f"use_triton asks for impl='triton', got impl={self.impl!r} too; leave one of them out")
+        if self.impl in ("cpp", "reference") and (self.enable_cuda_graph or self.dependent_launch):
+            raise ValueError(
+                f"enable_cuda_graph and dependent_launch are for impl='triton', got impl={self.impl!r}; leave them out"
+            )
         if self.moe.wanted:
             raise NotImplementedError("moe is not supported yet; leave it out")
         return self

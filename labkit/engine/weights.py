@@ -16,16 +16,16 @@ from torch import Tensor
 from labkit.config import ModelConfig, alibi_slopes
 from labkit.engine.options import Quantization
 from labkit.kernels.decode_step import LayerWeights, ModelWeights
-from labkit.kernels.gemm import group_size, interleave_gate, pack, pack_scales, packed_shape, quantize
+from labkit.kernels.gemm import group_size, interleave_gate, pack, pack_scales, packed, packed_shape, quantize
 from labkit.kernels.memory import Arena, return_freed_memory
 from labkit.kernels.types import (
-    HEAD_DIM_LIMIT,
     AttentionParams,
     Heads,
     Linear,
     MlpWeights,
     Norm,
     QkvWeights,
+    check_heads,
     float_dtype,
 )
 from labkit.policies import Policy
@@ -42,15 +42,24 @@ class TensorSource(Protocol):
 class Builder:
     """Turns canonical tensors into weight records for one implementation."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, impl: str, quant: Quantization) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        impl: str,
+        quant: Quantization,
+        device: torch.device | None = None,
+    ) -> None:
         self.config, self.impl, self.quant = config, impl, quant
+        self.device = device or torch.device("cpu")
         self.quantised = dtype == torch.int8
         self.dtype = float_dtype(dtype)  # of the matrices that are not quantised
         self.arena = Arena(_capacity(config, dtype, quant)) if impl == "cpp" else None
 
     def linear(self, weight: Tensor, *, quantised: bool = False) -> Linear:
-        """Packed for "cpp", row-major for "reference"; biases are kept apart from matrices until `with_bias`."""
+        """As the implementation reads it, on its device; biases are kept apart from matrices until `with_bias`."""
         outputs, inputs = weight.shape
+        weight = weight.to(self.device)
         scales, group = None, 0
         if quantised:
             group = group_size(inputs, self.quant.groups)
@@ -58,11 +67,12 @@ class Builder:
         else:
             weight = weight.to(self.dtype)
         if self.arena is None:
-            return Linear(weight.contiguous().clone(), None, outputs, inputs, "rows", scales, group)
-        packed = pack(weight, self.arena.empty(packed_shape(outputs, inputs, weight.dtype), weight.dtype))
+            own = weight.contiguous() if quantised or self.device.type != "cpu" else weight.contiguous().clone()
+            return packed(Linear(own, None, outputs, inputs, "rows", scales, group), self.impl)
+        panels = pack(weight, self.arena.empty(packed_shape(outputs, inputs, weight.dtype), weight.dtype))
         if scales is not None:
             scales = self.vector(pack_scales(scales))
-        return Linear(packed, None, outputs, inputs, "panels", scales, group)
+        return Linear(panels, None, outputs, inputs, "panels", scales, group)
 
     def with_bias(self, linear: Linear, bias: Tensor | None) -> Linear:
         if bias is None:
@@ -80,7 +90,9 @@ class Builder:
         if tensor is None:
             return None
         shape = tuple(tensor.shape)
-        out = torch.empty(shape) if self.arena is None else self.arena.empty(shape, torch.float32)
+        if self.arena is None:
+            return torch.empty(shape, device=self.device).copy_(tensor)
+        out = self.arena.empty(shape, torch.float32)
         return out.copy_(tensor)
 
     def layer(self, index: int, tensors: dict[str, Tensor], norm_before: Norm) -> LayerWeights:
@@ -95,7 +107,7 @@ class Builder:
         if config.gated and self.impl == "cpp":
             up = interleave_gate(up)
             up_bias = None if up_bias is None else interleave_gate(up_bias)
-        slopes = torch.tensor(alibi_slopes(config.num_heads)) if config.position == "alibi" else None
+        slopes = self.vector(torch.tensor(alibi_slopes(config.num_heads))) if config.position == "alibi" else None
         head_norms = {name: self.vector(tensors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
         return LayerWeights(
             qkv=QkvWeights(
@@ -123,9 +135,9 @@ class Builder:
             for name in ("project_in", "project_out")
         )
         if config.tied_head:
-            embedding = None if self.impl == "cpp" else head.floats() if head.scales is not None else head.weight
+            embedding = None if self.impl != "reference" else head.floats() if head.scales is not None else head.weight
         else:
-            embedding = tensors["embed.weight"].to(self.dtype).contiguous().clone()
+            embedding = tensors["embed.weight"].to(self.device, self.dtype).contiguous().clone()
         return TopWeights(
             embedding=embedding,
             embedding_norm=self.norm(tensors, "embed_norm") if config.embedding_norm else Norm(),
@@ -180,6 +192,7 @@ def build_weights(
     quant: Quantization,
     progress: Callable[[int, int], None] | None = None,
     done_with: Callable[[int], None] | None = None,
+    device: torch.device | None = None,
 ) -> ModelWeights:
     """Reads every tensor of `source` once; `quant` counts with int8 only.
 
@@ -187,8 +200,8 @@ def build_weights(
 
     Raises ValueError for missing, extra, misshapen or non-finite tensors and for sizes that the kernels don't take.
     """
-    check_names(policy, config, source)
-    builder = Builder(config, dtype, impl, quant)
+    check_names(policy, config, source, impl)
+    builder = Builder(config, dtype, impl, quant, device)
 
     def get(name: str) -> Tensor:
         tensor = source.get(name, None if dtype == torch.int8 else dtype)
@@ -212,16 +225,15 @@ def build_weights(
     return builder.model(layers, top, before)
 
 
-def check_names(policy: Policy, config: ModelConfig, source: TensorSource) -> None:
+def check_names(policy: Policy, config: ModelConfig, source: TensorSource, impl: str) -> None:
     """Raises ValueError for tensors that are missing or extra, and for a size that the kernels don't take."""
-    if config.head_dim > HEAD_DIM_LIMIT:
-        raise ValueError(f"head_dim is {config.head_dim}; the kernels take up to {HEAD_DIM_LIMIT}")
+    check_heads(Heads(config.num_heads, config.num_kv_heads, config.head_dim), impl)
     policy.check(config, source.names())
 
 
-def check_weights(policy: Policy, config: ModelConfig, source: TensorSource) -> None:
+def check_weights(policy: Policy, config: ModelConfig, source: TensorSource, impl: str) -> None:
     """Raises every ValueError that `build_weights` would, without building anything."""
-    check_names(policy, config, source)
+    check_names(policy, config, source, impl)
     for name in sorted(policy.expected(config)):
         check_finite(name, source.get(name))
     policy.top_tensors(config, source.get)

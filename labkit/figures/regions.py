@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.frames import number
 from labkit.figures.theme import INK, LIMIT, PUBLISHED, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading
-from labkit.harness.region_record import TITLES
+from labkit.harness.region_record import GRAPH, TITLES, UNFUSED
 from labkit.stages import Stage
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from labkit.harness.region_record import LayerCase, RegionMeasurement
 
 OPACITY = {"unfused": 0.3, "torch SDPA": 0.45, "unfused, own GEMM": 0.55, "fused": 0.8, "one call": 1.0}
+SYMBOLS = {"unfused": "circle-open", "fused": "circle", "one call": "diamond"}
 PER_ROW = 7  # boxes of a drawing side by side
 
 
@@ -40,7 +41,10 @@ def regions_figure(study: KernelStudy) -> go.Figure:
             x=medians,
             y=[TITLES[side] for side in sides],
             orientation="h",
-            marker={"color": STAGE_COLORS[Stage(row.region)], "opacity": [OPACITY[side] for side in sides]},
+            marker={
+                "color": STAGE_COLORS[Stage(row.region)],
+                "opacity": [OPACITY[side.removesuffix(GRAPH)] for side in sides],
+            },
             error_x={
                 "type": "data",
                 "array": [high - median for median, (_, high) in zip(medians, quartiles, strict=True)],
@@ -54,8 +58,8 @@ def regions_figure(study: KernelStudy) -> go.Figure:
         figure.add_trace(bars, row=index, col=1)
         for side, (_, high) in zip(sides, quartiles, strict=True):
             text = f"{number(row.median_us(side) or 0.0)} µs"
-            if side != "unfused":
-                text += f", {row.ratio(candidate=side)}"
+            if side not in (UNFUSED, UNFUSED + GRAPH):
+                text += f", {row.ratio(UNFUSED + GRAPH if side.endswith(GRAPH) else UNFUSED, side)}"
             place = {"x": high, "y": TITLES[side], "xanchor": "left", "xshift": 8, "showarrow": False}
             figure.add_annotation(text=text, row=index, col=1, **place)
         if (floor := row.floor_us) is not None:
@@ -150,7 +154,9 @@ def roofline_figure(study: KernelStudy) -> go.Figure:
         )
         figure.add_trace(roof)
     for row, intensity in zip(shown, intensities, strict=True):
-        for side, symbol in (("unfused", "circle-open"), ("fused", "circle"), ("one call", "diamond")):
+        on_gpu = row.in_engine[0] != UNFUSED
+        for name, symbol in SYMBOLS.items():
+            side = name + GRAPH if on_gpu else name
             took = row.median_us(side)
             if took is None:
                 continue

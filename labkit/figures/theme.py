@@ -13,6 +13,8 @@ STAGE_COLORS: dict[Stage, str] = {
     Stage.MLP: "#2f8f5b",
     Stage.MLP_OUT: "#98cdb0",
     Stage.RESIDUAL: "#8159a8",
+    Stage.QKV_MLP: "#2b8a96",
+    Stage.OUTPUTS: "#c9c19a",
     Stage.ALL_REDUCE: "#b8433f",
     Stage.LM_HEAD: "#caa01e",
     Stage.SAMPLE: "#7d8896",

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from labkit.engine.baselines import DTYPES
+from labkit.engine.baselines import DTYPES, comparison_device
 from labkit.harness import peers
 from labkit.harness.bench_report import report, summary
 from labkit.harness.environment import Environment, read_environment
@@ -148,8 +148,9 @@ def _measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
 
 def stem(environment: Environment, *, quick: bool) -> str:
     """Of the files that a bench writes: processor and day."""
-    slug = re.sub(r"[^a-z0-9]+", "-", environment.cpu.lower()).strip("-")
-    return f"cpu-{slug}-{datetime.now(UTC):%Y-%m-%d}{'-quick' if quick else ''}"
+    kind, name = ("gpu", environment.gpu) if environment.gpu else ("cpu", environment.cpu)
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"{kind}-{slug}-{datetime.now(UTC):%Y-%m-%d}{'-quick' if quick else ''}"
 
 
 def _read(file: Path) -> list[Comparison]:
@@ -177,7 +178,7 @@ def _seconds(target: Target, settings: Settings) -> float:
     hf_config = PRESETS[target.model].hf_config
     config = policy_for(hf_config).model_config(hf_config)
     work = count_work(config, DTYPES[target.dtype], target.batch, PROMPT, settings.new)  # int8 has less, at most
-    floor_s = work.floor_ms(probe_bandwidth(settings.threads) or GB_S) / 1e3
+    floor_s = work.floor_ms(probe_bandwidth(settings.threads, comparison_device()) or GB_S) / 1e3
     arithmetic_s = (work.prefill_flops + settings.new * work.decode_flops) / GFLOP_S[target.dtype] / 1e9
     baselines = settings.baselines(target)
     total = CONVERT_S_PER_GB * work.weight_bytes / 1e9 if target.sides.peer in baselines else 0.0

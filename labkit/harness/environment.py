@@ -8,16 +8,19 @@ import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
+import torch
 from pydantic import BaseModel, ConfigDict
 
 from labkit.kernels.build import BuildError, compiler
+from labkit.kernels.gpu import gpu_name
 
 KERNEL_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
+CPU = torch.device("cpu")
 UNITS = {"K": 10, "M": 20}
-PACKAGES = ("torch", "transformers", "labkit")
+PACKAGES = ("torch", "transformers", "triton", "labkit")
 
 
 class Environment(BaseModel):
@@ -38,10 +41,17 @@ class Environment(BaseModel):
     packages: dict[str, str]
     compiler: str | None  # of the kernels
     commit: str | None
+    gpu: str | None = None  # the one that computed; None: the CPU did, as in records from before there was a choice
+    gpu_memory_gb: float | None = None
+    driver: str | None = None  # of the GPU
+    cuda: str | None = None  # that PyTorch was built with
 
     @property
     def machine(self) -> str:
         """One line for the foot of a table or a figure."""
+        if self.gpu is not None:
+            memory = "" if self.gpu_memory_gb is None else f" ({self.gpu_memory_gb:.0f} GB)"
+            return f"{self.gpu}{memory}, {self.cpu}, {self.cores} cores, {self.memory_gb:.0f} GB"
         return f"{self.cpu}, {self.threads} of {self.cores} cores, {self.memory_gb:.0f} GB"
 
 
@@ -53,7 +63,7 @@ def last_level_cache() -> int:
 
 
 def read_environment(threads: int) -> Environment:
-    """The environment now, for work on `threads` threads."""
+    """The environment now, for work on the current GPU; on a machine without one, on `threads` threads."""
     cpu = _cpu_info()
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     return Environment(
@@ -70,25 +80,33 @@ def read_environment(threads: int) -> Environment:
         packages={name: _version(name) for name in PACKAGES},
         compiler=_compiler(),
         commit=_commit(),
+        **_gpu(),
     )
 
 
 class Memory(NamedTuple):
-    """Bytes of this process in RAM: now, and at most since the last reset."""
+    """Bytes of this process in RAM, or of its tensors on a GPU: now, and at most since the last reset."""
 
     now: int
     peak: int
 
 
-def read_memory() -> Memory:
-    """Resident bytes of this process; where the system keeps no peak, the present stands in for it."""
+def read_memory(device: torch.device = CPU) -> Memory:
+    """Resident bytes of this process; where the system keeps no peak, the present stands in for it. On a GPU the bytes
+    that PyTorch has handed out.
+    """
+    if device.type == "cuda":
+        return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
     now = psutil.Process().memory_info().rss
     peak = re.search(r"VmHWM:\s+(\d+) kB", _text("/proc/self/status") or "")
     return Memory(now, int(peak[1]) * 1024 if peak else now)
 
 
-def reset_peak_memory() -> None:
+def reset_peak_memory(device: torch.device = CPU) -> None:
     """Let the peak start again from the present; without Linux or the permission, it goes on from the start."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -115,6 +133,17 @@ def _chosen(choices: str | None) -> str | None:
     """The bracketed word of "always [madvise] never"."""
     chosen = re.search(r"\[(\w+)\]", choices or "")
     return chosen[1] if chosen else choices
+
+
+def _gpu() -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        return {}
+    return {
+        "gpu": gpu_name(),
+        "gpu_memory_gb": round(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 1e9, 1),
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "cuda": torch.version.cuda,
+    }
 
 
 def _version(package: str) -> str:

@@ -17,7 +17,7 @@ import torch
 from pydantic import TypeAdapter
 
 from labkit.config import ModelConfig
-from labkit.engine.baselines import DTYPES, check_baseline
+from labkit.engine.baselines import DTYPES, check_baseline, comparison_device
 from labkit.engine.stage_clock import StageTime
 from labkit.harness import peers
 from labkit.harness.environment import read_environment
@@ -51,8 +51,8 @@ def compare(
     """Measure `candidate` against `baseline`, names of `labkit.engine.baselines`, on the model called `model`.
 
     Both generate `new` greedy tokens (no end-of-text before) for the same `batch` random prompts of `prompt` tokens,
-    new ones each round, on `threads` threads (None: as many as torch would use). The record is also written under the
-    folder `output`, at the end and whole; None: not written.
+    new ones each round, on the current GPU, else on `threads` threads (None: as many as torch would use). The record is
+    also written under the folder `output`, at the end and whole; None: not written.
 
     ValueError: a name, size or dtype that cannot be. WorkerError: a side's process failed.
     """
@@ -92,10 +92,10 @@ def compare_with_each(
 ) -> tuple[Comparison, ...]:
     """`compare` the candidate with several baselines, "llama.cpp" too, all of them in the same rounds.
 
-    `warm_up`: new tokens of the first run, which is not timed; None: `new`, which hf-compile needs. `stages`: whether
-    each side runs once more with its stages told apart.
+    `warm_up`: new tokens of the first run, which is not timed; None: `new`, which hf-compile and hf-graph need.
+    `stages`: whether each side runs once more with its stages told apart.
     """
-    sides = (*baselines, candidate)
+    sides, device = (*baselines, candidate), comparison_device()
     threads = torch.get_num_threads() if threads is None else threads
     _check(sides, dtype=dtype, batch=batch, prompt=prompt, new=new, threads=threads, rounds=rounds)
     source = resolve(model, seed=seed)
@@ -135,9 +135,9 @@ def compare_with_each(
         for index in range(rounds):
             for which in order.permutation(len(sides)):
                 steps.begin(f"round {index + 1} of {rounds}: {sides[which]}")
-                before = probe_bandwidth(threads)
+                before = probe_bandwidth(threads, device)
                 reply = processes[which].ask("run", seed=seed + 1 + index)
-                after = probe_bandwidth(threads)
+                after = probe_bandwidth(threads, device)
                 runs[which].append(Run.of(Times(**reply["times"]), round=index, before=before, after=after))
                 tokens[which].append(reply["tokens"])
         memory = [process.ask("peak_memory")["bytes"] for process in processes]

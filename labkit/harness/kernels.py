@@ -16,11 +16,22 @@ import torch
 
 from labkit.engine import baselines
 from labkit.harness.environment import read_environment
+from labkit.harness.gpu_regions import GpuCalls, Graph
 from labkit.harness.interleave import Progress
-from labkit.harness.region_record import ONE_CALL, OWN_GEMM, SDPA, LadderMeasurement, LayerCase, RegionMeasurement
+from labkit.harness.region_record import (
+    FUSED,
+    GRAPH,
+    ONE_CALL,
+    OWN_GEMM,
+    SDPA,
+    LadderMeasurement,
+    LayerCase,
+    RegionMeasurement,
+)
 from labkit.harness.regions import (
     REGIONS,
     WITH_GEMM,
+    LayerStack,
     OneCall,
     Samples,
     Side,
@@ -30,12 +41,13 @@ from labkit.harness.regions import (
 )
 from labkit.harness.results import write_whole
 from labkit.harness.roofline import probe_bandwidth
+from labkit.kernels import gpu
 from labkit.kernels.build import load
 from labkit.policies import policy_for
 from labkit.presets import resolve
 from labkit.stages import FUSED_REGIONS, Stage
 
-IMPLS = ("cpp",)
+IMPLS = ("cpp", "triton")
 DTYPES = baselines.DTYPES | {"int8": torch.int8}
 ROUNDS = 15
 NOTHING = nullcontext()
@@ -48,6 +60,7 @@ RUNGS: dict[str, tuple[Stage, ...]] = {
     "+ 4 bias and residual": FUSED_REGIONS,
     "+ own GEMM between": REGIONS,
 }
+Timer = Callable[[], dict[str, Samples]]
 Table = defaultdict[Stage, defaultdict[str, list[float]]]  # microseconds by region and side, one per round
 
 
@@ -57,8 +70,8 @@ class LayerBench:
     `model`: a preset or a checkpoint's folder, of which only the shape counts: the weights are random. `layers`: as
     many as no cache holds, unless given.
 
-    Raises ValueError for an unknown impl, dtype or model, and for sizes that make no sense; BuildError where the
-    kernels can't be compiled.
+    Raises ValueError for an unknown impl, dtype or model, for sizes that make no sense, and for impl "triton" without a
+    GPU; BuildError where the C++ kernels can't be compiled.
     """
 
     def __init__(
@@ -81,8 +94,13 @@ class LayerBench:
                 f"a context of {context} and a new token are more than {model}'s {config.max_positions} positions; "
                 "use a shorter context"
             )
-        load(dtype)
-        self.stack = layer_stack(config, DTYPES[dtype], batch=batch, context=context, threads=threads, layers=layers)
+        if impl == "triton":
+            gpu.require()
+        else:
+            load(dtype)
+        self.stack = layer_stack(
+            config, DTYPES[dtype], impl, batch=batch, context=context, threads=threads, layers=layers
+        )
         self.case = LayerCase(
             impl=impl,
             model=model,
@@ -103,17 +121,17 @@ class LayerBench:
         chosen = _chosen(regions)
         stack, case = self.stack, self.case
         counted = stack.counted()
-        sides: list[Side | OneCall] = [*stack.sides, stack.one_call]
+        sides, warm_sides = self._timers()
         cold: Table = defaultdict(lambda: defaultdict(list))
         warm: Table = defaultdict(lambda: defaultdict(list))
 
         def one_round(order: Sequence[int]) -> None:
             for which in order:
-                _note(cold, sides[which].name, sides[which].times())
+                _note(cold, sides[which]())
 
         def after_round() -> None:
-            for side in stack.sides:
-                _note(warm, side.name, side.times(warm=True))
+            for times in warm_sides:
+                _note(warm, times())
 
         bandwidth = self._rounds(len(sides), rounds, one_round, after_round, progress)
         environment = read_environment(case.threads)
@@ -137,15 +155,17 @@ class LayerBench:
     def ladder(self, *, rounds: int = ROUNDS, progress: Progress | None = None) -> LadderMeasurement:
         """Times whole steps with one region after another fused, the rungs in random order within each round."""
         stack, case = self.stack, self.case
-        partly = [stack.with_fused(fused) for fused in RUNGS.values()]
-        steps: list[Callable[[], float]] = [partial(_step_us, side, case.layers) for side in partly]
-        steps.append(lambda: sum(map(sum, stack.one_call.times().values())) / case.layers / 1e3)
-        samples: dict[str, list[float]] = {name: [] for name in (*RUNGS, ONE_CALL)}
-        names = list(samples)
+        partly: list[Callable[[], object]] = [partial(_step, stack.with_fused(fused)) for fused in RUNGS.values()]
+        if stack.gpu_step is not None:
+            steps = [_gpu_timer(run) for run in (*partly, stack.gpu_step)]
+        else:
+            steps = [*(partial(_wall_us, run) for run in partly), partial(_stamped_us, stack)]
+        names = [*RUNGS, ONE_CALL if stack.gpu_step is None else FUSED + GRAPH]
+        samples: dict[str, list[float]] = {name: [] for name in names}
 
         def one_round(order: Sequence[int]) -> None:
             for which in order:
-                samples[names[which]].append(steps[which]())
+                samples[names[which]].append(steps[which]() / case.layers)
 
         bandwidth = self._rounds(len(steps), rounds, one_round, lambda: None, progress)
         dtype = DTYPES[case.dtype]
@@ -156,6 +176,16 @@ class LayerBench:
             rounds_us={name: tuple(taken[-rounds:]) for name, taken in samples.items()},
             bandwidth_gb_s=bandwidth,
         )
+
+    def _timers(self) -> tuple[list[Timer], list[Timer]]:
+        """One of every side for a round, and one for a layer that stays in the cache."""
+        stack = self.stack
+        if self.case.impl == "triton":
+            calls = [GpuCalls(side) for side in stack.sides]
+            return [each.times for each in calls], [each.warm_times for each in calls]
+        assert stack.one_call is not None
+        cold: list[Timer] = [*(partial(_named, side) for side in stack.sides), partial(_named, stack.one_call)]
+        return cold, [partial(_named, side, warm=True) for side in stack.sides]
 
     def _rounds(
         self,
@@ -169,13 +199,14 @@ class LayerBench:
         if rounds < 2:
             raise ValueError(f"got rounds = {rounds}, expected at least 2 (an interval needs two)")
         follow = progress or (lambda done, total, label: None)
+        device = self.stack.sides[0].hidden_NH.device
         bandwidth: list[float] = []
         order = np.random.default_rng(0)
         for index in range(rounds + 1):
             follow(index, rounds + 1, f"round {index} of {rounds}" if index else "warming up")
-            before = probe_bandwidth(self.case.threads)
+            before = probe_bandwidth(self.case.threads, device)
             one_round(order.permutation(sides).tolist())
-            after = probe_bandwidth(self.case.threads)
+            after = probe_bandwidth(self.case.threads, device)
             after_round()
             if index and before is not None and after is not None:
                 bandwidth.append((before + after) / 2)
@@ -202,17 +233,35 @@ def measure_regions(
     return measured
 
 
-def _step_us(side: Side, layers: int) -> float:
-    """Microseconds of a layer in one step."""
+def _named(side: Side | OneCall, **how: bool) -> dict[str, Samples]:
+    return {side.name: side.times(**how)}
+
+
+def _step(side: Side) -> None:
+    side.step(lambda region: NOTHING)
+
+
+def _gpu_timer(run: Callable[[], object]) -> Callable[[], float]:
+    """Microseconds of the GPU; in the interpreter, of the wall clock."""
+    return Graph(run).busy_us if torch.cuda.is_available() else partial(_wall_us, run)
+
+
+def _stamped_us(stack: LayerStack) -> float:
+    assert stack.one_call is not None
+    return sum(map(sum, stack.one_call.times().values())) / 1e3
+
+
+def _wall_us(run: Callable[[], object]) -> float:
     with torch.inference_mode():
         start = perf_counter_ns()
-        side.step(lambda region: NOTHING)
-        return (perf_counter_ns() - start) / layers / 1e3
+        run()
+        return (perf_counter_ns() - start) / 1e3
 
 
-def _note(table: Table, side: str, samples: Samples) -> None:
-    for region, calls in samples.items():
-        table[region][side].append(float(np.median(calls)) / 1e3)
+def _note(table: Table, samples: dict[str, Samples]) -> None:
+    for side, regions in samples.items():
+        for region, calls in regions.items():
+            table[region][side].append(float(np.median(calls)) / 1e3)
 
 
 def _of(region: Stage, sides: dict[str, list[float]], rounds: int) -> dict[str, tuple[float, ...]]:
@@ -220,7 +269,7 @@ def _of(region: Stage, sides: dict[str, list[float]], rounds: int) -> dict[str, 
     skipped = {SDPA} if region is not Stage.ATTENTION else set()
     if region not in WITH_GEMM:
         skipped.add(OWN_GEMM)
-    return {name: tuple(samples[-rounds:]) for name, samples in sides.items() if name not in skipped}
+    return {name: tuple(taken[-rounds:]) for name, taken in sides.items() if name.removesuffix(GRAPH) not in skipped}
 
 
 def _chosen(regions: Iterable[str] | None) -> tuple[Stage, ...]:

@@ -28,8 +28,8 @@ def measure_latency(
     """Time `engine.generate` on a prompt, or on a batch of prompts, in this process.
 
     `engine`: an InferenceEngine or a vanilla Hugging Face model. `generation_args`: what `generate` takes, for example
-    `{"do_sample": False, "min_length": 128, "max_new_tokens": 128}`. On a CPU the read bandwidth is probed before and
-    after each run. `str()` of the record is the articles' sentence; to tell two sides apart honestly, use `compare`.
+    `{"do_sample": False, "min_length": 128, "max_new_tokens": 128}`. The read bandwidth is probed before and after each
+    run. `str()` of the record is the articles' sentence; to tell two sides apart honestly, use `compare`.
 
     ValueError: an empty prompt, prompts of unequal length without a pad token, beams (they have no per-token times),
     fewer than two new tokens, or counts below their minimum.
@@ -46,12 +46,11 @@ def measure_latency(
     environment = read_environment(threads)
     for _ in range(warmup):
         engine.generate(**inputs, **generation_args)
-    probing = engine.device.type == "cpu"
     timed = []
     for index in range(runs):
-        before = probe_bandwidth(threads) if probing else None
+        before = probe_bandwidth(threads, engine.device)
         times, sequences = timed_generate(engine, **inputs, **generation_args)
-        after = probe_bandwidth(threads) if probing else None
+        after = probe_bandwidth(threads, engine.device)
         timed.append(Run.of(times, round=index, before=before, after=after))
     config = _model_config(engine)
     prompt_tokens, new_tokens = inputs["input_ids"].shape[1], 1 + len(timed[-1].decode_ms)

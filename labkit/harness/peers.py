@@ -22,7 +22,7 @@ import torch
 from transformers import PretrainedConfig
 from transformers.generation import BaseStreamer
 
-from labkit.engine.baselines import Baseline
+from labkit.engine.baselines import Baseline, comparison_device
 from labkit.presets import ModelSource
 
 LLAMA_CPP = "llama.cpp"
@@ -35,6 +35,8 @@ FIND = "import importlib.util as u; spec = u.find_spec('llama_cpp'); print(spec.
 
 def unavailable() -> str | None:
     """Why llama.cpp cannot be a side here, and what to do; None when it can."""
+    if comparison_device().type != "cpu":
+        return "llama.cpp is a side on CPUs only; hide the GPU with CUDA_VISIBLE_DEVICES=-1"
     python, sources = os.environ.get(PYTHON, sys.executable), os.environ.get(SOURCES)
     if _package(python) is None:
         return f"{python} does not import llama_cpp; set {PYTHON} to an interpreter that does"

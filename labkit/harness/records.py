@@ -79,9 +79,10 @@ class Measurement(Record):
     clock: str = CLOCK
     load_s: float | None = None
     first_run_s: float | None = None  # the first warm-up run, compilation included
-    peak_rss_mb: float | None = None  # beyond what the process held before it loaded the weights
+    peak_rss_mb: float | None = None  # beyond what the process held before it loaded the weights; of a GPU its memory
     stages: tuple[StageTime, ...] = ()  # from one extra run, never from the timed ones
     stage_run: Run | None = None  # that run's times: what collecting the stages costs
+    nodes: tuple[tuple[str, str], ...] = ()  # kernel and stage of each node of the CUDA graph that a step was
 
     @property
     def samples_ms(self) -> dict[str, tuple[float, ...]]:

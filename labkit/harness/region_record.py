@@ -15,12 +15,17 @@ from labkit.published import published
 from labkit.stages import Stage
 
 UNFUSED, OWN_GEMM, SDPA, FUSED, ONE_CALL = "unfused", "unfused, own GEMM", "torch SDPA", "fused", "one call"
+GRAPH = ", graph"  # what a side is called when a GPU plays its calls as one CUDA graph
 TITLES = {
     UNFUSED: "unfused, torch's GEMM",
     OWN_GEMM: "unfused, own GEMM",
     SDPA: "torch's fused attention",
     FUSED: "fused, called from Python",
     ONE_CALL: "fused, in the one-call step",
+    UNFUSED + GRAPH: "unfused, in a CUDA graph",
+    OWN_GEMM + GRAPH: "own GEMM, in a graph",
+    SDPA + GRAPH: "torch's attention, in a graph",
+    FUSED + GRAPH: "fused, in a CUDA graph",
 }
 
 
@@ -65,7 +70,8 @@ class RegionMeasurement(LayerRecord):
 
     `rounds_us`: by side, the median call of each round, weights coming from memory; `warm_us`: one layer again and
     again. `ops` and `unfused_bytes` are what the unfused sequence comes to:
-    its torch ops that compute or copy, and what they read and write.
+    its torch ops that compute or copy, and what they read and write. On a GPU a call from Python takes its wall time,
+    and the sides named "…, graph" what the GPU does for it.
     """
 
     kind: Literal["region"] = "region"
@@ -86,6 +92,11 @@ class RegionMeasurement(LayerRecord):
         return float(low), float(high)
 
     @property
+    def in_engine(self) -> tuple[str, str]:
+        """The fused side that is as the engine runs it, behind the unfused one to hold against it."""
+        return (UNFUSED + GRAPH, FUSED + GRAPH) if FUSED + GRAPH in self.rounds_us else (UNFUSED, ONE_CALL)
+
+    @property
     def floor_us(self) -> float | None:
         """The least time of a call at the bandwidth beside the rounds; None as for `floor_share`."""
         return None if self.region == Stage.RESIDUAL else super().floor_us
@@ -102,7 +113,7 @@ class RegionMeasurement(LayerRecord):
         """The least time that the memory beside each round allowed / the time the side took. None: nothing to read
         from memory, or no probe.
         """
-        if self.bandwidth_gb_s is None or self.region == Stage.RESIDUAL:
+        if self.bandwidth_gb_s is None or self.region == Stage.RESIDUAL or side not in self.rounds_us:
             return None
         shares = [
             self.bytes / bandwidth / 1e3 / took
@@ -117,7 +128,8 @@ class RegionMeasurement(LayerRecord):
 
     def as_dict(self) -> dict[str, Any]:
         """A row of `labkit kernels --json`."""
-        speedup, stepped = self.ratio(), self.ratio(candidate=ONE_CALL)
+        unfused, fused = self.in_engine
+        speedup, inside = self.ratio(), self.ratio(unfused, fused) if fused in self.rounds_us else None
         source = self.published
         return {
             "region": self.region,
@@ -127,20 +139,22 @@ class RegionMeasurement(LayerRecord):
             "unfused_own_gemm_us": self.median_us(OWN_GEMM),
             "fused_us": self.median_us(FUSED),
             "one_call_us": self.median_us(ONE_CALL),
+            "graph_reference_us": self.median_us(UNFUSED + GRAPH),
+            "graph_fused_us": self.median_us(FUSED + GRAPH),
             "warm_reference_us": self.median_us(UNFUSED, warm=True),
             "warm_fused_us": self.median_us(FUSED, warm=True),
             "ratio": speedup.value,
             "ratio_low": speedup.low,
             "ratio_high": speedup.high,
-            "one_call_ratio": stepped.value,
-            "one_call_ratio_low": stepped.low,
-            "one_call_ratio_high": stepped.high,
+            "one_call_ratio": inside and inside.value,
+            "one_call_ratio_low": inside and inside.low,
+            "one_call_ratio_high": inside and inside.high,
             "reference_ops": len(self.ops),
             "reference_bytes": self.unfused_bytes,
             "bytes": self.bytes,
             "gb_s": self.gb_s(FUSED),
             "floor_share": self.floor_share(FUSED),
-            "one_call_floor_share": self.floor_share(ONE_CALL),
+            "one_call_floor_share": self.floor_share(fused),
             "published": source[0] if source else None,
             "published_source": source[1] if source else None,
         }

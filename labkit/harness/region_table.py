@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from labkit.harness.region_record import FUSED, ONE_CALL, OWN_GEMM, SDPA, TITLES, UNFUSED, RegionMeasurement
+from labkit.harness.region_record import FUSED, ONE_CALL, TITLES, UNFUSED, RegionMeasurement
 from labkit.stages import Stage
 
 
@@ -29,19 +29,22 @@ def region_table(rows: Sequence[RegionMeasurement]) -> RenderableType:
     def median(side: str) -> Callable[[RegionMeasurement], str]:
         return lambda row: _us(row.median_us(side))
 
-    def ratio(candidate: str) -> Callable[[RegionMeasurement], str]:
-        return lambda row: str(row.ratio(candidate=candidate)).replace(" [", "\n[")
+    def ratio(candidate: str, baseline: str = UNFUSED) -> Callable[[RegionMeasurement], str]:
+        return lambda row: str(row.ratio(baseline, candidate)).replace(" [", "\n[")
 
     add("torch ops of the unfused", lambda row: str(len(row.ops)))
-    for side in (UNFUSED, OWN_GEMM, SDPA, FUSED, ONE_CALL):
+    for side in TITLES:
         if any(side in row.rounds_us for row in rows):
             add(TITLES[side], median(side))
     add("unfused / fused\n[95 %]", ratio(FUSED))
-    add("unfused / one-call step\n[95 %]", ratio(ONE_CALL))
+    unfused, fused = rows[0].in_engine
+    inside = "one-call step" if fused == ONE_CALL else "both in a graph"
+    if fused in rows[0].rounds_us:
+        add(f"unfused / {inside}\n[95 %]", ratio(fused, unfused))
     add("published", lambda row: f"{row.published[0]:.1f}x" if row.published else "-")
     add("MB that must be read", lambda row: "-" if row.region == Stage.RESIDUAL else f"{row.bytes / 1e6:.3g}")
-    add("of the limit, unfused", lambda row: _share(row.floor_share(UNFUSED)))
-    add("of the limit, one-call step", lambda row: _share(row.floor_share(ONE_CALL)))
+    add("of the limit, unfused", lambda row: _share(row.floor_share(unfused)))
+    add(f"of the limit, {inside}", lambda row: _share(row.floor_share(fused)))
     add("unfused, layer in the cache", lambda row: _us(row.median_us(UNFUSED, warm=True)))
     add("fused, layer in the cache", lambda row: _us(row.median_us(FUSED, warm=True)))
     return Group(table, Text("\n".join(_notes(rows)), style="dim"))
@@ -52,6 +55,8 @@ def _notes(rows: Sequence[RegionMeasurement]) -> list[str]:
     notes = []
     if first.case.dtype == "int8":
         notes.append("the unfused side is bfloat16: plain torch ops have no int8 weights")
+    if first.case.impl == "triton" and first.environment.gpu is None:
+        notes.append("interpreted on the CPU: whether the kernels are right, not how fast they are")
     limit = ""
     if first.read_bandwidth_gb_s is not None:
         limit = f"; {first.read_bandwidth_gb_s:.0f} GB/s read, probed beside the rounds"

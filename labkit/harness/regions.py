@@ -28,10 +28,11 @@ from labkit.engine.kv_cache import KVCache
 from labkit.engine.layer import Ops, Wiring, ops, run_layer
 from labkit.engine.model import rotary_tables
 from labkit.engine.options import Quantization
+from labkit.engine.slots import SlotPool
 from labkit.engine.weights import Builder
 from labkit.harness.environment import last_level_cache
 from labkit.harness.region_record import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
-from labkit.kernels import DecodeStep, LayerWeights, ModelWeights
+from labkit.kernels import DecodeStep, LayerWeights, ModelWeights, gpu
 from labkit.kernels.attention.reference import attention as unfused_attention
 from labkit.kernels.decode_step import STAGES_PER_LAYER
 from labkit.kernels.gemm import gemm, packed
@@ -47,6 +48,8 @@ WITH_GEMM = (Stage.QKV, Stage.ATTN_OUT, Stage.MLP, Stage.MLP_OUT)
 CACHES = 2  # times the last-level cache that the weights of all layers take
 MEMORY_SHARE = 0.3  # of what is free, at most, for the weights of a side
 LAYERS_AT_MOST, LAYERS_OF_TINY = 200, 8
+ON_GPU_AT_LEAST = 8  # so that what a step does outside its layers hardly counts
+CPU = torch.device("cpu")
 VOCABULARY = 64  # the head is no region
 Record = TypeVar("Record")
 Samples = dict[Stage, list[int]]  # nanoseconds, call by call
@@ -168,7 +171,8 @@ class LayerStack:
     context: int
     threads: int
     sides: tuple[Side, ...]
-    one_call: OneCall
+    one_call: OneCall | None
+    gpu_step: Callable[[], object] | None
 
     def side(self, name: str) -> Side:
         return next(side for side in self.sides if side.name == name)
@@ -203,11 +207,19 @@ class LayerStack:
 
 
 def layer_stack(
-    config: ModelConfig, dtype: torch.dtype, *, batch: int, context: int, threads: int, layers: int | None = None
+    config: ModelConfig,
+    dtype: torch.dtype,
+    impl: str = "cpp",
+    *,
+    batch: int,
+    context: int,
+    threads: int,
+    layers: int | None = None,
 ) -> LayerStack:
     """Layers of the shape of `config`, random, the same for all sides; `layers` None: as many as it takes."""
     torch.set_num_threads(threads)
-    count = layers or layers_beyond_caches(config, dtype)
+    device = gpu.default_device() if impl == "triton" else CPU
+    count = layers or layers_beyond_caches(config, dtype, device)
     config = replace(
         config,
         num_layers=count,
@@ -219,23 +231,25 @@ def layer_stack(
     generator = torch.Generator().manual_seed(0)
     tensors = _draw(config.layer_shapes(), generator)
     top = _draw(config.top_shapes(), generator)
-    plain = _build(config, plain_dtype, "reference", tensors, top)
-    fused = _build(config, dtype, "cpp", tensors, top)
+    plain = _build(config, plain_dtype, "reference", tensors, top, device)
+    fused = _build(config, dtype, impl, tensors, top, device)
     native = tuple(_as_type(layer, plain_dtype) for layer in plain.layers)
-    own = tuple(map(_with_own_gemm, fused.layers, plain.layers)) if config.gated else fused.layers
+    interleaved = config.gated and impl == "cpp"
+    own = tuple(map(_with_own_gemm, fused.layers, plain.layers)) if interleaved else fused.layers
 
-    hidden = torch.randn(batch, config.hidden_size, generator=generator)
-    tables = rotary_tables(config.rotary, context + 1) if config.rotary else None
+    hidden = torch.randn(batch, config.hidden_size, generator=generator).to(device)
+    tables = rotary_tables(config.rotary, context + 1, device) if config.rotary else None
     native_tables = tables and _as_type(tables, plain_dtype)
     wiring = Wiring(fused.heads, config.parallel_residual, fused.residual_from_norm)
-    cache, rows = _filled_cache(config, plain_dtype, batch, context, generator)
+    pool = SlotPool(config, plain_dtype, device) if impl == "triton" else None
+    cache, rows = _filled_cache(config, plain_dtype, batch, context, generator, pool)
     slots = tuple(cache.layer(index) for index in range(count))
     all_seen = all(window is None or window > context for window in config.windows)
     attention = partial(unfused_attention, all_seen=all_seen)
     vanilla = _unfused(linear, attention)
-    fast = ops("cpp", threads)
+    fast = ops(impl, threads)
     own_gemm = replace(
-        _unfused(partial(gemm, threads=threads, impl="cpp"), fast.attention), residual_add=fast.residual_add
+        _unfused(partial(gemm, threads=threads, impl=impl), fast.attention), residual_add=fast.residual_add
     )
     here = hidden.to(plain_dtype)
     sides = [
@@ -245,19 +259,52 @@ def layer_stack(
     ]
     if all_seen and config.position != "alibi":
         sides.append(replace(sides[0], name=SDPA, ops=replace(vanilla, attention=_sdpa)))
-    one_call = OneCall(DecodeStep(fused), rows, tables, cache, threads)
-    return LayerStack(config, dtype, batch, context, threads, tuple(sides), one_call)
+    one_call = OneCall(DecodeStep(fused), rows, tables, cache, threads) if impl == "cpp" else None
+    gpu_step = _gpu_step(fused, rows, tables, cache, slots, device) if impl == "triton" else None
+    return LayerStack(config, dtype, batch, context, threads, tuple(sides), one_call, gpu_step)
 
 
-def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype) -> int:
-    """As many layers as take twice the last-level cache, two at least, within the memory that is free.
+def random_model(config: ModelConfig, dtype: torch.dtype, impl: str, device: torch.device) -> ModelWeights:
+    """Random weights of a shape, the same in all layers, as `impl` reads them."""
+    generator = torch.Generator().manual_seed(0)
+    layer, top = _draw(config.layer_shapes(), generator), _draw(config.top_shapes(), generator)
+    return _build(config, dtype, impl, layer, top, device)
+
+
+def _gpu_step(
+    weights: ModelWeights,
+    rows: Rows,
+    rotary: Rotary | None,
+    cache: KVCache,
+    slots: tuple[LayerCache, ...],
+    device: torch.device,
+) -> Callable[[], object]:
+    """The fused layers as the engine runs them on a GPU, always at the same slot; embedding and head are tiny."""
+    from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
+
+    step, buffers = TritonStep(weights, gpu.default_launcher()), Buffers(weights, rows.batch, device)
+    held = cache.slots
+    tokens = torch.zeros(rows.batch, dtype=torch.int64, device=device)
+    rows = replace(rows, positions=rows.positions.clone())
+
+    def run() -> None:
+        state = StepState(tokens, rows.positions.clone(), held.past.clone())
+        own = [LayerCache(each.keys, each.values, each.past, state.past) for each in slots]
+        step(state, buffers, rows, rotary, own, lambda name, layer: nullcontext(), greedy=True)
+
+    return run
+
+
+def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype, device: torch.device = CPU) -> int:
+    """As many layers as take twice the last-level cache, two at least (on a GPU eight), within the memory that is free.
 
     Where it would take more than LAYERS_AT_MOST the shape lives in the caches, as its model does, and a few will do.
     """
     shapes = config.layer_shapes().values()
     size = dtype.itemsize * sum(int(np.prod(shape)) for shape in shapes)
-    wanted = CACHES * last_level_cache()
-    free = psutil.virtual_memory().available
+    on_gpu = device.type == "cuda"
+    wanted = CACHES * (torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else last_level_cache())
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
     most = MEMORY_SHARE * free
     if 2 * size > most:
         raise ValueError(
@@ -266,7 +313,7 @@ def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype) -> int:
         )
     if LAYERS_AT_MOST * size < wanted:
         return LAYERS_OF_TINY
-    return max(2, min(-(-wanted // size), int(most / size)))
+    return max(2, min(max(-(-wanted // size), ON_GPU_AT_LEAST if on_gpu else 2), int(most / size)))
 
 
 def region_bytes(config: ModelConfig, region: Stage, dtype: torch.dtype, batch: int, context: int) -> int:
@@ -355,9 +402,14 @@ def _sdpa(queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, ca
 
 
 def _build(
-    config: ModelConfig, dtype: torch.dtype, impl: str, layer: dict[str, Tensor], top: dict[str, Tensor]
+    config: ModelConfig,
+    dtype: torch.dtype,
+    impl: str,
+    layer: dict[str, Tensor],
+    top: dict[str, Tensor],
+    device: torch.device,
 ) -> ModelWeights:
-    builder = Builder(config, dtype, impl, Quantization())
+    builder = Builder(config, dtype, impl, Quantization(), device)
     layers = [builder.layer(index, layer, Norm()) for index in range(config.num_layers)]
     return builder.model(layers, builder.top(top), Norm())
 
@@ -380,12 +432,18 @@ def _draw(shapes: dict[str, tuple[int, ...]], generator: torch.Generator) -> dic
 
 
 def _filled_cache(
-    config: ModelConfig, dtype: torch.dtype, batch: int, context: int, generator: torch.Generator
+    config: ModelConfig,
+    dtype: torch.dtype,
+    batch: int,
+    context: int,
+    generator: torch.Generator,
+    pool: SlotPool | None,
 ) -> tuple[KVCache, Rows]:
-    cache = KVCache(config, dtype, context + 1)
+    cache = KVCache(config, dtype, context + 1, pool)
     cache.reserve(batch, context + 1)
     for tensor in (*cache.keys, *cache.values):
-        tensor[:, :, :context, : config.head_dim].normal_(generator=generator)
+        filled = tensor[:, :, :context, : config.head_dim]
+        filled.copy_(torch.randn(filled.shape, generator=generator))
     cache.length = cache.reach = context
     return cache, cache.place(batch, 1)
 

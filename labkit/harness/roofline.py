@@ -7,9 +7,11 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from labkit.config import ModelConfig
+from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
 from labkit.kernels.probe import read_bandwidth_gb_s
 
+CPU = torch.device("cpu")
 PROBE_SECONDS = 0.05
 
 
@@ -47,6 +49,14 @@ def count_work(config: ModelConfig, dtype: torch.dtype, batch: int, prompt: int,
     )
 
 
-def probe_bandwidth(threads: int) -> float | None:
-    """GB/s that `threads` threads read from memory now; None where the probe cannot be compiled."""
-    return None if unavailable() else read_bandwidth_gb_s(threads, PROBE_SECONDS)
+def probe_bandwidth(threads: int, device: torch.device = CPU) -> float | None:
+    """GB/s that `threads` threads read from memory now, or for a GPU, which has to be the current one, that it reads
+    from its own; None where the probe cannot be compiled, and for devices of other kinds.
+    """
+    if device.type == "cpu":
+        return None if unavailable() else read_bandwidth_gb_s(threads, PROBE_SECONDS)
+    if device.type != "cuda" or gpu.unavailable() or gpu.interpreted():
+        return None
+    from labkit.kernels import gpu_probe
+
+    return gpu_probe.read_bandwidth_gb_s(PROBE_SECONDS)

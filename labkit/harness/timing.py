@@ -1,7 +1,8 @@
 """One generation on the clock: prefill ends with the first token, every further token is one decode step.
 
 Time to first token (TTFT) is bound by arithmetic, the time per token by memory; a mean over the whole call would hide
-both. The stamps come from a streamer, which every Hugging Face model and the engine's fast loop feed in the same way.
+both. The stamps come from a streamer, which every Hugging Face model and the engine's fast loop feed in the same way:
+with tokens that the CPU has already read, so that a GPU's work is in the time of the token that it was for.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ def timed_generate(generator: Generator, input_ids: torch.Tensor, **generation_a
     """The times of one `generate` call, and the whole sequences it returned. Needs at least two new tokens."""
     clock = TokenClock()
     with _collector_paused():
+        wait_for_gpu()
         start = perf_counter_ns()
         sequences = generator.generate(input_ids, streamer=clock, **generation_args)
+        wait_for_gpu()
         end = perf_counter_ns()
     if len(clock.stamps_ns) < 2:
         raise ValueError(
@@ -67,6 +70,12 @@ def timed_generate(generator: Generator, input_ids: torch.Tensor, **generation_a
         end_to_end_ms=(end - start) / 1e6,
     )
     return times, sequences
+
+
+def wait_for_gpu() -> None:
+    """Until it has done what this process asked of it; nothing where no GPU is in use."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 @contextmanager

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from labkit.engine.baselines import DTYPES, baseline
+from labkit.engine.baselines import DTYPES, baseline, comparison_device
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.peers import PEERS, llama_cpp
-from labkit.harness.timing import timed_generate
+from labkit.harness.timing import timed_generate, wait_for_gpu
 from labkit.kernels.memory import return_freed_memory
 from labkit.presets import resolve
 
@@ -52,8 +52,9 @@ class Worker:
         source = resolve(model, seed=seed)
         _ = source.tokenizer
         return_freed_memory()
-        reset_peak_memory()
-        self._memory_before = read_memory().now
+        self._device = comparison_device()
+        reset_peak_memory(self._device)
+        self._memory_before = read_memory(self._device).now
         self._shape = (batch, prompt)
         started = perf_counter()
         if name in PEERS:
@@ -61,6 +62,7 @@ class Worker:
             self._side = llama_cpp(name, gguf, source, DTYPES[dtype], threads=threads, positions=prompt + new)
         else:
             self._side = baseline(name, source, DTYPES[dtype], threads)
+        wait_for_gpu()
         loaded = perf_counter()
         if (settings := getattr(self._side.model, "generation_config", None)) is not None:
             settings.eos_token_id = None  # every run has all of its tokens, with no processor to forbid an early end
@@ -81,6 +83,7 @@ class Worker:
             "weights": str(self._side.weights).removeprefix("torch."),
             "load_s": loaded - started,
             "first_run_s": warm - loaded,
+            "nodes": self._side.graph_nodes,
         }
 
     def run(self, *, seed: int) -> dict[str, Any]:
@@ -97,8 +100,8 @@ class Worker:
         return {"stages": [asdict(stage) for stage in stages], "times": runs[0]["times"] if runs else None}
 
     def peak_memory(self) -> dict[str, Any]:
-        """Bytes beyond what the process held before it loaded the weights."""
-        return {"bytes": read_memory().peak - self._memory_before}
+        """Bytes beyond what the process held before it loaded the weights, in the memory of the device."""
+        return {"bytes": read_memory(self._device).peak - self._memory_before}
 
 
 def main() -> None:

@@ -154,7 +154,7 @@ def test_a_model_of_another_float_type_needs_a_dtype() -> None:
 
 
 def test_heads_that_are_too_wide_for_the_kernels_are_refused() -> None:
-    with pytest.raises(ValueError, match="head_dim is 520; the kernels take up to 512"):
+    with pytest.raises(ValueError, match="head_dim is 520; the cpp kernels take up to 512"):
         labkit.init_inference(small_model("gpt2", n_embd=520, n_head=1))
 
 

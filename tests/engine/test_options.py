@@ -56,8 +56,6 @@ NOT_YET: list[dict[str, Any]] = [
     {"save_mp_checkpoint_path": "out"},
     {"injection_policy": {torch.nn.Linear: "mlp.out"}},
     {"quantization_setting": (8, True)},
-    {"enable_cuda_graph": True},
-    {"use_triton": True},
     {"triton_autotune": True},
     {"triangular_masking": False},
 ]
@@ -80,7 +78,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"quant": {"lm_head": True}}, "quant says how dtype=torch.int8 is stored, got dtype=None; pass both or neither"),
     ({"max_out_tokens": 0}, "max_out_tokens: got 0, input should be greater than or equal to 1"),
     ({"max_out_tokens": 1.5}, "max_out_tokens: got 1.5, input should be a valid integer"),
-    ({"impl": "cuda"}, "impl: got 'cuda', input should be 'auto', 'cpp' or 'reference'"),
+    ({"impl": "cuda"}, "impl: got 'cuda', input should be 'auto', 'cpp', 'reference' or 'triton'"),
     ({"consume_model": "no"}, "consume_model: got 'no'"),
 ]
 

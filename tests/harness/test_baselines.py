@@ -4,11 +4,13 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from models import small_model
 
 from labkit.engine import baselines
-from labkit.engine.baselines import BASELINES, Baseline, baseline
+from labkit.engine.baselines import BASELINES, Baseline, baseline, check_baseline, comparison_device
+from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
-from labkit.presets import resolve
+from labkit.presets import ModelSource, resolve
 
 PROMPT = torch.arange(40, 49).repeat(2, 1)
 PROMPT[1] += 17
@@ -18,8 +20,10 @@ ARGS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_
 def rung(name: str, model: str, dtype: torch.dtype = torch.float32) -> Baseline:
     if name == "accelerate" and find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
-    if name == "hf-gemm" and (reason := unavailable()):
-        pytest.skip(reason)
+    if name == "hf-gemm" and (torch.cuda.is_available() or unavailable()):
+        pytest.skip(unavailable() or "runs on CPUs only")
+    if name == "hf-graph" and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
     return baseline(name, resolve(model), dtype, threads=1)
 
 
@@ -60,13 +64,63 @@ def test_the_steps_of_hf_gemm_use_the_engines_gemm(monkeypatch: pytest.MonkeyPat
     assert len(in_steps) == 3 * 9 + 1
 
 
-@pytest.mark.parametrize("name", ["hf-eager", "hf-gemm", "fused"])
+@pytest.mark.parametrize("name", ["hf-eager", "hf-gemm", "hf-static", "fused"])
 def test_stages_are_told_apart_on_request(name: str) -> None:
     side = rung(name, "tiny-llama")
-    if "reference" in side.impl:
-        pytest.skip("the reference implementation keeps no stage times")
+    if any(impl in side.impl for impl in ("reference", "triton")):
+        pytest.skip("only the C++ step keeps stage times")
     stages = side.stage_times(lambda: side.generate(PROMPT, **ARGS))
     assert {"qkv", "attention", "attn_out", "mlp", "mlp_out", "lm_head"} <= {str(time.stage) for time in stages}
+
+
+@pytest.mark.parametrize("model", ["tiny-gptj", "tiny-bloom"])
+def test_tokens_on_a_static_cache_are_those_of_vanilla(model: str) -> None:
+    vanilla = rung("hf-eager", model).generate(PROMPT, **ARGS)
+    assert torch.equal(rung("hf-static", model).generate(PROMPT, **ARGS), vanilla)
+
+
+def test_a_model_without_a_static_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelSource, "hf_model", lambda source, dtype: small_model("gpt-neo"))
+    with pytest.raises(ValueError, match="expected a model that transformers can run on a static cache"):
+        rung("hf-static", "tiny-gpt2")
+
+
+@pytest.mark.parametrize("name", ["hf-eager", "hf-static", "accelerate"])
+def test_every_side_runs_on_the_device_of_the_comparison(name: str) -> None:
+    assert rung(name, "tiny-gpt2").device == comparison_device()
+
+
+def test_tensors_follow_the_model() -> None:
+    """Without a GPU, to a device that has no memory."""
+    given: dict[str, torch.Tensor] = {}
+
+    class Elsewhere:
+        device = torch.device("meta")
+
+        def generate(self, input_ids: torch.Tensor, **kwargs: torch.Tensor) -> None:
+            given.update(input_ids=input_ids, **kwargs)
+
+    Baseline("elsewhere", "none", torch.float32, Elsewhere(), None).generate(PROMPT, attention_mask=PROMPT, new=3)
+    assert given["new"] == 3
+    assert given["input_ids"].is_meta
+    assert given["attention_mask"].is_meta
+
+
+@pytest.mark.parametrize(
+    ("name", "on_gpu", "message"),
+    [
+        ("hf-graph", False, "'hf-graph' got no GPU, expected an NVIDIA GPU and .* use hf-static"),
+        ("hf-gemm", True, "'hf-gemm' got a GPU, expected none: .* use hf-graph"),
+        ("fused-int8", True, "'fused-int8' would not run on the GPU, where the others do: no triton"),
+    ],
+)
+def test_a_rung_of_another_device_is_refused(
+    name: str, on_gpu: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    monkeypatch.setattr(gpu, "unavailable", lambda: "no triton")
+    with pytest.raises(ValueError, match=message):
+        check_baseline(name)
 
 
 def test_an_unknown_rung_is_refused_with_the_known_ones() -> None:

@@ -110,7 +110,7 @@ def test_a_case_is_kept_only_when_all_of_it_was_measured_as_asked_now() -> None:
 
 
 def test_the_estimate_grows_with_the_rounds_and_the_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_module, "probe_bandwidth", lambda threads: 20.0)
+    monkeypatch.setattr(bench_module, "probe_bandwidth", lambda threads, device: 20.0)
     settings = Settings(new=128, rounds=2, threads=1, peer=False)
     few = bench_module._seconds(GPT2, settings)
     assert 0 < few < bench_module._seconds(GPT2, replace(settings, rounds=20))

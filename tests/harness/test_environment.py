@@ -2,10 +2,15 @@
 
 import getpass
 import platform
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
+import torch
+from comparisons import environment as known_environment
 
-from labkit.harness.environment import read_environment, read_memory, reset_peak_memory
+from labkit.harness import environment as module
+from labkit.harness.environment import Environment, read_environment, read_memory, reset_peak_memory
 
 
 def test_environment_names_what_moves_timings() -> None:
@@ -21,6 +26,41 @@ def test_environment_tells_neither_host_nor_user() -> None:
     text = read_environment(threads=1).model_dump_json()
     assert platform.node() not in text or len(platform.node()) < 4
     assert getpass.getuser() not in text or len(getpass.getuser()) < 5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_none_is_named() -> None:
+    environment = read_environment(threads=1)
+    assert (environment.gpu, environment.gpu_memory_gb, environment.driver, environment.cuda) == (None,) * 4
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA T1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16 * 10**9))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(module, "_output", lambda *command: "580.1" if command[0] == "nvidia-smi" else None)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_gpu_comes_first_on_the_machines_line() -> None:
+    environment = read_environment(threads=3)
+    assert (environment.gpu, environment.driver, environment.cuda) == ("NVIDIA T1", "580.1", "13.0")
+    assert environment.machine.startswith(f"NVIDIA T1 (16 GB), {environment.cpu}, {environment.cores} cores")
+
+
+def test_a_record_from_before_gpus_is_read_and_keeps_its_line() -> None:
+    old = known_environment().model_dump(exclude={"gpu", "gpu_memory_gb", "driver", "cuda"})
+    assert Environment.model_validate(old) == known_environment()
+    assert known_environment().machine == "Test CPU @ 2 GHz, 2 of 2 cores, 16 GB"
+
+
+def test_on_a_gpu_memory_is_that_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5)
+    assert read_memory(torch.device("cuda", 0)) == (3, 5)
 
 
 def test_the_peak_sees_memory_that_is_gone_and_restarts() -> None:

@@ -57,6 +57,7 @@ def test_all_sides_compute_the_same(name: str, dtype: torch.dtype) -> None:
 @each_model
 def test_every_region_of_every_layer_is_timed(name: str) -> None:
     stack = stack_of(name)
+    assert stack.one_call is not None
     for times in (*(side.times() for side in stack.sides), stack.side(FUSED).times(warm=True), stack.one_call.times()):
         assert set(times) == set(REGIONS)
         for calls in times.values():

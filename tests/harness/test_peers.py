@@ -12,6 +12,11 @@ from labkit.harness.interleave import compare_with_each
 here = pytest.mark.skipif(peers.unavailable() is not None, reason="llama.cpp is not installed")
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
 @pytest.fixture
 def interpreter(tmp_path: Path) -> Path:
     """Answers like an interpreter that finds the package `llama_cpp`."""

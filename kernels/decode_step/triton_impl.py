@@ -1,0 +1,411 @@
+"""A decode step in Triton: five kernels per layer, three where attention and MLP start from the same rows.
+
+Everything that changes from step to step (token, slot, position) stands in tensors on the device, where the last kernel
+of a step writes it for the next one, so that a recording of a step, a CUDA graph, can be played again and again.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..attention.triton_impl import Partials, attention
+from ..gemm.triton_impl import gemm, group
+from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
+from ..mlp_gemm.triton_impl import mlp_arguments, mlp_gemm, mlp_tile, mlp_tiles
+from ..plain import argmax_or_minus_one
+from ..qkv_gemm.triton_impl import qkv_arguments, qkv_gemm, qkv_tile, qkv_tiles
+from ..tiles import product, quarter_of, wait_for_previous
+from ..tuned import Tile
+from ..types import LayerCache, Linear, Norm, Rotary, Rows, check_heads
+from . import LayerWeights, ModelWeights
+
+PLAIN = Norm()
+ONE_PROGRAM = Tile(rows=1, depth=1024, warps=8)
+LEAST_ROWS = 4  # of a tile
+
+
+@triton.jit
+def _embed(
+    out_ptr, table_ptr, scales_ptr, tokens_ptr, begin, position_table_ptr, positions_ptr, offset,
+    eps, gain_ptr, shift_ptr,
+    E: tl.constexpr, GROUP: tl.constexpr, POSITIONS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out [M, E] = norm(table[begin + token]) + position_table[position + offset], one row per program."""
+    wait_for_previous(PDL)
+    m = tl.program_id(0)
+    token = (begin + tl.maximum(tl.load(tokens_ptr + m), 0)).to(tl.int64)  # -1: no logit was a number
+    k = tl.arange(0, BLOCK)
+    inside = k < E
+    if GROUP == 0:
+        x = tl.load(table_ptr + token * E + k, mask=inside, other=0.0).to(tl.float32)
+    else:
+        WIDTH: tl.constexpr = (E + 3) // 4
+        words = tl.load(table_ptr + token * WIDTH + k % WIDTH, mask=inside, other=0)
+        quarter = k // WIDTH
+        x = tl.where(quarter == 0, quarter_of(words, 0), quarter_of(words, 1))
+        x = tl.where(quarter == 2, quarter_of(words, 2), x)
+        x = tl.where(quarter == 3, quarter_of(words, 3), x)
+        x *= tl.load(scales_ptr + token * ((E + GROUP - 1) // GROUP) + k // GROUP, mask=inside, other=0.0)
+    if NORM != "none":
+        if NORM == "layer":
+            x = tl.where(inside, x - tl.sum(x) / E, 0.0)
+        x = x * tl.rsqrt(tl.sum(x * x) / E + eps) * tl.load(gain_ptr + k, mask=inside, other=0.0)
+        if SHIFT:
+            x += tl.load(shift_ptr + k, mask=inside, other=0.0)
+    if POSITIONS:
+        position = (tl.load(positions_ptr + m) + offset).to(tl.int64)
+        x += tl.load(position_table_ptr + position * E + k, mask=inside, other=0.0)
+    tl.store(out_ptr + m.to(tl.int64) * E + k, x, mask=inside)
+
+
+@triton.jit
+def _qkv_and_mlp(
+    qkv_programs, queries_ptr, keys_ptr, values_ptr, M, C, eps, x_ptr, gain_ptr, shift_ptr,
+    w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
+    act_ptr, N, mlp_eps, mlp_gain_ptr, mlp_shift_ptr, mlp_w_ptr, mlp_scales_ptr, mlp_bias_ptr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
+    MLP_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Regions 1 and 3 of a parallel layer, which read the same rows, each by some of the programs."""
+    at = tl.program_id(0)
+    if at < qkv_programs:
+        qkv_tile(
+            at, queries_ptr, keys_ptr, values_ptr, x_ptr, M, C, eps,
+            x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
+            NORM, SHIFT, "none", K, GROUP, BIAS, HQ, HKV, D, DP, R, INTERLEAVED, T, BN, BK, MP, DOT, PDL,
+        )  # fmt: skip
+    else:
+        mlp_tile(
+            at - qkv_programs, act_ptr, x_ptr, M, N, mlp_eps,
+            x_ptr, x_ptr, x_ptr, mlp_gain_ptr, mlp_shift_ptr, mlp_w_ptr, mlp_scales_ptr, mlp_bias_ptr,
+            NORM, SHIFT, False, False, "none", K, GROUP, MLP_BIAS, ACTIVATION, GATED, BN, BK, MP, DOT, PDL,
+        )  # fmt: skip
+
+
+@triton.jit
+def _head_argmax(
+    best_ptr, where_ptr, M, N, eps, gain_ptr, shift_ptr, x_ptr, w_ptr, scales_ptr, bias_ptr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The largest logit of BN, and the first row that has it, to best and where [programs, MP]; NaN counts as -inf."""
+    tile = tl.program_id(0)
+    rows = tile * BN + tl.arange(0, BN)
+    inside = rows < N
+    y = product(
+        w_ptr, scales_ptr, rows, inside, x_ptr, x_ptr, x_ptr, gain_ptr, shift_ptr, eps, x_ptr, M,
+        K, GROUP, NORM, SHIFT, False, False, "none", BN, BK, MP, DOT, PDL,
+    )  # fmt: skip
+    if BIAS:
+        y += tl.load(bias_ptr + rows, mask=inside, other=0.0)[:, None]
+    y = tl.where(inside[:, None] & (y == y), y, float("-inf"))
+    best = tl.max(y, axis=0)
+    where = tl.min(tl.where(y == best[None, :], rows[:, None], N), axis=0)
+    at = tile * MP + tl.arange(0, MP)
+    tl.store(best_ptr + at, best)
+    tl.store(where_ptr + at, where)
+
+
+@triton.jit
+def _next_step(
+    tokens_ptr, past_ptr, positions_ptr, best_ptr, where_ptr, programs, M,
+    CHOOSE: tl.constexpr, MB: tl.constexpr, MP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Moves slot and positions on by one; with CHOOSE, the next tokens are those of the largest logits, the first of
+    equal ones, and -1 where no logit is a number.
+    """
+    wait_for_previous(PDL)
+    m = tl.arange(0, MB)
+    if CHOOSE:
+        best = tl.full((BLOCK, MB), float("-inf"), tl.float32)
+        where = tl.full((BLOCK, MB), 2147483647, tl.int32)
+        for begin in range(0, programs, BLOCK):
+            program = begin + tl.arange(0, BLOCK)
+            mask = (program < programs)[:, None] & (m < M)[None, :]
+            at = program[:, None] * MP + m[None, :]
+            theirs = tl.load(best_ptr + at, mask=mask, other=float("-inf"))
+            rows = tl.load(where_ptr + at, mask=mask, other=0)
+            where = tl.where(theirs > best, rows, where)
+            best = tl.maximum(best, theirs)
+        largest = tl.max(best, axis=0)
+        first = tl.min(tl.where(best == largest[None, :], where, 2147483647), axis=0)
+        token = tl.where(largest == float("-inf"), -1, first)
+        tl.store(tokens_ptr + m, token.to(tl.int64), mask=m < M)
+    tl.store(positions_ptr + m, tl.load(positions_ptr + m, mask=m < M) + 1, mask=m < M)
+    tl.store(past_ptr, tl.load(past_ptr) + 1)
+
+
+@dataclass(frozen=True)
+class StepState:
+    """What a step reads and moves on: tokens int64 [B], positions int32 [B], past int32 [1], all on the device."""
+
+    tokens: Tensor
+    positions: Tensor
+    past: Tensor
+
+
+class Buffers:
+    """The activations of a step for B sequences, written by one kernel and read by the next."""
+
+    def __init__(self, model: ModelWeights, batch: int, device: torch.device) -> None:
+        stored = model.cache_dtype
+        width, head = model.heads.query * model.heads.dim, model.head
+
+        def rows(columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(batch, columns, dtype=dtype, device=device)
+
+        self.embedded = rows(model.embedding_size)
+        self.hidden = (rows(model.hidden), rows(model.hidden))
+        self.residual = rows(model.hidden)
+        self.queries, self.context = rows(width, stored), rows(width, stored)
+        self.act = rows(model.intermediate, stored)
+        self.projected = rows(model.embedding_size)
+        self.logits = rows(head.outputs)
+        self.partials = Partials.of(batch, model.heads, device)
+        most_programs = triton.cdiv(head.outputs, LEAST_ROWS)
+        self.best = torch.empty(most_programs * FEW_ROWS, device=device)
+        self.where = torch.empty(most_programs * FEW_ROWS, dtype=torch.int32, device=device)
+
+
+class TritonStep:
+    """One token for each of B sequences, from the embedding to the next token or the logits."""
+
+    def __init__(self, model: ModelWeights, launch: Launcher) -> None:
+        check_heads(model.heads, "triton")
+        self.model, self.launch = model, launch
+
+    def __call__(
+        self,
+        state: StepState,
+        buffers: Buffers,
+        rows: Rows,
+        rotary: Rotary | None,
+        caches: list[LayerCache],
+        around: Callable[[str, int | None], AbstractContextManager[object]],
+        *,
+        greedy: bool,
+    ) -> Tensor:
+        """The chosen tokens, `state.tokens`, or logits float32 [B, V]. Keys and values go to slot `state.past`.
+
+        Each stage is launched within `around(stage, layer)`. `rows.positions` must be `state.positions`.
+        """
+        w = self.model
+        with around("embed", None):
+            hidden = self._embed(state, buffers)
+        for index, (layer, cache) in enumerate(zip(w.layers, caches, strict=True)):
+            run = self._parallel_layer if self._joins(layer, len(hidden)) else self._layer
+            hidden = run(layer, index, hidden, buffers, rows, rotary, cache, around)
+        with around("lm_head", None):
+            norm = w.final_norm
+            if w.project_out is not None:
+                hidden, norm = gemm(hidden, w.project_out, buffers.projected, self.launch, norm=norm), PLAIN
+            chooses = greedy and len(hidden) <= FEW_ROWS
+            if chooses:
+                programs, padded = self._head_argmax(hidden, norm, buffers)
+            else:
+                gemm(hidden, w.head, buffers.logits, self.launch, norm=norm)
+                if greedy:
+                    state.tokens.copy_(argmax_or_minus_one(buffers.logits))
+                programs, padded = 0, 1
+        with around("sample", None):
+            self.launch(
+                _next_step,
+                (1,),
+                ONE_PROGRAM,
+                tokens_ptr=state.tokens,
+                past_ptr=state.past,
+                positions_ptr=state.positions,
+                best_ptr=buffers.best,
+                where_ptr=buffers.where,
+                programs=programs,
+                M=len(hidden),
+                CHOOSE=chooses,
+                MB=triton.next_power_of_2(len(hidden)),
+                MP=padded,
+                BLOCK=2048 if padded == 1 else 256,
+            )
+        return state.tokens if greedy else buffers.logits
+
+    def _embed(self, state: StepState, buffers: Buffers) -> Tensor:
+        w, (hidden, spare) = self.model, buffers.hidden
+        table = w.head if w.embedding is None else _rows_of(w.embedding)
+        if w.project_in is None:
+            return self._gather(hidden, table, w.embedding_norm, state, w.positions)
+        embedded = self._gather(buffers.embedded, table, w.embedding_norm, state, None)
+        places = None
+        if w.positions is not None:
+            at = StepState(state.positions, state.positions, state.past)
+            places = self._gather(spare, _rows_of(w.positions), PLAIN, at, None, begin=w.position_offset)
+        return gemm(embedded, w.project_in, hidden, self.launch, residual=places)
+
+    def _gather(
+        self, out: Tensor, table: Linear, norm: Norm, state: StepState, positions: Tensor | None, begin: int = 0
+    ) -> Tensor:
+        self.launch(
+            _embed,
+            (len(out),),
+            ONE_PROGRAM,
+            out_ptr=out,
+            table_ptr=table.on_gpu,
+            scales_ptr=optional(table.scales, out),
+            tokens_ptr=state.tokens,
+            begin=begin,
+            position_table_ptr=optional(positions, out),
+            positions_ptr=state.positions,
+            offset=self.model.position_offset,
+            eps=norm.eps,
+            gain_ptr=optional(norm.weight, out),
+            shift_ptr=optional(norm.bias, out),
+            E=table.inputs,
+            GROUP=group(table),
+            POSITIONS=positions is not None,
+            NORM=norm.kind,
+            SHIFT=norm.bias is not None,
+            BLOCK=triton.next_power_of_2(table.inputs),
+        )
+        return out
+
+    def _layer(
+        self,
+        w: LayerWeights,
+        index: int,
+        hidden: Tensor,
+        buffers: Buffers,
+        rows: Rows,
+        rotary: Rotary | None,
+        cache: LayerCache,
+        around: Callable[[str, int | None], AbstractContextManager[object]],
+    ) -> Tensor:
+        """Five kernels: the additions to the residual are what the two output products end with."""
+        launch, from_norm = self.launch, self.model.residual_from_norm
+        parallel = self.model.parallel_residual
+        residual = buffers.residual if from_norm else hidden
+        spare = buffers.hidden[1 if hidden is buffers.hidden[0] else 0]
+        with around("qkv", index):
+            to = residual if from_norm else None
+            qkv_gemm(hidden, w.qkv, self.model.heads, rotary, rows, cache, buffers.queries, to, launch)
+        with around("attention", index):
+            self._attention(w, rows, cache, buffers)
+        with around("attn_out", index):
+            added = gemm(buffers.context, w.attn_out, spare, launch, bias=w.attn_bias, residual=residual)
+        with around("mlp", index):
+            if parallel:
+                mlp_gemm(hidden, None, None, w.mlp, buffers.act, None, launch)
+            else:
+                to = buffers.residual if from_norm else None
+                mlp_gemm(added, None, None, w.mlp, buffers.act, to, launch, residual_from_norm=from_norm)
+        with around("mlp_out", index):
+            residual = buffers.residual if from_norm and not parallel else added
+            return gemm(buffers.act, w.mlp_out, hidden, launch, bias=w.mlp_bias, residual=residual)
+
+    def _attention(self, w: LayerWeights, rows: Rows, cache: LayerCache, buffers: Buffers) -> None:
+        heads, context = self.model.heads, buffers.context
+        attention(buffers.queries, w.attention, heads, rows, cache, context, self.launch, buffers.partials)
+
+    def _joins(self, w: LayerWeights, rows: int) -> bool:
+        """Whether regions 1 and 3 of the layer fit into one kernel."""
+        return (
+            self.model.parallel_residual
+            and not self.model.residual_from_norm
+            and rows <= FEW_ROWS
+            and w.qkv.q_norm is None
+            and w.qkv.norm.kind == w.mlp.norm.kind
+            and (w.qkv.norm.bias is None) == (w.mlp.norm.bias is None)
+            and group(w.qkv.proj) == group(w.mlp.up)
+        )
+
+    def _parallel_layer(
+        self,
+        w: LayerWeights,
+        index: int,
+        hidden: Tensor,
+        buffers: Buffers,
+        rows: Rows,
+        rotary: Rotary | None,
+        cache: LayerCache,
+        around: Callable[[str, int | None], AbstractContextManager[object]],
+    ) -> Tensor:
+        """Three kernels: regions 1 and 3 from the same rows, attention, and both output products with the residual."""
+        launch, out = self.launch, buffers.hidden[1 if hidden is buffers.hidden[0] else 0]
+        with around("qkv+mlp", index):
+            self._qkv_and_mlp(w, hidden, buffers, rows, rotary, cache)
+        with around("attention", index):
+            self._attention(w, rows, cache, buffers)
+        with around("attn_out+mlp_out", index):
+            also = (buffers.act, w.mlp_out, w.mlp_bias)
+            return gemm(buffers.context, w.attn_out, out, launch, bias=w.attn_bias, also=also, residual=hidden)
+
+    def _qkv_and_mlp(
+        self, w: LayerWeights, hidden: Tensor, buffers: Buffers, rows: Rows, rotary: Rotary | None, cache: LayerCache
+    ) -> None:
+        proj, up = w.qkv.proj, w.mlp.up
+        of_qkv = qkv_arguments(hidden, w.qkv, self.model.heads, rotary, rows, cache, buffers.queries, None)
+        of_mlp = mlp_arguments(hidden, None, None, w.mlp, None, residual_from_norm=False)
+        tile = self.launch.tile("qkv_and_mlp", proj.weight_type, len(hidden), proj.outputs + up.outputs, proj.inputs)
+        programs = qkv_tiles(w.qkv, tile)
+        for name in ("residual_ptr", "RESIDUAL"):
+            del of_qkv[name]
+        self.launch(
+            _qkv_and_mlp,
+            (programs + mlp_tiles(w.mlp, tile),),
+            tile,
+            qkv_programs=programs,
+            M=len(hidden),
+            **of_qkv,
+            act_ptr=buffers.act,
+            N=buffers.act.shape[1],
+            mlp_eps=of_mlp["eps"],
+            **{f"mlp_{name}": of_mlp[name] for name in ("gain_ptr", "shift_ptr", "w_ptr", "scales_ptr", "bias_ptr")},
+            MLP_BIAS=of_mlp["BIAS"],
+            ACTIVATION=of_mlp["ACTIVATION"],
+            GATED=of_mlp["GATED"],
+            BN=tile.rows,
+            BK=tile.depth,
+            MP=padded_rows(len(hidden)),
+            DOT=dot_type(proj.weight.dtype),
+        )
+
+    def _head_argmax(self, hidden: Tensor, norm: Norm, buffers: Buffers) -> tuple[int, int]:
+        head = self.model.head
+        tile = self.launch.tile("head_argmax", head.weight_type, len(hidden), head.outputs, head.inputs)
+        programs, padded = triton.cdiv(head.outputs, tile.rows), padded_rows(len(hidden))
+        assert programs * padded <= len(buffers.best), f"tiles of {tile.rows} rows are too small for this kernel"
+        self.launch(
+            _head_argmax,
+            (programs,),
+            tile,
+            best_ptr=buffers.best,
+            where_ptr=buffers.where,
+            M=len(hidden),
+            N=head.outputs,
+            eps=norm.eps,
+            gain_ptr=optional(norm.weight, hidden),
+            shift_ptr=optional(norm.bias, hidden),
+            x_ptr=hidden,
+            w_ptr=head.on_gpu,
+            scales_ptr=optional(head.scales, hidden),
+            bias_ptr=optional(head.bias, hidden),
+            NORM=norm.kind,
+            SHIFT=norm.bias is not None,
+            K=head.inputs,
+            GROUP=group(head),
+            BIAS=head.bias is not None,
+            BN=tile.rows,
+            BK=tile.depth,
+            MP=padded,
+            DOT=dot_type(head.weight.dtype),
+        )
+        return programs, padded
+
+
+def _rows_of(table: Tensor) -> Linear:
+    return Linear(table, None, table.shape[0], table.shape[1], "rows")

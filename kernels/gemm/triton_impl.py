@@ -1,0 +1,119 @@
+"""The product in Triton: one kernel with everything that may surround it, torch's GEMM for more than 16 rows."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
+from ..plain import normalise
+from ..residual_add.triton_impl import add_rows
+from ..tiles import product
+from ..types import Linear, Norm
+
+PLAIN = Norm()
+
+
+@triton.jit
+def _gemm(
+    out_ptr, residual_ptr, M, N, eps, gain_ptr, shift_ptr,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, x2_ptr, w2_ptr, scales2_ptr, bias2_ptr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
+    K2: tl.constexpr, GROUP2: tl.constexpr, BIAS2: tl.constexpr, RESIDUAL: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out = norm(x) W^T + bias (+ x2 W2^T + bias2) (+ residual), each [M, N]."""
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    inside = rows < N
+    y = product(
+        w_ptr, scales_ptr, rows, inside, x_ptr, x_ptr, x_ptr, gain_ptr, shift_ptr, eps, x_ptr, M,
+        K, GROUP, NORM, SHIFT, False, False, "none", BN, BK, MP, DOT, PDL,
+    )  # fmt: skip
+    if K2 != 0:
+        y += product(
+            w2_ptr, scales2_ptr, rows, inside, x2_ptr, x2_ptr, x2_ptr, gain_ptr, shift_ptr, eps, x2_ptr, M,
+            K2, GROUP2, "none", False, False, False, "none", BN, BK, MP, DOT, False,
+        )  # fmt: skip
+    if BIAS:
+        y += tl.load(bias_ptr + rows, mask=inside, other=0.0)[:, None]
+    if BIAS2:
+        y += tl.load(bias2_ptr + rows, mask=inside, other=0.0)[:, None]
+    m = tl.arange(0, MP)
+    mask = inside[:, None] & (m < M)[None, :]
+    at = m[None, :] * N + rows[:, None]
+    if RESIDUAL:
+        y += tl.load(residual_ptr + at, mask=mask, other=0.0)
+    tl.store(out_ptr + at, y, mask=mask)
+
+
+def gemm(
+    x: Tensor,
+    weights: Linear,
+    out: Tensor,
+    launch: Launcher,
+    *,
+    bias: Tensor | None = None,
+    norm: Norm = PLAIN,
+    also: tuple[Tensor, Linear, Tensor | None] | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """out [M, N] = norm(x) W^T + bias + residual. `also`: (x2, W2, bias2), whose product is added in the same kernel.
+
+    `bias` stands in for one that `weights` don't have. `residual` is float32, the others of any floating type.
+    """
+    bias = weights.bias if bias is None else bias
+    x2, weights2, bias2 = also or (None, None, None)
+    rows = len(x)
+    if rows > FEW_ROWS:
+        wide = [matmul(normalise(norm, x), weights)]
+        if x2 is not None and weights2 is not None:
+            wide.append(matmul(x2, weights2))
+        return add_rows([*wide, residual], [bias, bias2], out, launch)
+    op = "gemm" if weights2 is None else "two_gemms"
+    tile = launch.tile(op, weights.weight_type, rows, weights.outputs, weights.inputs)
+    launch(
+        _gemm,
+        (triton.cdiv(weights.outputs, tile.rows),),
+        tile,
+        out_ptr=out,
+        residual_ptr=optional(residual, out),
+        M=rows,
+        N=weights.outputs,
+        eps=norm.eps,
+        gain_ptr=optional(norm.weight, out),
+        shift_ptr=optional(norm.bias, out),
+        x_ptr=x,
+        w_ptr=weights.on_gpu,
+        scales_ptr=optional(weights.scales, out),
+        bias_ptr=optional(bias, out),
+        x2_ptr=optional(x2, out),
+        w2_ptr=weights2.on_gpu if weights2 else out,
+        scales2_ptr=optional(weights2.scales if weights2 else None, out),
+        bias2_ptr=optional(bias2, out),
+        NORM=norm.kind,
+        SHIFT=norm.bias is not None,
+        K=weights.inputs,
+        GROUP=group(weights),
+        BIAS=bias is not None,
+        K2=weights2.inputs if weights2 else 0,
+        GROUP2=group(weights2) if weights2 else 0,
+        BIAS2=bias2 is not None,
+        RESIDUAL=residual is not None,
+        BN=tile.rows,
+        BK=tile.depth,
+        MP=padded_rows(rows),
+        DOT=dot_type(weights.weight.dtype),
+    )
+    return out
+
+
+def group(weights: Linear) -> int:
+    """Inputs that share a scale, all of them with one scale per row; 0 for a floating weight."""
+    return min(weights.group, weights.inputs) if weights.scales is not None else 0
+
+
+def matmul(x: Tensor, weights: Linear) -> Tensor:
+    """x W^T by torch, in the type of the weight (int8: bfloat16): many rows keep its GEMM busy."""
+    if weights.scales is None:
+        return x.to(weights.weight.dtype) @ weights.weight.T
+    return x.to(torch.bfloat16) @ weights.floats().to(torch.bfloat16).T

@@ -1,0 +1,201 @@
+"""Region 3 in Triton: addend, norm, product and activation in one kernel; three around torch's GEMM beyond 16 rows."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..gemm.triton_impl import group, matmul
+from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
+from ..plain import normalise
+from ..residual_add.triton_impl import add_rows
+from ..tiles import product, wait_for_previous
+from ..tuned import Tile
+from ..types import MlpWeights
+
+TILE = Tile(rows=1, depth=1024)
+
+
+@triton.jit
+def activated(x, ACTIVATION: tl.constexpr):
+    """The tanh form of GELU, 0.5 x (1 + tanh(y)), is x * sigmoid(2 y), where 2 y = sqrt(8 / pi) (x + 0.044715 x^3)."""
+    if ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif ACTIVATION == "silu":
+        return x * tl.sigmoid(x)
+    else:
+        return tl.where(x < 0.0, 0.0, x)  # a NaN stays one
+
+
+@triton.jit
+def mlp_tile(
+    tile, act_ptr, residual_ptr, M, N, eps,
+    x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Tile number `tile` of act [M, N]: BN rows of the weight, or BN / 2 of the gate and the same of up."""
+    m = tl.arange(0, MP)
+    if GATED:
+        n = tile * (BN // 2) + tl.arange(0, BN // 2)
+        rows = tl.reshape(tl.join(n, n + N), (BN,))
+        inside = tl.reshape(tl.join(n < N, n < N), (BN,))
+    else:
+        n = tile * BN + tl.arange(0, BN)
+        rows = n
+        inside = n < N
+    y = product(
+        w_ptr, scales_ptr, rows, inside, x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
+        K, GROUP, NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, BN, BK, MP, DOT, PDL,
+    )  # fmt: skip
+    if BIAS:
+        y += tl.load(bias_ptr + rows, mask=inside, other=0.0)[:, None]
+    if GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(y, (BN // 2, 2, MP)), (0, 2, 1)))
+        act = activated(gate, ACTIVATION) * up
+    else:
+        act = activated(y, ACTIVATION)
+    tl.store(act_ptr + m[None, :] * N + n[:, None], act, mask=(n < N)[:, None] & (m < M)[None, :])
+
+
+@triton.jit
+def _mlp_gemm(
+    act_ptr, residual_ptr, M, N, eps,
+    x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    mlp_tile(
+        tl.program_id(0), act_ptr, residual_ptr, M, N, eps,
+        x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
+        NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, K, GROUP, BIAS, ACTIVATION, GATED, BN, BK, MP, DOT, PDL,
+    )  # fmt: skip
+
+
+@triton.jit
+def _activate(
+    act_ptr, wide_ptr, bias_ptr, N,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """act [M, N] of the product [M, N], or [M, 2 N] gate before up."""
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    wide_ptr += row * (2 * N if GATED else N)
+    first = tl.load(wide_ptr + column, mask=inside).to(tl.float32)
+    if BIAS:
+        first += tl.load(bias_ptr + column, mask=inside)
+    act = activated(first, ACTIVATION)
+    if GATED:
+        up = tl.load(wide_ptr + N + column, mask=inside).to(tl.float32)
+        if BIAS:
+            up += tl.load(bias_ptr + N + column, mask=inside)
+        act *= up
+    tl.store(act_ptr + row * N + column, act, mask=inside)
+
+
+def mlp_gemm(
+    hidden: Tensor,
+    addend: Tensor | None,
+    addend_bias: Tensor | None,
+    weights: MlpWeights,
+    act: Tensor,
+    residual: Tensor | None,
+    launch: Launcher,
+    *,
+    residual_from_norm: bool = False,
+) -> None:
+    """Writes act [M, N] of any floating type and, if given, residual [M, H] float32; see the op's contract."""
+    if len(hidden) > FEW_ROWS:
+        return _many_rows(hidden, addend, addend_bias, weights, act, residual, launch, residual_from_norm)
+    tile = launch.tile("mlp_gemm", weights.up.weight_type, len(hidden), weights.up.outputs, weights.up.inputs)
+    outputs = act.shape[1]
+    launch(
+        _mlp_gemm,
+        (mlp_tiles(weights, tile),),
+        tile,
+        M=len(hidden),
+        N=outputs,
+        act_ptr=act,
+        **mlp_arguments(hidden, addend, addend_bias, weights, residual, residual_from_norm),
+        BN=tile.rows,
+        BK=tile.depth,
+        MP=padded_rows(len(hidden)),
+        DOT=dot_type(weights.up.weight.dtype),
+    )
+
+
+def mlp_tiles(weights: MlpWeights, tile: Tile) -> int:
+    """Programs that region 3 takes in tiles of this size."""
+    return triton.cdiv(weights.up.outputs, tile.rows)
+
+
+def mlp_arguments(
+    hidden: Tensor,
+    addend: Tensor | None,
+    addend_bias: Tensor | None,
+    weights: MlpWeights,
+    residual: Tensor | None,
+    residual_from_norm: bool,
+) -> dict[str, object]:
+    """The kernel's arguments that don't depend on the tile."""
+    norm, up = weights.norm, weights.up
+    return {
+        "eps": norm.eps,
+        "x_ptr": hidden,
+        "addend_ptr": optional(addend, hidden),
+        "addend_bias_ptr": optional(addend_bias, hidden),
+        "gain_ptr": optional(norm.weight, hidden),
+        "shift_ptr": optional(norm.bias, hidden),
+        "w_ptr": up.on_gpu,
+        "scales_ptr": optional(up.scales, hidden),
+        "bias_ptr": optional(up.bias, hidden),
+        "residual_ptr": optional(residual, hidden),
+        "NORM": norm.kind,
+        "SHIFT": norm.bias is not None,
+        "ADD": addend is not None,
+        "ADD_BIAS": addend_bias is not None,
+        "RESIDUAL": "none" if residual is None else "normed" if residual_from_norm else "sum",
+        "K": up.inputs,
+        "GROUP": group(up),
+        "BIAS": up.bias is not None,
+        "ACTIVATION": weights.activation,
+        "GATED": weights.gated,
+    }
+
+
+def _many_rows(
+    hidden: Tensor,
+    addend: Tensor | None,
+    addend_bias: Tensor | None,
+    weights: MlpWeights,
+    act: Tensor,
+    residual: Tensor | None,
+    launch: Launcher,
+    residual_from_norm: bool,
+) -> None:
+    if addend is not None:
+        hidden = add_rows([hidden, addend], [addend_bias], torch.empty_like(hidden), launch)
+    normed = normalise(weights.norm, hidden)
+    if residual is not None:
+        residual.copy_(normed if residual_from_norm else hidden)
+    wide = matmul(normed, weights.up)
+    outputs, bias = act.shape[1], weights.up.bias
+    launch(
+        _activate,
+        (len(hidden), triton.cdiv(outputs, TILE.depth)),
+        TILE,
+        act_ptr=act,
+        wide_ptr=wide,
+        bias_ptr=optional(bias, act),
+        N=outputs,
+        BIAS=bias is not None,
+        ACTIVATION=weights.activation,
+        GATED=weights.gated,
+        BLOCK=TILE.depth,
+    )

@@ -1,0 +1,282 @@
+"""Region 1 in Triton: norm, product, rotation and append to the KV cache in one kernel.
+
+Two where heads are normed (a head's norm needs all of it), and around torch's GEMM beyond 16 rows.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..gemm.triton_impl import gemm, group, matmul
+from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
+from ..plain import normalise
+from ..tiles import product, wait_for_previous
+from ..tuned import Tile
+from ..types import Heads, LayerCache, QkvWeights, Rotary, Rows
+
+TILE = Tile(rows=16, depth=1)
+
+
+@triton.jit
+def pair_columns(pair, D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The two columns of a head that pair number `pair` of D / 2 holds: those that rotate together, then the rest."""
+    first, second = 2 * pair, 2 * pair + 1
+    if R != 0 and not INTERLEAVED:
+        turns = pair < R // 2
+        first = tl.where(turns, pair, first)
+        second = tl.where(turns, pair + R // 2, second)
+    return first, second
+
+
+@triton.jit
+def rotated(a, b, cosine_ptr, sine_ptr, positions, pair, turns, R: tl.constexpr):
+    """The pairs a, b [BP, MP] turned by their positions' angles where `turns` [BP, MP]."""
+    at = positions[None, :] * (R // 2) + pair[:, None]
+    cosine = tl.load(cosine_ptr + at, mask=turns, other=1.0)
+    sine = tl.load(sine_ptr + at, mask=turns, other=0.0)
+    return a * cosine - b * sine, b * cosine + a * sine
+
+
+@triton.jit
+def qkv_tile(
+    tile, queries_ptr, keys_ptr, values_ptr, residual_ptr, M, C, eps,
+    x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, RESIDUAL: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Tile number `tile`: BN / 2 pairs of columns of the query, key and value heads, in this order. Row m is token
+    m % T of sequence m // T and goes to slot past + m % T.
+    """
+    m = tl.arange(0, MP)
+    at = tile * (BN // 2) + tl.arange(0, BN // 2)
+    head, pair = at // (D // 2), at % (D // 2)
+    first, second = pair_columns(pair, D, R, INTERLEAVED)
+    rows = tl.reshape(tl.join(head * D + first, head * D + second), (BN,))
+    row_mask = rows < (HQ + 2 * HKV) * D
+    y = product(
+        w_ptr, scales_ptr, rows, row_mask, x_ptr, x_ptr, x_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
+        K, GROUP, NORM, SHIFT, False, False, RESIDUAL, BN, BK, MP, DOT, PDL,
+    )  # fmt: skip
+    if BIAS:
+        y += tl.load(bias_ptr + rows, mask=row_mask, other=0.0)[:, None]
+    a, b = tl.split(tl.permute(tl.reshape(y, (BN // 2, 2, MP)), (0, 2, 1)))
+    live = (m < M)[None, :] & (head < HQ + 2 * HKV)[:, None]
+    if R != 0:
+        positions = tl.load(positions_ptr + m, mask=m < M, other=0)
+        turns = live & (head < HQ + HKV)[:, None] & (pair < R // 2)[:, None]
+        a, b = rotated(a, b, cosine_ptr, sine_ptr, positions, pair, turns, R)
+    query = live & (head < HQ)[:, None]
+    to = m[None, :] * (HQ * D) + (head * D)[:, None]
+    tl.store(queries_ptr + to + first[:, None], a, mask=query)
+    tl.store(queries_ptr + to + second[:, None], b, mask=query)
+    slot = tl.load(past_ptr) + m % T
+    key = live & ((head >= HQ) & (head < HQ + HKV))[:, None]
+    of_key = ((m // T)[None, :].to(tl.int64) * HKV + (head - HQ)[:, None]) * C + slot[None, :]
+    tl.store(keys_ptr + of_key * DP + first[:, None], a, mask=key)
+    tl.store(keys_ptr + of_key * DP + second[:, None], b, mask=key)
+    value = live & (head >= HQ + HKV)[:, None]
+    of_value = of_key - HKV * C
+    tl.store(values_ptr + of_value * DP + first[:, None], a, mask=value)
+    tl.store(values_ptr + of_value * DP + second[:, None], b, mask=value)
+
+
+@triton.jit
+def _qkv_gemm(
+    queries_ptr, keys_ptr, values_ptr, residual_ptr, M, C, eps,
+    x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, RESIDUAL: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    qkv_tile(
+        tl.program_id(0), queries_ptr, keys_ptr, values_ptr, residual_ptr, M, C, eps,
+        x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
+        NORM, SHIFT, RESIDUAL, K, GROUP, BIAS, HQ, HKV, D, DP, R, INTERLEAVED, T, BN, BK, MP, DOT, PDL,
+    )  # fmt: skip
+
+
+@triton.jit
+def _finish_heads(
+    queries_ptr, keys_ptr, values_ptr, wide_ptr, bias_ptr, q_norm_ptr, k_norm_ptr, qk_eps, M, C,
+    cosine_ptr, sine_ptr, positions_ptr, past_ptr,
+    BIAS: tl.constexpr, HEAD_NORM: tl.constexpr,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
+    BM: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """What follows the product [M, (HQ + 2 HKV) D]: bias, norm, rotation and store of one head of BM rows."""
+    wait_for_previous(PDL)
+    head = tl.program_id(1)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    pair = tl.arange(0, BP)
+    first, second = pair_columns(pair, D, R, INTERLEAVED)
+    first, second = first[None, :], second[None, :]
+    inside = (pair < D // 2)[None, :]
+    live = inside & (m < M)[:, None]
+    from_wide = wide_ptr + m[:, None].to(tl.int64) * ((HQ + 2 * HKV) * D) + head * D
+    a = tl.load(from_wide + first, mask=live, other=0.0).to(tl.float32)
+    b = tl.load(from_wide + second, mask=live, other=0.0).to(tl.float32)
+    if BIAS:
+        a += tl.load(bias_ptr + head * D + first, mask=inside, other=0.0)
+        b += tl.load(bias_ptr + head * D + second, mask=inside, other=0.0)
+    if head < HQ + HKV:
+        if HEAD_NORM:
+            gain_ptr = q_norm_ptr
+            if head >= HQ:
+                gain_ptr = k_norm_ptr
+            rstd = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / D + qk_eps)[:, None]
+            a = a * rstd * tl.load(gain_ptr + first, mask=inside, other=0.0)
+            b = b * rstd * tl.load(gain_ptr + second, mask=inside, other=0.0)
+        if R != 0:
+            positions = tl.load(positions_ptr + m, mask=m < M, other=0)
+            at = positions[:, None] * (R // 2) + pair[None, :]
+            turns = live & (pair < R // 2)[None, :]
+            cosine = tl.load(cosine_ptr + at, mask=turns, other=1.0)
+            sine = tl.load(sine_ptr + at, mask=turns, other=0.0)
+            a, b = a * cosine - b * sine, b * cosine + a * sine
+    if head < HQ:
+        to_row = queries_ptr + (m[:, None].to(tl.int64) * HQ + head) * D
+        tl.store(to_row + first, a, mask=live)
+        tl.store(to_row + second, b, mask=live)
+    else:
+        to = keys_ptr
+        if head >= HQ + HKV:
+            to = values_ptr
+        slot = tl.load(past_ptr) + m % T
+        to_slot = to + (((m // T).to(tl.int64) * HKV + (head - HQ) % HKV) * C + slot)[:, None] * DP
+        tl.store(to_slot + first, a, mask=live)
+        tl.store(to_slot + second, b, mask=live)
+
+
+def qkv_gemm(
+    hidden: Tensor,
+    weights: QkvWeights,
+    heads: Heads,
+    rotary: Rotary | None,
+    rows: Rows,
+    cache: LayerCache,
+    queries: Tensor,
+    residual: Tensor | None,
+    launch: Launcher,
+) -> None:
+    """Writes queries [M, Hq*D] of any floating type, keys and values, and, if given, residual [M, H] float32, the
+    normed rows; see the op's contract.
+    """
+    places = _places(heads, rotary, rows, cache, queries)
+    if len(hidden) > FEW_ROWS or weights.q_norm is not None:
+        return _finished_apart(hidden, weights, heads, rows, queries, residual, places, launch)
+    tile = launch.tile("qkv_gemm", weights.proj.weight_type, len(hidden), weights.proj.outputs, weights.proj.inputs)
+    launch(
+        _qkv_gemm,
+        (qkv_tiles(weights, tile),),
+        tile,
+        M=len(hidden),
+        **qkv_arguments(hidden, weights, heads, rotary, rows, cache, queries, residual),
+        BN=tile.rows,
+        BK=tile.depth,
+        MP=padded_rows(len(hidden)),
+        DOT=dot_type(weights.proj.weight.dtype),
+    )
+
+
+def qkv_tiles(weights: QkvWeights, tile: Tile) -> int:
+    """Programs that region 1 takes in tiles of this size."""
+    return triton.cdiv(weights.proj.outputs, tile.rows)
+
+
+def qkv_arguments(
+    hidden: Tensor,
+    weights: QkvWeights,
+    heads: Heads,
+    rotary: Rotary | None,
+    rows: Rows,
+    cache: LayerCache,
+    queries: Tensor,
+    residual: Tensor | None,
+) -> dict[str, object]:
+    """The kernel's arguments that don't depend on the tile."""
+    norm, proj = weights.norm, weights.proj
+    return {
+        **_places(heads, rotary, rows, cache, queries),
+        "residual_ptr": optional(residual, hidden),
+        "eps": norm.eps,
+        "x_ptr": hidden,
+        "gain_ptr": optional(norm.weight, hidden),
+        "shift_ptr": optional(norm.bias, hidden),
+        "w_ptr": proj.on_gpu,
+        "scales_ptr": optional(proj.scales, hidden),
+        "bias_ptr": optional(proj.bias, hidden),
+        "NORM": norm.kind,
+        "SHIFT": norm.bias is not None,
+        "RESIDUAL": "none" if residual is None else "normed",
+        "K": proj.inputs,
+        "GROUP": group(proj),
+        "BIAS": proj.bias is not None,
+    }
+
+
+def _places(heads: Heads, rotary: Rotary | None, rows: Rows, cache: LayerCache, queries: Tensor) -> dict[str, object]:
+    """Where heads go, and by which angles they turn."""
+    return {
+        "queries_ptr": queries,
+        "keys_ptr": cache.keys,
+        "values_ptr": cache.values,
+        "C": cache.keys.shape[2],
+        "cosine_ptr": rotary.cosine if rotary else queries,
+        "sine_ptr": rotary.sine if rotary else queries,
+        "positions_ptr": rows.positions,
+        "past_ptr": cache.past_on_device,
+        "HQ": heads.query,
+        "HKV": heads.kv,
+        "D": heads.dim,
+        "DP": cache.keys.shape[3],
+        "R": 2 * rotary.cosine.shape[1] if rotary else 0,
+        "INTERLEAVED": rotary.interleaved if rotary else False,
+        "T": rows.tokens,
+    }
+
+
+def _finished_apart(
+    hidden: Tensor,
+    weights: QkvWeights,
+    heads: Heads,
+    rows: Rows,
+    queries: Tensor,
+    residual: Tensor | None,
+    places: dict[str, object],
+    launch: Launcher,
+) -> None:
+    proj = weights.proj
+    bias = None
+    if len(hidden) > FEW_ROWS:
+        normed = normalise(weights.norm, hidden)
+        wide, bias = matmul(normed, proj), proj.bias
+        if residual is not None:
+            residual.copy_(normed)
+    else:
+        wide = torch.empty(len(hidden), proj.outputs, device=hidden.device)
+        gemm(hidden, proj, wide, launch, norm=weights.norm)
+        if residual is not None:
+            residual.copy_(normalise(weights.norm, hidden))
+    launch(
+        _finish_heads,
+        (triton.cdiv(len(hidden), TILE.rows), heads.query + 2 * heads.kv),
+        TILE,
+        **places,
+        M=len(hidden),
+        wide_ptr=wide,
+        bias_ptr=optional(bias, hidden),
+        q_norm_ptr=optional(weights.q_norm, hidden),
+        k_norm_ptr=optional(weights.k_norm, hidden),
+        qk_eps=weights.qk_eps,
+        BIAS=bias is not None,
+        HEAD_NORM=weights.q_norm is not None,
+        BM=TILE.rows,
+        BP=triton.next_power_of_2(heads.dim // 2),
+    )

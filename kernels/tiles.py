@@ -1,0 +1,150 @@
+"""Pieces that the Triton kernels are made of: rows of activations, normed on the way, times rows of a weight.
+
+Letters: M rows of activations (tokens), padded to MP; N outputs, BN of them in a tile; K inputs, BK of them in a step.
+Matrices are row-major [N, K]. Sums are float32. Every program reads its weights once, for all M rows.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Programmatic dependent launch: what the previous kernels wrote may be read after this. Every program calls it,
+    also one that has nothing to do, so that a kernel's end implies the end of all before it.
+    """
+    if PDL:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def quarter_of(words, QUARTER: tl.constexpr):
+    """Byte number QUARTER of words of four int8, as float32: 128 more than it, as the low bits of 2^23, less both. The
+    hardware's own conversion is so slow that a step would wait for it.
+    """
+    shifted = (words ^ -2139062144) >> (8 * QUARTER)
+    return ((shifted & 255) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0
+
+
+@triton.jit
+def load_rows(
+    x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr
+):
+    """float32 tile [MP, BK] of x, or of x + addend (+ its bias)."""
+    at = m[:, None] * K + k[None, :]
+    x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    if ADD:
+        x += tl.load(addend_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        if ADD_BIAS:
+            x += tl.load(addend_bias_ptr + k, mask=k < K, other=0.0)[None, :]
+    return x
+
+
+@triton.jit
+def moments(
+    x_ptr, addend_ptr, addend_bias_ptr, eps, m, m_mask,
+    K: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """mean [MP] (zeros for "rms") and 1 / sqrt(variance + eps) [MP] of the rows, the variance in a pass of its own."""
+    total = m.to(tl.float32) * 0.0
+    if NORM == "layer":
+        for begin in range(0, K, BLOCK):
+            k = begin + tl.arange(0, BLOCK)
+            mask = m_mask[:, None] & (k < K)[None, :]
+            x = load_rows(x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K, ADD, ADD_BIAS)
+            total += tl.sum(x, axis=1)
+    mean = total / K
+    squares = m.to(tl.float32) * 0.0
+    for begin in range(0, K, BLOCK):
+        k = begin + tl.arange(0, BLOCK)
+        mask = m_mask[:, None] & (k < K)[None, :]
+        x = load_rows(x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K, ADD, ADD_BIAS)
+        apart = tl.where(mask, x - mean[:, None], 0.0)
+        squares += tl.sum(apart * apart, axis=1)
+    return mean, tl.rsqrt(squares / K + eps)
+
+
+@triton.jit
+def normed(x, mean, rstd, gain_ptr, shift_ptr, k, inside, NORM: tl.constexpr, SHIFT: tl.constexpr):
+    """norm(x) of a tile [MP, BK]; columns that are not `inside` become 0."""
+    if NORM != "none":
+        x = (x - mean[:, None]) * rstd[:, None] * tl.load(gain_ptr + k, mask=inside, other=0.0)[None, :]
+        if SHIFT:
+            x += tl.load(shift_ptr + k, mask=inside, other=0.0)[None, :]
+    return x
+
+
+@triton.jit
+def weight_tile(w_ptr, rows, k, row_mask, WIDTH: tl.constexpr):
+    """Tile [BN, BK] as it is stored; each weight is read once, so it need not stay in a cache."""
+    at = rows.to(tl.int64)[:, None] * WIDTH + k[None, :]
+    mask = row_mask[:, None] & (k < WIDTH)[None, :]
+    return tl.load(w_ptr + at, mask=mask, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def product(
+    w_ptr, scales_ptr, rows, row_mask,
+    x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
+    K: tl.constexpr, GROUP: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
+    ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """norm(x + addend + bias) W^T for the `rows` [BN] of W: float32 [BN, MP].
+
+    GROUP: 0 for a floating weight [N, K]; else the int8 that share a scale, in words of four, each from another quarter
+    of its row: [N, ceil(K / 4)]. RESIDUAL: "sum" or "normed" writes those rows, each program a share, "none" does not.
+    One row of activations is multiplied element by element, more go through the matrix unit, in the type DOT.
+    """
+    QUARTERS: tl.constexpr = 1 if GROUP == 0 else 4
+    WIDTH: tl.constexpr = (K + QUARTERS - 1) // QUARTERS
+    GROUPS: tl.constexpr = 1 if GROUP == 0 else (K + GROUP - 1) // GROUP
+    m = tl.arange(0, MP)
+    m_mask = m < M
+    span = tl.arange(0, BK)
+    w = weight_tile(w_ptr, rows, span, row_mask, WIDTH)  # under way while the statistics are computed
+    wait_for_previous(PDL)
+    mean, rstd = m.to(tl.float32) * 0.0, m.to(tl.float32)
+    if NORM != "none":
+        mean, rstd = moments(
+            x_ptr, addend_ptr, addend_bias_ptr, eps, m, m_mask, K, NORM, ADD, ADD_BIAS, 2048 if MP == 1 else 256
+        )
+    if MP == 1:
+        acc = tl.zeros((BN, BK), tl.float32)
+    else:
+        acc = tl.zeros((BN, MP), tl.float32)
+    for begin in range(0, WIDTH, BK):
+        if MP == 1:
+            ahead = weight_tile(w_ptr, rows, begin + BK + span, row_mask, WIDTH)
+        else:
+            w = weight_tile(w_ptr, rows, begin + span, row_mask, WIDTH)
+            ahead = w
+        for quarter in tl.static_range(QUARTERS):
+            column = begin + span
+            k = column + quarter * WIDTH
+            inside = (column < WIDTH) & (k < K)
+            mask = m_mask[:, None] & inside[None, :]
+            x = load_rows(x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K, ADD, ADD_BIAS)
+            y = normed(x, mean, rstd, gain_ptr, shift_ptr, k, inside, NORM, SHIFT)
+            if RESIDUAL != "none":
+                if (begin // BK) % tl.num_programs(0) == tl.program_id(0):
+                    tl.store(residual_ptr + m[:, None] * K + k[None, :], x if RESIDUAL == "sum" else y, mask=mask)
+            if GROUP == 0:
+                numbers = w
+            else:
+                numbers = quarter_of(w, quarter)
+                if GROUPS > 1:
+                    at = rows[:, None] * GROUPS + (k // GROUP)[None, :]
+                    numbers *= tl.load(scales_ptr + at, mask=row_mask[:, None] & inside[None, :], other=0.0)
+            if MP == 1:
+                acc += numbers.to(tl.float32) * y
+            else:
+                acc = tl.dot(numbers.to(DOT), tl.trans(y).to(DOT), acc, input_precision="ieee")
+        w = ahead
+    if MP == 1:
+        acc = tl.sum(acc, axis=1, keep_dims=True)
+    if GROUP != 0 and GROUPS == 1:
+        acc *= tl.load(scales_ptr + rows, mask=row_mask, other=0.0)[:, None]
+    return acc

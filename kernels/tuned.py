@@ -1,0 +1,84 @@
+"""Tile sizes of the Triton kernels, tuned per GPU model: one JSON file each, none needed to run.
+
+{"gpu": "NVIDIA H200", "tiles": {"mlp_gemm/float16/1/16384x4096": [16, 512, 4, 1], …}}
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "gpus"
+LIMITS = {"rows": 1024, "depth": 8192, "warps": 32, "stages": 8}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`rows` of a weight by `depth` inputs at a time, by `warps` of 32 threads; `stages` of the loads' pipeline."""
+
+    rows: int
+    depth: int
+    warps: int = 4
+    stages: int = 1
+
+
+@dataclass(frozen=True)
+class TunedTiles:
+    """The best tile found for each op and shape of one GPU."""
+
+    tiles: Mapping[str, Tile]
+
+    @staticmethod
+    def key(op: str, weight_type: str, batch: int, outputs: int, inputs: int) -> str:
+        return f"{op}/{weight_type}/{batch}/{outputs}x{inputs}"
+
+    def find(self, op: str, weight_type: str, batch: int, outputs: int, inputs: int) -> Tile | None:
+        return self.tiles.get(self.key(op, weight_type, batch, outputs, inputs))
+
+
+def tuned_path(gpu: str) -> Path:
+    """The file of a GPU model, in LABKIT_TILES or with the package."""
+    folder = os.environ.get("LABKIT_TILES")
+    return Path(folder or FOLDER) / f"{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
+
+
+def tuned_tiles(gpu: str) -> TunedTiles:
+    """What was tuned for the GPU model; nothing if there is no file. ValueError for one that is damaged."""
+    path = tuned_path(gpu)
+    if not path.exists():
+        return TunedTiles({})
+    again = "delete it, or write it anew with `labkit tune`"
+    try:
+        read = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON ({error}); {again}") from None
+    if not isinstance(read, dict) or not isinstance(read.get("tiles"), dict):
+        raise ValueError(f'{path} is damaged: expected {{"gpu": …, "tiles": {{…}}}}; {again}')
+    if read.get("gpu") != gpu:
+        raise ValueError(f"{path} was tuned for {read.get('gpu')!r}, this is {gpu!r}; {again}")
+    return TunedTiles({key: _tile(path, key, value, again) for key, value in read["tiles"].items()})
+
+
+def write_tiles(gpu: str, tiles: TunedTiles) -> Path:
+    """Writes the file of a GPU model whole or not at all; its path."""
+    path = tuned_path(gpu)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(f"    {json.dumps(key)}: {list(astuple(tile))}" for key, tile in sorted(tiles.tiles.items()))
+    part = path.with_suffix(".part")
+    part.write_text(f'{{\n  "gpu": {json.dumps(gpu)},\n  "tiles": {{\n{lines}\n  }}\n}}\n')
+    part.replace(path)
+    return path
+
+
+def _tile(path: Path, key: str, value: object, again: str) -> Tile:
+    whole = isinstance(value, list) and len(value) == len(LIMITS) and all(type(number) is int for number in value)
+    if whole:
+        assert isinstance(value, list)
+        powers = all(1 <= number <= most for number, most in zip(value, LIMITS.values(), strict=True))
+        if powers and all(number & (number - 1) == 0 for number in value[:3]):
+            return Tile(*value)
+    raise ValueError(
+        f"{path}: {key} is {value!r}, expected [rows, depth, warps, stages], the first three powers of two; {again}"
+    )

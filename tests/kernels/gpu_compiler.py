@@ -1,0 +1,258 @@
+"""Compiles the Triton kernels for a GPU that is not there: what the interpreter can't tell, from the machine code.
+
+A launcher that compiles each kernel for its real arguments, which are tensors without memory (device "meta"). As a
+program, `gpu_compiler.py OUT JOBS`, in a process where Triton doesn't interpret: JOBS is a JSON list of Job's fields,
+and OUT receives a JSON list of Compiled's.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from labkit.kernels import LayerWeights, ModelWeights, gpu
+from labkit.kernels.attention import triton_impl as attention_impl
+from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
+from labkit.kernels.gemm.triton_impl import gemm
+from labkit.kernels.mlp_gemm.triton_impl import mlp_gemm
+from labkit.kernels.qkv_gemm.triton_impl import qkv_gemm
+from labkit.kernels.shapes import REAL, LayerShape
+from labkit.kernels.tuned import Tile
+from labkit.kernels.types import (
+    AttentionParams,
+    LayerCache,
+    Linear,
+    MlpWeights,
+    Norm,
+    QkvWeights,
+    Rotary,
+    Rows,
+    float_dtype,
+    padded_head_dim,
+)
+
+TYPES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+PROCESSORS = {80: 108, 90: 132}  # multiprocessors of an A100, of an H100 or H200
+CAPACITY = 2048
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel's resources: registers per thread, bytes of stack (spilled registers) and of shared memory.
+
+    streaming_loads: of a product with one row, the loads that leave the caches first, by bits. dependent: what it does
+    of programmatic dependent launch, "wait" and "launch_dependents".
+    """
+
+    kernel: str
+    types: str
+    tile: Tile
+    registers: int
+    stack: int
+    shared: int
+    streaming_loads: dict[int, int]
+    dependent: list[str]
+
+
+@dataclass
+class Compiler(gpu.Launcher):
+    """Compiles instead of launching, for compute capability `capability`: 80 is an A100, 90 an H100 or H200."""
+
+    capability: int = 90
+    compiled: dict[Any, Compiled] = field(default_factory=dict)
+
+    def __call__(self, kernel: Any, grid: Sequence[int], tile: Tile, **arguments: Any) -> None:
+        arguments["PDL"] = self.pdl
+        constants = {p.name for p in kernel.params if p.is_constexpr}
+        signature, attributes, values = {}, {}, {}
+        for index, parameter in enumerate(kernel.params):
+            value = arguments[parameter.name]
+            if parameter.name in constants:
+                signature[parameter.name], values[(index,)] = "constexpr", value
+                continue
+            signature[parameter.name] = _type(value)
+            if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        key = (kernel.__name__, *signature.items(), *values.items(), tile)
+        if key in self.compiled:
+            return
+        source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=attributes)
+        options = {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": self.pdl}
+        done = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
+        types = " ".join(name for name in signature.values() if name != "constexpr")
+        streams = arguments.get("MP") == 1 and "w_ptr" in arguments
+        self.compiled[key] = _read(kernel.__name__.lstrip("_"), types, tile, done, streams)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return "*" + TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def _read(kernel: str, types: str, tile: Tile, done: Any, streams: bool) -> Compiled:
+    with TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(done.asm["cubin"])
+        used = _tool("--dump-resource-usage", cubin)
+        sass = _tool("--dump-sass", cubin) if streams else ""
+    registers, stack = (int(re.search(rf"{key}:(\d+)", used)[1]) for key in ("REG", "STACK"))  # type: ignore[index]
+    loads = Counter(int(bits or 32) for bits in re.findall(r"\bLDG\.E\.EF\.?(\d*)", sass))
+    dependent = sorted(set(re.findall(r"griddepcontrol\.(\w+)", done.asm["ptx"])))
+    return Compiled(kernel, types, tile, registers, stack, done.metadata.shared, dict(loads), dependent)
+
+
+def _tool(option: str, cubin: Path) -> str:
+    return subprocess.run([TOOLS / "cuobjdump", option, cubin], capture_output=True, text=True, check=True).stdout
+
+
+def meta(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(sizes, dtype=dtype, device="meta")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of one layer, and what a call of it reads and writes, with `tokens` new tokens for each sequence."""
+
+    shape: LayerShape
+    dtype: torch.dtype
+    batch: int
+    tokens: int = 1
+
+    def linear(self, outputs: int, inputs: int, *, bias: bool = False) -> Linear:
+        vector = meta(outputs) if bias else None
+        if self.dtype != torch.int8:
+            return Linear(meta(outputs, inputs, dtype=self.dtype), vector, outputs, inputs, "rows")
+        words = meta(outputs, inputs // 4, 4, dtype=torch.int8)
+        return Linear(words, vector, outputs, inputs, "words", meta(outputs, 1), inputs)
+
+    def norm(self) -> Norm:
+        hidden = self.shape.hidden
+        return Norm(self.shape.norm, meta(hidden), meta(hidden) if self.shape.norm == "layer" else None, 1e-5)
+
+    @property
+    def layer(self) -> LayerWeights:
+        shape, width = self.shape, self.shape.heads.query * self.shape.heads.dim
+        outputs = width + 2 * shape.heads.kv * shape.heads.dim
+        up = self.linear(shape.intermediate * (2 if shape.gated else 1), shape.hidden, bias="ff1" in shape.biases)
+        return LayerWeights(
+            QkvWeights(self.norm(), self.linear(outputs, shape.hidden, bias="qkv" in shape.biases)),
+            AttentionParams(0.1, slopes=meta(shape.heads.query) if shape.alibi else None),
+            self.linear(shape.hidden, width),
+            meta(shape.hidden) if "attn_out" in shape.biases else None,
+            MlpWeights(self.norm(), up, shape.activation, shape.gated),
+            self.linear(shape.hidden, shape.intermediate),
+            meta(shape.hidden) if "ff2" in shape.biases else None,
+            shared_norm=shape.parallel,
+        )
+
+    @property
+    def weights(self) -> ModelWeights:
+        shape, stored = self.shape, float_dtype(self.dtype)
+        head = Linear(meta(shape.vocabulary, shape.hidden, dtype=stored), None, shape.vocabulary, shape.hidden, "rows")
+        return ModelWeights(
+            layers=(self.layer,),
+            heads=shape.heads,
+            hidden=shape.hidden,
+            intermediate=shape.intermediate,
+            embedding=meta(shape.vocabulary, shape.hidden, dtype=stored),
+            embedding_size=shape.hidden,
+            embedding_norm=Norm(),
+            project_in=None,
+            positions=None,
+            position_offset=0,
+            final_norm=self.norm(),
+            project_out=None,
+            head=head,
+            parallel_residual=shape.parallel,
+            residual_from_norm=False,
+        )
+
+    @property
+    def rows(self) -> Rows:
+        positions = meta(self.batch * self.tokens, dtype=torch.int32)
+        tables = meta(self.batch, CAPACITY, dtype=torch.int32) if self.shape.alibi else None
+        return Rows(self.batch, self.tokens, positions, meta(self.batch, dtype=torch.int32), None, tables)
+
+    @property
+    def rotary(self) -> Rotary | None:
+        half = self.shape.rotary // 2
+        return Rotary(meta(CAPACITY, half), meta(CAPACITY, half), self.shape.interleaved) if half else None
+
+    @property
+    def cache(self) -> LayerCache:
+        heads = self.shape.heads
+        sizes = (self.batch, heads.kv, CAPACITY, padded_head_dim(heads.dim))
+        keys, values = (meta(*sizes, dtype=float_dtype(self.dtype)) for _ in range(2))
+        return LayerCache(keys, values, 5, meta(1, dtype=torch.int32))
+
+    def step(self, launch: gpu.Launcher) -> None:
+        """All kernels of a decode step."""
+        rows, weights = self.rows, self.weights
+        state = StepState(meta(self.batch, dtype=torch.int64), rows.positions, meta(1, dtype=torch.int32))
+        buffers = Buffers(weights, self.batch, torch.device("meta"))
+        step = TritonStep(weights, launch)
+        step(state, buffers, rows, self.rotary, [self.cache], lambda *_: nullcontext(), greedy=True)
+
+    def ops(self, launch: gpu.Launcher) -> None:
+        """The ops of a layer one by one, which is what a prompt runs through."""
+        w, rows, cache, stored = self.layer, self.rows, self.cache, float_dtype(self.dtype)
+        count, heads = self.batch * self.tokens, self.shape.heads
+        queries = meta(count, heads.query * heads.dim, dtype=stored)
+        hidden = meta(count, self.shape.hidden)
+        act = meta(count, self.shape.intermediate, dtype=stored)
+        qkv_gemm(hidden, w.qkv, heads, self.rotary, rows, cache, queries, None, launch)
+        attention_impl.attention(queries, w.attention, heads, rows, cache, queries, launch)
+        gemm(queries, w.attn_out, hidden, launch, bias=w.attn_bias, residual=hidden)
+        mlp_gemm(hidden, hidden, w.attn_bias, w.mlp, act, hidden, launch)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to compile: the decode step of a model for `batch` sequences, or (`tokens`) its ops for one of a prompt."""
+
+    model: str
+    dtype: str
+    capability: int
+    batch: int = 1
+    tokens: int = 0
+    pdl: bool = False
+
+    def run(self) -> list[Compiled]:
+        """Its kernels, each form once."""
+        shape = next(shape for shape in REAL if shape.model == self.model)
+        model = Model(shape, getattr(torch, self.dtype), self.batch, self.tokens or 1)
+        attention_impl.processors = lambda: PROCESSORS[self.capability]
+        launch = Compiler(pdl=self.pdl, capability=self.capability)
+        if self.tokens:
+            model.ops(launch)
+        else:
+            model.step(launch)
+        return list(launch.compiled.values())
+
+
+if __name__ == "__main__":
+    jobs = [Job(**fields) for fields in json.loads(sys.argv[2])]
+    Path(sys.argv[1]).write_text(json.dumps([[asdict(kernel) for kernel in job.run()] for job in jobs]))

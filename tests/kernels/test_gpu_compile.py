@@ -1,0 +1,100 @@
+"""The machine code of a decode step at the sizes of two published models, compiled for GPUs that need not be there."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMPILER = Path(__file__).parent / "gpu_compiler.py"
+MODELS = ("gpt-j-6b", "llama-2-7b")
+STEP = {
+    "gpt-j-6b": ["embed", "qkv_and_mlp", "attend_one", "gemm", "head_argmax", "next_step"],
+    "llama-2-7b": ["embed", "qkv_gemm", "attend_one", "gemm", "mlp_gemm", "gemm", "head_argmax", "next_step"],
+}
+OPS = {1: {"qkv_gemm", "attend_one", "gemm", "mlp_gemm"}}
+OPS[100] = {"finish_heads", "attend_many", "add_rows", "activate"}  # around torch's GEMM
+PRODUCTS = {"qkv_gemm", "qkv_and_mlp", "gemm", "mlp_gemm", "head_argmax"}
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that a program may have
+STACK = {80: 8, 90: 0}  # bytes: where registers are given out in steps, two may not find room
+Found = list[tuple[dict[str, Any], list[dict[str, Any]]]]
+
+
+def jobs(model: str) -> list[dict[str, Any]]:
+    """What is compiled for a model: decode steps for 1 and 4 sequences, the ops one by one, an older GPU, and PDL."""
+    here = {"model": model, "capability": 90}
+    listed = [here | {"dtype": dtype, "batch": batch} for dtype in ("float16", "int8") for batch in (1, 4)]
+    listed += [here | {"dtype": "float16", "tokens": tokens} for tokens in OPS]
+    listed += [here | {"dtype": "float16", "capability": 80}]
+    return [*listed, here | {"dtype": "float16", "pdl": True}]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Each job with its kernels. One process per model, and no kernels from before."""
+    folder = tmp_path_factory.mktemp("compiled")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-P", COMPILER, folder / model, json.dumps(jobs(model))],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for model in MODELS
+    ]
+    for process in processes:
+        _, complaints = process.communicate()
+        assert process.returncode == 0, complaints
+    return [
+        pair for model in MODELS for pair in zip(jobs(model), json.loads((folder / model).read_text()), strict=True)
+    ]
+
+
+def kernels(compiled: Found, **wanted: object) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(job, kernel) of the jobs that are so."""
+    for job, found in compiled:
+        if all(job.get(name) == value for name, value in wanted.items()):
+            for kernel in found:
+                yield job, kernel
+
+
+@pytest.mark.slow
+def test_all_kernels_of_a_layer_are_compiled(compiled: Found) -> None:
+    for job, found in compiled:
+        names = [kernel["kernel"] for kernel in found]
+        if tokens := job.get("tokens"):
+            assert set(names) == OPS[tokens]
+        else:
+            assert names == STEP[job["model"]]
+
+
+@pytest.mark.slow
+def test_what_a_program_keeps_fits_into_registers_and_shared_memory(compiled: Found) -> None:
+    for job, kernel in kernels(compiled):
+        assert kernel["stack"] <= STACK[job["capability"]], (job, kernel)
+        assert kernel["shared"] <= SHARED[job["capability"]], (job, kernel)
+
+
+@pytest.mark.slow
+def test_weights_are_read_in_whole_vectors_that_leave_the_caches_first(compiled: Found) -> None:
+    """One row of activations: a program's time is that of its weights."""
+    seen = 0
+    for job, kernel in kernels(compiled):
+        if kernel["kernel"] in PRODUCTS and job.get("batch", 1) == 1 and job.get("tokens", 1) == 1:
+            assert set(kernel["streaming_loads"]) == {"128"}, (job, kernel)
+            assert kernel["streaming_loads"]["128"] >= 16, (job, kernel)
+            seen += 1
+    assert seen
+
+
+@pytest.mark.slow
+def test_every_kernel_of_a_dependent_launch_waits_for_the_one_before(compiled: Found) -> None:
+    chain = [kernel["dependent"] for _, kernel in kernels(compiled, pdl=True)]
+    assert chain == [["launch_dependents", "wait"]] * sum(len(STEP[model]) for model in MODELS)
+    assert not any(kernel["dependent"] for _, kernel in kernels(compiled, pdl=None))

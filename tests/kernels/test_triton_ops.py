@@ -1,0 +1,358 @@
+"""The ops in Triton against their references in float64; in Triton's interpreter where there is no GPU.
+
+One row of activations, a few, and more than one pass over a weight takes are three ways through most kernels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle, product
+
+import pytest
+import torch
+from ops import DTYPES, WEIGHTS, Draw, distance, double, rows_of
+from torch import Tensor
+
+from labkit.kernels import attention, gemm, gpu, mlp_gemm, qkv_gemm, residual_add
+from labkit.kernels.attention import cases as attention_cases
+from labkit.kernels.attention import triton_impl as attention_impl
+from labkit.kernels.attention.reference import attention as attention_reference
+from labkit.kernels.gemm import cases as gemm_cases
+from labkit.kernels.gemm import packed, unpack_rows
+from labkit.kernels.gemm.reference import gemm as gemm_reference
+from labkit.kernels.gemm.triton_impl import gemm as fused_gemm
+from labkit.kernels.mlp_gemm import cases as mlp_cases
+from labkit.kernels.mlp_gemm.reference import mlp_gemm as mlp_reference
+from labkit.kernels.mlp_gemm.triton_impl import mlp_gemm as fused_mlp_gemm
+from labkit.kernels.plain import normalise
+from labkit.kernels.qkv_gemm import cases as qkv_cases
+from labkit.kernels.qkv_gemm.reference import qkv_gemm as qkv_reference
+from labkit.kernels.qkv_gemm.triton_impl import qkv_gemm as fused_qkv_gemm
+from labkit.kernels.residual_add import cases as residual_cases
+from labkit.kernels.residual_add.reference import residual_add as residual_reference
+from labkit.kernels.shapes import ODD, TOLERANCES
+from labkit.kernels.tuned import Tile
+from labkit.kernels.types import (
+    ACTIVATIONS,
+    AttentionParams,
+    Heads,
+    LayerCache,
+    Linear,
+    MlpWeights,
+    QkvWeights,
+    Rotary,
+    Rows,
+)
+
+ROWS = (1, 3, 20)
+STEPS = ((1, 1), (3, 1), (4, 5))  # sequences, new tokens: as many rows
+PAST, CAPACITY = 4, 20
+MASKS = ("none", "left", "holes", "row-of-padding")
+FLOAT32 = TOLERANCES[torch.float32]
+pytestmark = [
+    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp"),  # the interpreter's, where a sigmoid is 0
+]
+each_type = pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
+
+
+@pytest.fixture(params=[Tile(16, 16), Tile(32, 64)], ids=lambda tile: f"{tile.rows}x{tile.depth}")
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tile:
+    """Small enough for several programs, each with several steps."""
+    monkeypatch.setattr(gpu, "default_tile", lambda *_: request.param)
+    return request.param
+
+
+def check_gemm(draw: Draw, case: gemm_cases.GemmCase, counts: Sequence[int]) -> None:
+    plain, _ = draw.linear(case.outputs, case.inputs, bias=case.bias)
+    for rows in counts:
+        x = draw.normal(rows, case.inputs)
+        got = gemm(x, packed(plain, "triton"), impl="triton")
+        assert distance(got, gemm_reference(x.double(), double(plain))) <= TOLERANCES[draw.dtype]
+
+
+@each_type
+def test_gemm_equals_reference(dtype: torch.dtype) -> None:
+    for case, groups in product(gemm_cases.SMALL, (1, 3) if dtype == torch.int8 else (1,)):
+        check_gemm(Draw(dtype, groups=groups), case, ROWS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.usefixtures("tile")
+def test_gemm_in_other_tiles_equals_reference(dtype: torch.dtype) -> None:
+    for case in gemm_cases.SMALL[6:8]:
+        check_gemm(Draw(dtype, groups=3), case, (1, 16))
+
+
+@each_type
+def test_gemm_with_all_that_may_surround_it(dtype: torch.dtype) -> None:
+    """norm(x) W^T + bias + x2 W2^T + bias2 + residual, in one kernel up to 16 rows."""
+    draw = Draw(dtype, groups=3)
+    (one, _), (two, _) = (draw.linear(70, inputs, bias=False) for inputs in (63, 130))
+    norm, bias, bias2 = draw.norm("layer", 63), draw.normal(70), draw.normal(70)
+    for rows in ROWS:
+        x, x2, residual = draw.normal(rows, 63), draw.normal(rows, 130), draw.normal(rows, 70)
+        first = gemm_reference(normalise(double(norm), x.double()), double(one))
+        second = gemm_reference(x2.double(), double(two))
+        launch, out = gpu.Launcher(), torch.empty(rows, 70)
+        weights, weights2 = packed(one, "triton"), packed(two, "triton")
+        also = (x2, weights2, bias2)
+        fused_gemm(x, weights, out, launch, bias=bias, norm=norm, also=also, residual=residual)
+        assert distance(out, first + bias + second + bias2 + residual) <= TOLERANCES[dtype]
+        assert launch.launched == ["gemm" if rows <= gpu.FEW_ROWS else "add_rows"]
+        fused_gemm(x, weights, out, launch, norm=norm, also=(x2, weights2, None))
+        assert distance(out, first + second) <= TOLERANCES[dtype]
+
+
+def check_mlp(draw: Draw, case: mlp_cases.MlpCase, counts: Sequence[int]) -> None:
+    shape = case.shape
+    plain, _ = draw.linear(shape.intermediate, shape.hidden, bias="ff1" in shape.biases, gated=shape.gated)
+    weights = MlpWeights(draw.norm(shape.norm, shape.hidden), plain, shape.activation, shape.gated)
+    on_gpu = replace(weights, up=packed(plain, "triton"))
+    for rows in counts:
+        hidden, addend, bias = (
+            draw.normal(rows, shape.hidden),
+            draw.normal(rows, shape.hidden),
+            draw.normal(shape.hidden),
+        )
+        for added, added_bias, from_norm in ((addend, bias, False), (addend, None, True), (None, None, False)):
+            given = hidden, added, added_bias
+            want = mlp_reference(*double_all(given), double(weights), from_norm)
+            got = mlp_gemm(*given, on_gpu, residual_from_norm=from_norm, impl="triton")
+            assert distance(got[0], want[0]) <= TOLERANCES[draw.dtype]
+            assert distance(got[1], want[1]) <= FLOAT32
+
+
+def double_all(given: Sequence[Tensor | None]) -> list[Tensor]:
+    return [double(tensor) for tensor in given]
+
+
+@each_type
+def test_mlp_equals_reference(dtype: torch.dtype) -> None:
+    for case in mlp_cases.SMALL:
+        check_mlp(Draw(dtype, groups=3), case, ROWS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.usefixtures("tile")
+def test_mlp_in_other_tiles_equals_reference(dtype: torch.dtype) -> None:
+    """The residual is written by all programs, each a share."""
+    check_mlp(Draw(dtype, groups=3), mlp_cases.SMALL[1], (1, 16))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_hold_over_their_whole_range(activation: str) -> None:
+    """One input, 1: act is the activation of the weights, from underflow to overflow of exp. A NaN stays one."""
+    values = torch.cat((torch.linspace(-100, 100, 401), torch.tensor([-0.0, 1e-20, -1e-20, 3e4, -3e4])))
+    weights = MlpWeights(Draw().norm("none", 1), Linear(values[:, None], None, 406, 1, "rows"), activation)
+    one = torch.ones(1, 1)
+    got, _ = mlp_gemm(one, None, None, weights, impl="triton")
+    want, _ = mlp_reference(one.double(), None, None, double(weights))
+    assert ((got - want).abs() <= 1e-6 * (1.0 + values.abs())).all()
+    for rows in ROWS:
+        hidden = torch.ones(rows, 1)
+        hidden[-1] = float("nan")
+        act, _ = mlp_gemm(hidden, None, None, weights, impl="triton")
+        assert act[:-1].isfinite().all()
+        assert act[-1].isnan().all()
+
+
+def check_qkv(draw: Draw, weights: QkvWeights, heads: Heads, rotary: Rotary | None) -> None:
+    """Queries, residual and cache; nothing but the heads of the new slots is written there."""
+    hidden_size = weights.proj.inputs
+    on_gpu = replace(weights, proj=packed(weights.proj, "triton"))
+    for (batch, tokens), from_norm in zip(STEPS, (False, True, True), strict=True):
+        rows, hidden = rows_of(batch, tokens, PAST), draw.normal(batch * tokens, hidden_size)
+        cache, before = draw.cache(heads, rows, PAST, CAPACITY)
+        expected = double(before)
+        given = hidden, weights, heads, rotary, rows
+        want = qkv_reference(*map(double, given[:2]), heads, double(rotary), rows, expected, from_norm)
+        got = qkv_gemm(hidden, on_gpu, *given[2:], cache, residual_from_norm=from_norm, impl="triton")
+        assert distance(got[0], want[0]) <= TOLERANCES[draw.dtype]
+        assert distance(got[1], want[1]) <= FLOAT32
+        new = (slice(None), slice(None), slice(PAST, PAST + tokens), slice(heads.dim))
+        for slots, old, right in (
+            (cache.keys, before.keys, expected.keys),
+            (cache.values, before.values, expected.values),
+        ):
+            assert distance(slots[new], right[new]) <= TOLERANCES[draw.dtype]
+            slots[new] = old[new]
+            assert torch.equal(slots.view(torch.uint8), old.view(torch.uint8))
+
+
+def qkv_weights(draw: Draw, case: qkv_cases.QkvCase) -> QkvWeights:
+    shape = case.shape
+    plain, _ = draw.linear(case.outputs, shape.hidden, bias="qkv" in shape.biases)
+    return QkvWeights(draw.norm(shape.norm, shape.hidden), plain)
+
+
+def with_head_norms(draw: Draw, weights: QkvWeights, heads: Heads) -> QkvWeights:
+    q_norm, k_norm = (1.0 + draw.normal(heads.dim, std=0.3) for _ in range(2))
+    return replace(weights, q_norm=q_norm, k_norm=k_norm, qk_eps=1e-6)
+
+
+@each_type
+def test_qkv_equals_reference(dtype: torch.dtype) -> None:
+    for case in qkv_cases.SMALL:
+        draw = Draw(dtype, groups=3)
+        shape, weights = case.shape, qkv_weights(draw, case)
+        rotary = draw.rotary(shape.rotary, 40, interleaved=shape.interleaved) if shape.rotary else None
+        check_qkv(draw, weights, shape.heads, rotary)
+        check_qkv(draw, with_head_norms(draw, weights, shape.heads), shape.heads, rotary)
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "pairs"])
+@pytest.mark.parametrize("turned", [2, 12, 34])
+def test_qkv_turns_any_share_of_a_head(turned: int, interleaved: bool) -> None:
+    draw, case = Draw(), qkv_cases.SMALL[2]
+    weights, heads = qkv_weights(draw, case), case.shape.heads
+    rotary = draw.rotary(turned, 40, interleaved=interleaved)
+    check_qkv(draw, weights, heads, rotary)
+    check_qkv(draw, with_head_norms(draw, weights, heads), heads, rotary)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.usefixtures("tile")
+def test_qkv_in_other_tiles_equals_reference(dtype: torch.dtype) -> None:
+    draw, case = Draw(dtype, groups=3), qkv_cases.SMALL[1]
+    check_qkv(draw, qkv_weights(draw, case), case.shape.heads, draw.rotary(12, 40, interleaved=False))
+
+
+def test_qkv_refuses_heads_of_an_odd_size() -> None:
+    draw, heads, rows = Draw(), Heads(2, 2, 7), rows_of(1, 1, PAST)
+    plain, _ = draw.linear(42, 30)
+    cache, _ = draw.cache(heads, rows, PAST, CAPACITY)
+    with pytest.raises(ValueError, match="head_dim is 7; the triton kernels take even sizes up to 256"):
+        qkv_gemm(draw.normal(1, 30), QkvWeights(draw.norm("rms", 30), plain), heads, None, rows, cache, impl="triton")
+
+
+def test_up_to_16_rows_are_one_kernel() -> None:
+    draw, case = Draw(), qkv_cases.SMALL[0]
+    weights, heads = qkv_weights(draw, case), case.shape.heads
+    plain, _ = draw.linear(50, 63)
+    mlp = MlpWeights(weights.norm, plain, "relu")
+    for count in (1, 16, 17):
+        few = count <= gpu.FEW_ROWS
+        rows, hidden, launch = rows_of(count, 1, PAST), draw.normal(count, 63), gpu.Launcher()
+        cache, _ = draw.cache(heads, rows, PAST, CAPACITY)
+        fused_qkv_gemm(hidden, weights, heads, None, rows, cache, torch.empty(count, 60), None, launch)
+        fused_mlp_gemm(hidden, hidden, None, mlp, torch.empty(count, 50), None, launch)
+        assert launch.launched == (["qkv_gemm", "mlp_gemm"] if few else ["finish_heads", "add_rows", "activate"])
+
+
+def mask_of(kind: str, batch: int, total: int) -> Tensor | None:
+    if kind == "none":
+        return None
+    mask = torch.ones(batch, total, dtype=torch.int64)
+    if kind == "left":
+        mask[0, : total // 3] = 0
+    elif kind == "holes":
+        mask[:, 1::3] = 0
+        mask[-1, : total // 4] = 0
+    else:
+        mask[-1] = 0
+    return mask
+
+
+def attention_inputs(
+    draw: Draw, case: attention_cases.AttentionCase, mask: str, *, batch: int = 2, capacity: int | None = None
+) -> tuple[Tensor, AttentionParams, Heads, Rows, LayerCache]:
+    """Arguments of the op; slots after the new tokens are NaN."""
+    heads, total = case.shape.heads, case.past + case.tokens
+    capacity = capacity or total + 3
+    rows = rows_of(batch, case.tokens, case.past, mask=mask_of(mask, batch, total), slots=capacity)
+    cache, _ = draw.cache(heads, rows, total, capacity)
+    slopes = 2.0 ** -torch.arange(1.0, heads.query + 1) if case.shape.alibi else None
+    queries = draw.normal(batch * case.tokens, heads.query * heads.dim)
+    return queries, AttentionParams(0.25, case.window, slopes), heads, rows, replace(cache, past=case.past)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_attention_equals_reference(dtype: torch.dtype) -> None:
+    """Every kind of step meets every kind of mask; a row that sees nothing gives zeros."""
+    draw = Draw(dtype)
+    for case, mask in zip(attention_cases.SMALL, cycle(MASKS), strict=False):
+        given = attention_inputs(draw, case, mask)
+        queries, params, heads, rows, cache = given
+        want = attention_reference(queries.double(), double(params), heads, rows, double(cache))
+        got = attention(*given, impl="triton")
+        assert distance(got, want) <= TOLERANCES[dtype]
+        assert not got[want.eq(0).all(dim=1)].any()
+
+
+def test_attention_split_over_programs_equals_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where most shares are empty. Where the shares meet nothing is left behind: a second call gives the same."""
+    monkeypatch.setattr(attention_impl, "processors", lambda: 132)
+    few, grouped, pairs, alibi = ODD
+    for shape, past, window, mask in (
+        (few, 0, None, "none"),
+        (few, 130, 9, "left"),
+        (pairs, 2, None, "left"),
+        (pairs, 250, None, "row-of-padding"),
+        (grouped, 250, 9, "none"),
+        (alibi, 130, None, "holes"),
+    ):
+        given = attention_inputs(Draw(), attention_cases.AttentionCase(shape, past, window=window), mask, capacity=300)
+        queries, params, heads, rows, cache = given
+        assert attention_impl.splits_for(rows.batch, heads, 300) == 5
+        partials = attention_impl.Partials.of(rows.batch, heads, queries.device)
+        found = [
+            attention_impl.attention(*given, torch.empty_like(queries), gpu.Launcher(), partials) for _ in range(2)
+        ]
+        want = attention_reference(queries.double(), double(params), heads, rows, double(cache))
+        assert distance(found[0], want) <= FLOAT32
+        assert torch.equal(found[1], found[0])
+        assert not partials.arrived.any()
+
+
+def test_huge_scores_do_not_overflow() -> None:
+    """Softmax is shifted by its peak: scores of ±1e4 give the value of the best key."""
+    for heads, tokens in product((Heads(1, 1, 20), Heads(3, 1, 20)), (1, 3)):
+        draw, rows = Draw(), rows_of(1, tokens, 8)
+        cache, _ = draw.cache(heads, rows, 8 + tokens, 12)
+        queries = draw.normal(tokens, heads.query * 20)
+        last = queries[-1].view(heads.query, 20)
+        best = (last @ cache.keys[0, 0, : 8 + tokens, :20].T).argmax(dim=1)
+        context = attention(queries, AttentionParams(1e4), heads, rows, replace(cache, past=8), impl="triton")
+        assert distance(context[-1].view(heads.query, 20), cache.values[0, 0, best, :20]) <= FLOAT32
+
+
+def test_residual_add_equals_reference() -> None:
+    draw = Draw()
+    for case, rows in product(residual_cases.SMALL, ROWS):
+        hidden = case.shape.hidden
+        residual, mlp_out, attn_out = (draw.normal(rows, hidden) for _ in range(3))
+        mlp_bias, attn_bias = draw.normal(hidden), draw.normal(hidden)
+        for given in (
+            (residual, mlp_out, mlp_bias),
+            (residual, mlp_out, None),
+            (residual, mlp_out, mlp_bias, attn_out, attn_bias),
+            (residual, mlp_out, None, attn_out, None),
+        ):
+            want = residual_reference(*double_all(given))
+            assert distance(residual_add(*given, impl="triton"), want) <= FLOAT32
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("inputs", [1, 2, 7, 33, 64, 130])
+def test_words_hold_the_same_matrix(inputs: int, groups: int) -> None:
+    plain, _ = Draw(torch.int8, groups=groups).linear(35, inputs)
+    words, order = packed(plain, "triton"), torch.tensor([34, 0, 7])
+    assert words.on_gpu.shape == (35, -(-inputs // 4), 1)
+    assert torch.equal(words.floats(), plain.floats())
+    assert torch.equal(unpack_rows(words, order), plain.floats()[order])
+
+
+def test_floating_weights_stay_as_they_are() -> None:
+    plain, _ = Draw(torch.float16).linear(3, 4)
+    assert packed(plain, "triton") is plain
+    assert plain.on_gpu is plain.weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_weights_in_another_layout_are_refused(dtype: torch.dtype) -> None:
+    plain, panels = Draw(dtype).linear(3, 4)
+    wrong, right = (plain, "words") if dtype == torch.int8 else (panels, "rows")
+    with pytest.raises(
+        ValueError, match=f"take {wrong.weight_type} weights with layout '{right}', got '{wrong.layout}'"
+    ):
+        gemm(torch.zeros(1, 4), wrong, impl="triton")

@@ -1,0 +1,32 @@
+"""A machine that has no Triton (it exists for Linux only) has all the rest."""
+
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+sys.modules["triton"] = None  # an import of it fails
+import torch
+import labkit, labkit.cli, labkit.harness, labkit.widgets, labkit.figures, labkit.notebooks
+from labkit.kernels import gpu
+source = labkit.resolve("tiny-gpt2")
+engine = labkit.init_inference(source, dtype=torch.float32)
+print(engine.impl, engine.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, do_sample=False).shape[1])
+gpu.find_spec = lambda name: None
+try:
+    labkit.init_inference(source, dtype=torch.float32, impl="triton")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_the_engine_runs_and_says_what_is_missing() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ran, missing = done.stdout.splitlines()
+    assert ran in ("cpp 5", "reference 5")
+    assert missing.startswith("impl 'triton' needs the package triton, which is not installed: pip install triton")
