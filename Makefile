@@ -24,7 +24,7 @@ lab: $(READY) ## JupyterLab on notebooks/
 
 test: $(READY) ## style, types and every test
 	@echo "test: style, types and every test"
-	@$(BIN)/pytest
+	@$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 bench: $(READY) ## measure this machine against the targets and write profiles/
 	@echo "bench: every model against its baselines, every region against the unfused ops; writes profiles/"

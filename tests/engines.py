@@ -27,6 +27,13 @@ def fused(name: str, impl: str = "cpp", dtype: torch.dtype = torch.float32) -> I
 
 
 @cache
+def shallow(name: str, layers: int) -> PreTrainedModel:
+    """`vanilla(name)` with fewer layers: what Triton's interpreter runs in a second."""
+    kinds: dict[str, Any] = {"attention_types": [[["global", "local"], layers // 2]]} if name == "gpt-neo" else {}
+    return small_model(name, num_hidden_layers=layers, **kinds)
+
+
+@cache
 def windowed(name: str) -> bool:
     """Whether some layer sees only the last few tokens; it counts padding among them, as vanilla models do."""
     config = vanilla(name).config

@@ -148,6 +148,15 @@ def double(record: Any) -> Any:
     return record
 
 
+def moved(record: Any, device: str) -> Any:
+    """A record of the ops with its tensors on another device."""
+    if isinstance(record, Tensor):
+        return record.to(device)
+    if is_dataclass(record) and not isinstance(record, type):
+        return replace(record, **{field.name: moved(getattr(record, field.name), device) for field in fields(record)})
+    return record
+
+
 def distance(got: Tensor, want: Tensor) -> float:
     """|got - want| / |want|, in Frobenius norms; infinite with a NaN."""
     assert got.shape == want.shape

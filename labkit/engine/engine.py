@@ -158,7 +158,7 @@ def init_inference(
     impl = _resolved("triton" if read.use_triton else read.impl)
     device = gpu.default_device() if impl == "triton" else torch.device("cpu")
     if device.type != "cuda" and (read.enable_cuda_graph or read.dependent_launch):
-        raise ValueError("enable_cuda_graph and dependent_launch are for an NVIDIA GPU, and none is used; leave them out")
+        raise ValueError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
     if read.dependent_launch:
         gpu.require_dependent_launch()
 

@@ -16,6 +16,7 @@ from labkit.config import ModelConfig
 from labkit.kernels.types import padded_head_dim
 
 BUCKETS = (1, 2, 4, 8, 16)
+BLOCK = 128  # slots by which capacities differ, so that a slightly longer text still finds a graph
 
 
 def bucket(batch: int) -> int:
@@ -58,7 +59,7 @@ class SlotPool:
 
     def take(self, owner: object, batch: int, capacity: int) -> tuple[Slots, weakref.finalize]:
         """Slots for at least `batch` sequences of `capacity` tokens, until `owner` is collected or the call is made."""
-        wanted = bucket(batch)
+        wanted, capacity = bucket(batch), -(-capacity // BLOCK) * BLOCK
         sizes = range(capacity, 2 * capacity + 1)
         with self._one_at_a_time:
             fitting = [slots for slots in self.free if slots.shape[0] == wanted and slots.shape[1] in sizes]

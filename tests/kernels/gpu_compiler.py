@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -244,7 +245,7 @@ class Job:
         """Its kernels, each form once."""
         shape = next(shape for shape in REAL if shape.model == self.model)
         model = Model(shape, getattr(torch, self.dtype), self.batch, self.tokens or 1)
-        attention_impl.processors = lambda: PROCESSORS[self.capability]
+        attention_impl.processors = cache(lambda: PROCESSORS[self.capability])
         launch = Compiler(pdl=self.pdl, capability=self.capability)
         if self.tokens:
             model.ops(launch)

@@ -1,0 +1,19 @@
+"""Which tests of the Triton kernels run where: on a GPU, or in Triton's interpreter where there is none.
+
+With a GPU, TRITON_INTERPRET=1 chooses the interpreter. Test files that import this are skipped without Triton.
+"""
+
+import pytest
+import torch
+
+from labkit.kernels import gpu
+
+pytest.importorskip("triton")
+INTERPRETED = [
+    pytest.mark.skipif(not gpu.interpreted(), reason="runs in Triton's interpreter; set TRITON_INTERPRET=1"),
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp"),  # where a sigmoid is 0
+]
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(gpu.interpreted() or not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
