@@ -265,10 +265,10 @@ def layer_stack(
 
 
 def random_model(config: ModelConfig, dtype: torch.dtype, impl: str, device: torch.device) -> ModelWeights:
-    """Random weights of a shape, the same in all layers, as `impl` reads them."""
+    """Random weights of a shape, the same in all layers, as `impl` reads them; int8 with the LM head."""
     generator = torch.Generator().manual_seed(0)
     layer, top = _draw(config.layer_shapes(), generator), _draw(config.top_shapes(), generator)
-    return _build(config, dtype, impl, layer, top, device)
+    return _build(config, dtype, impl, layer, top, device, Quantization(lm_head=dtype == torch.int8))
 
 
 def _gpu_step(
@@ -408,8 +408,9 @@ def _build(
     layer: dict[str, Tensor],
     top: dict[str, Tensor],
     device: torch.device,
+    quant: Quantization | None = None,
 ) -> ModelWeights:
-    builder = Builder(config, dtype, impl, Quantization(), device)
+    builder = Builder(config, dtype, impl, quant or Quantization(), device)
     layers = [builder.layer(index, layer, Norm()) for index in range(config.num_layers)]
     return builder.model(layers, builder.top(top), Norm())
 

@@ -67,8 +67,8 @@ def tune(
     name = gpu.gpu_name() or "interpreter"
     tiles = dict(tuned_tiles(name).tiles)
     found: dict[str, Found] = {}
-    path = write_tiles(name, TunedTiles(tiles))
     configs = {model: _shape(model) for model in models}
+    path = write_tiles(name, TunedTiles(tiles))
     cases = [(model, dtype, batch) for model in models for dtype in dtypes for batch in batches]
     for done, (model, dtype, batch) in enumerate(cases):
         follow = progress or (lambda done, total, label: None)

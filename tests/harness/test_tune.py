@@ -80,7 +80,7 @@ def test_without_a_gpu_nothing_is_timed() -> None:
         tune(["tiny-gptj"])
 
 
-def test_bad_input_is_named() -> None:
+def test_bad_input_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     timer = faster_with_good_tiles
     with pytest.raises(ValueError, match="unknown model 'gpt-9'"):
         tune(["gpt-9"], timer=timer)
@@ -88,3 +88,4 @@ def test_bad_input_is_named() -> None:
         tune(["tiny-gptj"], dtypes=["float8"], timer=timer)
     with pytest.raises(ValueError, match="got batch = 0, expected at least 1"):
         tune(["tiny-gptj"], batches=[0], timer=timer)
+    assert not list(tmp_path.iterdir())
