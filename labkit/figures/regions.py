@@ -23,8 +23,9 @@ PER_ROW = 7  # boxes of a drawing side by side
 
 
 def case_line(case: LayerCase) -> str:
+    where = "" if case.impl == "triton" else f"{case.threads} threads, "
     return (
-        f"{case.model}, {case.dtype}, batch {case.batch}, {case.context} tokens in the cache; {case.threads} threads, "
+        f"{case.model}, {case.dtype}, batch {case.batch}, {case.context} tokens in the cache; {where}"
         f"{case.layers} layers one after the other"
     )
 
