@@ -138,8 +138,10 @@ def init_inference(
     """An engine that runs `model` on fused kernels.
 
     model: a Hugging Face causal language model of a supported architecture (it stays usable; its weights are copied,
-    unless `consume_model=True`), or a `presets.ModelSource`, whose weights are packed as they are read, so that they
-    are in memory once. config, options: DeepSpeed-Inference's, see `Options`; a dict, a JSON file, keywords, or both.
+    unless `consume_model=True`; those that are on the GPU already, in the right type, are shared), or a
+    `presets.ModelSource`, whose weights are packed as they are read, so that they are in memory once.
+
+    config, options: DeepSpeed-Inference's, see `Options`; a dict, a JSON file, keywords, or both.
 
     Raises ValueError for a model or an option that is not supported or damaged, and for what needs a GPU without one;
     NotImplementedError for options that labkit does not have yet; BuildError with impl="cpp" where the kernels can't be
