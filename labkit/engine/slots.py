@@ -64,8 +64,8 @@ class SlotPool:
         with self._one_at_a_time:
             fitting = [slots for slots in self.free if slots.shape[0] == wanted and slots.shape[1] in sizes]
             slots = min(fitting, key=lambda slots: slots.shape[1], default=None)
-            if slots is None:
-                self.free.clear()  # what doesn't fit now makes room
+            if slots is None:  # those of other buckets stay, with their graphs
+                self.free[:] = [each for each in self.free if each.shape[0] != wanted]
             else:
                 self.free.remove(slots)
         if slots is None:
@@ -77,6 +77,13 @@ class SlotPool:
         return slots, weakref.finalize(owner, self.free.append, slots)
 
     def _make(self, batch: int, capacity: int) -> Slots:
+        try:
+            return self._filled_with_zeros(batch, capacity)
+        except torch.OutOfMemoryError:
+            self.free.clear()
+            return self._filled_with_zeros(batch, capacity)
+
+    def _filled_with_zeros(self, batch: int, capacity: int) -> Slots:
         config = self.config
         shape = (batch, config.num_kv_heads, capacity, padded_head_dim(config.head_dim))
 
