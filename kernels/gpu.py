@@ -14,6 +14,7 @@ from .tuned import Tile, TunedTiles, tuned_tiles
 
 FEW_ROWS = 16  # rows that one pass over a weight serves; more go through torch's GEMM
 NO_TILES = TunedTiles({})
+CPU = torch.device("cpu")
 
 
 def interpreted() -> bool:
@@ -50,7 +51,7 @@ def require_dependent_launch() -> None:
 
 def default_device() -> torch.device:
     """The current GPU; in the interpreter, the CPU."""
-    return torch.device("cpu") if interpreted() else torch.device("cuda", torch.cuda.current_device())
+    return CPU if interpreted() else torch.device("cuda", torch.cuda.current_device())
 
 
 def gpu_name() -> str | None:

@@ -41,7 +41,12 @@ class TunedTiles:
 def tuned_path(gpu: str) -> Path:
     """The file of a GPU model, in LABKIT_TILES or with the package."""
     folder = os.environ.get("LABKIT_TILES")
-    return Path(folder or FOLDER) / f"{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
+    return Path(folder or FOLDER) / f"{slug(gpu)}.json"
+
+
+def slug(name: str) -> str:
+    """A processor's or GPU's name as part of a file's: "NVIDIA H200" -> "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def tuned_tiles(gpu: str) -> TunedTiles:

@@ -27,6 +27,7 @@ from . import LayerWeights, ModelWeights
 PLAIN = Norm()
 ONE_PROGRAM = Tile(rows=1, depth=1024, warps=8)
 LEAST_ROWS = 4  # of a tile
+Around = Callable[[str, int | None], AbstractContextManager[object]]  # of a stage and its layer
 
 
 @triton.jit
@@ -175,6 +176,11 @@ class Buffers:
         self.best = torch.empty(most_programs * FEW_ROWS, device=device)
         self.where = torch.empty(most_programs * FEW_ROWS, dtype=torch.int32, device=device)
 
+    def spare(self, hidden: Tensor) -> Tensor:
+        """Of the two buffers for the residual stream, the other one."""
+        first, second = self.hidden
+        return second if hidden is first else first
+
 
 class TritonStep:
     """One token for each of B sequences, from the embedding to the next token or the logits."""
@@ -190,7 +196,7 @@ class TritonStep:
         rows: Rows,
         rotary: Rotary | None,
         caches: list[LayerCache],
-        around: Callable[[str, int | None], AbstractContextManager[object]],
+        around: Around,
         *,
         greedy: bool,
     ) -> Tensor:
@@ -283,13 +289,13 @@ class TritonStep:
         rows: Rows,
         rotary: Rotary | None,
         cache: LayerCache,
-        around: Callable[[str, int | None], AbstractContextManager[object]],
+        around: Around,
     ) -> Tensor:
         """Five kernels: the additions to the residual are what the two output products end with."""
         launch, from_norm = self.launch, self.model.residual_from_norm
         parallel = self.model.parallel_residual
         residual = buffers.residual if from_norm else hidden
-        spare = buffers.hidden[1 if hidden is buffers.hidden[0] else 0]
+        spare = buffers.spare(hidden)
         with around("qkv", index):
             to = residual if from_norm else None
             qkv_gemm(hidden, w.qkv, self.model.heads, rotary, rows, cache, buffers.queries, to, launch)
@@ -332,10 +338,10 @@ class TritonStep:
         rows: Rows,
         rotary: Rotary | None,
         cache: LayerCache,
-        around: Callable[[str, int | None], AbstractContextManager[object]],
+        around: Around,
     ) -> Tensor:
         """Three kernels: regions 1 and 3 from the same rows, attention, and both output products with the residual."""
-        launch, out = self.launch, buffers.hidden[1 if hidden is buffers.hidden[0] else 0]
+        launch, out = self.launch, buffers.spare(hidden)
         with around("qkv+mlp", index):
             self._qkv_and_mlp(w, hidden, buffers, rows, rotary, cache)
         with around("attention", index):

@@ -135,10 +135,7 @@ def unpack_rows(linear: Linear, rows: Tensor) -> Tensor:
     """Rows of a matrix in any layout, [len(rows), inputs] float32: the embedding lookup in a tied LM head."""
     if linear.layout != "panels":
         scales = None if linear.scales is None else linear.scales[rows]
-        taken = linear.weight[rows]
-        if linear.layout == "words":
-            taken = taken.transpose(1, 2).flatten(1)[:, : linear.inputs]
-        return linear.scaled(taken, scales)
+        return replace(linear, weight=linear.weight[rows], scales=scales).floats()
     block, lane = rows // BLOCK, rows % BLOCK
     taken = linear.weight[block, :, lane].reshape(len(rows), -1)[:, : linear.inputs]
     return linear.scaled(taken, None if linear.scales is None else linear.scales[block, :, lane])

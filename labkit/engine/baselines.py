@@ -25,13 +25,13 @@ from labkit.engine.stage_clock import StageTime
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
 from labkit.kernels.gemm import gemm, packed
+from labkit.kernels.gpu import CPU
 from labkit.kernels.types import Linear
 from labkit.policies import policy_for
 from labkit.presets import ModelSource
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FEW_ROWS = 64  # as many sequences as a decode step may have; most prompts have more
-CPU = torch.device("cpu")
 StageProbe = Callable[[Callable[[], object]], list[StageTime]]
 
 

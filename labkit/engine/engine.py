@@ -158,7 +158,7 @@ def init_inference(
     if dtype not in DTYPES.values():
         raise ValueError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
     impl = _resolved("triton" if read.use_triton else read.impl)
-    device = gpu.default_device() if impl == "triton" else torch.device("cpu")
+    device = gpu.default_device() if impl == "triton" else gpu.CPU
     if device.type != "cuda" and (read.enable_cuda_graph or read.dependent_launch):
         raise ValueError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
     if read.dependent_launch:

@@ -8,7 +8,6 @@ day, machine, commit and settings is kept.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from labkit.harness.records import Comparison
 from labkit.harness.results import load_records, write_whole
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.targets import NEW, PROMPT, TARGETS, Target, key, rows
+from labkit.kernels.tuned import slug
 from labkit.policies import policy_for
 from labkit.presets import PRESETS
 from labkit.progress import progress_bar
@@ -149,8 +149,7 @@ def _measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
 def stem(environment: Environment, *, quick: bool) -> str:
     """Of the files that a bench writes: processor and day."""
     kind, name = ("gpu", environment.gpu) if environment.gpu else ("cpu", environment.cpu)
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return f"{kind}-{slug}-{datetime.now(UTC):%Y-%m-%d}{'-quick' if quick else ''}"
+    return f"{kind}-{slug(name)}-{datetime.now(UTC):%Y-%m-%d}{'-quick' if quick else ''}"
 
 
 def _read(file: Path) -> list[Comparison]:

@@ -15,10 +15,9 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from labkit.kernels.build import BuildError, compiler
-from labkit.kernels.gpu import gpu_name
+from labkit.kernels.gpu import CPU, gpu_name
 
 KERNEL_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
-CPU = torch.device("cpu")
 UNITS = {"K": 10, "M": 20}
 PACKAGES = ("torch", "transformers", "triton", "labkit")
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import copy
 import gc
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -40,6 +40,7 @@ from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.targets import Check
 from labkit.harness.timing import timed_generate
 from labkit.kernels import gpu
+from labkit.kernels.tuned import slug
 from labkit.policies import policy_for
 from labkit.presets import ModelSource, resolve
 from labkit.progress import progress_bar
@@ -82,7 +83,7 @@ def main(
         if name not in BASELINES:
             raise ValueError(f"unknown baseline {name!r}; expected one of {', '.join(BASELINES)}")
     environment = read_environment(torch.get_num_threads())
-    stem = f"gpu-{_slug(gpu.gpu_name() or 'interpreter')}-{datetime.now(UTC):%Y-%m-%d}{'-quick' if quick else ''}"
+    stem = f"gpu-{slug(gpu.gpu_name() or 'interpreter')}-{datetime.now(UTC):%Y-%m-%d}{'-quick' if quick else ''}"
     file = (output or Path("runs" if quick else "profiles")) / f"{stem}.jsonl"
     records: list[Comparison] = []
     rows: list[RegionMeasurement] = []
@@ -133,10 +134,14 @@ class OnDevice:
         return copy.copy(self.model)
 
     def names(self) -> set[str]:
-        return ModelTensors(self.model).names()
+        return self._tensors.names()
 
     def get(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        return ModelTensors(self.model).get(name, dtype)
+        return self._tensors.get(name, dtype)
+
+    @cached_property
+    def _tensors(self) -> ModelTensors:
+        return ModelTensors(self.model)
 
 
 def _compared(
@@ -337,10 +342,6 @@ def _write(
 ) -> None:
     write_whole(file, "".join(record.model_dump_json() + "\n" for record in (*records, *rows)))
     write_whole(file.with_suffix(".md"), page(records, rows, environment))
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from labkit.kernels import DecodeStep, LayerWeights, ModelWeights, gpu
 from labkit.kernels.attention.reference import attention as unfused_attention
 from labkit.kernels.decode_step import STAGES_PER_LAYER
 from labkit.kernels.gemm import gemm, packed
+from labkit.kernels.gpu import CPU
 from labkit.kernels.mlp_gemm.reference import mlp_gemm as unfused_mlp_gemm
 from labkit.kernels.plain import linear
 from labkit.kernels.qkv_gemm.reference import qkv_gemm as unfused_qkv_gemm
@@ -49,7 +50,6 @@ CACHES = 2  # times the last-level cache that the weights of all layers take
 MEMORY_SHARE = 0.3  # of what is free, at most, for the weights of a side
 LAYERS_AT_MOST, LAYERS_OF_TINY = 200, 8
 ON_GPU_AT_LEAST = 8  # so that what a step does outside its layers hardly counts
-CPU = torch.device("cpu")
 VOCABULARY = 64  # the head is no region
 Record = TypeVar("Record")
 Samples = dict[Stage, list[int]]  # nanoseconds, call by call

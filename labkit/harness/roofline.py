@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict
 from labkit.config import ModelConfig
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
+from labkit.kernels.gpu import CPU
 from labkit.kernels.probe import read_bandwidth_gb_s
 
-CPU = torch.device("cpu")
 PROBE_SECONDS = 0.05
 
 

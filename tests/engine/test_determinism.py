@@ -32,6 +32,17 @@ def test_greedy_tokens_are_the_same_for_any_number_of_threads(name: str, impl: s
 
 
 @pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("name", ["gptj", "llama"])
+def test_twenty_greedy_runs_are_bitwise_the_same(name: str, impl: str) -> None:
+    """Tokens and logits of the decode loop, on the machine's own number of threads."""
+    ids, options = prompt(2, 9), {"return_dict_in_generate": True, "output_logits": True}
+    first, *others = (greedy(fused(name, impl), ids, 12, **options) for _ in range(20))
+    for run in others:
+        assert torch.equal(run.sequences, first.sequences)
+        assert all(torch.equal(*logits) for logits in zip(run.logits, first.logits, strict=True))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
 def test_callers_in_several_threads_may_share_an_engine(impl: str) -> None:
     engine, texts = labkit.init_inference(vanilla("llama"), impl=impl), [prompt(2, 5 + seed, seed) for seed in range(4)]
     want = [greedy(engine, text, 40) for text in texts]
