@@ -30,6 +30,10 @@ bench: $(READY) ## measure this machine against the targets and write profiles/
 	@echo "bench: every model against its baselines, every region against the unfused ops; writes profiles/"
 	@$(BIN)/python -P -m labkit.harness.bench
 	@$(BIN)/python -P -m labkit.harness.region_bench
+	@echo "bench: what announcing stages costs; large traces, read, projected and drawn"
+	@$(BIN)/python -P -m labkit.harness.range_bench
+	@$(BIN)/python -P -m labkit.nsys.bench
+	@$(BIN)/python -P -m labkit.widgets.timeline_bench
 
 bench-gpu: $(READY) ## measure an NVIDIA GPU: the engine against vanilla, every region; writes profiles/
 	@echo "bench-gpu: the GPU tests, then three models of 6 to 7 billion parameters; about 20 minutes; writes profiles/"

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from labkit import trace_cli
 from labkit.progress import progress_bar
 
 app = typer.Typer(
@@ -223,6 +224,10 @@ def run(
     if report.failure:
         err.print(escape(str(report.failure)), style="red", highlight=False)
         raise typer.Exit(1)
+
+
+for command in (trace_cli.profile, trace_cli.doctor, trace_cli.stages, trace_cli.explain, trace_cli.timeline):
+    app.command()(command)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from labkit.figures.frames import number
 
 if TYPE_CHECKING:
     from labkit.harness import Comparison
+    from labkit.nsys.capture.pair import Pair
 
 TOLERANCE = 0.01
 
@@ -75,6 +76,23 @@ def try_kernel(region: str, dtype: str = "float32") -> Markdown:
     assert found.unfused_us is not None
     times = f"{number(found.fused_us)} µs, the torch ops {number(found.unfused_us)} µs"
     return Markdown(f"**right**: `{region}` computes what the unfused ops do. A call takes {times} (gpt2, batch 1).")
+
+
+def check_gap(pair: Pair, share: float | None) -> Markdown:
+    """What to say to a guess: which share of the vanilla step, in percent, is in the stage that fusing changed most.
+
+    Right is within 1 percentage point of the stage table.
+    """
+    stages = pair.difference.by_stage
+    most = stages["ms"].abs().idxmax()
+    right = 100 * float(stages.loc[most, "vanilla_ms"]) / pair.difference.vanilla.mean_ms
+    if share is None:
+        return Markdown(f"- `{most}` changed most; its share of the vanilla step: not answered yet")
+    if abs(share - right) <= 1:
+        return Markdown(f"- `{most}`: **right**: {right:.1f} % of the vanilla step")
+    if abs(share * 100 - right) <= 1:
+        return Markdown(f"- `{most}`: not yet: {share} is a fraction; expected percent")
+    return Markdown(f"- `{most}`: not yet: {number(share)} % is too {'high' if share > right else 'low'}")
 
 
 def _check(answer: float | None, right: float, mistakes: dict[float, str]) -> str:

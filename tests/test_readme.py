@@ -20,7 +20,8 @@ PROGRAMS = [text for language, text in BLOCKS if language == "python"]
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+    for folder in ("notebooks", "profiles"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     return tmp_path
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from labkit.engine.stage_clock import StageTime
 from labkit.policies import Policy
-from labkit.stages import OpenRange, Phase, Stage, message, start, stop
+from labkit.stages import Phase, Range, Stage, StepRanges, message
 
 
 class HookClock:
@@ -27,14 +27,16 @@ class HookClock:
     def __init__(self) -> None:
         self._phase = Phase.PREFILL
         self._current: tuple[Phase, Stage, int | None] | None = None
-        self._range: OpenRange
+        self._range: Range
+        self._steps = StepRanges()
         self._since_ns = 0
         self._calls: dict[tuple[Phase, Stage, int | None], int] = defaultdict(int)
         self._total_ns: dict[tuple[Phase, Stage, int | None], int] = defaultdict(int)
 
     def begin_forward(self, phase: Phase) -> None:
-        self.end()
+        self._end_stage()
         self._phase = phase
+        self._steps.begin(phase)
         self.switch(Stage.EMBED)
 
     def switch(self, stage: Stage, layer: int | None = None) -> None:
@@ -42,18 +44,22 @@ class HookClock:
         key = (self._phase, stage, layer)
         if key == self._current:
             return
-        self.end()
+        self._end_stage()
         self._current = key
         self._calls[key] += 1
-        self._range = start(message(*key))
+        self._range = Range(message(*key)).open()
         self._since_ns = perf_counter_ns()
 
     def end(self) -> None:
-        """End the running stage, if any."""
+        """End the running stage and step, if any."""
+        self._end_stage()
+        self._steps.end()
+
+    def _end_stage(self) -> None:
         if self._current is None:
             return
         self._total_ns[self._current] += perf_counter_ns() - self._since_ns
-        stop(self._range)
+        self._range.close()
         self._current = None
 
     def stage_times(self) -> list[StageTime]:

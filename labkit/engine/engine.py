@@ -186,7 +186,7 @@ def init_inference(
 
         graphs = device.type == "cuda" and read.enable_cuda_graph is not False
         launch = replace(gpu.default_launcher(), pdl=read.dependent_launch, launched=[])
-        module.gpu = GpuDecoder(weights, launch, device, graphs=graphs)
+        module.gpu = GpuDecoder(weights, launch, device, graphs=graphs, watched=bool(read.enable_cuda_graph))
     if isinstance(model, PreTrainedModel) and model.generation_config is not None:
         module.generation_config = copy.deepcopy(model.generation_config)
     return InferenceEngine(module, read)

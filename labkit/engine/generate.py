@@ -13,7 +13,7 @@ from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput,
 from transformers.generation.streamers import BaseStreamer
 
 from labkit.engine.kv_cache import KVCache
-from labkit.stages import Phase, Stage, stage
+from labkit.stages import Phase, Stage, StepRanges, phase_of, stage
 
 if TYPE_CHECKING:
     from labkit.engine.model import FusedCausalLM
@@ -62,36 +62,41 @@ def decode_loop(
 
     scores: list[Tensor] = []
     raw_logits: list[Tensor] = []
-    if argmax_is_enough and (end := _known_end(stopping_criteria)) is not None:
-        padding = 0 if pad is None else int(pad)
-        sequences = _greedy(model, cache, new, mask, positions, input_ids, end, padding, streamer)
-    else:
-        tokens = torch.empty(batch, limit, dtype=input_ids.dtype, device=input_ids.device)
-        tokens[:, :length] = input_ids
-        unfinished = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
-        result = model.run(new, cache, mask, positions, keep=1)
-        while True:
-            with stage(Phase.DECODE, Stage.SAMPLE):
-                logits = result[:, 0].to(input_ids.device)
-                if keep_logits:
-                    raw_logits.append(logits.clone())
-                processed = logits_processor(tokens[:, :length], logits)
-                if keep_scores:
-                    scores.append(processed)
-                next_tokens = _sampled(processed) if sample else processed.argmax(dim=-1)
-                if has_eos:
-                    next_tokens = torch.where(unfinished, next_tokens, pad)
-                if length == tokens.shape[1]:
-                    tokens = torch.cat((tokens, torch.empty_like(tokens)), dim=1)
-                tokens[:, length] = next_tokens
-                length += 1
-                if streamer is not None:
-                    streamer.put(next_tokens.cpu())
-                unfinished &= ~stopping_criteria(tokens[:, :length], tuple(scores) if keep_scores else None)
-                if not bool(unfinished.any()):
-                    break
-            result = model.advance(next_tokens[:, None].contiguous(), cache, greedy=False)
-        sequences = tokens[:, :length].clone()
+    phase = phase_of(cache.length, new.shape[1])
+    with StepRanges() as steps:
+        if argmax_is_enough and (end := _known_end(stopping_criteria)) is not None:
+            padding = 0 if pad is None else int(pad)
+            sequences = _greedy(model, cache, new, mask, positions, input_ids, end, padding, streamer, steps, phase)
+        else:
+            tokens = torch.empty(batch, limit, dtype=input_ids.dtype, device=input_ids.device)
+            tokens[:, :length] = input_ids
+            unfinished = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
+            steps.begin(phase)
+            result = model.run(new, cache, mask, positions, keep=1)
+            while True:
+                with stage(phase, Stage.SAMPLE):
+                    logits = result[:, 0].to(input_ids.device)
+                    if keep_logits:
+                        raw_logits.append(logits.clone())
+                    processed = logits_processor(tokens[:, :length], logits)
+                    if keep_scores:
+                        scores.append(processed)
+                    next_tokens = _sampled(processed) if sample else processed.argmax(dim=-1)
+                    if has_eos:
+                        next_tokens = torch.where(unfinished, next_tokens, pad)
+                    if length == tokens.shape[1]:
+                        tokens = torch.cat((tokens, torch.empty_like(tokens)), dim=1)
+                    tokens[:, length] = next_tokens
+                    length += 1
+                    if streamer is not None:
+                        streamer.put(next_tokens.cpu())
+                    unfinished &= ~stopping_criteria(tokens[:, :length], tuple(scores) if keep_scores else None)
+                    if not bool(unfinished.any()):
+                        break
+                phase = Phase.DECODE
+                steps.begin(phase)
+                result = model.advance(next_tokens[:, None].contiguous(), cache, greedy=False)
+            sequences = tokens[:, :length].clone()
     if streamer is not None:
         streamer.end()
     given = model_kwargs.get("past_key_values")
@@ -141,15 +146,18 @@ def _greedy(
     end: _End,
     pad: int,
     streamer: BaseStreamer | None,
+    steps: StepRanges,
+    phase: Phase,
 ) -> Tensor:
     """The argmax of every step until the end. Between two steps weights have swept the caches clean, so that each line
     of code costs memory accesses: the loop does nothing that can be done before or after.
     """
     chosen: list[Tensor] = []
     finished: set[int] = set()
+    steps.begin(phase)
     result = model.run(new, cache, mask, positions, keep=1, greedy=True)
     while True:
-        with stage(Phase.DECODE, Stage.SAMPLE):
+        with stage(phase, Stage.SAMPLE):
             for row in finished:
                 result[row] = pad
             ids = result.flatten().tolist()
@@ -162,6 +170,8 @@ def _greedy(
                 finished.update(row for row, token in enumerate(ids) if token in end.tokens)
             if len(finished) == len(ids) or input_ids.shape[1] + len(chosen) >= end.length:
                 break
+        phase = Phase.DECODE
+        steps.begin(phase)
         result = model.advance(result, cache, greedy=True)
     return torch.cat((input_ids, torch.cat(chosen, dim=1).to(input_ids.device)), dim=1)
 

@@ -1,4 +1,4 @@
-"""Decode steps on a GPU: recorded once as a CUDA graph, then played; launched one by one where somebody looks on."""
+"""Decode steps on a GPU: recorded once as a CUDA graph, then played; launched one by one where a profiler looks on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from labkit.kernels import ModelWeights
 from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
 from labkit.kernels.gpu import Launcher
 from labkit.kernels.types import LayerCache, Rotary, Rows
-from labkit.stages import Phase, Stage, message, stage
+from labkit.stages import Phase, Stage, listening, message, stage
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,16 @@ class Recording:
 
 
 class GpuDecoder:
-    """Runs one model's decode steps. `graphs`: record and play; else every step is launched kernel by kernel."""
+    """Runs one model's decode steps. `graphs`: record and play; else every step is launched kernel by kernel.
 
-    def __init__(self, weights: ModelWeights, launch: Launcher, device: torch.device, *, graphs: bool) -> None:
-        self.weights, self.launch, self.device, self.graphs = weights, launch, device, graphs
+    A profiler sees launched steps, each kernel within the range of its stage, unless graphs are played `watched` too:
+    the ranges are then announced once, while a graph is recorded, and its nodes lead back to them.
+    """
+
+    def __init__(
+        self, weights: ModelWeights, launch: Launcher, device: torch.device, *, graphs: bool, watched: bool = False
+    ) -> None:
+        self.weights, self.launch, self.device, self.graphs, self.watched = weights, launch, device, graphs, watched
         self.step = TritonStep(weights, launch)
         self.last: Recording | None = None
 
@@ -52,12 +58,10 @@ class GpuDecoder:
         """The kernels of the latest step, in the order of a graph's nodes, each with its stage."""
         return tuple(self.last.nodes) if self.last else ()
 
-    def __call__(
-        self, tokens_B1: Tensor, cache: KVCache, rotary: Rotary | None, *, greedy: bool, launched: bool = False
-    ) -> Tensor:
+    def __call__(self, tokens_B1: Tensor, cache: KVCache, rotary: Rotary | None, *, greedy: bool) -> Tensor:
         """One more token for each sequence: the next tokens int64 [B, 1] if `greedy`, else logits float32 [B, 1, V].
 
-        `launched`: kernel by kernel under the stages' ranges, for profilers. The caller counts the cache's length up.
+        The caller counts the cache's length up.
         """
         slots, batch = cache.slots, len(tokens_B1)
         recording = self._recording(slots, cache, rotary, greedy)
@@ -65,7 +69,7 @@ class GpuDecoder:
             slots.past.fill_(cache.length)
             slots.next_positions.copy_(slots.positions[:, cache.length])
         slots.tokens[:batch].copy_(tokens_B1[:, 0])
-        if launched or not self.graphs:
+        if not self.graphs or (listening() and not self.watched):
             self._launch(recording)
         else:
             if recording.graph is None:

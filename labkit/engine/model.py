@@ -34,7 +34,7 @@ from labkit.kernels.gemm import unpack_rows
 from labkit.kernels.plain import argmax_or_minus_one, normalise
 from labkit.kernels.types import Rotary, Rows
 from labkit.policies import Policy
-from labkit.stages import Phase, Stage, listening, stage
+from labkit.stages import Phase, Stage, listening, phase_of, stage
 
 if TYPE_CHECKING:
     from labkit.engine.graph import GpuDecoder
@@ -175,7 +175,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         batch, tokens = input_ids.shape
         past = cache.length
         self._check(input_ids, cache, attention_mask, position_ids)
-        phase = Phase.DECODE if past and tokens == 1 else Phase.PREFILL
+        phase = phase_of(past, tokens)
         input_ids = input_ids.to(self._device, torch.int64).contiguous()
         if attention_mask is not None:
             attention_mask = attention_mask.to(self._device)
@@ -208,7 +208,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         if self.gpu is not None:
             with self._one_at_a_time:
                 rotary = self._rotary_for(cache.reach + max(1, cache.capacity - cache.length))
-                result = self.gpu(tokens_B1, cache, rotary, greedy=greedy, launched=listening())
+                result = self.gpu(tokens_B1, cache, rotary, greedy=greedy)
             cache.reach += 1
         else:
             rows = cache.place(len(tokens_B1), 1)

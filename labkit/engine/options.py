@@ -88,7 +88,8 @@ class Options(Strict):
     no other mode. max_out_tokens, min_out_tokens: accepted; the KV cache grows as needed, so neither limits anything.
     impl: "auto" (Triton where a GPU is, else C++ where a compiler is, else the reference), "triton", "cpp" or
     "reference"; use_triton: the same as "triton". enable_cuda_graph: play decode steps on a GPU as a CUDA graph; None:
-    yes. dependent_launch: start each kernel of a step while the one before it ends (compute capability 9.0 on).
+    yes, unless a profiler looks on, which sees more of steps that are launched. dependent_launch: start each kernel of
+    a step while the one before it ends (compute capability 9.0 on).
     consume_model: take the weights out of the given model while packing, so that they are in memory once; the model
     object can't be used afterwards.
     """

@@ -1,6 +1,8 @@
 """Plotly figures from records. Nothing here measures, and nothing displays: only a notebook does."""
 
 from labkit.figures.beside import published_figure, region_figure
+from labkit.figures.captures import captures_table
+from labkit.figures.difference import difference_figure, difference_table, stage_difference_table
 from labkit.figures.latency import latency_figure, per_token_figure
 from labkit.figures.regions import (
     fusion_figure,
@@ -10,13 +12,18 @@ from labkit.figures.regions import (
     regions_table,
     roofline_figure,
 )
+from labkit.figures.stage_table import stage_table_figure
 from labkit.figures.stages import stage_figure
 from labkit.figures.summary import headline, notes, summary_table
 from labkit.figures.theme import SIDE_COLORS, STAGE_COLORS
+from labkit.figures.timeline import timeline
 
 __all__ = [
     "SIDE_COLORS",
     "STAGE_COLORS",
+    "captures_table",
+    "difference_figure",
+    "difference_table",
     "fusion_figure",
     "headline",
     "ladder_figure",
@@ -29,6 +36,9 @@ __all__ = [
     "regions_figure",
     "regions_table",
     "roofline_figure",
+    "stage_difference_table",
     "stage_figure",
+    "stage_table_figure",
     "summary_table",
+    "timeline",
 ]

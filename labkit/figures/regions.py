@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.frames import number
 from labkit.figures.theme import INK, LIMIT, PUBLISHED, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading
-from labkit.harness.region_record import GRAPH, TITLES, UNFUSED
+from labkit.region_sides import GRAPH, TITLES, UNFUSED
 from labkit.stages import Stage
 
 if TYPE_CHECKING:

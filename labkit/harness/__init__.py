@@ -5,7 +5,7 @@ from labkit.harness.latency import measure_latency
 from labkit.harness.records import Case, Comparison, Measurement, Run
 from labkit.harness.results import load_records, load_results, save
 from labkit.harness.sides import WorkerError
-from labkit.harness.statistics import Ratio, Verdict
+from labkit.statistics import Ratio, Verdict
 
 __all__ = [
     "Case",

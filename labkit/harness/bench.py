@@ -26,13 +26,14 @@ from labkit.harness.bench_report import report, summary
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.interleave import compare_with_each
 from labkit.harness.records import Comparison
-from labkit.harness.results import load_records, write_whole
+from labkit.harness.results import load_records
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.targets import NEW, PROMPT, TARGETS, Target, key, rows
 from labkit.kernels.tuned import slug
 from labkit.policies import policy_for
 from labkit.presets import PRESETS
 from labkit.progress import progress_bar
+from labkit.whole_file import write_whole
 
 ROUNDS, WARM_UP = 5, 16
 QUICK_ROUNDS, QUICK_NEW = 2, 8

@@ -33,9 +33,8 @@ from labkit.harness.environment import Environment, read_environment
 from labkit.harness.interleave import first_difference
 from labkit.harness.kernels import measure_regions
 from labkit.harness.records import Case, Comparison, Measurement, Run
-from labkit.harness.region_record import FUSED, GRAPH, OWN_GEMM, SDPA, UNFUSED, RegionMeasurement
+from labkit.harness.region_record import RegionMeasurement
 from labkit.harness.regions import REGIONS
-from labkit.harness.results import write_whole
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.targets import Check
 from labkit.harness.timing import timed_generate
@@ -44,6 +43,8 @@ from labkit.kernels.tuned import slug
 from labkit.policies import policy_for
 from labkit.presets import ModelSource, resolve
 from labkit.progress import progress_bar
+from labkit.region_sides import FUSED, GRAPH, OWN_GEMM, SDPA, UNFUSED
+from labkit.whole_file import write_whole
 
 PROMPT, NEW, ROUNDS = 128, 128, 5
 QUICK_NEW, QUICK_ROUNDS = 8, 2

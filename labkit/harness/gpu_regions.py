@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from labkit.engine.layer import Ops
-from labkit.harness.region_record import GRAPH
 from labkit.harness.regions import Samples, Side
+from labkit.region_sides import GRAPH
 from labkit.stages import Stage
 
 CALLS = 24  # of a region in one sample, at least: waiting for the GPU once must not count

@@ -15,9 +15,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from labkit.harness.interleave import Progress
 from labkit.harness.kernels import DTYPES, ROUNDS, LayerBench
-from labkit.harness.region_record import FUSED, UNFUSED, LadderMeasurement, RegionMeasurement
+from labkit.harness.region_record import LadderMeasurement, RegionMeasurement
 from labkit.harness.regions import REGIONS, Side
 from labkit.kernels.types import float_dtype
+from labkit.region_sides import FUSED, UNFUSED
 from labkit.stages import Phase, message, stage
 
 PEAK_SIZE, PEAK_SIZE_ON_GPU = 1024, 8192

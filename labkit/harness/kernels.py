@@ -18,16 +18,7 @@ from labkit.engine import baselines
 from labkit.harness.environment import read_environment
 from labkit.harness.gpu_regions import GpuCalls, Graph
 from labkit.harness.interleave import Progress
-from labkit.harness.region_record import (
-    FUSED,
-    GRAPH,
-    ONE_CALL,
-    OWN_GEMM,
-    SDPA,
-    LadderMeasurement,
-    LayerCase,
-    RegionMeasurement,
-)
+from labkit.harness.region_record import LadderMeasurement, LayerCase, RegionMeasurement
 from labkit.harness.regions import (
     REGIONS,
     WITH_GEMM,
@@ -39,13 +30,14 @@ from labkit.harness.regions import (
     region_bytes,
     region_flops,
 )
-from labkit.harness.results import write_whole
 from labkit.harness.roofline import probe_bandwidth
 from labkit.kernels import gpu
 from labkit.kernels.build import load
 from labkit.policies import policy_for
 from labkit.presets import resolve
+from labkit.region_sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA
 from labkit.stages import FUSED_REGIONS, Stage
+from labkit.whole_file import write_whole
 
 IMPLS = ("cpp", "triton")
 DTYPES = baselines.DTYPES | {"int8": torch.int8}

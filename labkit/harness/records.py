@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from labkit.engine.stage_clock import StageTime
 from labkit.harness.environment import Environment
 from labkit.harness.roofline import Work
-from labkit.harness.statistics import Ratio, Summary, Verdict, first_is_slow, ratio, remarks, summarise
 from labkit.harness.timing import CLOCK, Times
+from labkit.statistics import Ratio, Summary, Verdict, first_is_slow, ratio, remarks, summarise
 
 SCHEMA_VERSION: Literal[1] = 1
 METRICS = ("ttft", "per_token", "end_to_end")

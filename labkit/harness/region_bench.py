@@ -19,12 +19,13 @@ from labkit.harness.bench import stem
 from labkit.harness.bench_report import markdown_table
 from labkit.harness.environment import read_environment
 from labkit.harness.kernels import ROUNDS, measure_regions
-from labkit.harness.region_record import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED, RegionMeasurement
+from labkit.harness.region_record import RegionMeasurement
 from labkit.harness.regions import REGIONS
-from labkit.harness.results import write_whole
 from labkit.harness.targets import Check, short_of
 from labkit.progress import progress_bar
+from labkit.region_sides import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
 from labkit.stages import Stage
+from labkit.whole_file import write_whole
 
 SHAPES = ("gpt2", "gptj-shape", "llama-shape")
 CASES = [(shape, dtype, 128) for dtype in ("float32", "bfloat16", "int8") for shape in SHAPES]

@@ -10,23 +10,10 @@ from pydantic import Field
 
 from labkit.harness.environment import Environment
 from labkit.harness.records import SCHEMA_VERSION, Record
-from labkit.harness.statistics import Ratio, ratio
 from labkit.published import published
+from labkit.region_sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
 from labkit.stages import Stage
-
-UNFUSED, OWN_GEMM, SDPA, FUSED, ONE_CALL = "unfused", "unfused, own GEMM", "torch SDPA", "fused", "one call"
-GRAPH = ", graph"  # what a side is called when a GPU plays its calls as one CUDA graph
-TITLES = {
-    UNFUSED: "unfused, torch's GEMM",
-    OWN_GEMM: "unfused, own GEMM",
-    SDPA: "torch's fused attention",
-    FUSED: "fused, called from Python",
-    ONE_CALL: "fused, in the one-call step",
-    UNFUSED + GRAPH: "unfused, in a CUDA graph",
-    OWN_GEMM + GRAPH: "own GEMM, in a graph",
-    SDPA + GRAPH: "torch's attention, in a graph",
-    FUSED + GRAPH: "fused, in a CUDA graph",
-}
+from labkit.statistics import Ratio, ratio
 
 
 class LayerCase(Record):

@@ -8,7 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from labkit.harness.region_record import FUSED, ONE_CALL, TITLES, UNFUSED, RegionMeasurement
+from labkit.harness.region_record import RegionMeasurement
+from labkit.region_sides import FUSED, ONE_CALL, TITLES, UNFUSED
 from labkit.stages import Stage
 
 

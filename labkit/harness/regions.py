@@ -31,7 +31,6 @@ from labkit.engine.options import Quantization
 from labkit.engine.slots import SlotPool
 from labkit.engine.weights import Builder
 from labkit.harness.environment import last_level_cache
-from labkit.harness.region_record import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
 from labkit.kernels import DecodeStep, LayerWeights, ModelWeights, gpu
 from labkit.kernels.attention.reference import attention as unfused_attention
 from labkit.kernels.decode_step import STAGES_PER_LAYER
@@ -42,6 +41,7 @@ from labkit.kernels.plain import linear
 from labkit.kernels.qkv_gemm.reference import qkv_gemm as unfused_qkv_gemm
 from labkit.kernels.residual_add.reference import residual_add as unfused_residual_add
 from labkit.kernels.types import AttentionParams, Heads, LayerCache, Linear, Norm, Rotary, Rows, float_dtype
+from labkit.region_sides import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
 from labkit.stages import Stage
 
 REGIONS = tuple(Stage(name) for name in STAGES_PER_LAYER)

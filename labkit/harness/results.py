@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from labkit.harness.records import SCHEMA_VERSION, Comparison, Measurement
 from labkit.harness.region_record import LadderMeasurement, RegionMeasurement
+from labkit.whole_file import write_whole
 
 AnyRecord = Measurement | Comparison | RegionMeasurement | LadderMeasurement
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
@@ -26,20 +26,6 @@ def save(record: Measurement | Comparison, folder: str | os.PathLike[str]) -> Pa
     target = Path(folder) / f"{stem}.jsonl"
     write_whole(target, record.model_dump_json() + "\n")
     return target
-
-
-def write_whole(target: Path, text: str) -> None:
-    """Write beside `target` under a temporary name, then rename: nobody ever sees half a file."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=".", suffix=".tmp", delete=False) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.chmod(file.name, 0o644)  # temporary files are their owner's alone
-            os.replace(file.name, target)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:

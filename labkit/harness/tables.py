@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from labkit.harness.records import Comparison, Measurement
-from labkit.harness.statistics import Verdict
+from labkit.statistics import Verdict
 
 COLOURS = {Verdict.FASTER: "bold green", Verdict.SLOWER: "bold red", Verdict.SAME: "bold", Verdict.UNDECIDED: "yellow"}
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from labkit.harness.peers import LLAMA_CPP, LLAMA_CPP_INT8
 from labkit.harness.records import Comparison, Measurement
-from labkit.harness.statistics import Ratio
+from labkit.statistics import Ratio
 
 PROMPT = NEW = 128
 MEMORY = 1.15  # peak memory / (weights + KV cache), at most

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from labkit.config import ModelConfig
 from labkit.harness.kernels import DTYPES
-from labkit.harness.region_record import FUSED, UNFUSED
 from labkit.harness.regions import LayerStack, Side, layer_stack
 from labkit.kernels.build import BuildError, load
 from labkit.policies import policy_for
 from labkit.presets import PRESETS
+from labkit.region_sides import FUSED, UNFUSED
 from labkit.stages import Stage
 
 SECONDS = 120

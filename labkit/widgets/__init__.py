@@ -2,6 +2,8 @@
 
 from labkit.widgets.kernel_bench import KernelBench
 from labkit.widgets.live import is_live
+from labkit.widgets.timeline import Timeline, show_timeline
+from labkit.widgets.trace_bench import TraceBench
 from labkit.widgets.workbench import Workbench
 
-__all__ = ["KernelBench", "Workbench", "is_live"]
+__all__ = ["KernelBench", "Timeline", "TraceBench", "Workbench", "is_live", "show_timeline"]

@@ -27,6 +27,9 @@ HELP = {
     "impl": "of the fused kernels",
     "threads": "0: as many as torch would use",
     "rounds": "runs of each side, interleaved; 6 or more for an interval",
+    "candidate": "the side that is held against the baseline",
+    "steps": "decode steps of each side",
+    "source": "nsys, torch (torch.profiler), bundled (captures that come with labkit), or auto",
 }
 SIZES = {
     "batch": (1, 256),
@@ -35,6 +38,7 @@ SIZES = {
     "context": (1, 65_536),
     "threads": (0, 256),
     "rounds": (2, 99),
+    "steps": (1, 512),
 }
 
 

@@ -16,7 +16,7 @@ import labkit
 from labkit import stages
 from labkit.engine import InferenceEngine, StageTime
 from labkit.kernels.decode_step import STAGES_PER_LAYER
-from labkit.stages import Phase, Stage, message
+from labkit.stages import Phase, Stage, message, parse, step_message
 
 NEW = 4
 
@@ -28,26 +28,36 @@ def expected_messages(phase: Phase, layers: int) -> list[str]:
 
 
 def expected_run(layers: int) -> list[str]:
-    """A prompt, then NEW - 1 steps, each followed by the choice of a token."""
-    sample = message(Phase.DECODE, Stage.SAMPLE)
-    step = [*expected_messages(Phase.DECODE, layers), sample]
-    return [*expected_messages(Phase.PREFILL, layers), sample, *step * (NEW - 1)]
+    """A prompt, then NEW - 1 steps, each with the choice of a token at its end."""
+
+    def step(phase: Phase) -> list[str]:
+        return [step_message(phase), *expected_messages(phase, layers), message(phase, Stage.SAMPLE)]
+
+    return ["prefill", *step(Phase.PREFILL), "decode", *step(Phase.DECODE) * (NEW - 1)]
 
 
 @pytest.fixture
 def nvtx(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Messages of the NVTX ranges, in order; each must be closed before the next of its level opens."""
+    """Messages of the NVTX ranges, in order; a phase holds steps, a step stages, and a stage nothing."""
     seen: list[str] = []
     depth: list[str] = []
 
-    def push(text: str, domain: str) -> None:
-        assert domain == "labkit"
-        assert not depth, f"{text} opened inside {depth}"
+    def push(text: str) -> None:
+        label = parse(text)
+        assert label is not None
+        parents = (
+            []
+            if not (label.stage or label.step)
+            else [label.phase]
+            if label.step
+            else [label.phase, step_message(label.phase)]
+        )
+        assert depth == parents, f"{text} opened inside {depth}"
         seen.append(text)
         depth.append(text)
 
-    monkeypatch.setattr(stages.nvtx, "push_range", push)
-    monkeypatch.setattr(stages.nvtx, "pop_range", lambda domain: depth.pop())
+    monkeypatch.setattr(stages, "push", push)
+    monkeypatch.setattr(stages, "pop", depth.pop)
     return seen
 
 
@@ -56,7 +66,7 @@ def profiled(run: Callable[[], object]) -> list[str]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         run()
     events = sorted(profiler.events(), key=lambda event: event.time_range.start)
-    return [event.name for event in events if event.name.startswith(("prefill/", "decode/"))]
+    return [event.name for event in events if parse(event.name)]
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -163,9 +163,9 @@ def test_torch_profiler_sees_the_stages_of_every_layer(name: str) -> None:
     """A step ends with a stage of its own for what the last kernel does, before the loop looks at the token."""
     seen = profiled(lambda: greedy(engine_of(name), prompt(1, 4), 2))
     prefill = [message(Phase.PREFILL, Stage(stage), layer) for layer in range(2) for stage in STAGES_PER_LAYER]
-    sample = message(Phase.DECODE, Stage.SAMPLE)
     step = dict.fromkeys(node.stage for node in expected_nodes(name))
-    assert seen == ["prefill/embed", *prefill, "prefill/lm_head", sample, *step, sample]
+    first = ["prefill/step", "prefill/embed", *prefill, "prefill/lm_head", "prefill/sample"]
+    assert seen == [*first, "decode/step", *step, "decode/sample"]
 
 
 def test_without_a_gpu_and_an_interpreter_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,20 +16,12 @@ from labkit.figures import ladder_figure, regions_figure, roofline_figure
 from labkit.harness.gpu_regions import GpuCalls
 from labkit.harness.kernel_study import KernelStudy
 from labkit.harness.kernels import RUNGS, LayerBench
-from labkit.harness.region_record import (
-    FUSED,
-    GRAPH,
-    OWN_GEMM,
-    TITLES,
-    UNFUSED,
-    LadderMeasurement,
-    LayerCase,
-    RegionMeasurement,
-)
+from labkit.harness.region_record import LadderMeasurement, LayerCase, RegionMeasurement
 from labkit.harness.region_table import region_table
 from labkit.harness.regions import REGIONS, RegionClock, layer_stack
 from labkit.policies import policy_for
 from labkit.presets import PRESETS
+from labkit.region_sides import FUSED, GRAPH, OWN_GEMM, TITLES, UNFUSED
 from labkit.stages import FUSED_REGIONS, Stage
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.int8: 3e-2}

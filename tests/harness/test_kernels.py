@@ -13,7 +13,7 @@ from torch import Tensor
 from labkit.config import ModelConfig
 from labkit.harness import load_records
 from labkit.harness.kernels import RUNGS, LayerBench, measure_regions
-from labkit.harness.region_record import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED, RegionMeasurement
+from labkit.harness.region_record import RegionMeasurement
 from labkit.harness.regions import (
     REGIONS,
     LayerStack,
@@ -24,6 +24,7 @@ from labkit.harness.regions import (
     region_flops,
 )
 from labkit.policies import policy_for
+from labkit.region_sides import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
 from labkit.stages import FUSED_REGIONS, Stage
 
 DTYPES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 2e-2, torch.int8: 0.1}

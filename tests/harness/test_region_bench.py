@@ -7,9 +7,10 @@ import pytest
 from labkit.harness import load_records, region_bench
 from labkit.harness.kernels import measure_regions
 from labkit.harness.region_bench import BARS, checks
-from labkit.harness.region_record import ONE_CALL, UNFUSED, RegionMeasurement
+from labkit.harness.region_record import RegionMeasurement
 from labkit.harness.regions import REGIONS
 from labkit.presets import PRESETS
+from labkit.region_sides import ONE_CALL, UNFUSED
 from labkit.stages import Stage
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from labkit.harness.statistics import Ratio, Verdict, first_is_slow, noise_floor, outliers, ratio, remarks, summarise
+from labkit.statistics import Ratio, Verdict, first_is_slow, noise_floor, outliers, ratio, remarks, summarise
 
 
 def shared_machine(rng: np.random.Generator, rounds: int, speedup: float = 1.0) -> tuple[list[float], list[float]]:

@@ -1,0 +1,62 @@
+"""What `labkit profile` runs without a command: one side generates, warm, under the ranges of its stages.
+
+python -P -m labkit.harness.profiled MODEL SIDE [--dtype float32] [--batch 1] [--prompt 32] [--new 16] ...
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+
+from labkit.engine.baselines import DTYPES, baseline
+from labkit.harness.timing import wait_for_gpu
+from labkit.presets import resolve
+from labkit.stages import unwatched
+
+WARM_UP = 4  # new tokens of the run before, which nobody watches
+
+
+def main(
+    model: str,
+    side: str,
+    dtype: Annotated[str, typer.Option()] = "float32",
+    batch: Annotated[int, typer.Option(min=1)] = 1,
+    prompt: Annotated[int, typer.Option(min=1)] = 32,
+    new: Annotated[int, typer.Option(min=1)] = 16,
+    threads: Annotated[int, typer.Option(min=1)] = 1,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    if dtype not in DTYPES:
+        raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+    source = resolve(model, seed=seed)
+    loaded = baseline(side, source, DTYPES[dtype], threads)
+    if (settings := getattr(loaded.model, "generation_config", None)) is not None:
+        settings.eos_token_id = None  # every run has all of its tokens
+    tokens = np.random.default_rng(seed).integers(0, loaded.config.vocab_size, (batch, prompt))
+    pad = loaded.config.pad_token_id
+    arguments = {
+        "attention_mask": torch.ones((batch, prompt), dtype=torch.long),
+        "do_sample": False,
+        "pad_token_id": 0 if pad is None else pad,
+    }
+
+    def generate(new_tokens: int) -> None:
+        loaded.generate(torch.from_numpy(tokens), max_new_tokens=new_tokens, **arguments)
+        wait_for_gpu()
+
+    with unwatched():
+        generate(min(new, WARM_UP))
+    loaded.stage_times(lambda: generate(new))
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    try:
+        app()
+    except (ValueError, TypeError, NotImplementedError, OSError) as error:
+        sys.exit(f"error: {error}")

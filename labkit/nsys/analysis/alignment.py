@@ -1,0 +1,97 @@
+"""Which pieces of one side do the work of which pieces of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.analysis.side import Floats, Side
+from labkit.nsys.analysis.work import NO_STAGE
+from labkit.nsys.trace import TraceError
+from labkit.stages import Stage
+
+JOINED = {stage.value: stage.value.split("+") for stage in Stage if "+" in stage.value}
+ORDER = {name: place for place, name in enumerate([*(stage.value for stage in Stage), NO_STAGE])}
+ALL_LAYERS = -2
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Both sides under the same columns. `keys`: layer and stage of the pieces that compute, a column of `count` and
+    `own_ms` each; `stages`: the columns of `stage_ms`. All three hold vanilla's and fused's, with a row per step.
+    """
+
+    keys: list[tuple[int, str]]
+    stages: list[str]
+    count: tuple[Floats, Floats]
+    own_ms: tuple[Floats, Floats]
+    stage_ms: tuple[Floats, Floats]
+
+
+def align(vanilla: Side, fused: Side) -> Aligned:
+    """Stages that one side joins are compared with the sum of the other's. Where a stage runs in the same layers on
+    both sides, it is compared layer by layer, else over all layers. TraceError where no stage is on both sides.
+    """
+    sides = (vanilla, fused)
+    names = joined({NO_STAGE}.union(*(side.stage_ms.columns for side in sides)))
+    found = [{names[stage] for stage in side.stage_ms.columns} for side in sides]
+    if not found[0] & found[1] - {NO_STAGE}:
+        told = " and ".join(
+            f"{side.name}: {', '.join(_in_order(stages - {NO_STAGE})) or 'none'}"
+            for side, stages in zip(sides, found, strict=True)
+        )
+        raise TraceError(
+            f"the two captures share no stage ({told}); expected the same stages on both sides: "
+            "annotate the vanilla model (labkit.engine.annotate), or capture both with `labkit profile`"
+        )
+    layers = [_layers(side, names) for side in sides]
+    unequal = {stage for stage in found[0] & found[1] if layers[0].get(stage) != layers[1].get(stage)}
+
+    def key(layer: int, stage: str) -> tuple[int, str]:
+        return (ALL_LAYERS if names[stage] in unequal else layer), names[stage]
+
+    keys = sorted({key(*column) for side in sides for column in side.own_ms.columns if column[1] != NO_STAGE})
+    stages = _in_order(found[0] | found[1])
+    return Aligned(
+        keys=keys,
+        stages=stages,
+        count=(_summed(vanilla.count, key, keys), _summed(fused.count, key, keys)),
+        own_ms=(_summed(vanilla.own_ms, key, keys), _summed(fused.own_ms, key, keys)),
+        stage_ms=(
+            _summed(vanilla.stage_ms, names.__getitem__, stages),
+            _summed(fused.stage_ms, names.__getitem__, stages),
+        ),
+    )
+
+
+def joined(stages: Iterable[str]) -> dict[str, str]:
+    """What each stage is called where some of `stages` are joined: "qkv" is "qkv+mlp" if one kernel does both."""
+    there = set(stages)
+    names = {stage: stage for stage in there}
+    for whole in there & set(JOINED):
+        names |= dict.fromkeys(JOINED[whole], whole)
+    return names
+
+
+def _in_order(stages: Iterable[str]) -> list[str]:
+    return sorted(stages, key=ORDER.__getitem__)
+
+
+def _layers(side: Side, names: dict[str, str]) -> dict[str, set[int]]:
+    layers: dict[str, set[int]] = {}
+    for layer, stage in side.own_ms.columns:
+        layers.setdefault(names[stage], set()).add(layer)
+    return layers
+
+
+def _summed(frame: pd.DataFrame, name: object, columns: list) -> Floats:  # type: ignore[type-arg]
+    places = {column: place for place, column in enumerate(columns)}
+    result = np.zeros((len(frame), len(columns)))
+    for column in frame.columns:
+        renamed = name(*column) if isinstance(column, tuple) else name(column)  # type: ignore[operator]
+        if renamed in places:
+            result[:, places[renamed]] += frame[column].to_numpy(np.float64)
+    return result

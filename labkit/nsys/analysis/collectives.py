@@ -1,0 +1,140 @@
+"""Who waits for whom: the collectives of all ranks side by side, on one clock.
+
+A collective ends for nobody before its last rank has arrived. Until then the others wait, and their time shows up as
+communication although nothing is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.analysis.attribution import attribute
+from labkit.nsys.analysis.steps import steps
+from labkit.nsys.analysis.work import NO_STAGE, Work, work
+from labkit.nsys.trace import Trace, TraceError
+from labkit.stages import Stage
+
+KEY = ["phase", "step", "layer", "order"]
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """`frame`: one row per collective and rank, in the order of time. Its columns:
+
+    phase, step (of the rank within the phase), layer (<NA>: outside the layers), order (of the collectives there),
+    rank, start_ns, end_ns, wait_ns (from its arrival to the last one's), transfer_ns (from then to its end), skew_ns
+    (from the first arrival to the last one), last (whether this rank is the last to arrive).
+
+    `waits_ms`: the waiting time of each rank (row) for each other one (column: who arrived last), altogether.
+    `ranks`: by rank: collectives, last (times), wait_ms, transfer_ms, wait_share (of its steps' time), mostly_for (the
+    rank that it waited longest for; <NA>: it never waited).
+    """
+
+    frame: pd.DataFrame
+    waits_ms: pd.DataFrame
+    ranks: pd.DataFrame
+    remarks: tuple[str, ...]
+
+
+def collectives(trace: Trace) -> Collectives:
+    """The k-th all-reduce of each phase, step and layer, matched across the ranks.
+
+    On GPUs those are the operations of the stage all_reduce and NCCL's kernels, which start where a rank arrives and
+    spin until the last one has; on CPUs, the ranges of the stage. TraceError for fewer than two ranks with any.
+    """
+    attribution = attribute(trace)
+    found = work(trace, steps(trace, attribution), attribution)
+    arrivals = _arrivals(found)
+    arrivals["rank"], told = _ranks(trace, arrivals["process"].to_numpy())
+    count = arrivals["rank"].nunique()
+    if count < 2:
+        raise TraceError(
+            f"got a trace in which {count} of {max(len(trace.processes), 1)} processes ran collectives within a step; "
+            "who waits for whom needs at least 2 ranks: read the reports of all of them together, "
+            "labkit.nsys.read([rank 0's, rank 1's, ...])"
+        )
+    matched = arrivals.groupby(KEY)["rank"].transform("nunique") == count
+    frame = arrivals[matched.to_numpy()].copy()
+    if frame.empty:
+        raise TraceError(
+            f"got {len(arrivals)} collectives of {count} ranks, none of which has a partner on every other rank; "
+            "expected the same steps and layers in the reports of all ranks"
+        )
+    first, last = (frame.groupby(KEY)["start_ns"].transform(name) for name in ("min", "max"))
+    frame["first_ns"], frame["wait_ns"], frame["skew_ns"] = first, last - frame["start_ns"], last - first
+    frame["transfer_ns"] = (frame["end_ns"] - last).clip(lower=0)
+    who = frame.loc[frame.groupby(KEY)["start_ns"].idxmax().to_numpy(), [*KEY, "rank"]]
+    frame = frame.merge(who.rename(columns={"rank": "waits_for"}), on=KEY)
+    frame["last"] = frame["rank"] == frame["waits_for"]
+    remarks = [*told, *_remarks(trace, found, frame, len(arrivals) - len(frame))]
+    ranks, waits_ms = _by_rank(found, frame)
+    shown = frame.assign(layer=frame["layer"].astype("Int64").replace(-1, pd.NA))
+    shown = shown.sort_values(["first_ns", *KEY, "rank"], ignore_index=True)
+    columns = [*KEY, "rank", "start_ns", "end_ns", "wait_ns", "transfer_ns", "skew_ns", "last"]
+    return Collectives(shown[columns], waits_ms, ranks, tuple(remarks))
+
+
+def _arrivals(found: Work) -> pd.DataFrame:
+    """One row per collective of each process: the whole range of an all-reduce, or else each kernel of NCCL."""
+    pieces = found.pieces[found.pieces["communication"].to_numpy()].reset_index(drop=True)
+    ranged = pieces["stage"] == Stage.ALL_REDUCE
+    one = np.where(ranged, pieces["instance"], -1 - pieces.index)
+    merged = pieces.groupby([pieces["step"], one]).agg(
+        layer=("layer", "first"), start_ns=("start_ns", "min"), end_ns=("end_ns", "max")
+    )
+    merged = merged.reset_index(level="step").reset_index(drop=True).sort_values("start_ns")
+    told = found.steps[["process", "phase", "index"]].iloc[merged["step"]].reset_index(drop=True)
+    merged = pd.concat([merged.drop(columns="step").reset_index(drop=True), told], axis=1)
+    merged = merged.rename(columns={"index": "step"})
+    merged["order"] = merged.groupby(["process", "phase", "step", "layer"]).cumcount()
+    return merged
+
+
+def _ranks(trace: Trace, process: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """The rank of each process, or, where the ranks are not known, its number in the trace."""
+    ranks = trace.processes["rank"].to_numpy()[process] if len(trace.processes) else process
+    pairs = pd.DataFrame({"process": process, "rank": ranks}).drop_duplicates()
+    if (pairs["rank"] >= 0).all() and pairs["rank"].is_unique:
+        return ranks, []
+    return process, ["the ranks of the processes are not known; they are numbered in the order of the trace"]
+
+
+def _by_rank(found: Work, frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    waits = frame.pivot_table(index="rank", columns="waits_for", values="wait_ns", aggfunc="sum") / 1e6
+    everyone = sorted(frame["rank"].unique())
+    waits = waits.reindex(index=everyone, columns=everyone).fillna(0.0)
+    groups = frame.groupby("rank")
+    ranks = groups.agg(
+        collectives=("last", "size"),
+        last=("last", "sum"),
+        wait_ms=("wait_ns", "sum"),
+        transfer_ms=("transfer_ns", "sum"),
+    )
+    ranks[["wait_ms", "transfer_ms"]] /= 1e6
+    steps_ms = found.steps.groupby("process")["duration_ns"].sum() / 1e6
+    of_rank = groups["process"].first()
+    ranks["wait_share"] = ranks["wait_ms"] / steps_ms.reindex(of_rank).to_numpy()
+    ranks["mostly_for"] = waits.idxmax(axis=1).where(waits.max(axis=1) > 0).astype("Int64")
+    return ranks, waits
+
+
+def _remarks(trace: Trace, found: Work, frame: pd.DataFrame, unmatched: int) -> list[str]:
+    remarks = [line for line in trace.source.skipped if "clock" in line]
+    if unmatched:
+        arrivals = len(frame) + unmatched
+        remarks.append(f"{unmatched} of {arrivals} arrivals have no partner on every rank and were left out")
+    outside = found.pieces["communication"] & (found.pieces["stage"] == NO_STAGE)
+    if outside.any():
+        remarks.append(
+            f"{int(outside.sum())} NCCL kernels are in no stage; they were matched by their order in the step"
+        )
+    typical = found.steps["duration_ns"].median()
+    if frame["skew_ns"].median() > typical:
+        remarks.append(
+            f"the ranks arrive {frame['skew_ns'].median() / 1e6:.2f} ms apart, longer than a step takes "
+            f"({typical / 1e6:.2f} ms): their clocks or their first steps do not line up, so the waits mean nothing"
+        )
+    return remarks

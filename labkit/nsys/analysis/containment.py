@@ -1,0 +1,183 @@
+"""Which intervals lie within which: NVTX ranges around API calls and around each other.
+
+An interval contains another of its thread that starts no earlier and ends no later. Push/pop ranges nest, but
+start/end ranges overlap as they like, so nothing here takes a stack for granted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+NONE = -1  # no row
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Starts and ends on one line."""
+
+    start: Integers
+    end: Integers
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __getitem__(self, rows: Integers | NDArray[np.bool_]) -> Intervals:
+        return Intervals(self.start[rows], self.end[rows])
+
+
+def numbered(frames: Sequence[pd.DataFrame], column: str) -> list[Integers]:
+    """Small numbers for the pairs (process, `column`) of some frames, the same number for the same pair."""
+    numbers, _ = pd.factorize(np.concatenate([frame[column].to_numpy() for frame in frames]))
+    processes = np.concatenate([frame["process"].to_numpy() for frame in frames]).astype(np.int64)
+    pairs, _ = pd.factorize(processes * (numbers.max(initial=0) + 1) + numbers)
+    return np.split(pairs, np.cumsum([len(frame) for frame in frames])[:-1])
+
+
+def on_one_line(frames: Sequence[pd.DataFrame]) -> list[Intervals]:
+    """The intervals of some frames with their threads laid end to end: none contains one of another thread."""
+    threads = numbered(frames, "tid")
+    thread = np.concatenate(threads)
+    starts = np.concatenate([frame["start_ns"].to_numpy() for frame in frames])
+    ends = np.concatenate([frame["end_ns"].to_numpy() for frame in frames])
+    count = thread.max(initial=-1) + 1
+    first, last = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
+    np.minimum.at(first, thread, starts)
+    np.maximum.at(last, thread, ends)
+    begins = np.concatenate([[0], np.cumsum(last - first + 1)[:-1]]) if count else first
+    shift = begins - first
+    return [
+        Intervals(frame["start_ns"].to_numpy() + shift[own], frame["end_ns"].to_numpy() + shift[own])
+        for frame, own in zip(frames, threads, strict=True)
+    ]
+
+
+class _Opened:
+    """The intervals that may still be the tightest around something, as a sweep over the starts meets them.
+
+    Their ends fall and so do their lengths: whatever is longer than a later one that also ends later can never be the
+    tightest again.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []  # negative, so that they rise
+        self._rows: list[int] = []
+
+    def around(self, start: int, end: int) -> int:
+        """The tightest around one that starts no earlier than any so far, NONE where there is none."""
+        self._close(start)
+        place = bisect_right(self._ends, -end)
+        return self._rows[place - 1] if place else NONE
+
+    def enter(self, row: int, start: int, end: int) -> int:
+        """Opens the next one and returns the tightest around it."""
+        self._close(start)
+        place = bisect_right(self._ends, -end)
+        parent = self._rows[place - 1] if place else NONE
+        worse = place
+        while worse < len(self._ends) and -self._ends[worse] - self._starts[worse] >= end - start:
+            worse += 1
+        self._starts[place:worse], self._ends[place:worse], self._rows[place:worse] = [start], [-end], [row]
+        return parent
+
+    def _close(self, now: int) -> None:
+        while self._ends and -self._ends[-1] < now:
+            self._starts.pop()
+            self._ends.pop()
+            self._rows.pop()
+
+
+def parents(intervals: Intervals) -> tuple[Integers, Integers]:
+    """The tightest interval around each, NONE at the top, and how many lie around that one in turn.
+
+    Of intervals with the same bounds each is the parent of the next row. Of several around it that are as tight, the
+    one that starts last.
+    """
+    parent, level = np.full(len(intervals), NONE), np.zeros(len(intervals), np.int64)
+    order = np.lexsort((-intervals.end, intervals.start))
+    opened, levels = _Opened(), {NONE: -1}
+    found = []
+    for row, start, end in zip(
+        order.tolist(), intervals.start[order].tolist(), intervals.end[order].tolist(), strict=True
+    ):
+        around = opened.enter(row, start, end)
+        levels[row] = levels[around] + 1
+        found.append(around)
+    parent[order] = found
+    level[order] = [levels[row] for row in order.tolist()]
+    return parent, level
+
+
+def tightest(intervals: Intervals, inner: Intervals) -> Integers:
+    """For each of `inner`, the row of the tightest of `intervals` around it, or NONE."""
+    if not len(intervals) or not len(inner):
+        return np.full(len(inner), NONE)
+    # What starts between the same two bounds, and ends between the same two, has the same answer: ask once.
+    bounds = np.unique(np.concatenate([intervals.start, intervals.end]))
+    places = _places(bounds, inner.start) * (2 * len(bounds) + 2) + _places(bounds, inner.end)
+    _, asked, where = np.unique(places, return_index=True, return_inverse=True)
+    order = np.lexsort((-intervals.end, intervals.start))
+    starts, ends = intervals.start[order].tolist(), intervals.end[order].tolist()
+    opened, answers, entered = _Opened(), [], 0
+    for start, end in zip(inner.start[asked].tolist(), inner.end[asked].tolist(), strict=True):
+        while entered < len(starts) and starts[entered] <= start:
+            opened.enter(int(order[entered]), starts[entered], ends[entered])
+            entered += 1
+        answers.append(opened.around(start, end))
+    return np.array(answers)[where]
+
+
+def _places(bounds: Integers, times: Integers) -> Integers:
+    """Where times stand among the bounds: even numbers between two of them, odd ones on one."""
+    after = np.searchsorted(bounds, times)
+    return 2 * after + (bounds[np.minimum(after, len(bounds) - 1)] == times)
+
+
+def windows(outer: Intervals, inner: Intervals) -> Iterator[tuple[Integers, Integers, Integers]]:
+    """What each of `outer` contains: in some lists of rows of `inner`, from where to where, for each of `outer`.
+
+    Every contained row is in one list. There are as many lists as intervals of `inner` are nested in each other.
+    """
+    rows = np.lexsort((inner.end, inner.start))
+    while len(rows):
+        ends = inner.end[rows]
+        rising = ends >= np.maximum.accumulate(ends)
+        chain, rows = rows[rising], rows[~rising]
+        low = np.searchsorted(inner.start[chain], outer.start)
+        high = np.searchsorted(inner.end[chain], outer.end, side="right")
+        yield chain, low, np.maximum(low, high)
+
+
+def over_windows(ufunc: np.ufunc, values: Integers, low: Integers, high: Integers, nothing: int) -> Integers:
+    """ufunc.reduce(values[low:high]) of each window, of a ufunc like minimum to which repeats do not matter."""
+    result = np.full(len(low), nothing)
+    octave = np.frexp((high - low).astype(float))[1] - 1  # the largest power of two within the window; -1: empty
+    for exponent in range(octave.max(initial=-1) + 1):
+        step = 1 << exponent
+        at = np.flatnonzero(octave == exponent)
+        result[at] = ufunc(values[low[at]], values[high[at] - step])
+        values = ufunc(values[:-step], values[step:])
+    return result
+
+
+def runs(low: Integers, high: Integers) -> tuple[Integers, Integers]:
+    """The numbers low[i] to high[i] - 1 of every i in a row, each with its i: (i of each, numbers)."""
+    lengths = high - low
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(np.arange(len(low)), lengths), np.arange(lengths.sum()) + np.repeat(low - before, lengths)
+
+
+def matches(wanted: Integers, offered: Integers) -> tuple[Integers, Integers]:
+    """All (i, j) with wanted[i] == offered[j], in the order of i; (i, NONE) where there is no such j."""
+    order = np.argsort(offered, kind="stable")
+    low, high = (np.searchsorted(offered[order], wanted, side=side) for side in ("left", "right"))  # type: ignore[call-overload]
+    i, place = runs(low, np.maximum(high, low + 1))
+    found = np.append(order, NONE)[np.minimum(place, len(order))]
+    return i, np.where((low == high)[i], NONE, found)

@@ -1,0 +1,208 @@
+"""NVTX ranges projected onto the GPU: when and how long the work that a range launched ran there.
+
+The rows are those of nsys's own reports nvtx_gpu_proj_trace (nvtxgpuproj in 2022.4), nvtx_gpu_proj_sum and
+nvtx_kern_sum: an operation belongs to every range that contains its API call, on the call's thread. Two things differ.
+Of ranges with the same bounds each is the child of the one before, where nsys takes them for each other's parents and
+loses their level. And what has no name has "" here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.analysis.containment import (
+    NONE,
+    Integers,
+    Intervals,
+    matches,
+    on_one_line,
+    over_windows,
+    parents,
+    runs,
+    windows,
+)
+from labkit.nsys.analysis.launches import launches
+from labkit.nsys.trace import Trace
+
+LATEST = int(np.iinfo(np.int64).max)
+
+
+def project(trace: Trace, *, graphs: bool = False) -> pd.DataFrame:
+    """One row per range that launched GPU work, by projected start, the longer first.
+
+    `operations` counts API calls that led to work. `level`, `children` and `parent_id` (0: none) speak of the tightest
+    enclosing range; `children` of those that have rows. `range` is the row in `trace.ranges`; ids are those of the
+    range's own file. With `graphs`, CUDA graphs that were traced as a whole count as work, which they do not for nsys.
+    A trace without GPU work is projected on the CPU: every range on itself, with 0 operations.
+    """
+    ranges = trace.ranges
+    if trace.on_gpu:
+        line, first, last, operations = _work_of_ranges(trace, graphs)
+    else:
+        (line,) = on_one_line([ranges])
+        first, last = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
+        operations = np.zeros(len(ranges), np.int64)
+    parent, level = parents(line)
+    shown = np.flatnonzero(first < LATEST)
+    shown = shown[np.lexsort((first[shown] - last[shown], first[shown]))]
+    has_parent = parent[shown] != NONE
+    children = np.bincount(parent[shown][has_parent], minlength=len(ranges))
+    rows = ranges.iloc[shown]
+    start, process, range_id = (rows[name].to_numpy() for name in ("start_ns", "process", "range_id"))
+    return pd.DataFrame(
+        {
+            "name": full_names(rows),
+            "start_ns": first[shown],
+            "duration_ns": last[shown] - first[shown],
+            "range_start_ns": start,
+            "range_duration_ns": rows["end_ns"].to_numpy() - start,
+            "style": rows["style"].array,
+            "process": process,
+            "pid": trace.processes["pid"].to_numpy()[process],
+            "tid": rows["tid"].to_numpy(),
+            "operations": operations[shown],
+            "level": level[shown],
+            "children": children[shown],
+            "range_id": range_id,
+            "parent_id": np.where(has_parent, ranges["range_id"].to_numpy()[parent[shown]], 0),
+            "range": shown,
+        }
+    )
+
+
+def full_names(ranges: pd.DataFrame) -> pd.Categorical:
+    """ "domain:message" of each range; the message alone without a domain, "" without a message."""
+    domain, name = ranges["domain"].cat, ranges["name"].cat
+    pairs = domain.codes.to_numpy(np.int64) * len(name.categories) + name.codes.to_numpy(np.int64)
+    used, where = np.unique(pairs, return_inverse=True)
+    texts = []
+    for pair in used.tolist():
+        space, text = domain.categories[pair // len(name.categories)], name.categories[pair % len(name.categories)]
+        texts.append(f"{space}:{text}" if space and text else text)
+    codes, categories = pd.factorize(np.array(texts, dtype=object))
+    return pd.Categorical.from_codes(codes[where], pd.Index(categories, dtype="str"))
+
+
+def _work_of_ranges(trace: Trace, graphs: bool) -> tuple[Intervals, Integers, Integers, Integers]:
+    """The ranges on one line; of each the first start of its work, the last end, and how many calls led to it.
+
+    The work of a range that launched none starts at LATEST.
+    """
+    operations = trace.operations if graphs else trace.operations[(trace.operations["kind"] != "graph").to_numpy()]
+    calls, of_call, of_operation = launches(trace, operations)
+    numbers = max(of_call.max(initial=NONE), of_operation.max(initial=NONE)) + 1
+    first, last = np.full(numbers, LATEST), np.full(numbers, -LATEST)
+    np.minimum.at(first, of_operation, operations["start_ns"].to_numpy())
+    np.maximum.at(last, of_operation, operations["end_ns"].to_numpy())
+
+    launching = first[of_call] < LATEST
+    line, at = on_one_line([trace.ranges, calls[launching]])
+    number = of_call[launching]
+    starts, ends = np.full(len(line), LATEST), np.full(len(line), -LATEST)
+    for rows, low, high in windows(line, at):
+        np.minimum(starts, over_windows(np.minimum, first[number[rows]], low, high, LATEST), out=starts)
+        np.maximum(ends, over_windows(np.maximum, last[number[rows]], low, high, -LATEST), out=ends)
+    return line, starts, ends, _distinct(line, at, number)
+
+
+def _distinct(outer: Intervals, inner: Intervals, label: Integers) -> Integers:
+    """How many different labels the intervals have that each of `outer` contains."""
+    order = np.lexsort((-inner.end, inner.start, label))
+    while True:  # who contains an interval adds nothing to one of the same label that lies within it
+        at, own = inner[order], label[order]
+        around = (own[1:] == own[:-1]) & (at.end[1:] <= at.end[:-1])
+        if not around.any():
+            break
+        order = order[~np.append(around, False)]
+    again = np.flatnonzero(own[1:] == own[:-1])
+    both = Intervals(at.start[again], at.end[again + 1])  # who contains this has counted a label once too often
+    return _count(outer, at) - _count(outer, both)
+
+
+def _count(outer: Intervals, inner: Intervals) -> Integers:
+    """How many of `inner` each of `outer` contains."""
+    return sum((high - low for _, low, high in windows(outer, inner)), np.zeros(len(outer), np.int64))
+
+
+def projection_summary(trace: Trace, *, graphs: bool = False) -> pd.DataFrame:
+    """The rows of `project` that have a name, by name and style, those with the most projected time first."""
+    rows = project(trace, graphs=graphs)
+    groups = rows[(rows["name"] != "").to_numpy()].groupby(["name", "style"], observed=True)
+    summary = {
+        "total_ns": groups["duration_ns"].sum(),
+        "range_total_ns": groups["range_duration_ns"].sum(),
+        "instances": groups.size(),
+        **_spread(groups["duration_ns"]),
+        "operations": groups["operations"].sum(),
+        "avg_operations": groups["operations"].mean(),
+        "avg_level": groups["level"].mean(),
+        "avg_children": groups["children"].mean(),
+    }
+    order = ["total_ns", "name", "style"]
+    return pd.DataFrame(summary).reset_index().sort_values(order, ascending=[False, True, True], ignore_index=True)
+
+
+def _spread(times: pd.api.typing.SeriesGroupBy) -> dict[str, pd.Series]:
+    return {
+        "avg_ns": times.mean(),
+        "med_ns": times.median(),
+        "min_ns": times.min(),
+        "max_ns": times.max(),
+        "std_ns": times.std(ddof=1).fillna(0.0),  # of a single one
+    }
+
+
+def kernel_summary(trace: Trace) -> pd.DataFrame:
+    """Kernels by name and style of the ranges that launched them, and by thread; in that order, the longest first.
+
+    A kernel counts for every range around its API call, and in the times twice for two ranges of one name. Kernels
+    outside any range have range "" and style "", those without an API call also pid and tid -1.
+    """
+    kernels = trace.operations[(trace.operations["kind"] == "kernel").to_numpy()]
+    calls, of_call, of_kernel = launches(trace, kernels)
+    kernel, call = matches(of_kernel, of_call)
+    around, within = _pairs(*on_one_line([trace.ranges, calls]))
+    pair, found = matches(call, within)
+    kernel, call = kernel[pair], call[pair]
+    row = np.append(around, NONE)[found]
+
+    pid = trace.processes["pid"].to_numpy()[calls["process"].to_numpy()]
+    pairs = pd.DataFrame(
+        {
+            "range": _taken(full_names(trace.ranges), row),
+            "style": _taken(trace.ranges["style"].array, row),
+            "pid": np.append(pid, NONE)[call],
+            "tid": np.append(calls["tid"].to_numpy(), NONE)[call],
+            "kernel": kernels["name"].array[kernel],
+            "row": row,
+            "one": kernel,
+            "time": (kernels["end_ns"] - kernels["start_ns"]).to_numpy()[kernel],
+        }
+    )
+    groups = pairs.groupby(["range", "style", "pid", "tid", "kernel"], observed=True)
+    summary = {
+        "instances": groups["row"].nunique().where(groups["row"].max() != NONE, 0),
+        "kernels": groups["one"].nunique(),
+        "total_ns": groups["time"].sum(),
+        **_spread(groups["time"]),
+    }
+    order = ["range", "pid", "tid", "total_ns"]
+    table = pd.DataFrame(summary).reset_index().astype({"range": "str", "style": "str", "kernel": "str"})
+    return table.sort_values(order, ascending=[True, True, True, False], ignore_index=True)
+
+
+def _pairs(outer: Intervals, inner: Intervals) -> tuple[Integers, Integers]:
+    """Every (row of `outer`, row of `inner`) of which the first contains the second."""
+    found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+    for rows, low, high in windows(outer, inner):
+        around, place = runs(low, high)
+        found.append((around, rows[place]))
+    return np.concatenate([around for around, _ in found]), np.concatenate([within for _, within in found])
+
+
+def _taken(texts: pd.Categorical, rows: Integers) -> pd.Categorical:
+    """The texts of some rows, "" where the row is NONE."""
+    texts = texts if "" in texts.categories else texts.add_categories([""])
+    codes = np.append(texts.codes, texts.categories.get_loc(""))
+    return pd.Categorical.from_codes(codes[rows], texts.categories)

@@ -1,0 +1,86 @@
+"""Intervals over steps: neighbours are alike, so whole blocks of them are drawn, on each side by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from labkit.statistics import CONFIDENCE, RESAMPLES
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """Estimates (one per quantity), those of each resample (quantity x resample), and the blocks of the smaller side.
+
+    Without at least two steps a side there are no resamples.
+    """
+
+    estimate: Floats
+    distribution: Floats
+    blocks: int
+
+    def interval(self, confidence: float = CONFIDENCE) -> tuple[Floats, Floats]:
+        """Lower and upper ends; NaN without resamples.
+
+        Percentiles of few blocks are too narrow, as a normal deviation is beside Student's t: they are stretched by
+        the ratio of the two, and by the deviation's own sqrt(n / (n - 1)).
+        """
+        if not self.distribution.size:
+            nothing = np.full_like(self.estimate, np.nan)
+            return nothing, nothing
+        tail = (1 - confidence) / 2
+        stretch = stats.t.isf(tail, self.blocks - 1) / stats.norm.isf(tail) * (self.blocks / (self.blocks - 1)) ** 0.5
+        low, high = np.quantile(self.distribution, (tail, 1 - tail), axis=1)
+        return self.estimate + stretch * (low - self.estimate), self.estimate + stretch * (high - self.estimate)
+
+
+def block_length(steps: int) -> int:
+    """The cube root of the number of steps, which grows slowly enough to leave many blocks: 3 of 27, 4 of 64."""
+    return max(1, int(np.cbrt(steps) + 1e-9))
+
+
+def resampled(
+    baseline: Floats, candidate: Floats, quantities: Callable[[Floats, Floats], Floats], *, seed: int = 0
+) -> Resampled:
+    """`quantities` of the mean rows of both sides (features x any), over bootstraps of blocks of neighbouring rows.
+
+    `baseline`, `candidate`: a row per step, a column per feature.
+    """
+    estimate = quantities(baseline.mean(axis=0), candidate.mean(axis=0))
+    if min(len(baseline), len(candidate)) < 2:
+        return Resampled(estimate, np.empty((len(estimate), 0)), 0)
+    sides = _Blocks(baseline), _Blocks(candidate)
+    drawn = stats.bootstrap(
+        tuple(np.arange(side.count) for side in sides),
+        lambda a, b, axis: quantities(sides[0].mean(a), sides[1].mean(b)),
+        vectorized=True,
+        method="percentile",
+        n_resamples=RESAMPLES,
+        batch=500,
+        random_state=np.random.default_rng(seed),
+    )
+    return Resampled(estimate, drawn.bootstrap_distribution, min(side.count for side in sides))
+
+
+class _Blocks:
+    """Sums over blocks of neighbouring rows; the last block may be shorter, so means weigh blocks by their rows."""
+
+    def __init__(self, rows: Floats) -> None:
+        first = np.arange(0, len(rows), block_length(len(rows)))
+        self.count = len(first)
+        self._sums = np.add.reduceat(rows, first, axis=0)
+        self._lengths = np.diff(np.append(first, len(rows)))
+
+    def mean(self, drawn: NDArray[np.int64]) -> Floats:
+        """Mean rows of draws (draw x block numbers) as features x draws."""
+        draws = np.atleast_2d(drawn)
+        places = draws + self.count * np.arange(len(draws))[:, None]
+        times = np.bincount(places.ravel(), minlength=self.count * len(draws)).reshape(len(draws), self.count)
+        means = (times @ self._sums / (times @ self._lengths)[:, None]).T
+        return means[:, 0] if drawn.ndim == 1 else means

@@ -1,0 +1,168 @@
+"""One side of a difference: the steps that count, and what each of them is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from labkit.nsys.analysis.attribution import Attribution, attribute
+from labkit.nsys.analysis.intervals import Ns
+from labkit.nsys.analysis.steps import GPU, steps
+from labkit.nsys.analysis.work import NO_STAGE, OPERATIONS, OPERATORS, RANGES, Work, gpu_work, operator_work, stage_work
+from labkit.nsys.trace import Source, Trace, TraceError
+from labkit.stages import Phase
+from labkit.statistics import OUTLIER_SAMPLES, outliers
+
+SLOW_START = 1.25  # times the median of all steps
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A trace and what was found in it once."""
+
+    name: str
+    trace: Trace
+    attribution: Attribution
+    steps: pd.DataFrame
+
+    @classmethod
+    def of(cls, name: str, trace: Trace) -> Captured:
+        attribution = attribute(trace)
+        return cls(name, trace, attribution, steps(trace, attribution))
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool((self.steps["clock"] == GPU).all())
+
+    @property
+    def has_operators(self) -> bool:
+        return bool((self.trace.calls["kind"] == "op").any())
+
+    def work(self, phase: Phase, unit: str) -> Work:
+        """The steps of a phase. TraceError where there is none."""
+        chosen = self.steps[self.steps["phase"] == phase].reset_index(drop=True)
+        if chosen.empty:
+            there = " and ".join(f"{n} of {name}" for name, n in self.steps["phase"].value_counts().items())
+            raise TraceError(
+                f"{self.name} has no step of {phase}, but {there}; explain one of those, "
+                f"or capture more: steps of {Phase.DECODE} begin with the second new token"
+            )
+        if unit == OPERATIONS:
+            return gpu_work(self.trace, chosen, self.attribution)
+        return operator_work(self.trace, chosen) if unit == OPERATORS else stage_work(self.trace, chosen)
+
+
+@dataclass(frozen=True)
+class Side:
+    """What the steps of one side take, one row per step in the order of time, averaged over the ranks.
+
+    `count`, `own_ms`: how many pieces of work that compute a step has, and how long they take, by layer and stage.
+    `stage_ms`: the time of all pieces of a stage, communication included, with what only work of no step fills under
+    NO_STAGE; where the pieces are operators, that of the stage's ranges.
+    """
+
+    name: str
+    source: Source
+    coverage: float
+    time_ms: Floats
+    idle_ms: Floats
+    exposed_ms: Floats
+    count: pd.DataFrame
+    own_ms: pd.DataFrame
+    stage_ms: pd.DataFrame
+    remarks: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        return len(self.time_ms)
+
+    @property
+    def mean_ms(self) -> float:
+        return float(self.time_ms.mean())
+
+
+def side(captured: Captured, phase: Phase, unit: str, *, keep_warm_up: bool = False) -> Side:
+    """The steps of a phase, without those that say nothing about the others:
+
+    - of several ranks, steps that not all of them have;
+    - steps whose end is not known (not `whole`), where at least two others are left;
+    - unless kept, warm-up: the first steps, as long as each takes over 1.25 times the median and, among ten steps or
+      more, is an outlier (labkit.statistics). At most a quarter of the steps, and none of fewer than three. Outliers
+      that come later are part of what the program does, and stay.
+    """
+    found = captured.work(phase, unit)
+    steps, pieces = found.steps, found.pieces
+    ranks = steps.groupby(["process", "tid"]).ngroups
+    used, remarks = _used(steps, ranks, captured.name, keep_warm_up=keep_warm_up)
+    number = steps["index"].to_numpy()
+
+    def per_step(values: pd.Series) -> Floats:
+        return values.groupby(number).sum().reindex(used).to_numpy(np.float64) / ranks
+
+    def table(of: pd.DataFrame, keys: list[str], how: str) -> pd.DataFrame:
+        grouped = of.assign(index=number[of["step"]]).groupby(["index", *keys])["own_ns"].agg(how)
+        return grouped.unstack(keys, fill_value=0).reindex(used, fill_value=0) / ranks
+
+    of_steps = pieces.groupby("step")[["exposed_ns", "new_ns"]].sum().reindex(range(len(steps)), fill_value=0)
+    if unit == OPERATORS:
+        stage_ms = table(captured.work(phase, RANGES).pieces, ["stage"], "sum") / 1e6
+    else:
+        stage_ms = table(pieces, ["stage"], "sum") / 1e6
+        others = per_step(steps["duration_ns"] - steps["idle_ns"] - of_steps["new_ns"]) / 1e6
+        if others.any():
+            stage_ms[NO_STAGE] = others + stage_ms.get(NO_STAGE, 0.0)
+    computing = pieces[~pieces["communication"]]
+    return Side(
+        name=captured.name,
+        source=captured.trace.source,
+        coverage=captured.attribution.coverage,
+        time_ms=per_step(steps["duration_ns"]) / 1e6,
+        idle_ms=per_step(steps["idle_ns"]) / 1e6,
+        exposed_ms=per_step(of_steps["exposed_ns"]) / 1e6,
+        count=table(computing, ["layer", "stage"], "size"),
+        own_ms=table(computing, ["layer", "stage"], "sum") / 1e6,
+        stage_ms=stage_ms,
+        remarks=tuple(remarks),
+    )
+
+
+def _used(steps: pd.DataFrame, ranks: int, name: str, *, keep_warm_up: bool) -> tuple[Ns, list[str]]:
+    """The indices of the steps that count, by the rules of `side`, and what was left out."""
+    of_index = steps.groupby("index").agg(
+        ranks=("whole", "size"), whole=("whole", "all"), duration_ns=("duration_ns", "mean")
+    )
+    of_index = of_index[of_index["ranks"] == ranks]
+    if of_index["whole"].sum() >= 2:
+        of_index = of_index[of_index["whole"]]
+    time_ms = of_index["duration_ns"].to_numpy() / 1e6
+    remarks = [f"{name}: mean of {ranks} ranks"] if ranks > 1 else []
+    warm = 0 if keep_warm_up else warm_up(time_ms)
+    if warm:
+        remarks.append(f"{name}: {warm_up_in_words(time_ms, warm)}, left out")
+    late = int(outliers(list(time_ms[warm:])).sum()) if len(time_ms) - warm >= OUTLIER_SAMPLES else 0
+    if late:
+        remarks.append(f"{name}: {late} of {len(time_ms) - warm} steps are outliers, kept")
+    return of_index.index.to_numpy(np.int64)[warm:], remarks
+
+
+def warm_up(time_ms: Floats) -> int:
+    """How many of the first steps are warm-up, by the rule of `side`."""
+    if len(time_ms) < 3:
+        return 0
+    slow = time_ms > SLOW_START * np.median(time_ms)
+    if len(time_ms) >= OUTLIER_SAMPLES:
+        slow &= outliers(list(time_ms))
+    most = max(1, len(time_ms) // 4)
+    return int(np.append(slow[:most], False).argmin())
+
+
+def warm_up_in_words(time_ms: Floats, count: int) -> str:
+    """The steps that `warm_up` counted, beside the median of all."""
+    which = "the first step" if count == 1 else f"the first {count} steps"
+    took = ", ".join(f"{ms:.2f}" for ms in time_ms[:count])
+    return f"{which} of {len(time_ms)} ({took} ms; the median is {np.median(time_ms):.2f} ms) as warm-up"

@@ -1,0 +1,192 @@
+"""Where the time of steps goes: by phase, layer and stage, with what is idle and what belongs to no stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.analysis.attribution import attribute
+from labkit.nsys.analysis.intervals import Ns, fresh_start_ns
+from labkit.nsys.analysis.side import warm_up, warm_up_in_words
+from labkit.nsys.analysis.steps import GPU, steps
+from labkit.nsys.analysis.work import NO_STAGE, Work, busy_times, outer_operators, work
+from labkit.nsys.trace import Source, Trace
+from labkit.stages import Phase, Stage
+from labkit.statistics import P95_SAMPLES
+
+IDLE = "idle"
+SCOPE = ("rank", "process", "phase")  # within each combination of these that `by` names, the shares add up to 1
+KEYS = (*SCOPE, "layer", "stage")
+ORDER = {name: place for place, name in enumerate([*(str(stage) for stage in Stage), NO_STAGE, IDLE])}
+PHASES = {str(phase): place for place, phase in enumerate(Phase)}
+NO_NODES = "CUDA graphs were traced whole, so their time has no stage; capture with --cuda-graph-trace=node"
+
+
+@dataclass(frozen=True)
+class StageTable:
+    """`frame`: one row per combination of `by`, and for each scope one row IDLE and one NO_STAGE. Its columns:
+
+    - `by`; layer is <NA> for what is outside the layers;
+    - count: how often the stage ran; total_ms, median_ms, p95_ms: of its runs; p95_is_bound: False below 59 of them;
+    - operations: GPU operations per step (on a CPU: operators of PyTorch that no other one called, if recorded);
+    - gpu_busy_ms, launch_gap_ms: of total_ms, what its operations cover, and in which the GPU did nothing at all;
+    - exposed_ms: communication while the GPU computed nothing (on a CPU: all of it);
+    - step_ms, share: what it adds to a mean step; where operations overlap, the time counts for the one that began
+      first. Within a scope step_ms adds up to the mean step, share to 1.
+
+    A stage's run lasts on a GPU from its first operation's start to its last one's end, and on a CPU as long as its
+    range without the ranges of stages in it. IDLE and NO_STAGE have one run per step. On a CPU the two GPU columns are
+    NaN, IDLE is the time outside all stages, and nothing else has no stage.
+    """
+
+    frame: pd.DataFrame
+    by: tuple[str, ...]
+    step_count: dict[str, int]  # by phase
+    coverage: float  # share of the GPU's time (on a CPU: of the steps' time) that belongs to a stage
+    clock: str  # "GPU" or "CPU"
+    source: Source
+    remarks: tuple[str, ...]
+
+
+def stage_table(trace: Trace, by: Sequence[str] = ("phase", "layer", "stage")) -> StageTable:
+    """The stages of all steps of a trace. `by`: "stage" and any of "phase", "layer", "rank", "process", in this order.
+
+    Ranks that `by` does not tell apart are averaged. TraceError where the trace has no range of labkit.
+    """
+    if "stage" not in by or set(by) - set(KEYS) or len(set(by)) != len(by):
+        raise ValueError(f"got by={tuple(by)}; expected 'stage' and any of {', '.join(KEYS[:-1])}, each once")
+    attribution = attribute(trace)
+    found = work(trace, steps(trace, attribution), attribution)
+    on_gpu = bool((found.steps["clock"] == GPU).all())
+    runs = pd.concat([_runs(trace, found, on_gpu), _rest(found)], ignore_index=True)
+    told = found.steps[["rank", "process", "phase"]].iloc[runs["step"]].reset_index(drop=True)
+    runs = pd.concat([runs, told], axis=1)
+    scope = [name for name in by if name in SCOPE]
+    frame = _summarised(runs, list(by))
+    scopes = found.steps.assign(all="").groupby(scope or ["all"])["duration_ns"].agg(["count", "sum"]).reset_index()
+    frame = frame.merge(scopes, on=scope) if scope else frame.join(scopes[["count", "sum"]], how="cross")
+    frame["operations"] = frame["operations"] / frame["count"]
+    frame["step_ms"] = frame["new_ns"] / frame["count"] / 1e6
+    frame["share"] = frame["new_ns"] / frame["sum"]
+    if not on_gpu:
+        frame[["gpu_busy_ms", "launch_gap_ms"]] = np.nan
+        frame = frame[frame["stage"] != NO_STAGE]
+    columns = ["runs", "total_ms", "median_ms", "p95_ms", "p95_is_bound", "operations", "gpu_busy_ms", "launch_gap_ms"]
+    frame = frame[[*by, *columns, "exposed_ms", "step_ms", "share"]].rename(columns={"runs": "count"})
+    return StageTable(
+        frame=_sorted(frame, list(by)),
+        by=tuple(by),
+        step_count=found.steps["phase"].value_counts().to_dict(),
+        coverage=attribution.coverage,
+        clock=GPU if on_gpu else "CPU",
+        source=trace.source,
+        remarks=tuple(_remarks(trace, found, attribution.coverage, by)),
+    )
+
+
+def _runs(trace: Trace, found: Work, on_gpu: bool) -> pd.DataFrame:
+    """One row per run of a stage in a step."""
+    pieces = found.pieces[found.pieces["stage"] != NO_STAGE]
+    pieces = pieces.assign(
+        process=found.steps["process"].to_numpy()[pieces["step"]],
+        busy_ns=pieces["end_ns"] - fresh_start_ns(*_columns(pieces, "start_ns", "end_ns", "instance")),
+    )
+    runs = pieces.groupby(["step", "instance", "layer", "stage"], as_index=False).agg(
+        process=("process", "first"),
+        start_ns=("start_ns", "min"),
+        end_ns=("end_ns", "max"),
+        duration_ns=("own_ns", "sum"),
+        operations=("own_ns", "size"),
+        busy_ns=("busy_ns", "sum"),
+        new_ns=("new_ns", "sum"),
+        exposed_ns=("exposed_ns", "sum"),
+    )
+    runs["gap_ns"] = 0
+    if not on_gpu:
+        operators = outer_operators(trace, found.steps)
+        runs["operations"] = operators["instance"].value_counts().reindex(runs["instance"]).fillna(0).to_numpy()
+    else:
+        runs["duration_ns"] = runs["end_ns"] - runs["start_ns"]
+        for process, union in busy_times(trace).items():
+            mine = (runs["process"] == process).to_numpy()
+            spans = runs[mine]
+            runs.loc[mine, "gap_ns"] = spans["duration_ns"] - union.covered_ns(*_columns(spans, "start_ns", "end_ns"))
+    return runs.drop(columns=["process", "start_ns", "end_ns", "instance"])
+
+
+def _columns(frame: pd.DataFrame, *names: str) -> list[Ns]:
+    return [frame[name].to_numpy(np.int64) for name in names]
+
+
+def _rest(found: Work) -> pd.DataFrame:
+    """For each step, as runs: the time in which nothing ran, and that of work that belongs to no stage."""
+    count = len(found.steps)
+    pieces, idle = found.pieces, found.steps["idle_ns"].to_numpy()
+    of_stage = (pieces["stage"] != NO_STAGE).to_numpy()
+    step = pieces["step"].to_numpy(np.int64)
+    in_stages = np.bincount(step[of_stage], pieces["new_ns"].to_numpy()[of_stage], count).astype(np.int64)
+    other = found.steps["duration_ns"].to_numpy() - idle - in_stages
+    sizes = np.bincount(step[~of_stage], minlength=count)
+    exposed = np.bincount(step[~of_stage], pieces["exposed_ns"].to_numpy()[~of_stage], count).astype(np.int64)
+    rows = {
+        IDLE: {"duration_ns": idle, "new_ns": idle},
+        NO_STAGE: {"duration_ns": other, "new_ns": other, "busy_ns": other, "operations": sizes, "exposed_ns": exposed},
+    }
+    zeros = dict.fromkeys(("operations", "busy_ns", "gap_ns", "exposed_ns"), 0)
+    frames = [
+        pd.DataFrame({**zeros, **columns, "step": np.arange(count), "layer": -1, "stage": stage})
+        for stage, columns in rows.items()
+    ]
+    return pd.concat(frames)
+
+
+def _summarised(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    groups = runs.groupby(by)
+    frame = groups.agg(
+        runs=("step", "size"),
+        total_ms=("duration_ns", "sum"),
+        median_ms=("duration_ns", "median"),
+        gpu_busy_ms=("busy_ns", "sum"),
+        launch_gap_ms=("gap_ns", "sum"),
+        exposed_ms=("exposed_ns", "sum"),
+        operations=("operations", "sum"),
+        new_ns=("new_ns", "sum"),
+    )
+    frame["p95_ms"] = groups["duration_ns"].quantile(0.95)
+    frame[[name for name in frame if name.endswith("_ms")]] /= 1e6
+    frame["p95_is_bound"] = frame["runs"] >= P95_SAMPLES
+    return frame.reset_index()
+
+
+def _sorted(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """In the order of a step, layer by layer, with what comes after the layers after them, and the rest last."""
+    place = frame["stage"].map(ORDER)
+    keys = {name: frame[name].map(PHASES) if name == "phase" else frame[name] for name in by}
+    keys["stage"] = place
+    if "layer" in by:
+        after = frame["stage"].isin([Stage.LM_HEAD, Stage.SAMPLE, NO_STAGE, IDLE])
+        keys["layer"] = frame["layer"].where(~(after & frame["layer"].eq(-1)), np.iinfo(np.int64).max)
+        frame = frame.assign(layer=frame["layer"].astype("Int64").replace(-1, pd.NA))
+    order = pd.DataFrame(keys).sort_values(by).index
+    return frame.loc[order].reset_index(drop=True)
+
+
+def _remarks(trace: Trace, found: Work, coverage: float, by: Sequence[str]) -> list[str]:
+    remarks = list(trace.source.skipped)
+    if len(trace.operations) and not (found.steps["clock"] == GPU).all():
+        remarks.append("no GPU operation belongs to a step, so the times are the CPU's")
+    if (trace.operations["kind"] == "graph").any():
+        remarks.append(NO_NODES)
+    ranks = found.steps["rank"].nunique() if found.steps["rank"].ge(0).all() else found.steps["process"].nunique()
+    if ranks > 1 and not {"rank", "process"} & set(by):
+        remarks.append(f"mean of {ranks} ranks; by=('rank', ...) tells them apart")
+    for keys, of_lane in found.steps.groupby(["process", "tid", "phase"]):
+        times_ms = of_lane["duration_ns"].to_numpy() / 1e6
+        if count := warm_up(times_ms):
+            remarks.append(f"{keys[2]}: {warm_up_in_words(times_ms, count)}, and counted")
+    if coverage < 0.9:
+        remarks.append(f"only {coverage:.0%} of the time belongs to a stage")
+    return remarks

@@ -1,0 +1,182 @@
+"""What steps are made of: pieces of work with their stage, and the time in which nothing ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from labkit.nsys.analysis.attribution import Attribution
+from labkit.nsys.analysis.intervals import Ns, Union, fresh_start_ns, innermost_ns
+from labkit.nsys.analysis.labelled import labelled
+from labkit.nsys.analysis.nesting import innermost
+from labkit.nsys.analysis.steps import GPU, steps_of_operations, within_steps
+from labkit.nsys.trace import Trace
+from labkit.stages import Stage
+
+NO_STAGE = "no stage"
+OPERATIONS, OPERATORS, RANGES = "GPU operations", "operators", "ranges of stages"
+UNSEEN = 0.5  # of a stage's time, in one stretch
+
+
+@dataclass(frozen=True)
+class Work:
+    """`pieces`: one row per GPU operation, operator or range of a stage that belongs to a step:
+
+    step (position in `steps`), instance (the range of its stage within this step, as a number), layer (-1: none),
+    stage (NO_STAGE: none), start_ns, end_ns, own_ns (its duration without what is nested in it), new_ns (the part of
+    the step's time that it covers and no piece that began before it), communication (bool), exposed_ns (of
+    communication: while nothing is computed on its device).
+
+    `steps`: those of labkit.nsys.analysis.steps, with idle_ns: the time in which nothing of the process runs. A step's
+    idle_ns, the new_ns of its pieces and the time of work that belongs to no step add up to its duration_ns.
+    """
+
+    pieces: pd.DataFrame
+    steps: pd.DataFrame
+    unit: str  # OPERATIONS, OPERATORS or RANGES
+
+
+def work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> Work:
+    """GPU operations where the steps are timed on the GPU, else the ranges of stages."""
+    return gpu_work(trace, steps, attribution) if (steps["clock"] == GPU).all() else stage_work(trace, steps)
+
+
+def gpu_work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> Work:
+    """The GPU operations of each step. Copies and memsets count as kernels do."""
+    of_step = steps_of_operations(steps, attribution)
+    mine = np.nonzero(of_step >= 0)[0]
+    step, held_by = of_step[mine], attribution.range_of_operation[mine]
+    told = labelled(trace).set_index("range")[["layer", "stage"]].reindex(held_by)
+    communicates = _communicates(trace.operations)
+    stage = told["stage"].fillna("").replace("", NO_STAGE).to_numpy(object)
+    communicates[mine[stage == Stage.ALL_REDUCE]] = True
+    start, end = (trace.operations[name].to_numpy()[mine] for name in ("start_ns", "end_ns"))
+    end = np.maximum(start, end)
+    opens, closes = (steps[name].to_numpy()[step] for name in ("start_ns", "end_ns"))
+    clipped = np.clip(start, opens, closes), np.clip(end, opens, closes)
+    pieces = pd.DataFrame(
+        {
+            "step": step,
+            "instance": step * (len(trace.ranges) + 1) + held_by + 1,
+            "layer": told["layer"].fillna(-1).to_numpy(np.int64),
+            "stage": stage,
+            "start_ns": start,
+            "end_ns": end,
+            "own_ns": end - start,
+            "new_ns": clipped[1] - fresh_start_ns(*clipped, step),
+            "communication": communicates[mine],
+            "exposed_ns": _exposed_ns(trace.operations, communicates, mine, step),
+        }
+    )
+    busy = busy_times(trace)
+    idle = steps["duration_ns"].to_numpy().copy()
+    for process, union in busy.items():
+        rows = (steps["process"] == process).to_numpy()
+        idle[rows] -= union.covered_ns(*(steps.loc[rows, name].to_numpy() for name in ("start_ns", "end_ns")))
+    return Work(pieces, steps.assign(idle_ns=idle), OPERATIONS)
+
+
+def busy_times(trace: Trace) -> dict[int, Union]:
+    """By process, the times in which any operation of it runs on a GPU."""
+    return {
+        int(process): Union.of(of_process["start_ns"].to_numpy(), of_process["end_ns"].to_numpy())
+        for process, of_process in trace.operations.groupby("process")
+    }
+
+
+def _communicates(operations: pd.DataFrame) -> NDArray[np.bool_]:
+    names = operations["name"].cat
+    return np.array(["nccl" in str(name).lower() for name in names.categories], bool)[names.codes]
+
+
+def _exposed_ns(operations: pd.DataFrame, communicates: NDArray[np.bool_], mine: Ns, step: Ns) -> Ns:
+    """Of each operation of `mine` that communicates, the time in which its device computes nothing."""
+    exposed = np.zeros(len(mine), np.int64)
+    ours = np.nonzero(communicates[mine])[0]
+    if not len(ours):
+        return exposed
+    start, end = operations["start_ns"].to_numpy(), operations["end_ns"].to_numpy()
+    device = operations.groupby(["process", "device"]).ngroup().to_numpy()
+    for each in np.unique(device[mine[ours]]):
+        here = ours[device[mine[ours]] == each]
+        computes = (device == each) & ~communicates
+        computing = Union.of(start[computes], end[computes])
+        begin, until = fresh_start_ns(start[mine[here]], end[mine[here]], step[here]), end[mine[here]]
+        exposed[here] = until - begin - computing.covered_ns(begin, until)
+    return exposed
+
+
+def stage_work(trace: Trace, steps: pd.DataFrame) -> Work:
+    """The ranges of stages of each step, on the CPU. Idle is the time outside them."""
+    return _on_threads(_stage_ranges(trace, steps), steps, RANGES)
+
+
+def operator_work(trace: Trace, steps: pd.DataFrame) -> Work:
+    """PyTorch's operators of each step that no other operator called. Idle is the time outside them.
+
+    A stage with a stretch of more than half of its time (UNSEEN) in which no operator runs calls a kernel that is not
+    PyTorch's: there each range of the stage counts as one piece. Overhead comes in many short stretches instead.
+    """
+    stages, operators = _stage_ranges(trace, steps), outer_operators(trace, steps)
+    stretch = _longest_without(stages, operators).groupby(stages["stage"]).sum()
+    length = (stages["end_ns"] - stages["start_ns"]).groupby(stages["stage"]).sum()
+    whole = stretch.index[stretch > UNSEEN * length]
+    pieces = pd.concat([operators[~operators["stage"].isin(whole)], stages[stages["stage"].isin(whole)]])
+    return _on_threads(pieces.sort_values(["thread", "start_ns"], ignore_index=True), steps, OPERATORS)
+
+
+def _longest_without(stages: pd.DataFrame, operators: pd.DataFrame) -> pd.Series:
+    """For each range of a stage the ns of its longest stretch in which none of its operators runs."""
+    edges = stages[["instance", "start_ns", "end_ns"]]
+    opened = edges.assign(start_ns=edges["start_ns"], end_ns=edges["start_ns"])
+    closed = edges.assign(start_ns=edges["end_ns"])
+    times = pd.concat([opened, operators[["instance", "start_ns", "end_ns"]], closed])
+    times = times[times["instance"] >= 0].sort_values(["instance", "start_ns"], kind="stable")
+    stretches = times["start_ns"] - times.groupby("instance")["end_ns"].shift()
+    return stretches.groupby(times["instance"]).max().reindex(edges["instance"]).set_axis(stages.index)
+
+
+def outer_operators(trace: Trace, steps: pd.DataFrame) -> pd.DataFrame:
+    """The operators of PyTorch within steps that no other operator called, with the stage of each.
+
+    Columns: process, tid, start_ns, end_ns, step, thread, and of the range: instance (-1: none), layer, stage.
+    """
+    stages = _stage_ranges(trace, steps)
+    calls = trace.calls[(trace.calls["kind"] == "op").to_numpy()]
+    operators = within_steps(calls[["process", "tid", "start_ns", "end_ns"]], steps)
+    operators = operators.sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False])
+    times = (operators["start_ns"].to_numpy(), operators["end_ns"].to_numpy(), operators["thread"].to_numpy())
+    operators = operators[(fresh_start_ns(*times) == times[0]) & (times[1] > times[0])]
+    nested = ("start_ns", "end_ns", "thread")
+    mine, theirs = ([frame[name].to_numpy(np.int64) for name in nested] for frame in (operators, stages))
+    held = innermost(mine[0], mine[1], mine[2], (theirs[0], theirs[1], theirs[2]))
+    told = stages[["instance", "layer", "stage"]].take(np.maximum(held, 0) if len(stages) else held[:0])
+    told = told.set_axis(operators.index)
+    told.loc[held < 0] = [-1, -1, NO_STAGE]
+    return operators.join(told)
+
+
+def _stage_ranges(trace: Trace, steps: pd.DataFrame) -> pd.DataFrame:
+    found = labelled(trace)
+    found = within_steps(found[found["stage"] != ""], steps)
+    return found.rename(columns={"range": "instance"}).reset_index(drop=True)
+
+
+def _own_ns(pieces: pd.DataFrame) -> Ns:
+    own = np.zeros(len(pieces), np.int64)
+    for rows in pieces.reset_index(drop=True).groupby("thread").indices.values():
+        own[rows] = innermost_ns(*(pieces[name].to_numpy(np.int64)[rows] for name in ("start_ns", "end_ns")))
+    return own
+
+
+def _on_threads(pieces: pd.DataFrame, steps: pd.DataFrame, unit: str) -> Work:
+    own = _own_ns(pieces)
+    communicates = (pieces["stage"] == Stage.ALL_REDUCE).to_numpy(bool)
+    pieces = pieces[["step", "instance", "layer", "stage", "start_ns", "end_ns"]].assign(
+        own_ns=own, new_ns=own, communication=communicates, exposed_ns=np.where(communicates, own, 0)
+    )
+    covered = np.bincount(pieces["step"].to_numpy(), weights=own, minlength=len(steps)).astype(np.int64)
+    return Work(pieces, steps.assign(idle_ns=steps["duration_ns"].to_numpy() - covered), unit)

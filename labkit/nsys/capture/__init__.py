@@ -1,0 +1,1 @@
+"""Taking captures: commands under a profiler, verified, scrubbed and recorded."""

@@ -1,0 +1,170 @@
+"""The command lines of a capture: what runs under nsys, or under torch.profiler where there is no nsys."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Literal
+
+from labkit.stages import DOMAIN, Phase
+
+Ranks = Literal["one", "per-rank"]
+Source = Literal["auto", "nsys", "torch"]
+PROFILER_API = "cudaProfilerApi"
+# Options of these programs that stand alone; all others take the next argument as their value.
+TORCHRUN_FLAGS = {
+    "--standalone",
+    "--no-python",
+    "--no_python",
+    "-m",
+    "--module",
+    "--run-path",
+    "--run_path",
+    "--use-env",
+}
+PYTHON_VALUES = {"-W", "-X", "--check-hash-based-pycs"}
+
+
+@dataclass(frozen=True)
+class Window:
+    """What part of a run is captured: all of it, or one range.
+
+    `name`: "MESSAGE@DOMAIN" of an NVTX range, or "cudaProfilerApi" for what is between cudaProfilerStart and Stop.
+    `occurrence`: which range of that name, from 1 on.
+    """
+
+    name: str | None = None
+    occurrence: int = 1
+
+    @classmethod
+    def of_phase(cls, phase: Phase, occurrence: int = 1) -> Window:
+        """All steps of a phase in a row, as labkit announces them."""
+        return cls(f"{phase}@{DOMAIN}", occurrence)
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase that the range is, if it is one of labkit's."""
+        message, _, domain = (self.name or "").partition("@")
+        return Phase(message) if domain == DOMAIN and message in tuple(Phase) else None
+
+
+def nsys_command(
+    nsys: Path,
+    command: Sequence[str],
+    output: Path,
+    *,
+    window: Window = Window(),
+    ranks: Ranks = "one",
+    gpu: bool = False,
+    sampling: bool = False,
+) -> list[str]:
+    """`command` under nsys, which writes OUTPUT.nsys-rep and OUTPUT.sqlite, numbered where there are several.
+
+    ranks: "one" report of all processes, or one of each rank, for a command that starts with torchrun. gpu: trace CUDA,
+    with the nodes of CUDA graphs. sampling: sample what the CPUs do.
+    """
+    per_rank = ranks == "per-rank"
+    profile = [
+        str(nsys),
+        "profile",
+        f"--trace={'cuda,nvtx,cublas' if gpu else 'nvtx'}",
+        f"--sample={'process-tree' if sampling else 'none'}",
+        "--cpuctxsw=none",
+        "--kill=none",  # the program goes on when its capture range ends
+        "--export=sqlite",
+        "--force-overwrite=true",
+        f"--output={output}{'-r%q{RANK}' if per_rank else ''}",
+    ]
+    if gpu:
+        profile.append("--cuda-graph-trace=node")
+    if window.name == PROFILER_API:
+        profile.append(f"--capture-range={PROFILER_API}")
+    elif window.name is not None:
+        profile += [
+            "--capture-range=nvtx",
+            f"--nvtx-capture={window.name}",
+            "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
+        ]
+    if window.name is not None:
+        end = "stop" if window.occurrence == 1 else f"repeat:{window.occurrence}"
+        profile.append(f"--capture-range-end={end}")
+    if not per_rank:
+        return [*profile, *command]
+    launcher, worker = split_torchrun(command)
+    return [*launcher, "--no-python", *profile, *worker]
+
+
+def torch_profiler_command(command: Sequence[str], output: Path, window: Window) -> list[str]:
+    """The same Python program inside torch.profiler, which writes OUTPUT.json, or OUTPUT-rN.json for each rank.
+
+    Raises ValueError for what is no Python program, and for a range that is not a phase: nsys is needed for those.
+    """
+    if window.name is not None and window.phase is None:
+        raise ValueError(
+            f"got the range {window.name!r}, which only nsys can wait for; without nsys (see labkit doctor) take the "
+            f"phase {' or '.join(Phase)}, or the whole run"
+        )
+    launcher: list[str] = []
+    if is_torchrun(command):
+        launcher, command = split_torchrun(command)
+        launcher.append("--no-python")
+    interpreter, program = split_python(command)
+    phase = window.phase or "all"
+    child = ["-m", "labkit.nsys.capture.torch_child", str(output), phase, str(window.occurrence)]
+    return [*launcher, *interpreter, *child, *program]
+
+
+def is_torchrun(command: Sequence[str]) -> bool:
+    """Whether a command starts torch's launcher, by its name or as a module."""
+    name = PurePath(command[0]).name if command else ""
+    return name == "torchrun" or (_is_python(name) and tuple(command[1:3]) == ("-m", "torch.distributed.run"))
+
+
+def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The launcher with its options, and what it starts on every rank, as a command of its own.
+
+    Raises ValueError for a command that is not torchrun's, or that starts nothing.
+    """
+    if not is_torchrun(command):
+        raise ValueError(
+            f"got {' '.join(command[:2])!r}, expected a command that starts with torchrun: one report per rank"
+        )
+    at = 1 if PurePath(command[0]).name == "torchrun" else 3
+    flags: list[str] = []
+    while at < len(command) and command[at].startswith("-"):
+        flags.append(command[at])
+        at += 1
+        if "=" not in flags[-1] and flags[-1] not in TORCHRUN_FLAGS and at < len(command):
+            flags.append(command[at])
+            at += 1
+    program = list(command[at:])
+    if not program:
+        raise ValueError(f"got {' '.join(command)!r}, expected a script after the options of torchrun")
+    head = list(command[: 1 if PurePath(command[0]).name == "torchrun" else 3])
+    no_python, module = {"--no-python", "--no_python"}, {"-m", "--module"}
+    kept = [flag for flag in flags if flag not in no_python | module]
+    if no_python & set(flags):
+        return [*head, *kept], program
+    return [*head, *kept], [sys.executable, "-u", *(["-m"] if module & set(flags) else []), *program]
+
+
+def split_python(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The interpreter with its options, and the program: a script, "-m" or "-c", each with its arguments."""
+    if not command or not _is_python(PurePath(command[0]).name):
+        got = command[0] if command else "nothing"
+        raise ValueError(
+            f"got the command {got!r}, expected python and a script: without nsys only Python programs can be "
+            "captured; install nsys (labkit doctor says how)"
+        )
+    at = 1
+    while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
+        at += 2 if command[at] in PYTHON_VALUES else 1
+    if at >= len(command):
+        raise ValueError(f"got {' '.join(command)!r}, expected a script after the options of python")
+    return list(command[:at]), list(command[at:])
+
+
+def _is_python(name: str) -> bool:
+    return name.startswith("python") or name == PurePath(sys.executable).name

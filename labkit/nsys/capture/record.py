@@ -1,0 +1,44 @@
+"""What a capture is of: a JSON file beside it, so that nobody has to remember how it was made."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from labkit.nsys.capture.tax import Tax
+from labkit.nsys.trace import TraceError
+
+
+class CaptureRecord(BaseModel):
+    """One capture: the command, what it is of, what took it, on which machine, and what profiling cost."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    created: datetime
+    files: tuple[str, ...]  # beside the record
+    command: tuple[str, ...]
+    case: dict[str, Any]  # what the caller said that it is: impl, model, dtype, ...
+    window: str | None  # the range that was captured; None: the whole run
+    profiler: str  # "nsys 2022.4.2.1" or "torch.profiler 2.13.0"
+    exit_code: int
+    seconds: float  # of the profiled run
+    tax: Tax | None
+    environment: dict[str, Any] | None
+    remarks: tuple[str, ...] = ()
+
+
+def read_record(path: Path) -> CaptureRecord:
+    """The record of a capture. Raises TraceError for a file that is none."""
+    try:
+        return CaptureRecord.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise TraceError(
+            f"{path} is not a record of a capture, schema version 1: {field}: {first['msg']}; "
+            "expected the JSON file that labkit profile writes"
+        ) from None

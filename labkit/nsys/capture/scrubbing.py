@@ -1,0 +1,220 @@
+"""Take out of a report what must not be shared: the environment of the run, its user, its host, its other processes.
+
+nsys writes the whole environment of a run into its reports, secrets included. The scrubbed report is a new file that
+holds only what is known to be harmless and useful, instead of an old one from which known leaks were cut.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path, PurePath
+
+from labkit.nsys.trace import TraceError
+from labkit.stages import DOMAIN, parse
+from labkit.whole_file import whole_file
+
+REDACTED = "<redacted>"
+LONG_ENOUGH = 8  # shorter values, such as "1" or "python", are part of every file
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)  # in names of variables
+SECRET_LENGTH = 4
+
+# Of these tables all numbers are kept; other values only from the columns named here. `nsys stats` finds what it needs.
+TEXT_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "NVTX_EVENTS": ("text",),
+    "CUPTI_ACTIVITY_KIND_KERNEL": (),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": (),
+    "CUPTI_ACTIVITY_KIND_MEMSET": (),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": (),
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": (),
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (),
+    "CUDA_GRAPH_EVENTS": (),
+    "CUDA_GRAPH_NODE_EVENTS": (),
+    "PROFILER_OVERHEAD": (),
+    "ANALYSIS_DETAILS": (),
+    "TARGET_INFO_SESSION_START_TIME": (),
+    "TARGET_INFO_GPU": ("name", "chipName", "memoryType"),
+    "ThreadNames": (),
+    "PROCESSES": ("name",),
+}
+STRING_COLUMNS = ("textId", "nameId", "demangledName", "shortName", "mangledName")  # they hold an id of StringIds
+EXPORT_TABLES = ("EXPORT_META_DATA", "META_DATA_EXPORT")
+EXPORT_ROWS = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_PRODUCT_DATE", "EXPORT_SCHEMA_VERSION%")
+
+
+def scrub(report: Path, target: Path, environment: Mapping[str, str] | None = None) -> None:
+    """Write the nsys export `report` (SQLite) to `target` without what names its user, its host or its environment.
+
+    Kept are the tables of TEXT_COLUMNS, the strings that they use, the version rows, and of the processes and threads
+    those that did something. In every string that is kept, the values of the environment variables of the run (found
+    in the report) and of `environment` (default: this process's) are replaced; so are its user and host.
+
+    Raises TraceError for what is no SQLite file, OSError where the target cannot be written.
+    """
+    environment = os.environ if environment is None else environment
+    uri = f"{report.resolve().as_uri()}?mode=ro&immutable=1"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as old:
+            clean = Redaction([*environment.items(), *_recorded_environment(old)], _hosts(old))
+            with whole_file(target) as path, closing(sqlite3.connect(path)) as new:
+                _copy(old, new, clean)
+                new.commit()
+    except sqlite3.OperationalError as error:
+        if "full" in str(error) or "I/O" in str(error):
+            raise OSError(
+                f"{target} could not be written: {error}; free some space, or choose another folder"
+            ) from None
+        raise TraceError(
+            f"{report} could not be read: {error}; expected a report that nsys exported as SQLite"
+        ) from None
+    except sqlite3.DatabaseError as error:
+        raise TraceError(
+            f"{report} could not be read: {error}; expected a report that nsys exported as SQLite"
+        ) from None
+
+
+class Redaction:
+    """Replaces in a text what must not be shared.
+
+    `variables`: pairs of the environment. Values of at least LONG_ENOUGH characters go wherever they stand, the parts
+    of lists such as PATH too; shorter ones where the variable's name says that it is a secret; the user's and the
+    host's names as words. The names of labkit's own ranges are public, so they stay whatever is in the environment.
+    """
+
+    def __init__(self, variables: Iterable[tuple[str, str]], hosts: Iterable[str] = ()) -> None:
+        values: set[str] = {os.path.expanduser("~")}
+        words = set(hosts)
+        for name, value in variables:
+            least = SECRET_LENGTH if SECRET.search(name) else LONG_ENOUGH
+            values.update(part for part in (value, *value.split(os.pathsep)) if len(part) >= least)
+            if name in ("USER", "LOGNAME", "USERNAME", "HOSTNAME", "HOST"):
+                words.add(value)
+        anywhere = [re.escape(value) for value in sorted(values, key=len, reverse=True)]
+        as_words = [rf"\b{re.escape(word)}\b" for word in sorted(words, key=len, reverse=True) if len(word) > 1]
+        self._pattern = re.compile("|".join([*anywhere, *as_words]))
+
+    def __call__(self, text: str) -> str:
+        return text if parse(text) or text == DOMAIN else self._pattern.sub(REDACTED, text)
+
+
+def _copy(old: sqlite3.Connection, new: sqlite3.Connection, clean: Redaction) -> None:
+    schema = dict(old.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' AND sql NOT NULL").fetchall())
+    columns = {name: [row[1] for row in old.execute(f"PRAGMA table_info({_quoted(name)})")] for name in schema}
+    enums = [name for name in schema if name.startswith("ENUM_")]
+    for name in (*TEXT_COLUMNS, *EXPORT_TABLES, *enums, "StringIds"):
+        if name in schema:
+            new.execute(schema[name])
+    strings: set[int] = set()
+    active = _active(old, columns)
+    for name in TEXT_COLUMNS:
+        if name in schema:
+            strings |= _copy_table(old, new, name, columns[name], clean, active)
+    for name in enums:
+        _insert(new, name, columns[name], old.execute(f"SELECT * FROM {_quoted(name)}"))
+    for name in EXPORT_TABLES:
+        if name in schema:
+            where = " OR ".join("name LIKE ?" for _ in EXPORT_ROWS)
+            rows = old.execute(f"SELECT name, value FROM {name} WHERE {where}", EXPORT_ROWS)
+            _insert(new, name, ["name", "value"], rows)
+    if "StringIds" in schema:
+        kept = (
+            (number, clean(value))
+            for number, value in old.execute("SELECT id, value FROM StringIds")
+            if number in strings
+        )
+        _insert(new, "StringIds", ["id", "value"], kept)
+
+
+def _copy_table(
+    old: sqlite3.Connection,
+    new: sqlite3.Connection,
+    name: str,
+    columns: list[str],
+    clean: Redaction,
+    active: tuple[set[int], set[int]],
+) -> set[int]:
+    """Copy what may be kept of a table; returns the ids of the strings that its rows use."""
+    used: set[int] = set()
+    text = [column in TEXT_COLUMNS[name] for column in columns]
+    refers = [at for at, column in enumerate(columns) if column in STRING_COLUMNS]
+    processes, threads = active
+    required = [row[3] and "TEXT" in row[2].upper() for row in old.execute(f"PRAGMA table_info({_quoted(name)})")]
+
+    def kept() -> Iterator[tuple[object, ...]]:
+        for row in old.execute(f"SELECT {', '.join(map(_quoted, columns))} FROM {_quoted(name)}"):
+            named = dict(zip(columns, row, strict=True))
+            if name == "PROCESSES" and named.get("globalPid") not in processes:
+                continue
+            if name == "ThreadNames" and named.get("globalTid") not in threads:
+                continue
+            values: list[object] = []
+            for value, is_text, must in zip(row, text, required, strict=True):
+                if isinstance(value, str):
+                    value = clean(PurePath(value).name if name == "PROCESSES" else value) if is_text else None
+                elif isinstance(value, bytes):
+                    value = None
+                values.append("" if value is None and must else value)
+            used.update(row[at] for at in refers if isinstance(row[at], int))
+            yield tuple(values)
+
+    _insert(new, name, columns, kept())
+    return used
+
+
+def _active(old: sqlite3.Connection, columns: Mapping[str, list[str]]) -> tuple[set[int], set[int]]:
+    """globalPids and globalTids that appear in what is kept of ranges, API calls and GPU work."""
+    processes: set[int] = set()
+    threads: set[int] = set()
+    for name in TEXT_COLUMNS:
+        if name in ("PROCESSES", "ThreadNames"):
+            continue
+        if "globalTid" in columns.get(name, ()):
+            threads.update(
+                row[0] for row in old.execute(f"SELECT DISTINCT globalTid FROM {name}") if row[0] is not None
+            )
+        if "globalPid" in columns.get(name, ()):
+            processes.update(
+                row[0] for row in old.execute(f"SELECT DISTINCT globalPid FROM {name}") if row[0] is not None
+            )
+    processes.update(thread & ~0xFFFFFF for thread in threads)
+    return processes, threads
+
+
+def _insert(new: sqlite3.Connection, name: str, columns: list[str], rows: Iterable[tuple[object, ...]]) -> None:
+    places = ", ".join("?" * len(columns))
+    names = ", ".join(map(_quoted, columns))
+    new.executemany(f"INSERT INTO {_quoted(name)} ({names}) VALUES ({places})", rows)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _recorded_environment(report: sqlite3.Connection) -> Iterator[tuple[str, str]]:
+    """The variables that nsys wrote into the report: NAME=value, or NAME="value", one or many to a text."""
+    for table in ("META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV", "StringIds"):
+        for text in _texts(report, table):
+            for entry in text.split("\0"):
+                name, equals, value = entry.partition("=")
+                if equals and re.fullmatch(r"[A-Za-z_]\w*", name):
+                    yield name, value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
+
+
+def _texts(report: sqlite3.Connection, table: str) -> Iterator[str]:
+    if not report.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+        return
+    where = " WHERE instr(value, char(0)) > 0" if table == "StringIds" else ""
+    yield from (row[0] for row in report.execute(f"SELECT value FROM {table}{where}") if isinstance(row[0], str))
+
+
+def _hosts(report: sqlite3.Connection) -> set[str]:
+    hosts = {os.uname().nodename} if hasattr(os, "uname") else set()
+    for table in (*EXPORT_TABLES, "TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE"):
+        if report.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+            names = ("EXPORT_HOST", "EXPORT_USER", "Hostname", "DEVICE_DISPLAY_NAME")
+            query = f"SELECT value FROM {table} WHERE name IN (?, ?, ?, ?)"
+            hosts.update(row[0] for row in report.execute(query, names) if row[0])
+    return hosts

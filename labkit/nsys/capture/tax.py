@@ -1,0 +1,65 @@
+"""What being profiled costs: the same command, once under the profiler and once without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+
+from pydantic import BaseModel, ConfigDict
+
+from labkit.stages import Phase
+
+
+class Tax(BaseModel):
+    """Medians over the steps of `phase` as labkit times them itself, in milliseconds, or, of a program that announces
+    no steps, its wall time from start to end (phase None).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    phase: Phase | None
+    profiled_ms: float
+    plain_ms: float
+    samples: tuple[int, int]  # profiled, plain
+
+    @property
+    def ratio(self) -> float:
+        """1.25: a step takes a quarter longer under the profiler."""
+        return self.profiled_ms / self.plain_ms
+
+    def __str__(self) -> str:
+        what = f"{self.phase} step" if self.phase else "whole run"
+        return f"{self.ratio - 1:+.0%} ({what}: {self.profiled_ms:.4g} ms profiled, {self.plain_ms:.4g} ms without)"
+
+
+def tax_of_steps(profiled: Path, plain: Path, phase: Phase | None) -> Tax | None:
+    """From the files that LABKIT_STEP_TIMES named; of `phase`, or else of decode, or of prefill. None without steps."""
+    of_profiled, of_plain = _step_times(profiled), _step_times(plain)
+    for each in (phase,) if phase else (Phase.DECODE, Phase.PREFILL):
+        if each in of_profiled and each in of_plain:
+            return Tax(
+                phase=each,
+                profiled_ms=median(of_profiled[each]),
+                plain_ms=median(of_plain[each]),
+                samples=(len(of_profiled[each]), len(of_plain[each])),
+            )
+    return None
+
+
+def tax_of_runs(profiled_s: float, plain_s: float) -> Tax:
+    """From the wall times of two whole runs."""
+    return Tax(phase=None, profiled_ms=profiled_s * 1e3, plain_ms=plain_s * 1e3, samples=(1, 1))
+
+
+def count_steps(times: Path) -> int:
+    """How many steps a run has timed."""
+    return sum(map(len, _step_times(times).values()))
+
+
+def _step_times(path: Path) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        entry = json.loads(line)
+        times.setdefault(entry["phase"], []).extend(entry["step_ms"])
+    return times

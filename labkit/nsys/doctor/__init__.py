@@ -1,0 +1,1 @@
+"""What keeps a machine from being profiled, and what repairs it."""

@@ -1,0 +1,22 @@
+"""One finding of the doctor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, what was found and, unless all is well, the one line that repairs it."""
+
+    name: str
+    status: Status
+    finding: str
+    repair: str | None = None

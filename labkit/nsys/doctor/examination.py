@@ -1,0 +1,103 @@
+"""`labkit doctor`: what on this machine would spoil a measurement or a capture, each with the line that repairs it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Column, Table
+
+from labkit.nsys.doctor import machine_checks as machine
+from labkit.nsys.doctor import profiler_checks as profiler
+from labkit.nsys.doctor.check import Check, Status
+from labkit.nsys.tool import LOCATION, Nsys, find_nsys
+
+STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
+FAILURES = (OSError, ValueError, ImportError, sqlite3.Error)
+
+
+def examine(*, sampling: bool = False, probe: bool = True) -> list[Check]:
+    """All checks, in the order of the table; about three seconds. A check that fails itself is a WARN with the reason.
+
+    `sampling`: also whether nsys may sample the CPU. `probe`: capture a program of two ranges to see that they arrive.
+    """
+    try:
+        nsys = find_nsys()
+    except ValueError as error:
+        named_wrong = Check("nsys", Status.FAIL, str(error), f"unset {LOCATION}")
+        return [named_wrong, *_profiler_checks(None, sampling, probe)[1:], *_machine_checks(None)]
+    return [*_profiler_checks(nsys, sampling, probe), *_machine_checks(nsys)]
+
+
+def _profiler_checks(nsys: Nsys | None, sampling: bool, probe: bool) -> list[Check]:
+    temporary_folder = _guarded("temporary folder", profiler.temporary_folder)
+    checks = [profiler.nsys_found(nsys), temporary_folder]
+    if nsys is not None:
+        checks.append(_guarded("importer", partial(profiler.importer, nsys)))
+        if probe and all(check.status != Status.FAIL for check in checks):
+            checks += _probe_checks(nsys)
+    if sampling:
+        checks.append(_guarded("CPU sampling", partial(profiler.sampling, nsys)))
+    return [*checks, _guarded("worker processes", profiler.worker_start)]
+
+
+def _probe_checks(nsys: Nsys) -> list[Check]:
+    try:
+        probe = profiler.capture_probe(nsys)
+    except FAILURES as error:
+        return [_failed("test capture", error)]
+    if probe.failure is not None:
+        return [profiler.capture(probe)]
+    return [profiler.capture(probe), profiler.plain_ranges(probe), profiler.stage_ranges(probe)]
+
+
+def _machine_checks(nsys: Nsys | None) -> list[Check]:
+    inventory = machine.take_inventory()
+    checks: tuple[tuple[str, Callable[[], Check]], ...] = (
+        ("Python", machine.python),
+        ("PyTorch", partial(machine.torch, inventory)),
+        ("Triton", partial(machine.triton, inventory)),
+        ("GPU", partial(machine.gpu, inventory)),
+        ("driver and CUDA", partial(machine.driver, inventory, nsys)),
+        ("CPU kernels", partial(machine.compiler, inventory)),
+        ("OpenMP", partial(machine.openmp, inventory)),
+        ("threads", partial(machine.threads, inventory)),
+        ("CPU frequency", machine.governor),
+        ("huge pages", machine.huge_pages),
+    )
+    return [_guarded(name, check) for name, check in checks]
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except FAILURES as error:
+        return _failed(name, error)
+
+
+def _failed(name: str, error: BaseException) -> Check:
+    return Check(name, Status.WARN, f"could not be looked at: {error}")
+
+
+def worst(checks: Iterable[Check]) -> Status:
+    """FAIL if any failed, else WARN if any warned, else OK."""
+    return max((check.status for check in checks), key=list(Status).index, default=Status.OK)
+
+
+def as_dict(checks: Iterable[Check]) -> dict[str, Any]:
+    """The worst status, and the checks as they are; for JSON."""
+    found = list(checks)
+    return {"status": worst(found), "checks": [asdict(check) for check in found]}
+
+
+def doctor_table(checks: Iterable[Check], *, repairs: bool = True) -> Table:
+    """One row per check; under its finding the repair, unless the caller shows the repairs itself."""
+    table = Table(Column("status", no_wrap=True), Column("check", no_wrap=True), Column("finding", overflow="fold"))
+    for check in checks:
+        repair = f"\n[bold]repair:[/] {escape(check.repair)}" if repairs and check.repair else ""
+        table.add_row(f"[{STYLES[check.status]}]{check.status}[/]", check.name, escape(check.finding) + repair)
+    return table

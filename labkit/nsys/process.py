@@ -1,0 +1,108 @@
+"""Run a command to its end, listen to what it says, and end it cleanly when the user gives up."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+POLL_S = 0.1
+GRACE_S = 60.0  # for nsys to write its report after Ctrl-C
+TAIL_LINES = 15
+NSYS_LINES = re.compile(
+    r"\[\d+/\d+\] \[.*|Generating '.*'|Generated:|\s+/.*\.(nsys-rep|sqlite|qdstrm)|Capture range .*"
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended. `said`: its last lines, without nsys's own; `interrupted`: by Ctrl-C; `late`: by timeout."""
+
+    exit_code: int
+    seconds: float
+    said: tuple[str, ...]
+    interrupted: bool
+    late: bool
+
+    @property
+    def well(self) -> bool:
+        """Whether the command ended by itself and succeeded."""
+        return not (self.exit_code or self.interrupted or self.late)
+
+
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    timeout_s: float | None = None,
+    echo: Callable[[str], None] | None = None,
+) -> Ended:
+    """Run `command` in a session of its own, so that Ctrl-C reaches this process alone.
+
+    echo: is given each line that the command prints, without its end. On Ctrl-C, and after `timeout_s`, the command
+    gets the interrupt and GRACE_S to end, then is killed.
+
+    Raises FileNotFoundError for a program that is not there.
+    """
+    started = time.monotonic()
+    interrupted = late = False
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+        )
+        reader = _Lines(output.fileno(), echo)
+        try:
+            while process.poll() is None:
+                if late := timeout_s is not None and time.monotonic() - started > timeout_s:
+                    break
+                reader.read()
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            interrupted = True
+        if process.poll() is None:
+            _end(process)
+        reader.read(last=True)
+    lines = reader.lines
+    own = [line for line in lines if not NSYS_LINES.fullmatch(line) and line.strip()]
+    seconds = time.monotonic() - started
+    return Ended(process.returncode, seconds, tuple(own[-TAIL_LINES:]), interrupted, late)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class _Lines:
+    """The lines of a file that another process appends to."""
+
+    def __init__(self, descriptor: int, echo: Callable[[str], None] | None) -> None:
+        self.lines: list[str] = []
+        self._descriptor, self._echo = descriptor, echo
+        self._at, self._rest = 0, ""
+
+    def read(self, *, last: bool = False) -> None:
+        while data := os.pread(self._descriptor, 1 << 20, self._at):
+            self._at += len(data)
+            self._rest += data.decode(errors="replace")
+        *lines, self._rest = re.split(r"\r\n|\n|\r", self._rest)
+        if last and self._rest:
+            lines.append(self._rest)
+        for line in lines:
+            self.lines.append(line)
+            if self._echo and line.strip() and not NSYS_LINES.fullmatch(line):
+                self._echo(line)

@@ -1,0 +1,106 @@
+"""Traces that were read before, as Arrow files that are mapped into memory.
+
+The key of a trace is the digest of its file's contents, of the code that reads it and of the columns of a Trace, so
+neither a file that was written anew nor a changed reader finds something old. A cache that is damaged, or that can't be
+written, is as good as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+
+from labkit.nsys.trace import SCHEMA, Source, Trace, typed
+
+SMALLEST_BYTES = 1_000_000  # a smaller file is read as quickly as its cache
+ABOUT = "source.json"
+
+
+def cached(path: Path, read: Callable[[Path], Trace]) -> Trace:
+    """read(path), or what it gave before for a file of the same contents."""
+    if path.stat().st_size < SMALLEST_BYTES:
+        return read(path)
+    folder = _folder(path)
+    if folder is None:
+        return read(path)
+    with suppress(OSError, ValueError, LookupError, TypeError, pa.ArrowException):
+        return _load(folder, path.name)
+    trace = read(path)
+    with suppress(OSError, pa.ArrowException):
+        _store(folder, trace)
+    return trace
+
+
+def _folder(path: Path) -> Path | None:
+    """Where the trace of this file is kept; None without a place for caches."""
+    root = os.environ.get("LABKIT_CACHE")
+    if not root:
+        try:
+            root = os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "labkit")
+        except RuntimeError:  # no home
+            return None
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Path(root, "traces", f"{digest[:32]}-{_reader_digest()[:12]}")
+
+
+@cache
+def _reader_digest() -> str:
+    here = Path(__file__).parent
+    sources = b"".join(file.read_bytes() for file in (here.parent / "trace.py", *sorted(here.glob("*.py"))))
+    return hashlib.sha256(sources).hexdigest()
+
+
+def _load(folder: Path, name: str) -> Trace:
+    about = json.loads((folder / ABOUT).read_text())
+    frames = {frame: _frame(frame, folder / f"{frame}.arrow", about["crc"][frame]) for frame in SCHEMA}
+    source = Source(**about["source"])
+    return Trace(replace(source, files=(name,), skipped=tuple(source.skipped)), **frames)
+
+
+def _frame(frame: str, file: Path, crc: int) -> pd.DataFrame:
+    """The frame of a file, whose columns stay where they are: in the file's pages."""
+    mapped = pa.memory_map(str(file))
+    if zlib.crc32(mapped.read_buffer()) != crc:
+        raise ValueError(f"{file} is damaged")
+    mapped.seek(0)
+    batch = pa.ipc.open_file(mapped).get_batch(0)
+    columns = {}
+    for name, dtype in SCHEMA[frame].items():
+        column = batch.column(name)
+        if dtype == "category":
+            texts = pd.Index(column.dictionary.to_pylist(), dtype="str")
+            columns[name] = pd.Categorical.from_codes(column.indices.to_numpy(), texts)
+        else:
+            columns[name] = column.to_numpy(zero_copy_only=dtype != "bool")
+    return typed(frame, columns)
+
+
+def _store(folder: Path, trace: Trace) -> None:
+    """Written under another name, so that nobody finds half of it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as place:
+        written = Path(place) / folder.name
+        written.mkdir()
+        crc = {}
+        for name, frame in trace.frames.items():
+            file = written / f"{name}.arrow"
+            batch = pa.RecordBatch.from_pandas(frame, preserve_index=False)
+            with pa.ipc.new_file(str(file), batch.schema) as writer:
+                writer.write_batch(batch)
+            crc[name] = zlib.crc32(pa.memory_map(str(file)).read_buffer())
+        (written / ABOUT).write_text(json.dumps({"source": asdict(trace.source), "crc": crc}))
+        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        written.rename(folder)

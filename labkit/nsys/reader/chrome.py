@@ -1,0 +1,175 @@
+"""Reads a Chrome trace as torch.profiler (Kineto) and labkit write it, plain or gzip, event by event, into a Trace.
+
+Times there are microseconds with up to three decimals since `baseTimeNanoseconds`, or since the epoch where that is
+missing: too many digits for a float, so they are read as decimals.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from contextlib import ExitStack
+from decimal import InvalidOperation
+from pathlib import Path
+from typing import Any
+
+import ijson
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.analysis.containment import Integers
+from labkit.nsys.reader.chrome_events import CALL_KINDS, COLUMNS, Events
+from labkit.nsys.reader.names import Names
+from labkit.nsys.trace import KINDS, Source, Trace, TraceError, typed
+
+GZIP = b"\x1f\x8b"
+ENDS_BYTES = 1 << 16  # of both ends of the text, where everything but the events is
+ABOUT = {
+    "base": re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)'),
+    "rank": re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d+)'),
+    "schema": re.compile(rb'"schemaVersion"\s*:\s*(\d+)'),
+}
+DAY_NS = 86_400_000_000_000
+EXPECTED = 'expected a Chrome trace, {"traceEvents": [...]} or a list of events, as torch.profiler exports it'
+
+
+def read_chrome(path: Path) -> Trace:
+    """The trace of one file. TraceError: cut short, not JSON, or no trace."""
+    events = Events()
+    with ExitStack() as stack:
+        file: Any = stack.enter_context(path.open("rb"))
+        packed = file.read(2) == GZIP
+        file.seek(0)
+        try:
+            text = _Text(stack.enter_context(gzip.open(file)) if packed else file)
+            for event in ijson.items(text, "item" if text.is_list else "traceEvents.item"):
+                events.add(event)
+        except (ijson.JSONError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+            why = (str(error).splitlines() or ["it ends too early"])[0]
+            raise TraceError(
+                f"{path.name} is not complete JSON ({why}); {EXPECTED}. A profiler that is killed leaves half a file: "
+                "record again"
+            ) from None
+        except (AttributeError, TypeError, ValueError, KeyError, InvalidOperation, OverflowError) as error:
+            raise TraceError(f"{path.name}: element {events.count} is no event ({error!r}); {EXPECTED}") from None
+    if not events.known and (events.count or not (text.is_list or b'"traceEvents"' in text.ends)):
+        raise TraceError(f"{path.name} is JSON, but no trace; {EXPECTED}")
+    about = {name: int(found[1]) for name, pattern in ABOUT.items() if (found := pattern.search(text.ends))}
+    return _trace(events, about, path.name)
+
+
+class _Text:
+    """A file that is read once from start to end, of which both ends are kept."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._head = self._next = file.read(ENDS_BYTES)
+        self._tail = b""
+
+    @property
+    def is_list(self) -> bool:
+        return self._head.lstrip().startswith(b"[")
+
+    @property
+    def ends(self) -> bytes:
+        return self._head + self._tail
+
+    def read(self, size: int) -> bytes:
+        if size == 0:  # ijson asks whether it gets bytes
+            return b""
+        chunk, self._next = self._next, b""
+        if not chunk:
+            chunk = self._file.read(size)
+            self._tail = (self._tail + chunk)[-ENDS_BYTES:]
+        return chunk
+
+
+def _trace(events: Events, about: dict[str, int], name: str) -> Trace:
+    """The frames. The clock starts where the file's times do, or if that is more than a day before, at the first."""
+    tables = {table: events.table(table) for table in COLUMNS}
+    first = min((int(table["start_ns"].min()) for table in tables.values() if len(table["pid"])), default=0)
+    origin = first if first >= DAY_NS else 0
+    tables["operations"]["pid"] = _launchers(**tables)
+    pids = np.unique(np.concatenate([table["pid"] for table in tables.values()]))
+    frames = {}
+    for table, columns in tables.items():
+        columns |= {"start_ns": columns["start_ns"] - origin, "end_ns": columns["end_ns"] - origin}
+        columns["process"] = np.searchsorted(pids, columns["pid"])
+        order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
+        frames[table] = {column: values[order] for column, values in columns.items()}
+    base = about.get("base", 0) + origin
+    version = f"schema {about['schema']}" if "schema" in about else ""
+    left_out = (
+        (events.unpaired, "with a begin or an end only: left out"),
+        (events.backwards, "with an end before the start: taken as of no length"),
+    )
+    return Trace(
+        Source(
+            "torch.profiler",
+            version,
+            (name,),
+            base or None,
+            tuple(f"{count} events {why}" for count, why in left_out if count),
+        ),
+        _ranges(events, frames["ranges"]),
+        _operations(events, frames["operations"]),
+        _calls(events, frames["calls"]),
+        processes=_processes(events, pids, about.get("rank", -1)),
+        threads=_threads(events, frames["ranges"], frames["calls"]),
+    )
+
+
+def _launchers(ranges: dict[str, Integers], calls: dict[str, Integers], operations: dict[str, Integers]) -> Integers:
+    """The process of each operation, which Kineto gives the number of its device: that of its API call."""
+    own, on_cpu = operations["pid"], np.union1d(ranges["pid"], calls["pid"])
+    if not len(on_cpu):
+        return own
+    order = np.argsort(calls["correlation"], kind="stable")
+    place = np.searchsorted(calls["correlation"][order], operations["correlation"])
+    call = np.append(order, -1)[place]
+    has_call = (operations["correlation"] != 0) & (
+        np.append(calls["correlation"], 0)[call] == operations["correlation"]
+    )
+    launcher = np.where(has_call, np.append(calls["pid"], 0)[call], on_cpu[0])
+    return np.where(np.isin(own, on_cpu), own, launcher)
+
+
+def _ranges(events: Events, columns: dict[str, Integers]) -> pd.DataFrame:
+    name = events.names.categorical(columns["name"]).remove_unused_categories()
+    domain = events.names.categorical(columns["domain"]).remove_unused_categories()
+    style = pd.Categorical.from_codes(np.zeros(len(name), np.int8), ["PushPop"])
+    return typed("ranges", {**columns, "name": name, "domain": domain, "style": style})
+
+
+def _calls(events: Events, columns: dict[str, Integers]) -> pd.DataFrame:
+    name = events.names.categorical(columns["name"]).remove_unused_categories()
+    return typed(
+        "calls", {**columns, "name": name, "kind": pd.Categorical.from_codes(columns["kind"], list(CALL_KINDS))}
+    )
+
+
+def _operations(events: Events, columns: dict[str, Integers]) -> pd.DataFrame:
+    texts = {
+        "kind": pd.Categorical.from_codes(columns["kind"], list(KINDS)),
+        "name": events.names.categorical(columns["name"]).remove_unused_categories(),
+        "grid": events.shapes.categorical(columns["grid"]),
+        "block": events.shapes.categorical(columns["block"]),
+    }
+    return typed("operations", {**columns, **texts})
+
+
+def _processes(events: Events, pids: Integers, rank: int) -> pd.DataFrame:
+    names = Names()
+    name = names.categorical(names.codes(events.process_names.get(pid, "") for pid in pids.tolist()))
+    ranks = [events.ranks.get(pid, rank) for pid in pids.tolist()]
+    return typed("processes", {"pid": pids, "rank": np.array(ranks, np.int64), "name": name})
+
+
+def _threads(events: Events, *used: dict[str, Integers]) -> pd.DataFrame:
+    """The names of the threads that ranges and calls are on."""
+    columns = [np.concatenate([table[name] for table in used]) for name in ("process", "pid", "tid")]
+    places = np.unique(np.column_stack(columns), axis=0)
+    names = Names()
+    name = names.categorical(names.codes(events.thread_names.get((pid, tid), "") for _, pid, tid in places.tolist()))
+    return typed("threads", {"process": places[:, 0], "tid": places[:, 2], "name": name})

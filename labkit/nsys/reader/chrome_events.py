@@ -1,0 +1,139 @@
+"""The events of a Chrome trace as rows of numbers, kept as they come in."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from labkit.nsys.analysis.containment import Integers
+from labkit.nsys.reader.names import Names
+from labkit.nsys.trace import KINDS
+from labkit.stages import DOMAIN, parse
+
+RANGE = "user_annotation"
+CALLS = {"cuda_runtime": "api", "cuda_driver": "api", "cpu_op": "op"}
+OPERATIONS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "gpu_graph": "graph"}
+CALL_KINDS = ("api", "op")
+COPY = re.compile(r"Memcpy (?P<kind>[^(]*\w)")  # "Memcpy HtoD (Pageable -> Device)"
+RANK = re.compile(r"rank (\d+)")
+
+EVERY = ("pid", "tid", "start_ns", "end_ns", "name")
+LAUNCH = ("device", "stream", "correlation", "graph_node", "bytes", "grid", "block", "registers", "shared_bytes")
+COLUMNS = {
+    "ranges": (*EVERY, "range_id", "domain"),
+    "calls": (*EVERY, "kind", "correlation"),
+    "operations": (*EVERY, "kind", *LAUNCH),
+}
+
+
+class Events:
+    """Events of the kinds that a Trace has. `names` and `shapes` have the texts whose numbers the rows hold.
+
+    labkit's own files say more than torch.profiler's: the domain of a range, which process launched an operation, and
+    the thread of what is drawn beside it. `count`: elements so far, `known`: those that are events of any kind,
+    `unpaired`: those with a begin or an end only, `backwards`: those that end before they start.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.known = self.unpaired = self.backwards = 0
+        self.names, self.shapes = Names(), Names()
+        self.process_names: dict[int, str] = {}
+        self.ranks: dict[int, int] = {}
+        self.thread_names: dict[tuple[int, int], str] = {}
+        self._words = Names()
+        self._rows = {table: array("q") for table in COLUMNS}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Raises TypeError, ValueError, KeyError, AttributeError or InvalidOperation for what is no event."""
+        self.count += 1
+        phase, category = event.get("ph"), event.get("cat")
+        self.known += phase is not None
+        if phase == "X" and isinstance(category, str):
+            if category in CALLS:
+                self._call(event, CALLS[category])
+            elif category in OPERATIONS:
+                self._operation(event, OPERATIONS[category])
+            elif category == RANGE:
+                self._range(event)
+        elif phase == "M":
+            self._name(event)
+        elif phase in ("B", "E"):
+            self.unpaired += 1
+
+    def table(self, name: str) -> dict[str, Integers]:
+        columns = COLUMNS[name]
+        rows = np.frombuffer(self._rows[name], np.int64).reshape(-1, len(columns))
+        return {column: rows[:, index].copy() for index, column in enumerate(columns)}
+
+    def _start(self, event: Mapping[str, Any], name: str | None = None) -> tuple[int, int, int, int, int]:
+        """The columns of EVERY."""
+        start, length = _ns(event["ts"]), _ns(event.get("dur", 0))
+        self.backwards += length < 0
+        return (
+            *self._place(event),
+            start,
+            start + max(length, 0),
+            self.names.code(str(event["name"]) if name is None else name),
+        )
+
+    def _range(self, event: Mapping[str, Any]) -> None:
+        name = str(event["name"])
+        domain = event.get("args", {}).get("domain", DOMAIN if parse(name) else "")
+        self._rows["ranges"].extend((*self._start(event), self.count, self.names.code(str(domain))))
+
+    def _call(self, event: Mapping[str, Any], kind: str) -> None:
+        args = event.get("args", {})
+        correlation = int(args.get("correlation", 0)) if kind == "api" else 0
+        self._rows["calls"].extend((*self._start(event), CALL_KINDS.index(kind), correlation))
+
+    def _operation(self, event: Mapping[str, Any], kind: str) -> None:
+        args, name = event.get("args", {}), str(event["name"])
+        if kind == "memcpy" and (copy := COPY.match(name)):
+            name = copy["kind"]
+        elif kind in ("memset", "graph"):
+            name = kind
+        start = self._start(event, name)
+        launch = (
+            int(args.get("device", event.get("pid", 0))),
+            int(args.get("stream", event.get("tid", 0))),
+            int(args.get("correlation", 0)),
+            int(args.get("graph node id", 0)),
+            int(args.get("bytes", 0)),
+            self.shapes.code(" x ".join(map(str, args.get("grid", ())))),
+            self.shapes.code(" x ".join(map(str, args.get("block", ())))),
+            int(args.get("registers per thread", 0)),
+            int(args.get("shared memory", 0)),
+        )
+        self._rows["operations"].extend((*start, KINDS.index(kind), *launch))
+
+    def _name(self, event: Mapping[str, Any]) -> None:
+        pid, tid = self._place(event)
+        if event["name"] == "process_name":
+            self.process_names[pid] = str(event["args"]["name"])
+        elif event["name"] == "thread_name":
+            self.thread_names[pid, tid] = str(event["args"]["name"])
+        elif event["name"] == "process_labels" and (rank := RANK.fullmatch(str(event["args"]["labels"]))):
+            self.ranks[pid] = int(rank[1])
+
+    def _place(self, event: Mapping[str, Any]) -> tuple[int, int]:
+        args = event.get("args", {})
+        pid, tid = args.get("process", event.get("pid", 0)), args.get("thread", event.get("tid", 0))
+        return pid if type(pid) is int else self._number(pid), tid if type(tid) is int else self._number(tid)
+
+    def _number(self, word: object) -> int:
+        """Of a process or thread that is given as text; of one that is no number, a negative one."""
+        try:
+            return int(str(word))
+        except ValueError:
+            return -1 - self._words.code(str(word))
+
+
+def _ns(microseconds: int | Decimal | str) -> int:
+    if isinstance(microseconds, str):
+        microseconds = Decimal(microseconds)
+    return round(microseconds * 1000)

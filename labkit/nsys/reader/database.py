@@ -1,0 +1,123 @@
+"""A SQLite export of nsys as columns of numbers, whichever tables and columns it has."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from labkit.nsys.reader.names import Names
+from labkit.nsys.trace import TraceError
+
+NULL = int(np.iinfo(np.int64).min)  # stands for NULL in a column of numbers
+NAMES_AT_ONCE = 500
+DAMAGED = "{name} is damaged or was cut short ({why}); export it again: nsys export --type sqlite REPORT.nsys-rep"
+
+Column = NDArray[np.int64]
+
+
+class Export:
+    """An open export. nsys makes tables only for what happened, so each may be missing, and columns differ by version.
+
+    `skipped` collects what was left out, `processes` the numbers given to processes, by globalTid >> 24.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.tables = frozenset(row[0] for row in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'"))
+        self.skipped: list[str] = []
+        self.processes: dict[int, int] = {}
+
+    def nullable(self, table: str) -> dict[str, bool]:
+        """The table's columns, and whether they may be NULL; none where there is no such table."""
+        return {row[1]: not row[3] for row in self.rows(f'PRAGMA table_info("{table}")')}
+
+    def rows(self, query: str) -> Iterator[tuple]:
+        yield from self._connection.execute(query)
+
+    def read(
+        self,
+        table: str,
+        wanted: tuple[str, ...],
+        *,
+        may_lack: tuple[str, ...] = (),
+        computed: Mapping[str, str] | None = None,
+    ) -> dict[str, Column] | None:
+        """The columns `start`, `end` and `wanted` of a table, and those that `computed` has SQL for.
+
+        NULL where the file has NULL or lacks the column, which is noted unless versions may lack it. None without the
+        table or its times.
+        """
+        nullable = self.nullable(table)
+        if not nullable:
+            return None
+        if not {"start", "end"} <= nullable.keys():
+            self.skipped.append(f"{table} has no start or no end: not read")
+            return None
+        select = {}
+        for name in ("start", "end", *wanted):
+            if name in nullable:
+                select[name] = f'coalesce("{name}", {NULL})' if nullable[name] else f'"{name}"'
+            elif name not in may_lack:
+                self.skipped.append(f"{table} has no {name}: taken as unknown")
+        columns = self._numbers(table, select | dict(computed or {}))
+        missing = np.full(len(columns["start"]), NULL)
+        return columns | {name: missing for name in wanted if name not in select}
+
+    def _numbers(self, table: str, select: Mapping[str, str]) -> dict[str, Column]:
+        rows = self._connection.execute(f'SELECT {", ".join(select.values())} FROM "{table}"')
+        try:
+            grid = np.fromiter(chain.from_iterable(rows), np.int64).reshape(-1, len(select))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise sqlite3.DataError(f"in {table}: {error}") from None
+        return {name: grid[:, index].copy() for index, name in enumerate(select)}
+
+    def ends(self, columns: Mapping[str, Column], what: str) -> Column:
+        """The ends, none before its start."""
+        start, end = columns["start"], columns["end"]
+        if backwards := int((end < start).sum()):
+            self.skipped.append(f"{backwards} {what} with an end before the start: taken as of no length")
+        return np.maximum(start, end)
+
+    def process(self, keys: Column) -> NDArray[np.int32]:
+        """The numbers of processes given as globalTid >> 24."""
+        where, used = pd.factorize(keys)
+        numbers = [self.processes.setdefault(key, len(self.processes)) for key in used.tolist()]
+        return np.array(numbers, np.int32)[where]
+
+    def codes(self, ids: Column, names: Names, clean: Callable[[str], str] = str) -> NDArray[np.int32]:
+        """The numbers in `names` of the texts of StringIds; of "" for ids that it does not have."""
+        where, used = pd.factorize(ids)
+        texts: dict[int, str] = {}
+        for begin in range(0, len(used) if "StringIds" in self.tables else 0, NAMES_AT_ONCE):
+            wanted = ", ".join(map(str, used[begin : begin + NAMES_AT_ONCE].tolist()))
+            texts.update(self.rows(f"SELECT id, value FROM StringIds WHERE id IN ({wanted})"))  # type: ignore[arg-type]
+        return names.codes(clean(texts.get(number) or "") for number in used.tolist())[where]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Export]:
+    """The export, read only. Raises TraceError, also for damage that shows while it is read."""
+    _check_length(path)
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            yield Export(connection)
+    except sqlite3.DatabaseError as error:
+        raise TraceError(DAMAGED.format(name=path.name, why=error)) from None
+
+
+def _check_length(path: Path) -> None:
+    """SQLite notices missing pages only when it comes to them, and a table may seem to end there."""
+    with path.open("rb") as file:
+        head = file.read(100)
+    size, page = path.stat().st_size, int.from_bytes(head[16:18], "big")
+    counted = head[24:28] == head[92:96]  # else the number of pages was written by an older SQLite
+    expected = int.from_bytes(head[28:32], "big") * (65_536 if page == 1 else page) if counted else 0
+    if len(head) < 100 or size < expected:
+        raise TraceError(DAMAGED.format(name=path.name, why=f"{size} bytes of {max(expected, 100)}"))

@@ -1,0 +1,219 @@
+"""Writes a trace as Chrome JSON, which Perfetto, chrome://tracing and labkit itself open.
+
+Ranges and calls stand on the threads that made them, GPU work in processes of its own, one for each GPU of a process
+with a thread for each stream. An arrow leads from every call to what it launched. Viewers take a thread's events to be
+nested, so what crosses another one gets a thread beside it, and its arguments name its own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from labkit.nsys.analysis.attribution import attribute
+from labkit.nsys.analysis.launches import launches
+from labkit.nsys.analysis.nesting import Ints, order_by_nesting
+from labkit.nsys.reader.tracks import Placed, Tracks, tracks
+from labkit.nsys.trace import Trace
+from labkit.stages import DOMAIN, parse
+from labkit.whole_file import whole_file
+
+CHUNK = 20_000  # events that are text at a time
+COMPRESSION = 5
+CATEGORIES = {"kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "graph": "gpu_graph"}
+NAMES = {"memcpy": "Memcpy {}", "memset": "Memset", "graph": "CUDA graph"}
+DRIVER = re.compile(r"cu[A-Z]")  # cuLaunchKernel, while cudaLaunchKernel is the runtime's
+ARGUMENTS = {  # columns of operations and calls, and what torch.profiler calls them
+    "device": "device",
+    "stream": "stream",
+    "correlation": "correlation",
+    "graph_node": "graph node id",
+    "bytes": "bytes",
+    "registers": "registers per thread",
+    "shared_bytes": "shared memory",
+}
+ALWAYS = ("device", "stream")  # also where they are 0
+PROCESS, THREAD = "process", "thread"  # arguments: of an operation its launcher, of what stands beside its thread that
+
+
+def write_chrome(trace: Trace, path: str | os.PathLike[str]) -> Path:
+    """Writes `trace` to `path`, packed if that ends with ".gz"; until all is written, under another name."""
+    target = Path(path)
+    packed = target.suffix == ".gz"
+    with whole_file(target) as part, gzip.open(part, "wb", COMPRESSION) if packed else part.open("wb") as file:
+        for piece in _document(trace):
+            file.write(piece.encode())
+    return target
+
+
+def _document(trace: Trace) -> Iterator[str]:
+    about: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ns"}
+    ranks = {int(rank) for rank in trace.processes["rank"]}
+    if trace.source.started_ns is not None:
+        about["baseTimeNanoseconds"] = trace.source.started_ns
+    if len(ranks) == 1 and -1 not in ranks:
+        about["distributedInfo"] = {"rank": ranks.pop()}
+    yield json.dumps(about)[:-1] + ', "traceEvents": [\n'
+    where = tracks(trace)
+    pieces = (
+        _metadata(trace, where),
+        _ranges(trace, where),
+        _calls(trace, where),
+        _operations(trace, where),
+        _arrows(trace, where),
+    )
+    first = True
+    for piece in pieces:
+        for lines in piece:
+            yield lines if first else ",\n" + lines
+            first = False
+    yield "\n]}\n"
+
+
+def _metadata(trace: Trace, where: Tracks) -> Iterator[str]:
+    """The names of processes and threads, and their order."""
+    names = [str(name) or "process" for name in trace.processes["name"]] + ["process"] * len(where.pids)
+    ranks = [f"rank {rank}" if rank >= 0 else "" for rank in trace.processes["rank"]] + [""] * len(where.pids)
+    threads = {
+        (int(where.pids[process]), int(tid)): str(name) for process, tid, name in trace.threads.itertuples(index=False)
+    }
+    for process, pid in enumerate(where.pids.tolist()):
+        yield _about(pid, 0, "process_name", {"name": names[process]})
+        yield _about(pid, 0, "process_sort_index", {"sort_index": process})
+        if ranks[process]:
+            yield _about(pid, 0, "process_labels", {"labels": ranks[process]})
+    for pid, (process, device) in where.gpus.items():
+        yield _about(pid, 0, "process_name", {"name": f"GPU {device} of {ranks[process] or names[process]}"})
+        yield _about(pid, 0, "process_sort_index", {"sort_index": len(where.pids) + pid})
+    on_cpu = sorted({*where.ranges.distinct(), *where.calls.distinct()})
+    for pid, tid, own in on_cpu:
+        name = threads.get((pid, own)) or f"thread {own}"
+        yield _about(pid, tid, "thread_name", {"name": name if tid == own else f"{name}, overlapping"})
+    for pid, tid, own in where.operations.distinct():
+        yield _about(pid, tid, "thread_name", {"name": f"stream {own}" if tid == own else f"stream {own}, overlapping"})
+
+
+def _about(pid: int, tid: int, name: str, args: dict[str, Any]) -> str:
+    return json.dumps({"ph": "M", "ts": 0, "pid": pid, "tid": tid, "name": name, "args": args})
+
+
+def _ranges(trace: Trace, where: Tracks) -> Iterator[str]:
+    ranges = trace.ranges
+    domains = [f'"domain": {json.dumps(str(text))}' if text else "" for text in ranges["domain"].cat.categories]
+    categories = np.full(len(ranges), "user_annotation")
+    yield from _spans(
+        ranges, where.ranges, categories, [_of(ranges["domain"], domains), _stages(trace, np.arange(len(ranges)))]
+    )
+
+
+def _calls(trace: Trace, where: Tracks) -> Iterator[str]:
+    calls = trace.calls
+    driver = [bool(DRIVER.match(text)) for text in calls["name"].cat.categories]
+    categories = np.where(_of(calls["name"], driver).astype(bool), "cuda_driver", "cuda_runtime")
+    categories = np.where(calls["kind"] == "op", "cpu_op", categories)
+    yield from _spans(calls, where.calls, categories, [_numbers(calls, "correlation")])
+
+
+def _operations(trace: Trace, where: Tracks) -> Iterator[str]:
+    operations = trace.operations
+    args = [_numbers(operations, name) for name in ARGUMENTS]
+    for name in ("grid", "block"):
+        sides = (", ".join(text.split(" x ")) for text in operations[name].cat.categories)
+        args.append(_of(operations[name], [f'"{name}": [{each}]' if each else "" for each in sides]))
+    owner = where.pids[operations["process"].to_numpy()]
+    args.append(np.array([f'"{PROCESS}": {pid}' for pid in owner.tolist()], object))
+    args.append(_stages(trace, attribute(trace).range_of_operation))
+    kinds = operations["kind"].cat.categories
+    names = np.asarray(operations["name"].astype(str), object)
+    for kind, name in NAMES.items():
+        rows = np.flatnonzero(operations["kind"] == kind)
+        names[rows] = [name.format(each) for each in names[rows]]
+    categories = _of(operations["kind"], [CATEGORIES.get(kind, "") for kind in kinds])
+    yield from _spans(operations.assign(name=pd.Categorical(names)), where.operations, categories, args)
+
+
+def _arrows(trace: Trace, where: Tracks) -> Iterator[str]:
+    """From the start of each call to the start of each operation that it launched."""
+    calls, of_call, of_operation = launches(trace, trace.operations)
+    number = pd.Series(calls.index, index=of_call)
+    call = number[~number.index.duplicated()].reindex(of_operation)
+    operation = np.flatnonzero(call.notna())
+    call = call.to_numpy()[operation].astype(np.int64)
+    for at in range(0, len(operation), CHUNK):
+        rows, launched = call[at : at + CHUNK], operation[at : at + CHUNK]
+        tails, heads = _columns(trace.calls, where.calls, rows), _columns(trace.operations, where.operations, launched)
+        yield ",\n".join(
+            f"{_arrow('s', key, *tail)},\n{_arrow('f', key, *head)}"
+            for key, tail, head in zip(launched.tolist(), tails, heads, strict=True)
+        )
+
+
+def _arrow(phase: str, key: int, pid: int, tid: int, start: int, end: int) -> str:
+    """One of its ends, at the start of the event that it belongs to."""
+    about = f'"id": {key}, "cat": "ac2g", "name": "ac2g", "pid": {pid}, "tid": {tid}, "ts": {start / 1e3:.3f}'
+    return f'{{"ph": "{phase}", "bp": "e", {about}}}' if phase == "f" else f'{{"ph": "{phase}", {about}}}'
+
+
+def _spans(frame: pd.DataFrame, placed: Placed, categories: NDArray, args: list[NDArray[np.object_]]) -> Iterator[str]:
+    """Complete events, many at a time. `args`: the parts of each one's arguments, some of them empty."""
+    texts = frame["name"].cat
+    names = [json.dumps(str(text)) for text in texts.categories]
+    moved = np.flatnonzero(placed.tid != placed.own)
+    thread = np.full(len(frame), "", object)
+    thread[moved] = [f'"{THREAD}": {tid}' for tid in placed.own[moved].tolist()]
+    start, end = (frame[column].to_numpy() for column in ("start_ns", "end_ns"))
+    order = order_by_nesting(start, end, np.zeros(len(frame), np.int64))  # viewers nest in the order they read
+    for at in range(0, len(frame), CHUNK):
+        rows = order[at : at + CHUNK]
+        parts = zip(*(part[rows].tolist() for part in (*args, thread)), strict=True)
+        yield ",\n".join(
+            f'{{"ph": "X", "cat": "{category}", "name": {names[code]}, "pid": {pid}, "tid": {tid}, '
+            f'"ts": {start / 1e3:.3f}, "dur": {(end - start) / 1e3:.3f}, "args": {{{", ".join(filter(None, part))}}}}}'
+            for (pid, tid, start, end), code, category, part in zip(
+                _columns(frame, placed, rows),
+                texts.codes.to_numpy()[rows].tolist(),
+                categories[rows].tolist(),
+                parts,
+                strict=True,
+            )
+        )
+
+
+def _columns(frame: pd.DataFrame, placed: Placed, rows: Ints) -> Iterator[tuple[int, int, int, int]]:
+    """pid, tid, start and end."""
+    start, end = (frame[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    columns = (placed.pid[rows], placed.tid[rows], start, np.maximum(start, end))
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _of(column: pd.Series, values: Sequence[object]) -> NDArray[np.object_]:
+    """For each row of a column of categories, the value for its category."""
+    return np.array([*values, ""], object)[column.cat.codes.to_numpy()]
+
+
+def _numbers(frame: pd.DataFrame, name: str) -> NDArray[np.object_]:
+    label = ARGUMENTS[name]
+    return np.array(
+        [f'"{label}": {value}' if value or name in ALWAYS else "" for value in frame[name].tolist()], object
+    )
+
+
+def _stages(trace: Trace, rows: Ints) -> NDArray[np.object_]:
+    """What ranges say about phase, layer and stage; "" for those of other domains, and for row -1."""
+    ranges = trace.ranges
+    told = []
+    for text in ranges["name"].cat.categories:
+        label = parse(str(text))
+        known = {"phase": label.phase, "layer": label.layer, "stage": label.stage} if label else {}
+        told.append(json.dumps({name: value for name, value in known.items() if value is not None})[1:-1])
+    said = np.where(ranges["domain"] == DOMAIN, _of(ranges["name"], told), "")
+    return np.append(said, "")[rows]

@@ -1,0 +1,98 @@
+"""NVTX ranges of an export, with their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from labkit.nsys.reader.database import NULL, Column, Export
+from labkit.nsys.reader.names import Names
+from labkit.nsys.trace import typed
+from labkit.nvtx_ranges import RANK_MARK
+
+TABLE = "NVTX_EVENTS"
+PUSH_POP, START_END = (59, 70), (60, 71)  # by eventType; 70 and 71 were imported
+MARK, DOMAIN_CREATE = 34, 75
+WANTED = ("eventType", "globalTid", "endGlobalTid", "textId", "domainId")
+
+
+def read_ranges(export: Export, *, last_of_all: bool) -> pd.DataFrame:
+    """The ranges that began and ended on one thread, in the order of their starts, the outer first.
+
+    Those still open end with the last timestamp of the ranges, or `last_of_all`, of any NVTX event.
+    """
+    rows = export.read(TABLE, WANTED, computed={"range_id": "rowid"})
+    if rows is None:
+        return typed("ranges", {})
+    is_range = np.isin(rows["eventType"], PUSH_POP + START_END)
+    timed = np.full(len(is_range), True) if last_of_all else is_range
+    last = max(rows["start"][timed].max(initial=0), rows["end"][timed].max(initial=0))
+    kept = is_range & _on_one_thread(export, rows, is_range)
+    rows = {name: column[kept] for name, column in rows.items()}
+    still_open = rows["end"] == NULL
+    rows["end"] = np.where(still_open, last, rows["end"])
+    rows["end"] = export.ends(rows, "ranges")
+
+    order = np.lexsort((rows["range_id"], -rows["end"], rows["start"]))
+    rows = {name: column[order] for name, column in rows.items()}
+    style = np.isin(rows["eventType"], START_END).astype(np.int8)
+    return typed(
+        "ranges",
+        {
+            "range_id": rows["range_id"],
+            "start_ns": rows["start"],
+            "end_ns": rows["end"],
+            "process": export.process(rows["globalTid"] >> 24),
+            "tid": rows["globalTid"] & 0xFFFFFF,
+            "domain": _domains(export, rows),
+            "name": _messages(export, rows),
+            "style": pd.Categorical.from_codes(style, ["PushPop", "StartEnd"]),
+            "open": still_open[order],
+        },
+    )
+
+
+def read_ranks(export: Export) -> dict[int, int]:
+    """Ranks by globalPid >> 24, of the processes that labkit has marked with theirs ("rank.3")."""
+    columns = export.nullable(TABLE).keys()
+    if not {"eventType", "globalTid", "text", "textId"} <= columns or "StringIds" not in export.tables:
+        return {}
+    text = f"SELECT globalTid >> 24, coalesce(text, value) AS said FROM {TABLE} LEFT JOIN StringIds ON textId = id"
+    marks = export.rows(f"{text} WHERE eventType = {MARK} AND said GLOB '{RANK_MARK}[0-9]*'")
+    return {process: int(said.removeprefix(RANK_MARK)) for process, said in marks if said[len(RANK_MARK) :].isdigit()}
+
+
+def _on_one_thread(export: Export, rows: Mapping[str, Column], is_range: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    homeless, moved = rows["globalTid"] == NULL, rows["endGlobalTid"] != NULL
+    for left_out, why in ((homeless, "without a thread"), (moved, "that ended on another thread than they began on")):
+        if count := int((is_range & left_out).sum()):
+            export.skipped.append(f"{count} NVTX ranges {why}: left out")
+    if marks := int((rows["eventType"] == MARK).sum()):
+        export.skipped.append(f"{marks} NVTX marks, which last no time: left out")
+    return ~homeless & ~moved
+
+
+def _domains(export: Export, rows: Mapping[str, Column]) -> pd.Categorical:
+    """The domain of each range: the first name that its process gave it, "" where it gave none."""
+    created: dict[tuple[int, int], str] = {}
+    if "text" in export.nullable(TABLE):
+        query = f"SELECT globalTid >> 24 & 0xFFFFFF, domainId, text FROM {TABLE} WHERE eventType = {DOMAIN_CREATE}"
+        created = {(pid, domain): text for pid, domain, text in export.rows(f"{query} ORDER BY start DESC") if text}
+    names = Names()
+    pids, domains = (rows["globalTid"] >> 24 & 0xFFFFFF).tolist(), rows["domainId"].tolist()
+    return names.categorical(names.codes(created.get(key, "") for key in zip(pids, domains, strict=True)))
+
+
+def _messages(export: Export, rows: Mapping[str, Column]) -> pd.Categorical:
+    """The message of each range: a registered string, or else the text that came with it."""
+    names = Names()
+    codes = export.codes(rows["textId"], names)
+    nothing = names.code("")
+    if "text" in export.nullable(TABLE):
+        texts = dict(export.rows(f"SELECT rowid, text FROM {TABLE} WHERE text IS NOT NULL"))  # type: ignore[arg-type]
+        unnamed = np.flatnonzero(codes == nothing)
+        codes[unnamed] = names.codes(texts.get(row, "") for row in rows["range_id"][unnamed].tolist())
+    return names.categorical(codes)

@@ -1,0 +1,120 @@
+"""Opens traces, whatever wrote them, and puts those of several ranks on one clock."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from pandas.api.types import union_categoricals
+
+from labkit.nsys.reader.cache import cached
+from labkit.nsys.reader.chrome import GZIP, read_chrome
+from labkit.nsys.reader.sqlite import read_sqlite
+from labkit.nsys.trace import SCHEMA, Source, Trace, TraceError, typed
+
+SQLITE = b"SQLite format 3\0"
+STREAM, REPORT = b"NVIDIA Nsight Systems Stream", b"NVIDIA Tegra Profiler Report"
+RANK = re.compile(r"(?:^|[^a-z])r(?:ank)?[-_.]?(\d+)(?:[^a-z0-9]|$)", re.IGNORECASE)
+EXPECTED = "expected a .sqlite export of nsys or a Chrome trace of torch.profiler (.json, .json.gz)"
+
+PathLike = str | os.PathLike[str]
+
+
+def read(paths: PathLike | Sequence[PathLike], *, cache: bool = True) -> Trace:
+    """The trace in a file, or in several, such as one per rank: a SQLite export of nsys or a Chrome trace (JSON, gzip).
+
+    What a file is tells its content, not its name. Several files are put on one clock by their start times; what has
+    none is noted in `source.skipped`, as is all that was left out. A rank is what a Chrome trace says of itself, else
+    what the file's name says ("run-r3.sqlite", "rank_3.json"). Later reads of the same contents come from a cache
+    (`LABKIT_CACHE`, ~/.cache/labkit). Raises TraceError for what is no usable trace.
+    """
+    files = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
+    if not files:
+        raise TraceError(f"got no file; {EXPECTED}")
+    traces = [_read_one(path, cache) for path in files]
+    return traces[0] if len(traces) == 1 else _joined(traces)
+
+
+def _read_one(path: Path, cache: bool) -> Trace:
+    reader = _reader(path)
+    trace = cached(path, reader) if cache else reader(path)
+    rank = RANK.search(path.name)
+    if rank and (trace.processes["rank"] == -1).all():
+        return replace(trace, processes=trace.processes.assign(rank=np.int32(rank[1])))
+    return trace
+
+
+def _reader(path: Path) -> Callable[[Path], Trace]:
+    """What reads this file, by its first bytes."""
+    if path.is_dir():
+        inside = sorted(file.name for file in path.iterdir() if file.name.endswith((".sqlite", ".json", ".json.gz")))
+        raise TraceError(f"{path} is a folder; name the files in it ({', '.join(inside) or 'no trace is there'})")
+    if not path.exists():
+        raise TraceError(f"got {path}, which does not exist; {EXPECTED}")
+    with path.open("rb") as file:
+        head = file.read(1024)
+    if head.startswith(SQLITE):
+        return read_sqlite
+    if head.startswith(GZIP) or head.lstrip()[:1] in (b"{", b"["):
+        return read_chrome
+    if STREAM in head:
+        raise TraceError(
+            f"{path.name} is a raw stream (.qdstrm) that nsys could not import: the importer was missing, or the run "
+            f"was killed; `labkit doctor` says how to repair the installation, then record again. {EXPECTED}"
+        )
+    if REPORT in head:
+        raise TraceError(
+            f"{path.name} is a report of nsys itself; export it: nsys export --type sqlite {path.name}, or record with "
+            "`labkit profile`, which does so"
+        )
+    if not head:
+        raise TraceError(f"{path.name} is empty: it was cut short, or the disk was full; {EXPECTED}. Record again")
+    raise TraceError(f"{path.name} begins with {head[:16]!r}; {EXPECTED}")
+
+
+def _joined(traces: Sequence[Trace]) -> Trace:
+    """One trace of all; each file's processes stay processes of their own."""
+    known = [trace.source.started_ns for trace in traces if trace.source.started_ns is not None]
+    began = min(known, default=None)
+    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in SCHEMA}
+    skipped, processes = [], 0
+    for trace in traces:
+        started, file = trace.source.started_ns, " ".join(trace.source.files)
+        if started is None or began is None:
+            shift = 0
+            skipped.append(f"{file}: no start time, so it is not on one clock with the others")
+        else:
+            shift = started - began
+        skipped += [f"{file}: {line}" for line in trace.source.skipped]
+        for name, frame in trace.frames.items():
+            moved = {column: frame[column] + shift for column in ("start_ns", "end_ns") if column in frame}
+            if "process" in frame:
+                moved["process"] = frame["process"] + np.int32(processes)
+            parts[name].append(frame.assign(**moved))
+        processes += len(trace.processes)
+    sources = [trace.source for trace in traces]
+    source = Source(
+        " and ".join(dict.fromkeys(source.profiler for source in sources)),
+        " and ".join(dict.fromkeys(source.version for source in sources if source.version)),
+        tuple(file for source in sources for file in source.files),
+        began,
+        tuple(skipped),
+    )
+    return Trace(source, **{name: _stacked(name, frames) for name, frames in parts.items()})
+
+
+def _stacked(name: str, frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The frames below each other, by start. Texts become categories of all."""
+    columns: dict[str, object] = {}
+    for column, dtype in SCHEMA[name].items():
+        arrays = [frame[column].array for frame in frames]
+        columns[column] = union_categoricals(arrays) if dtype == "category" else np.concatenate(arrays)  # type: ignore[arg-type]
+    joined = typed(name, columns)
+    if "start_ns" not in joined:
+        return joined
+    return joined.sort_values("start_ns", kind="stable", ignore_index=True)

@@ -1,0 +1,86 @@
+"""Reads what `nsys export --type sqlite` wrote, from 2022.4 to 2026, into a Trace.
+
+Two generations differ in more than names: exports with EXPORT_META_DATA (2022.4) end the ranges that were still open
+with the last timestamp of all NVTX events, those with META_DATA_EXPORT (2023.4 and later) with that of the ranges.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.reader import cuda, nvtx
+from labkit.nsys.reader.database import Export, opened
+from labkit.nsys.reader.names import Names
+from labkit.nsys.trace import Source, Trace, TraceError, typed
+
+NEWEST_SCHEMA = (3, 25)
+OLD_META, META = "EXPORT_META_DATA", "META_DATA_EXPORT"
+START_TIME = "TARGET_INFO_SESSION_START_TIME"
+READ = frozenset({nvtx.TABLE, cuda.CALLS, *cuda.NODES, *cuda.OPERATIONS})
+
+
+def read_sqlite(path: Path) -> Trace:
+    """The trace of one export. TraceError: it is damaged, or not an export of nsys."""
+    with opened(path) as export:
+        if not export.tables & (READ | {OLD_META, META}):
+            raise TraceError(
+                f"{path.name} is a SQLite database without any table of Nsight Systems; expected what "
+                "`nsys export --type sqlite REPORT.nsys-rep` writes"
+            )
+        version = _version(export)
+        ranges = nvtx.read_ranges(export, last_of_all=OLD_META in export.tables)
+        operations, calls, nodes = cuda.read_operations(export), cuda.read_calls(export), cuda.read_graph_nodes(export)
+        processes, threads = _processes(export), _threads(export)
+        source = Source("nsys", version, (path.name,), _started(export), tuple(export.skipped))
+        return Trace(source, ranges, operations, calls, nodes, processes, threads)
+
+
+def _version(export: Export) -> str:
+    """The versions in words. A newer schema is noted, with the events that this reader does not know."""
+    meta = next((table for table in (META, OLD_META) if table in export.tables), None)
+    if meta is None:
+        return ""
+    values = {str(name): str(value) for name, value in export.rows(f"SELECT name, value FROM {meta}")}
+    schema = values.get("EXPORT_SCHEMA_VERSION", "unknown")
+    if tuple(int(part) for part in re.findall(r"\d+", schema)[:2]) > NEWEST_SCHEMA:
+        events = [table for table in sorted(export.tables - READ) if {"start", "end"} <= export.nullable(table).keys()]
+        newest = ".".join(map(str, NEWEST_SCHEMA))
+        export.skipped.append(
+            f"schema {schema} is newer than {newest}, the newest known; tables with events that were not read: "
+            f"{', '.join(events) or 'none'}"
+        )
+    return f"{values.get('EXPORT_PRODUCT_VERSION', 'unknown version')}, schema {schema}"
+
+
+def _started(export: Export) -> int | None:
+    if "utcEpochNs" not in export.nullable(START_TIME):
+        return None
+    return next((started for (started,) in export.rows(f"SELECT utcEpochNs FROM {START_TIME}")), None)
+
+
+def _processes(export: Export) -> pd.DataFrame:
+    """The processes that something was recorded of, in the order of their numbers."""
+    known: dict[int, str] = {}
+    if {"globalPid", "name"} <= export.nullable("PROCESSES").keys():
+        query = "SELECT globalPid >> 24, name FROM PROCESSES WHERE globalPid IS NOT NULL AND name IS NOT NULL"
+        known = dict(export.rows(query))  # type: ignore[arg-type]
+    names, ranks = Names(), nvtx.read_ranks(export)
+    keys = np.array(list(export.processes), np.int64)
+    name = names.categorical(names.codes(known.get(key, "") for key in export.processes))
+    rank = np.array([ranks.get(key, -1) for key in export.processes], np.int32)
+    return typed("processes", {"pid": keys & 0xFFFFFF, "rank": rank, "name": name})
+
+
+def _threads(export: Export) -> pd.DataFrame:
+    """The named threads of those processes."""
+    if not {"globalTid", "nameId"} <= export.nullable("ThreadNames").keys():
+        return typed("threads", {})
+    rows = dict(export.rows("SELECT globalTid, nameId FROM ThreadNames WHERE globalTid IS NOT NULL"))  # type: ignore[arg-type]
+    rows = {tid: name for tid, name in rows.items() if tid >> 24 in export.processes}
+    tids, names = np.array(list(rows), np.int64), Names()
+    name = names.categorical(export.codes(np.array(list(rows.values()), np.int64), names))
+    return typed("threads", {"process": export.process(tids >> 24), "tid": tids & 0xFFFFFF, "name": name})

@@ -1,0 +1,77 @@
+"""What the events of a trace are coloured by: the stage that each belongs to."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.nsys.analysis.attribution import Attribution
+from labkit.nsys.analysis.launches import launches
+from labkit.nsys.analysis.nesting import Ints, innermost
+from labkit.nsys.trace import Trace
+from labkit.stages import DOMAIN, Label, Phase, Stage, parse
+
+STEP, OTHER = "step", "other"
+SHADES: tuple[str, ...] = (*(stage.value for stage in Stage), STEP, OTHER)  # steps and phases share a colour
+CODE = {shade: np.uint8(code) for code, shade in enumerate(SHADES)}
+Codes = NDArray[np.uint8]
+
+
+def labels(trace: Trace) -> tuple[list[Label | None], NDArray[np.int64]]:
+    """The label of each category of the ranges' names, and of each range its category; -1 outside labkit's domain."""
+    names, domains = trace.ranges["name"].cat, trace.ranges["domain"].cat
+    ours = domains.categories.get_indexer([DOMAIN])[0]
+    code = np.where(domains.codes.to_numpy() == ours, names.codes.to_numpy(), -1) if ours >= 0 else -1
+    return [parse(name) for name in names.categories], np.broadcast_to(code, len(trace.ranges)).astype(np.int64)
+
+
+def first_decode_step(trace: Trace) -> int | None:
+    """When it starts, on the trace's clock; None where no range tells."""
+    known, code = labels(trace)
+    decode = [label is not None and label.phase is Phase.DECODE for label in known]
+    for wanted in (
+        [label is not None and label.step and is_decode for label, is_decode in zip(known, decode, strict=True)],
+        decode,
+    ):
+        found = np.append(np.array(wanted, bool), False)[code]  # -1 is the last, which is none
+        if found.any():
+            return int(trace.ranges["start_ns"].to_numpy()[found].min())
+    return None
+
+
+def shades(trace: Trace, threads: tuple[Ints, Ints], attribution: Attribution | None) -> tuple[Codes, Codes, Codes]:
+    """The row of SHADES of each range, call and operation.
+
+    A range of labkit has its label's. What else runs on a CPU thread takes that of the innermost stage around it, an
+    operation of a GPU that of its call, or of what `attribution` says. `threads`: numbers those of ranges and calls.
+    """
+    known, code = labels(trace)
+    own = np.array([_shade(label) for label in known] + [CODE[OTHER]], np.uint8)[code]
+    stages = np.flatnonzero(own < len(Stage))
+    starts, ends = (trace.ranges[name].to_numpy() for name in ("start_ns", "end_ns"))
+    holders = (starts[stages], ends[stages], threads[0][stages])
+    stage_of = np.append(own[stages], CODE[OTHER])
+
+    others = np.flatnonzero(own == CODE[OTHER])
+    own[others] = stage_of[innermost(starts[others], ends[others], threads[0][others], holders)]
+    called = (trace.calls["start_ns"].to_numpy(), trace.calls["end_ns"].to_numpy(), threads[1])
+    of_calls = stage_of[innermost(*called, holders)]
+    if attribution is None:
+        return own, of_calls, np.append(of_calls, CODE[OTHER])[call_of_operation(trace)]
+    worked = np.append(own, CODE[OTHER])[attribution.range_of_operation]
+    worked[worked == CODE[STEP]] = CODE[OTHER]
+    return own, of_calls, worked
+
+
+def call_of_operation(trace: Trace) -> Ints:
+    """For each operation the row of the call that launched it, -1 for none."""
+    calls, of_call, of_operation = launches(trace, trace.operations)
+    first = np.full(max(of_call.max(initial=-1), of_operation.max(initial=-1)) + 1, -1)
+    first[of_call[::-1]] = calls.index[::-1]
+    return first[of_operation]
+
+
+def _shade(label: Label | None) -> np.uint8:
+    if label is None:
+        return CODE[OTHER]
+    return CODE[STEP if label.stage is None else label.stage.value]

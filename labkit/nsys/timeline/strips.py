@@ -1,0 +1,119 @@
+"""What a trace is cut into for a timeline: what each thread and each stream did, in rows that overlap nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from labkit.nsys.analysis.attribution import Attribution
+from labkit.nsys.analysis.containment import numbered
+from labkit.nsys.analysis.nesting import Ints, levels
+from labkit.nsys.timeline.shades import Codes, shades
+from labkit.nsys.trace import Trace
+
+FRAMES = ("ranges", "calls", "operations")
+RANGES, OPS, API, GPU = "ranges", "ops", "api", "gpu"  # kinds of strips
+OF_A_THREAD = (RANGES, OPS, API)
+MAX_LEVELS = 32  # of one strip; what nests deeper is left out, and counted
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Lanes that belong together: what one thread or stream did of one kind, by nesting."""
+
+    trace: int
+    process: int
+    kind: str
+    label: str  # "MainThread (4000)", "GPU 0, stream 7"
+    first: int  # lane
+    lanes: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The events of one frame of a trace, in its order and on its clock. Level and lane say where each is."""
+
+    frame: int  # row of FRAMES
+    start: Ints
+    end: Ints
+    level: NDArray[np.int32]
+    lane: Ints
+    shade: Codes
+    names: pd.Categorical
+
+
+def cut(at: int, trace: Trace, attribution: Attribution | None, first: int) -> tuple[list[Strip], list[Piece]]:
+    """The strips of trace number `at`, whose first lane is `first`, and its events, shaded as `shades` says."""
+    threads, of_range, of_call = _threads(trace)
+    streams, of_operation = _streams(trace)
+    kinds = len(OF_A_THREAD)
+    operators = (trace.calls["kind"] == "op").to_numpy()
+    of_events = (
+        kinds * of_range + OF_A_THREAD.index(RANGES),
+        kinds * of_call + np.where(operators, OF_A_THREAD.index(OPS), OF_A_THREAD.index(API)),
+        kinds * len(threads) + of_operation,
+    )
+    frames = [getattr(trace, name) for name in FRAMES]
+    times = [(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()) for frame in frames]
+    times = [(start, np.maximum(start, end)) for start, end in times]
+    heights = [levels(start, end, strip) for (start, end), strip in zip(times, of_events, strict=True)]
+
+    lanes = np.zeros(kinds * len(threads) + len(streams), np.int64)
+    for strip, level in zip(of_events, heights, strict=True):
+        np.maximum.at(lanes, strip, np.minimum(level + 1, MAX_LEVELS))
+    process = np.concatenate([np.repeat(threads["process"], kinds), streams["process"]])
+    shown = np.lexsort((np.arange(len(lanes)), process))  # of each process its threads, then its streams
+    begins = np.zeros(len(lanes), np.int64)
+    begins[shown] = first + np.cumsum(lanes[shown]) - lanes[shown]
+
+    labels = [*np.repeat(threads["label"], kinds), *streams["label"]]
+    of_kind = [*OF_A_THREAD * len(threads), *[GPU] * len(streams)]
+    strips = [
+        Strip(at, int(process[each]), of_kind[each], labels[each], int(begins[each]), int(lanes[each]))
+        for each in shown
+        if lanes[each]
+    ]
+    colours = shades(trace, (of_range, of_call), attribution)
+    return strips, [
+        Piece(
+            number,
+            *times[number],
+            heights[number],
+            begins[of_events[number]] + heights[number],
+            colours[number],
+            frame["name"].array,
+        )
+        for number, frame in enumerate(frames)
+    ]
+
+
+def _threads(trace: Trace) -> tuple[pd.DataFrame, Ints, Ints]:
+    """The threads with ranges or calls, of each process those with the most ranges first, and that of each row."""
+    of_range, of_call = numbered([trace.ranges, trace.calls], "tid")
+    code = np.concatenate([of_range, of_call])
+    both = pd.concat([trace.ranges[["process", "tid"]], trace.calls[["process", "tid"]]], ignore_index=True)
+    threads = both.iloc[np.unique(code, return_index=True)[1]].reset_index(drop=True)
+    ranges = np.bincount(of_range, minlength=len(threads))
+    known = {(process, tid): name for process, tid, name in trace.threads.itertuples(index=False)}
+    pairs = zip(threads["process"], threads["tid"], strict=True)
+    threads["label"] = [_thread(str(known.get((process, tid)) or "thread"), tid) for process, tid in pairs]
+    order = np.lexsort((threads["tid"], -ranges, threads["process"]))
+    place = np.argsort(order)
+    return threads.iloc[order].reset_index(drop=True), place[of_range], place[of_call]
+
+
+def _thread(name: str, tid: int) -> str:
+    return name if str(tid) in name else f"{name} ({tid})"
+
+
+def _streams(trace: Trace) -> tuple[pd.DataFrame, Ints]:
+    """The streams with operations, and that of each operation."""
+    columns = ["process", "device", "stream"]
+    grouped = trace.operations.groupby(columns, sort=True)
+    streams = grouped.size().index.to_frame(index=False)
+    labels = zip(streams["device"], streams["stream"], strict=True)
+    streams["label"] = [f"GPU {device}, stream {stream}" for device, stream in labels]
+    return streams, grouped.ngroup().to_numpy(np.int64)

@@ -1,0 +1,127 @@
+"""Made-up traces of a decoding model: as many events as wanted, with known relations, and nothing profiled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.trace import Source, Trace, typed
+from labkit.stages import Phase, Stage, message, step_message
+
+STAGES_OF_A_LAYER = (Stage.QKV, Stage.ATTENTION, Stage.ATTN_OUT, Stage.MLP, Stage.MLP_OUT, Stage.RESIDUAL)
+KERNELS = {
+    Stage.EMBED: "void at::native::indexSelectLargeIndex<c10::Half, long, unsigned int, 2, 2, -2, true>(...)",
+    Stage.QKV: "sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize64x64x64_stage4_warpsize2x2x1_tensor16x8x16_kernel",
+    Stage.ATTENTION: "void labkit::decode_attention<__half, 64>(labkit::DecodeArgs)",
+    Stage.ATTN_OUT: "void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128, 16, 4, 4, false>(...)",
+    Stage.MLP: "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_tn_align8>(...)",
+    Stage.MLP_OUT: "void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128, 16, 4, 4, false>(...)",
+    Stage.RESIDUAL: "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::Half>>(...)",
+    Stage.LM_HEAD: "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_f2f_stages_64x5_tn",
+    Stage.SAMPLE: "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps>>(...)",
+}
+LAUNCH_US, LATENCY_US, BETWEEN_US = 4.0, 3.0, 1.5
+
+
+def decode_trace(
+    *,
+    steps: int = 4,
+    layers: int = 12,
+    kernels_per_stage: int = 2,
+    kernel_us: float = 3.0,
+    ranks: int = 1,
+    seed: int = 0,
+) -> Trace:
+    """Decode steps of a model on one GPU per rank: ranges, launches, and kernels that start in the order launched."""
+    sides = [
+        _rank(rank, steps, layers, kernels_per_stage, kernel_us, np.random.default_rng([seed, rank]))
+        for rank in range(ranks)
+    ]
+    pids = 4000 + np.arange(ranks)
+    processes = typed("processes", {"pid": pids, "rank": np.arange(ranks), "name": ["python"] * ranks})
+    threads = typed("threads", {"process": np.arange(ranks), "tid": pids, "name": ["MainThread"] * ranks})
+    joined = {name: _joined([side[name] for side in sides]) for name in ("ranges", "operations", "calls")}
+    return Trace(Source("synthetic", "", ()), **joined, processes=processes, threads=threads)
+
+
+def trace_of(events: int, *, layers: int = 12, kernels_per_stage: int = 2, seed: int = 0) -> Trace:
+    """A trace of at least so many events, less than one step more."""
+    stages = 3 + layers * len(STAGES_OF_A_LAYER)
+    a_step = 1 + stages + 2 * stages * kernels_per_stage
+    steps = -(-(events - 1) // a_step)
+    return decode_trace(steps=steps, layers=layers, kernels_per_stage=kernels_per_stage, seed=seed)
+
+
+def _rank(
+    rank: int, steps: int, layers: int, per_stage: int, kernel_us: float, random: np.random.Generator
+) -> dict[str, pd.DataFrame]:
+    labels: list[tuple[Stage, int | None]] = [(Stage.EMBED, None)]
+    labels += [(stage, layer) for layer in range(layers) for stage in STAGES_OF_A_LAYER]
+    labels += [(Stage.LM_HEAD, None), (Stage.SAMPLE, None)]
+    launches = steps * len(labels) * per_stage
+    gaps_us = random.lognormal(np.log(LAUNCH_US), 0.3, launches) + BETWEEN_US
+    call_end = np.cumsum((gaps_us * 1e3).astype(np.int64)) + 20_000
+    call_start = call_end - (random.uniform(0.5, 0.9, launches) * LAUNCH_US * 1e3).astype(np.int64).clip(max=4_000)
+    call_start = np.maximum(call_start, np.concatenate([[0], call_end[:-1] + 200]))
+
+    stage_first = call_start.reshape(-1, per_stage)[:, 0] - 150
+    stage_last = call_end.reshape(-1, per_stage)[:, -1] + 40
+    step_first = stage_first.reshape(steps, -1)[:, 0] - 5
+    step_last = stage_last.reshape(steps, -1)[:, -1] + 5
+
+    names = [Phase.DECODE.value, step_message(Phase.DECODE)]
+    names += [message(Phase.DECODE, stage, layer) for stage, layer in labels]
+    codes = np.concatenate([[0], np.ones(steps, int), np.tile(np.arange(len(labels)) + 2, steps)])
+    starts = np.concatenate([[step_first[0] - 5], step_first, stage_first])
+    ends = np.concatenate([[step_last[-1] + 5], step_last, stage_last])
+    order = np.argsort(starts, kind="stable")
+    ranges = {
+        "range_id": np.arange(len(starts)) + 1,
+        "start_ns": starts[order],
+        "end_ns": ends[order],
+        "process": np.full(len(starts), rank),
+        "tid": np.full(len(starts), 4000 + rank),
+        "domain": pd.Categorical.from_codes(np.zeros(len(starts), np.int8), ["labkit"]),
+        "name": pd.Categorical.from_codes(codes[order], names),
+        "style": pd.Categorical.from_codes(np.zeros(len(starts), np.int8), ["PushPop"]),
+    }
+    calls = {
+        "start_ns": call_start,
+        "end_ns": call_end,
+        "process": np.full(launches, rank),
+        "tid": np.full(launches, 4000 + rank),
+        "kind": pd.Categorical.from_codes(np.zeros(launches, np.int8), ["api"]),
+        "name": pd.Categorical.from_codes(np.zeros(launches, np.int8), ["cudaLaunchKernel"]),
+        "correlation": np.arange(launches) + 1,
+    }
+    duration = (random.lognormal(np.log(kernel_us), 0.5, launches) * 1e3).astype(np.int64) + 800
+    done = np.cumsum(duration)
+    ready = call_end + int(LATENCY_US * 1e3)
+    kernel_start = np.maximum.accumulate(ready - (done - duration)) + (done - duration)
+    kernels = list(dict.fromkeys(KERNELS.values()))
+    stage_kernel = np.array([kernels.index(KERNELS[stage]) for stage, _ in labels])
+    operations = {
+        "start_ns": kernel_start,
+        "end_ns": kernel_start + duration,
+        "process": np.full(launches, rank),
+        "kind": pd.Categorical.from_codes(np.zeros(launches, np.int8), ["kernel"]),
+        "name": pd.Categorical.from_codes(np.tile(np.repeat(stage_kernel, per_stage), steps), kernels),
+        "device": np.full(launches, rank),
+        "stream": np.full(launches, 7),
+        "correlation": np.arange(launches) + 1,
+        "grid": pd.Categorical.from_codes(np.zeros(launches, np.int8), ["108 x 1 x 1"]),
+        "block": pd.Categorical.from_codes(np.zeros(launches, np.int8), ["128 x 1 x 1"]),
+        "registers": np.full(launches, 64),
+        "shared_bytes": np.full(launches, 16_384),
+    }
+    return {
+        "ranges": typed("ranges", ranges),
+        "operations": typed("operations", operations),
+        "calls": typed("calls", calls),
+    }
+
+
+def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    if len(frames) == 1:
+        return frames[0]
+    return pd.concat(frames, ignore_index=True).sort_values("start_ns", kind="stable", ignore_index=True)

@@ -1,0 +1,210 @@
+"""The installed Nsight Systems: where it is, which version, and what it can do, found by asking it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from glob import glob
+from pathlib import Path
+
+LOCATION = "LABKIT_NSYS"  # names the nsys to use: the program or its folder
+USUAL_PLACES = (
+    "/opt/nvidia/nsight-systems*/*/bin/nsys",
+    "/opt/nvidia/nsight-systems*/*/target-linux-*/nsys",
+    "/opt/nvidia/hpc_sdk/*/*/profilers/Nsight_Systems*/bin/nsys",
+    "/usr/local/cuda*/nsight-systems-*/target-linux-*/nsys",
+    "/usr/local/cuda*/bin/nsys",
+    "/usr/lib/nsight-systems/bin/nsys",
+    "~/nsight-systems*/bin/nsys",
+    "~/nsight-systems*/target-linux-*/nsys",
+    "~/nsight-systems*/*/target-linux-*/nsys",
+)
+IMPORTER = "QdstrmImporter"
+ANSWER_S = 30  # for a question like --version, also on a machine that is busy
+DOWNLOAD = "https://developer.nvidia.com/nsight-systems/get-started"
+
+OPTION = re.compile(r"^\t(?=\S).*?(--[a-z][\w-]*)(?:\[(include)\|(exclude)\])?=", re.MULTILINE)
+VALUES = re.compile(r"Possible (values|formats)(?: for <granularity>)? are:?\s+(.*?)(?:\.\s|\.$|\n\s*\n|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, and the one line that repairs it."""
+
+    reason: str
+    repair: str
+
+
+@dataclass(frozen=True)
+class Nsys:
+    """One installation. `path` is how it was found, perhaps a link; `importer` turns a capture into a report."""
+
+    path: Path
+    version: tuple[int, ...]  # (2023, 4, 4, 54)
+    version_text: str  # "2023.4.4.54-234433681190v0"
+    importer: Path | None
+
+    @property
+    def folder(self) -> Path:
+        """Where the program really lies: `target-linux-x64` of the installation, unless it is a script elsewhere."""
+        return self.path.resolve().parent
+
+    @property
+    def options(self) -> Mapping[str, frozenset[str]]:
+        """The options of `nsys profile` by their long names, with the values that its help lists, if it does."""
+        return _options(self.path)
+
+    @property
+    def reports(self) -> frozenset[str]:
+        """Names of the reports that `nsys stats -r` knows; they changed from 2022 to 2023."""
+        folders = [self.folder / "reports", *self.folder.parent.glob("host-*/reports")]
+        return frozenset(each.stem for folder in folders for each in folder.glob("[!_]*.py"))
+
+    def supports(self, option: str, value: str | None = None) -> bool:
+        """Whether `nsys profile` takes the option, and the value or the values between commas ("cuda,nvtx").
+
+        What follows a colon in a value is not looked at. An option whose help lists no values takes any.
+        """
+        if option not in self.options:
+            return False
+        listed = {_base(each) for each in self.options[option]}
+        return value is None or not listed or all(_base(each) in listed for each in value.split(","))
+
+    def importer_problem(self) -> str | None:
+        """Why captures could not be turned into reports, and the repair; None if they can be."""
+        fault = self.importer_fault()
+        return f"{fault.reason}. Repair: {fault.repair}" if fault else None
+
+    def importer_fault(self) -> Fault | None:
+        """The same in two parts. None also for an installation whose folders are not the usual ones."""
+        if not self.folder.name.startswith("target-"):
+            return None
+        if self.importer is None:
+            reason = f"nsys {self.version_text} captures but makes no reports: {self.folder.parent} has no host folder"
+            return Fault(f"{reason} with {IMPORTER}", self._link_host_folder())
+        answer = ask(self.importer, "--version")
+        if isinstance(answer, str):
+            if self._same_version(answer):
+                return None
+            reason = f"nsys is {self.version_text}, but its importer {self.importer} is another version"
+        else:
+            reason = f"nsys makes no reports: {self.importer} does not run: {answer}"
+        return Fault(reason, self._reinstall())
+
+    def _same_version(self, answer: str) -> bool:
+        return ".".join(map(str, self.version)) in answer
+
+    def _link_host_folder(self) -> str:
+        for importer in self._other_importers():
+            answer = ask(importer, "--version")
+            if isinstance(answer, str) and self._same_version(answer):
+                link = self.folder.parent / importer.parent.name
+                if link.is_symlink() or not link.exists():
+                    return _sudo(link.parent) + shlex.join(["ln", "-sfn", str(importer.parent), str(link)])
+        return self._reinstall()
+
+    def _other_importers(self) -> Iterator[Path]:
+        """Importers near the links that lead to the program, and near the folders above it."""
+        near, hop = [], self.path
+        for _ in range(10):
+            near += [hop.parent.parent]
+            if not hop.is_symlink():
+                break
+            hop = Path(os.path.normpath(hop.parent / hop.readlink()))
+        near += [folder / "nsight-systems" for folder in self.folder.parents[1:4]]
+        near += [Path("/usr/lib/nsight-systems")]
+        for folder in dict.fromkeys(near):
+            yield from sorted(folder.glob(f"host-*/{IMPORTER}"))
+
+    def _reinstall(self) -> str:
+        if self.folder.is_relative_to("/usr/lib"):
+            return f"{_sudo(self.folder)}apt-get install --reinstall nsight-systems nsight-systems-target"
+        return f"install Nsight Systems again, with its host folder: {DOWNLOAD}"
+
+
+def find_nsys() -> Nsys | None:
+    """The nsys that LABKIT_NSYS names, else the one on the PATH, else the newest in the usual folders that runs.
+
+    None without any. Raises ValueError where LABKIT_NSYS names something else.
+    """
+    if wanted := os.environ.get(LOCATION):
+        return _named(Path(wanted).expanduser())
+    if (on_path := shutil.which("nsys")) and isinstance(found := _identify(Path(on_path)), Nsys):
+        return found
+    places = {Path(each) for place in USUAL_PLACES for each in sorted(glob(os.path.expanduser(place)))}
+    usual = [each for each in map(_identify, sorted(places)) if isinstance(each, Nsys)]
+    return max(usual, key=lambda each: each.version, default=None)
+
+
+def _named(wanted: Path) -> Nsys:
+    inside = ("nsys", "bin/nsys", "target-linux-*/nsys")
+    programs = [each for name in inside for each in sorted(wanted.glob(name))] if wanted.is_dir() else [wanted]
+    found = _identify(programs[0]) if programs else "there is no nsys in this folder"
+    if isinstance(found, Nsys):
+        return found
+    raise ValueError(
+        f"got {LOCATION}={wanted}, expected the nsys program or its folder ({found}); correct it, or unset {LOCATION} "
+        "to search the PATH and the usual folders"
+    )
+
+
+def _identify(path: Path) -> Nsys | str:
+    """The installation of this program, or why it is none."""
+    answer = ask(path, "--version")
+    if not isinstance(answer, str):
+        return f"it does not run: {answer}"
+    if not (version := re.search(r"Nsight Systems version (\d[\w.-]*)", answer)):
+        return f"asked for its version, it says {answer.strip()[:80]!r}"
+    numbers = tuple(int(each) for each in re.findall(r"\d+", version[1].partition("-")[0]))
+    importers = sorted(path.resolve().parent.parent.glob(f"host-*/{IMPORTER}"))
+    return Nsys(path, numbers, version[1], importers[0] if importers else None)
+
+
+@cache
+def _options(path: Path) -> Mapping[str, frozenset[str]]:
+    help_text = ask(path, "profile", "--help")
+    if not isinstance(help_text, str):
+        return {}
+    heads = list(OPTION.finditer(help_text))
+    found = {}
+    for head, end in zip(heads, [*(each.start() for each in heads[1:]), len(help_text)], strict=True):
+        values = frozenset(_values(help_text[head.end() : end]))
+        names = [head[1] + each for each in head.groups()[1:] if each] or [head[1]]
+        found.update(dict.fromkeys(names, values))
+    return found
+
+
+def _values(help_text: str) -> list[str]:
+    """The values in "Possible values are 'graph' or 'node'."; none where it speaks of numbers, patterns or examples."""
+    listed = VALUES.search(help_text)
+    if listed is None or "for example" in listed[2]:
+        return []
+    quoted = re.findall(r"'([^']+)'", listed[2])
+    by_spaces = listed[1] == "formats"
+    values = quoted or (listed[2].partition("\n")[0].split() if by_spaces else re.split(r",\s*", listed[2]))
+    return [] if any(re.search(r"\s", each) for each in values) else values
+
+
+def _base(value: str) -> str:
+    return re.split(r"[\[:]", value, maxsplit=1)[0]
+
+
+def ask(program: Path, *arguments: str) -> str | Exception:
+    """What the program prints; the error if it can't be run or fails."""
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return error
+    if done.returncode:
+        return RuntimeError((done.stderr or done.stdout).strip().partition("\n")[0] or f"exit code {done.returncode}")
+    return done.stdout
+
+
+def _sudo(folder: Path) -> str:
+    return "" if os.access(folder, os.W_OK) else "sudo "

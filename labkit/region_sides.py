@@ -1,0 +1,15 @@
+"""What the ways to run a region are called, in records and in figures."""
+
+UNFUSED, OWN_GEMM, SDPA, FUSED, ONE_CALL = "unfused", "unfused, own GEMM", "torch SDPA", "fused", "one call"
+GRAPH = ", graph"  # what a side is called when a GPU plays its calls as one CUDA graph
+TITLES = {
+    UNFUSED: "unfused, torch's GEMM",
+    OWN_GEMM: "unfused, own GEMM",
+    SDPA: "torch's fused attention",
+    FUSED: "fused, called from Python",
+    ONE_CALL: "fused, in the one-call step",
+    UNFUSED + GRAPH: "unfused, in a CUDA graph",
+    OWN_GEMM + GRAPH: "own GEMM, in a graph",
+    SDPA + GRAPH: "torch's attention, in a graph",
+    FUSED + GRAPH: "fused, in a CUDA graph",
+}

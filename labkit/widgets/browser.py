@@ -1,0 +1,162 @@
+"""JupyterLab in a Chromium without a window, for measurements and tests of what a reader would see."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
+TOKEN = "labkit"
+START_S = 60
+FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run")
+DARK, LIGHT = "JupyterLab Dark", "JupyterLab Light"
+SETTINGS = {
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},  # asks before it does either
+    "notebook-extension/tracker": {"windowingMode": "none", "autoStartDefaultKernel": True},
+}
+IDLE = """() => {
+  const context = window.jupyterapp?.shell.currentWidget?.sessionContext;
+  const kernel = context?.session?.kernel;
+  return Boolean(context?.isReady && kernel?.connectionStatus === "connected" && kernel.status === "idle");
+}"""
+RUN = """(command) => {
+  window.labkitRan = false;
+  window.jupyterapp.commands.execute(command).then(() => (window.labkitRan = true));
+}"""
+# What JupyterLab itself logs as errors, in a folder of its own and without a network.
+NOISE = ("Failed to load resource: the server responded with a status of 404 (Not Found)",)
+
+
+def missing() -> str | None:
+    """What has to be installed before `jupyterlab` can work; None: nothing."""
+    if importlib.util.find_spec("playwright") is None:
+        return "got no playwright; install it with: pip install playwright"
+    if chromium() is None:
+        return "got no Chromium; install it with: sudo apt install chromium"
+    return None
+
+
+def chromium() -> str | None:
+    return next((found for name in CHROMIUMS if (found := shutil.which(name))), None)
+
+
+@dataclass
+class Lab:
+    """A page with JupyterLab on `folder`. `errors`: what it has logged as errors so far. `patience_s`: with a cell."""
+
+    page: Any  # playwright's
+    url: str
+    folder: Path
+    errors: list[str] = field(default_factory=list)
+    patience_s: float = 60
+
+    def open(self, notebook: str) -> None:
+        """Opens a notebook of the folder and waits for its kernel."""
+        self.page.goto(f"{self.url}/lab/tree/{notebook}?token={TOKEN}&reset")
+        self.wait_idle()
+
+    def run_all(self) -> None:
+        """Runs every cell and waits for the last one."""
+        self._run("notebook:run-all-cells")
+
+    def run_next(self) -> None:
+        """Runs the cell that is selected, at first the first one, and selects the next."""
+        self._run("notebook:run-cell-and-select-next")
+
+    def _run(self, command: str) -> None:
+        self.page.evaluate(RUN, command)
+        self.page.wait_for_function("() => window.labkitRan", timeout=self.patience_s * 1000)
+        self.wait_idle()
+
+    def wait_idle(self) -> None:
+        self.page.wait_for_function(IDLE, timeout=self.patience_s * 1000)
+
+
+@contextlib.contextmanager
+def jupyterlab(
+    folder: Path, *, width: int = 1280, height: int = 1000, scale: float = 1, theme: str = LIGHT
+) -> Iterator[Lab]:
+    """A server on `folder`, with settings of its own, and a page; both are gone afterwards.
+
+    Raises RuntimeError where something is missing or the server does not start.
+    """
+    if reason := missing():
+        raise RuntimeError(reason)
+    with tempfile.TemporaryDirectory(prefix="labkit-lab-") as home, _server(folder, Path(home), theme) as url:
+        playwright = importlib.import_module("playwright.sync_api")
+        with playwright.sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=chromium(), args=list(FLAGS))
+            page = browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
+            lab = Lab(page, url, folder)
+            page.on("console", lambda message: _note(lab, message.text) if message.type == "error" else None)
+            page.on("pageerror", lambda error: _note(lab, str(error)))
+            try:
+                yield lab
+            finally:
+                browser.close()
+
+
+def _note(lab: Lab, text: str) -> None:
+    if not text.startswith(NOISE):
+        lab.errors.append(text)
+
+
+@contextlib.contextmanager
+def _server(folder: Path, home: Path, theme: str) -> Iterator[str]:
+    settings = SETTINGS | {"apputils-extension/themes": {"theme": theme}}
+    for name, values in settings.items():
+        file = (home / "settings" / "@jupyterlab" / name).with_suffix(".jupyterlab-settings")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
+    places = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
+    variables = {f"JUPYTER_{name}": str(home / place) for name, place in places.items()}
+    variables |= {
+        "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
+    }
+    options = {
+        "ServerApp.root_dir": folder, "ServerApp.port": 0, "ServerApp.open_browser": False,
+        "ServerApp.allow_root": True, "ServerApp.terminals_enabled": False, "IdentityProvider.token": TOKEN,
+        "LabApp.expose_app_in_browser": True,
+    }  # fmt: skip
+    command = [sys.executable, "-P", "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())]
+    log = home / "log"
+    with log.open("wb") as sink:
+        server = subprocess.Popen(
+            command, env=os.environ | variables | {"IPYTHONDIR": str(home / "ipython")}, stdin=subprocess.DEVNULL,
+            stdout=sink, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield _address(server, home / "runtime", log)
+    finally:
+        server.terminate()  # it ends its kernels
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(15)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
+    """Where the server listens, as soon as it has said so."""
+    until = time.monotonic() + START_S
+    while time.monotonic() < until and server.poll() is None:
+        for file in runtime.glob(f"jpserver-{server.pid}.json"):
+            with contextlib.suppress(json.JSONDecodeError):  # being written
+                return str(json.loads(file.read_text())["url"]).rstrip("/")
+        time.sleep(0.05)
+    last = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
+    raise RuntimeError(f"got no JupyterLab within {START_S} s; its last lines:\n{last}")

@@ -1,0 +1,187 @@
+"""A timeline to look around in: Python computes tiles, the browser draws those it has and asks for the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import numpy as np
+import traitlets
+from IPython.display import display
+
+from labkit.figures.timeline import SHADE_COLORS, timeline
+from labkit.nsys.timeline import events
+from labkit.nsys.timeline.lanes import Lanes, Traces, build_lanes, named_traces
+from labkit.nsys.timeline.shades import SHADES
+from labkit.nsys.timeline.strips import GPU
+from labkit.nsys.timeline.tiles import COLUMNS, Tiles
+from labkit.nsys.timeline.view import view
+from labkit.nsys.trace import Trace
+from labkit.widgets.live import Slot, is_live
+
+HERE = Path(__file__).parent
+PARTS = ("tiles", "scene", "frame", "canvas", "panel", "view")  # of the script, each of which only needs earlier ones
+BUFFERS = {  # of a tile, as timeline_tiles.js expects them
+    "start": np.float64,
+    "end": np.float64,
+    "event": np.int32,
+    "lane": np.uint16,
+    "shade": np.uint8,
+    "name": np.int32,
+    "rows": np.uint16,
+    "columnShade": np.uint8,
+    "columnFill": np.uint8,
+}
+LIKELY_PIXELS = 1400  # of the first view, whose tiles are sent along with the widget
+NAMED = 400  # of a tile's events, the longest ones, have their names sent along
+TEXT = 160  # characters of such a name
+MARKS = 4000  # places of search results that are sent
+
+
+@cache
+def script() -> str:
+    """All modules as one, which is what a widget can have."""
+    files = (*(f"timeline_{part}.js" for part in PARTS), "timeline.js")
+    sources = ((HERE / name).read_text(encoding="utf-8") for name in files)
+    return "\n".join(re.sub(r"^import [^;]*;\n", "", source, flags=re.MULTILINE) for source in sources)
+
+
+def traces_of(trace: Traces, other: Trace | None) -> Mapping[str, Trace]:
+    """What `trace` and `other` amount to, by name."""
+    if other is None:
+        return named_traces(trace)
+    several = list(trace.values()) if isinstance(trace, Mapping) else [trace] if isinstance(trace, Trace) else trace
+    return named_traces([*several, other])
+
+
+class Timeline(anywidget.AnyWidget):
+    """One trace, or several under each other on one axis, each from its own zero.
+
+    It opens on everything, on a `window` in milliseconds, or on some decode `steps`. Raises TraceError where there is
+    nothing to draw.
+    """
+
+    _esm = script()
+    _css = HERE / "timeline.css"
+    scene = traitlets.Dict().tag(sync=True)
+    tiles: traitlets.List = traitlets.List().tag(sync=True)
+
+    def __init__(
+        self,
+        trace: Traces,
+        other: Trace | None = None,
+        *,
+        window: tuple[float, float] | None = None,
+        steps: int | range | None = None,
+    ) -> None:
+        self._lanes = build_lanes(traces_of(trace, other))
+        self._tiles = Tiles(self._lanes)
+        self._found: tuple[str, np.ndarray, int] = ("", np.zeros(0, np.int64), 0)
+        first = view(self._lanes, window, steps)
+        super().__init__(scene=_scene(self._lanes, self._tiles, first), tiles=self._first_tiles(*first))
+        self.on_msg(self._answer)
+
+    def _first_tiles(self, begin: int, end: int) -> list[dict[str, Any]]:
+        """The tiles of the first view, so that it shows even while the kernel is busy with something else."""
+        column_ns = max((end - begin) / LIKELY_PIXELS, 1.0)
+        level = min(max(self._tiles.exponent - int(np.log2(column_ns)), 0), self._tiles.levels - 1)
+        wide = COLUMNS << (self._tiles.exponent - level)
+        edges = np.clip(
+            [begin - self._tiles.origin, end - self._tiles.origin], 0, (COLUMNS << self._tiles.exponent) - 1
+        )
+        indices = range(int(edges[0]) // wide, int(edges[1]) // wide + 1)
+        wanted = dict.fromkeys([(0, 0), *((level, index) for index in indices)])
+        return [content | {"buffers": buffers} for content, buffers in (self._packed(*each) for each in wanted)]
+
+    def _packed(self, level: int, index: int) -> tuple[dict[str, Any], list[bytes]]:
+        """A tile as a message: content and buffers."""
+        lanes, tile = self._lanes, self._tiles.tile(level, index)
+        chosen = tile.events
+        start, end = lanes.start[chosen], lanes.end[chosen]
+        longest = np.argsort(start - end)[:NAMED]
+        texts = [[int(name), events.label(lanes, int(name))[:TEXT]] for name in np.unique(lanes.name[chosen[longest]])]
+        columns: dict[str, np.ndarray] = {
+            "start": start, "end": end, "event": chosen, "lane": lanes.lane[chosen], "shade": lanes.shade[chosen],
+            "name": lanes.name[chosen], "rows": tile.lanes, "columnShade": tile.shade, "columnFill": tile.fill,
+        }  # fmt: skip
+        content = {"kind": "tile", "level": level, "index": index, "texts": texts}
+        return content, [columns[name].astype(dtype).tobytes() for name, dtype in BUFFERS.items()]
+
+    def _answer(self, _: Any, message: dict[str, Any], __: Any) -> None:
+        """What the browser asks; an answer to one of several views carries that one's token."""
+        kind, reply = message.get("kind"), {"view": message.get("view"), "reveal": message.get("reveal", False)}
+        if kind == "tiles":
+            for level, index in message["tiles"]:
+                self.send(*self._packed(level, index))
+        elif kind == "search":
+            self._search(message, reply)
+        elif kind in ("details", "at", "beside"):
+            event = {
+                "details": lambda: message["event"],
+                "at": lambda: events.nearest(self._lanes, message["lane"], message["time"]),
+                "beside": lambda: events.beside(self._lanes, message["event"], message["by"]),
+            }[kind]()
+            self.send(reply | {"kind": "details", "details": self._details(event)})
+
+    def _details(self, event: int) -> dict[str, Any] | None:
+        return events.details(self._lanes, event) if event >= 0 else None
+
+    def _search(self, message: dict[str, Any], reply: dict[str, Any]) -> None:
+        """The next match after the last one found, or with a new text the first one from the middle of the view."""
+        text, by = message["text"], message["by"]
+        known, matches, at = self._found
+        if text != known:
+            matches = events.search(self._lanes, text)
+            at = int(np.searchsorted(self._lanes.start[matches], message["time"])) - max(by, 0)
+        at = (at + by) % len(matches) if len(matches) else 0
+        self._found = (text, matches, at)
+        marks = self._lanes.start[matches]
+        marks = marks[np.linspace(0, len(marks) - 1, min(len(marks), MARKS)).astype(np.int64)].astype(np.float64)
+        details = self._details(int(matches[at])) if len(matches) else None
+        content = {"kind": "found", "text": text, "count": len(matches), "at": at + 1, "details": details}
+        self.send(reply | content, [marks.tobytes()])
+
+
+def _scene(lanes: Lanes, tiles: Tiles, first: tuple[int, int]) -> dict[str, Any]:
+    """What the browser has to know from the beginning."""
+    begin, end = lanes.span
+    strips = [
+        {
+            "trace": strip.trace,
+            "process": events.process_name(lanes.traces[strip.trace], strip.process),
+            "kind": strip.kind,
+            "label": strip.label
+            if strip.kind in ("ranges", GPU)
+            else {"ops": "operators", "api": "CUDA calls"}[strip.kind],
+            "first": strip.first,
+            "lanes": strip.lanes,
+        }
+        for strip in lanes.strips
+    ]
+    return {
+        "title": f"Timeline of {' and '.join(lanes.names)}, {len(lanes):,} events in {lanes.count} lanes",
+        "names": list(lanes.names), "strips": strips, "events": len(lanes), "leftOut": lanes.left_out,
+        "shades": [{"name": shade, "color": SHADE_COLORS[shade]} for shade in SHADES],
+        "present": np.unique(lanes.shade).tolist(),
+        "origin": begin, "end": end, "exponent": tiles.exponent, "levels": tiles.levels, "columns": COLUMNS,
+        "zero": f"0: {lanes.aligned}", "view": list(first), "all": list(view(lanes)),
+    }  # fmt: skip
+
+
+def show_timeline(
+    trace: Traces,
+    other: Trace | None = None,
+    *,
+    window: tuple[float, float] | None = None,
+    steps: int | range | None = None,
+) -> None:
+    """Show a Timeline where somebody sits at the notebook, and in a batch run the static figure of the same."""
+    traces = traces_of(trace, other)
+    if is_live():
+        display(Timeline(traces, window=window, steps=steps))
+    else:
+        Slot(timeline(traces, window=window, steps=steps))

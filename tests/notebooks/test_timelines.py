@@ -1,0 +1,90 @@
+"""The third notebook: under papermill, as `labkit run` does it, and live in a real JupyterLab."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from browser_lab import needs_browser
+from pages import Page, run_in
+
+from labkit.notebooks import RunReport, read_parameters
+from labkit.widgets.browser import Lab, jupyterlab
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "03_timelines.ipynb"
+BUNDLED = {"source": "bundled"}
+FIGURES = 2 + 1 + 1  # the stages of both sides, their timelines, the waterfall
+READY = '.labkit-timeline[data-state="ready"]'
+VIEW = "document.querySelector('.labkit-timeline').timeline"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
+    return run_in(tmp_path_factory.mktemp("report"), NOTEBOOK, BUNDLED)
+
+
+def test_every_parameter_is_typed_and_documented() -> None:
+    parameters = read_parameters(nbformat.read(NOTEBOOK, as_version=4))
+    names = {"model", "baseline", "candidate", "steps", "source", "threads"}
+    assert {parameter.name for parameter in parameters} == names
+    assert all(parameter.types and parameter.help for parameter in parameters)
+
+
+def test_it_explains_the_bundled_captures(report: RunReport) -> None:
+    assert report.failure is None
+    (headline,) = report.headlines
+    assert re.match(r"fused is faster than hf-eager by [\d.]+ ms \[[\d.]+, [\d.]+\] per decode step: ", headline)
+
+
+def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
+    html = report.html.read_text()
+    page = Page(html)
+    assert page.outside == []
+    assert len(page.figures) == FIGURES
+    assert len(html) < 6_000_000
+    assert "not on this machine" in html
+    assert "profiling" in html or "profiled" in html
+
+
+def test_plain_papermill_captures_both_sides_itself(tmp_path: Path) -> None:
+    values = {"model": "tiny-gpt2", "steps": 6, "threads": 1, "source": "torch"}
+    parameters = [part for name, value in values.items() for part in ("-p", name, str(value))]
+    command = [sys.executable, "-m", "papermill", str(NOTEBOOK), "out.ipynb", *parameters]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    kept = {file.name.partition(".")[0] for file in (tmp_path / "runs").iterdir()}
+    assert kept == {"tiny-gpt2-hf-eager", "tiny-gpt2-fused"}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("lab")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace('source: str = "auto"', 'source: str = "bundled"')
+    nbformat.write(notebook, folder / "timelines.ipynb")
+    with jupyterlab(folder) as lab:
+        lab.open("timelines.ipynb")
+        lab.run_all()
+        lab.page.wait_for_selector(READY)
+        yield lab
+        assert lab.errors == []
+
+
+@needs_browser
+def test_in_jupyterlab_all_cells_run_and_a_click_tells_the_stage(lab: Lab) -> None:
+    page = lab.page
+    assert page.locator(".js-plotly-plot").count() == FIGURES - 1  # the timelines are live
+    page.locator(".labkit-timeline canvas").focus()
+    before = page.evaluate(f"{VIEW}.perPixel")
+    page.keyboard.press("+")
+    assert page.evaluate(f"{VIEW}.perPixel") < before
+    page.locator(".lkt-bar input").fill("decode/layer.3/mlp")
+    page.wait_for_selector(".lkt-details header")
+    fact = '.lkt-details [data-fact="{}"] dd'
+    assert page.locator(fact.format("stage")).inner_text() == "mlp"
+    assert page.locator(fact.format("layer")).inner_text() == "3"
+    assert "decode/step" in page.locator(".lkt-parents").inner_text()

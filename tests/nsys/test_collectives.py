@@ -1,0 +1,122 @@
+"""Waiting is charged to the rank that came last, and only matched collectives are compared."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import pytest
+from traces import Recorder, decode, disorder
+
+from labkit.nsys.analysis.collectives import collectives
+from labkit.nsys.trace import Trace, TraceError
+
+STEPS, LAYERS = 3, 2
+ENDS = 30  # of a collective, after the step's own time of arrival
+
+
+def run(late_us: Sequence[float], *, gpu: bool = False, ranks: Sequence[int] = (), nccl: bool = False) -> Trace:
+    """Ranks that arrive so much too late at each all-reduce, which ends 30 us after the time of arrival."""
+    recorder = Recorder()
+    for process, late in enumerate(late_us):
+        for step in range(STEPS):
+            begin = 200 * step
+            recorder.range("decode/step", begin, begin + 199, process=process)
+            for layer in range(LAYERS):
+                arrival = begin + 50 + 80 * layer
+                start, end = arrival + late, arrival + ENDS
+                if not nccl:
+                    recorder.range(f"decode/layer.{layer}/all_reduce", arrival - 5, end, process=process)
+                if gpu:
+                    recorder.kernel(arrival - 4, start, end, process=process, name="ncclDevKernel", device=process)
+                elif late:
+                    recorder.ranges[-1]["start_ns"] = round(1000 * start)
+                else:
+                    recorder.ranges[-1]["start_ns"] = 1000 * arrival
+    return recorder.trace(ranks=ranks or range(len(late_us)))
+
+
+@pytest.mark.parametrize(("gpu", "nccl"), [(False, False), (True, False), (True, True)])
+def test_everybody_waits_for_the_last(gpu: bool, nccl: bool) -> None:
+    found = collectives(run([0, 7, 3], gpu=gpu, nccl=nccl))
+    count = STEPS * LAYERS
+    assert found.ranks["collectives"].tolist() == [count] * 3
+    assert found.ranks["last"].tolist() == [0, count, 0]
+    assert found.ranks["wait_ms"].tolist() == pytest.approx([count * 0.007, 0, count * 0.004])
+    assert found.ranks["transfer_ms"].tolist() == pytest.approx([count * 0.023] * 3)
+    assert found.ranks["mostly_for"].tolist() == [1, pd.NA, 1]
+    assert found.waits_ms[1].tolist() == found.ranks["wait_ms"].tolist()
+    assert not found.waits_ms[[0, 2]].any(axis=None)
+    assert found.frame["skew_ns"].eq(7000).all()
+
+
+def test_each_collective_is_matched_by_phase_step_layer_and_order() -> None:
+    frame = collectives(run([0, 2])).frame
+    assert frame.groupby(["phase", "step", "layer", "order"])["rank"].agg(list).map(sorted).tolist() == [[0, 1]] * 6
+    assert frame["layer"].unique().tolist() == [0, 1]
+    assert frame["step"].unique().tolist() == [0, 1, 2]
+
+
+def test_two_all_reduces_of_a_layer_keep_their_order() -> None:
+    recorder = Recorder()
+    for process, first_late, second_late in ((0, 0, 5), (1, 4, 0)):
+        recorder.range("decode/step", 0, 100, process=process)
+        recorder.range("decode/layer.0/all_reduce", 10 + first_late, 30, process=process)
+        recorder.range("decode/layer.0/all_reduce", 50 + second_late, 70, process=process)
+    found = collectives(recorder.trace(ranks=(0, 1)))
+    assert found.frame["order"].tolist() == [0, 0, 1, 1]
+    assert found.waits_ms.to_numpy().tolist() == [[0, 0.004], [0.005, 0]]
+
+
+def test_a_collective_without_partners_is_left_out_and_remarked() -> None:
+    trace = run([0, 2])
+    lonely = trace.ranges["process"].eq(1) & trace.ranges["name"].eq("decode/layer.1/all_reduce")
+    cut = Trace(trace.source, ranges=trace.ranges.drop(index=lonely[lonely].index[-1:]), processes=trace.processes)
+    found = collectives(cut)
+    assert found.ranks["collectives"].tolist() == [5, 5]
+    assert any("1 of 11 arrivals have no partner" in remark for remark in found.remarks)
+
+
+def test_unknown_ranks_are_numbered() -> None:
+    found = collectives(run([0, 2], ranks=(-1, -1)))
+    assert found.ranks.index.tolist() == [0, 1]
+    assert any("not known" in remark for remark in found.remarks)
+
+
+def test_clocks_that_do_not_line_up_are_remarked() -> None:
+    trace = run([0, 2])
+    apart = trace.ranges.assign(start_ns=trace.ranges["start_ns"] + 10**9 * trace.ranges["process"])
+    apart["end_ns"] += 10**9 * trace.ranges["process"]
+    found = collectives(Trace(trace.source, ranges=apart, processes=trace.processes))
+    assert any("do not line up" in remark for remark in found.remarks)
+
+
+def test_what_the_reader_says_of_clocks_is_said_again() -> None:
+    recorder = Recorder()
+    for process in (0, 1):
+        recorder.range("decode/step", 0, 100, process=process)
+        recorder.range("decode/layer.0/all_reduce", 10, 30, process=process)
+    said = "rank 1's clock could not be aligned"
+    assert said in collectives(recorder.trace(ranks=(0, 1), skipped=(said, "a table"))).remarks
+
+
+@pytest.mark.parametrize("trace", [run([0]), decode({}, steps=2)], ids=["one rank", "no collectives"])
+def test_fewer_than_two_ranks_are_refused(trace: Trace) -> None:
+    with pytest.raises(TraceError, match="at least 2 ranks: read the reports of all"):
+        collectives(trace)
+
+
+def test_collectives_of_other_steps_are_refused() -> None:
+    recorder = Recorder()
+    for process, layer in ((0, 0), (1, 1)):
+        recorder.range("decode/step", 0, 100, process=process)
+        recorder.range(f"decode/layer.{layer}/all_reduce", 10, 30, process=process)
+    with pytest.raises(TraceError, match="none of which has a partner"):
+        collectives(recorder.trace(ranks=(0, 1)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_in_any_disorder_the_last_never_waits_and_skew_is_the_longest_wait(seed: int) -> None:
+    frame = collectives(disorder(seed, ranks=3)).frame
+    groups = frame.groupby(["phase", "step", frame["layer"].fillna(-1), "order"])
+    assert groups["last"].sum().eq(1).all()
+    assert frame.loc[frame["last"], "wait_ns"].eq(0).all()
+    assert (groups["wait_ns"].max() == groups["skew_ns"].first()).all()

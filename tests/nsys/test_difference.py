@@ -1,0 +1,332 @@
+"""The parts add up to the measured difference whatever the traces are, and each says what it claims to."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from traces import FUSED, VANILLA, Does, Recorder, decode, disorder, layers, slower
+
+from labkit.nsys.analysis import resampling
+from labkit.nsys.analysis.decomposition import Part
+from labkit.nsys.analysis.difference import STEPS_NEEDED, Difference, explain
+from labkit.nsys.analysis.stage_table import IDLE, NO_STAGE
+from labkit.nsys.analysis.steps import steps
+from labkit.nsys.trace import Trace, TraceError
+from labkit.stages import Phase
+from labkit.statistics import Verdict
+
+MIRRORED = {Part.REMOVED: Part.ADDED, Part.ADDED: Part.REMOVED}
+
+
+@pytest.fixture(autouse=True)
+def _fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resampling, "RESAMPLES", 299)
+
+
+def parts(found: Difference) -> dict[Part, float]:
+    """The parts that are not zero, in microseconds."""
+    return {part: 1e3 * ms for part, ms in found.parts["ms"].items() if abs(ms) > 1e-9}
+
+
+def measured_ms(trace: Trace) -> float:
+    """Mean of the steps that all ranks have and whose end is known."""
+    found = steps(trace)
+    by_index = found.groupby("index").agg(ranks=("whole", "size"), whole=("whole", "all"), ns=("duration_ns", "mean"))
+    by_index = by_index[by_index["ranks"] == found.groupby(["process", "tid"]).ngroups]
+    whole = by_index[by_index["whole"]] if by_index["whole"].sum() > 1 else by_index
+    return float(whole["ns"].mean() / 1e6)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize("seed", range(16))
+def test_the_parts_add_up_to_the_measured_difference(seed: int, gpu: bool) -> None:
+    ours, theirs = (disorder(seed + other, steps=3 + seed % 5, ranks=1 + seed % 2, gpu=gpu) for other in (0, 1000))
+    found = explain(ours, theirs, keep_warm_up=True)
+    assert found.step.ms == pytest.approx(measured_ms(ours) - measured_ms(theirs))
+    assert found.parts["ms"].sum() == pytest.approx(found.step.ms)
+    assert found.by_stage["ms"].sum() == pytest.approx(found.step.ms)
+    assert found.by_stage["vanilla_ms"].sum() == pytest.approx(measured_ms(ours))
+    assert found.by_stage["fused_ms"].sum() == pytest.approx(measured_ms(theirs))
+    assert not found.parts.isna().any(axis=None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_other_way_round_every_part_has_the_other_sign(seed: int) -> None:
+    ours, theirs = disorder(seed), disorder(seed + 500)
+    there, back = explain(ours, theirs).parts["ms"], explain(theirs, ours).parts["ms"]
+    for part in Part:
+        assert there[part] == pytest.approx(-back[MIRRORED.get(part, part)], abs=1e-12)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_capture_is_the_same_as_itself(gpu: bool) -> None:
+    trace = decode(layers(VANILLA, 2), steps=10, noise=0.003, gpu=gpu)
+    found = explain(trace, trace)
+    assert parts(found) == {}
+    assert found.verdict is Verdict.SAME
+    assert set(found.by_stage["verdict"]) <= {Verdict.SAME, Verdict.UNDECIDED}
+
+
+def test_removed_and_faster_kernels_have_their_share() -> None:
+    """A GPU that is always busy: four kernels of 50 us and two of 30 us become one of 80 us and two of 20 us."""
+    ours = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(4, 50, 2), "layer.0/mlp": Does(2, 30, 2)}
+    theirs = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(1, 80, 2), "layer.0/mlp": Does(2, 20, 2)}
+    found = explain(decode(ours, steps=6), decode(theirs, steps=6))
+    assert parts(found) == pytest.approx({Part.REMOVED: 150.0, Part.FASTER: -30.0 + 20.0})
+    assert found.parts.loc[Part.REMOVED, "name"] == "removed kernels"
+    assert found.parts.loc[Part.FASTER, "name"] == "slower kernels"
+    assert found.parts.loc[Part.REMOVED, "note"] == "4 → 1 a step"
+    assert found.verdict is Verdict.FASTER
+
+
+def test_added_kernels_are_a_part_of_their_own() -> None:
+    ours = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(1, 80, 2), "layer.0/mlp": Does(3, 10, 2)}
+    theirs = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(4, 50, 2), "lm_head": Does(1, 7, 2)}
+    found = explain(decode(ours, steps=6), decode(theirs, steps=6))
+    assert parts(found) == pytest.approx({Part.REMOVED: 30.0, Part.ADDED: -150.0 - 7.0, Part.FASTER: 30.0})
+
+
+def test_launches_that_the_gpu_waits_for_are_gaps() -> None:
+    slow, fast = (decode({"embed": Does(5, 1.0, launch)}, steps=8) for launch in (30.0, 10.0))
+    found = explain(slow, fast)
+    assert parts(found) == pytest.approx({Part.GAPS: 5 * 20.0})
+    assert "in which nothing runs" in found.parts.loc[Part.GAPS, "note"]
+
+
+def all_reduces(kernel_us: float, hidden_us: float) -> Trace:
+    """Six steps of 100 us of computing and an all-reduce that begins before its end."""
+    recorder = Recorder()
+    for step in range(6):
+        begin = 100 * step + step * (kernel_us - hidden_us)
+        recorder.range("decode/step", begin, begin + 50)
+        recorder.range("decode/embed", begin, begin + 10)
+        recorder.kernel(begin + 1, begin + 2, begin + 102)
+        recorder.range("decode/layer.0/all_reduce", begin + 20, begin + 30)
+        reduced = begin + 102 - hidden_us
+        recorder.kernel(begin + 21, reduced, reduced + kernel_us, stream=8)
+    return recorder.trace()
+
+
+def test_only_exposed_communication_counts_and_hiding_it_saves_it() -> None:
+    found = explain(all_reduces(30, 0), all_reduces(30, 25))
+    assert parts(found) == pytest.approx({Part.COMMUNICATION: 25.0})
+    assert found.by_stage.loc["overlap", "fused_ms"] == pytest.approx(-0.025)
+    assert found.by_stage.loc["all_reduce", "ms"] == pytest.approx(0)
+
+
+def test_work_of_no_stage_is_unexplained() -> None:
+    def trace(unstaged_us: float) -> Trace:
+        recorder = Recorder()
+        for step in range(6):
+            begin = step * (50 + unstaged_us)
+            recorder.range("decode/step", begin, begin + 20)
+            recorder.range("decode/embed", begin, begin + 10)
+            recorder.kernel(begin + 1, begin + 2, begin + 52)
+            recorder.kernel(begin + 15, begin + 52, begin + 52 + unstaged_us)
+        return recorder.trace()
+
+    found = explain(trace(20), trace(5))
+    assert parts(found) == pytest.approx({Part.UNEXPLAINED: 15.0})
+    assert found.by_stage.loc[NO_STAGE, ["vanilla_ms", "fused_ms"]].tolist() == pytest.approx([0.020, 0.005])
+    assert "71% of vanilla's GPU time and 91% of fused's" in found.remarks[0]
+
+
+def test_joined_stages_are_compared_with_the_sum_of_what_they_join() -> None:
+    apart = {"embed": Does(1, 500, 2)}
+    apart |= {
+        f"layer.{layer}/{stage}": Does(2, 20, 2) for layer in (0, 1) for stage in ("qkv", "mlp", "attn_out", "mlp_out")
+    }
+    joined = {"embed": Does(1, 500, 2)}
+    joined |= {
+        f"layer.{layer}/{stage}": Does(1, 70, 2) for layer in (0, 1) for stage in ("qkv+mlp", "attn_out+mlp_out")
+    }
+    found = explain(decode(apart, steps=6), decode(joined, steps=6))
+    assert parts(found) == pytest.approx({Part.REMOVED: 4 * 60.0, Part.FASTER: -4 * 50.0})
+    assert found.by_stage.loc[["qkv+mlp", "attn_out+mlp_out"], "ms"].tolist() == pytest.approx([0.02, 0.02])
+    assert not {"qkv", "mlp", "attn_out", "mlp_out"} & set(found.by_stage.index)
+
+
+def test_layers_are_compared_one_by_one_where_both_sides_have_them() -> None:
+    """Layer 0 loses a slow kernel and layer 1 gains a quick one; all layers together, no kernel would be gone."""
+    ours = {"embed": Does(1, 500, 2), "layer.0/mlp": Does(2, 40, 2), "layer.1/mlp": Does(1, 10, 2)}
+    theirs = {"embed": Does(1, 500, 2), "layer.0/mlp": Does(1, 40, 2), "layer.1/mlp": Does(2, 10, 2)}
+    found = explain(decode(ours, steps=6), decode(theirs, steps=6))
+    assert parts(found) == pytest.approx({Part.REMOVED: 40.0, Part.ADDED: -10.0})
+    without = {"embed": Does(1, 500, 2), "mlp": Does(3, 20, 2)}
+    found = explain(decode(ours, steps=6), decode(without, steps=6))
+    assert parts(found) == pytest.approx({Part.FASTER: 30.0})
+
+
+def test_on_a_cpu_stages_and_the_time_between_them_are_compared() -> None:
+    ours = decode(
+        {"embed": Does(0, 0, 10), "layer.0/mlp": Does(0, 0, 60), "sample": Does(0, 0, 8)}, gpu=False, between_us=5
+    )
+    theirs = decode({"embed": Does(0, 0, 10), "layer.0/mlp": Does(0, 0, 20)}, gpu=False, between_us=2)
+    found = explain(ours, theirs)
+    assert found.unit == "ranges of stages"
+    assert parts(found) == pytest.approx({Part.REMOVED: 8.0, Part.FASTER: 40.0, Part.GAPS: 15.0 - 4.0})
+    assert found.parts["name"].tolist()[:4] == [
+        "removed stages",
+        "added stages",
+        "faster stages",
+        "gaps between stages",
+    ]
+
+
+def test_operators_are_compared_where_both_captures_have_them() -> None:
+    """10 % of each operator's place is the time between them."""
+    ours, theirs = {"embed": Does(5, 20, 0), "mlp": Does(4, 30, 0)}, {"embed": Does(5, 20, 0), "mlp": Does(1, 50, 0)}
+    with_them, without = (decode(ours, gpu=False, operators=operators) for operators in (True, False))
+    found = explain(with_them, decode(theirs, gpu=False, operators=True))
+    assert found.unit == "operators"
+    assert parts(found) == pytest.approx({Part.REMOVED: 81.0, Part.FASTER: -18.0, Part.GAPS: 7.0}, abs=0.01)
+    assert found.by_stage.loc[["mlp", IDLE], "ms"].tolist() == pytest.approx([0.070, 0.0], abs=1e-4)
+    assert explain(without, decode(theirs, gpu=False, operators=True)).unit == "ranges of stages"
+
+
+def test_a_stage_whose_kernels_the_profiler_does_not_see_is_one_piece() -> None:
+    """Its only operator allocates memory for 1 us; the kernel itself is none of PyTorch's."""
+    recorder = Recorder()
+    for step in range(6):
+        recorder.range("decode/step", 100 * step, 100 * step + 50)
+        recorder.range("decode/embed", 100 * step, 100 * step + 50)
+        recorder.operator("aten::empty", 100 * step + 1, 100 * step + 2)
+    found = explain(decode({"embed": Does(5, 20, 0)}, steps=6, gpu=False, operators=True), recorder.trace())
+    assert parts(found) == pytest.approx({Part.REMOVED: 4 * 18.0, Part.FASTER: 18.0 - 50.0, Part.GAPS: 10.0}, abs=0.01)
+
+
+def test_ranks_are_averaged() -> None:
+    def trace(*step_us: float) -> Trace:
+        recorder = Recorder()
+        for process, us in enumerate(step_us):
+            for step in range(6):
+                recorder.range("decode/step", 1000 * step, 1000 * step + us, process=process)
+                recorder.range("decode/embed", 1000 * step, 1000 * step + us, process=process)
+        return recorder.trace(ranks=range(len(step_us)))
+
+    found = explain(trace(100, 140), trace(50, 60))
+    assert found.step.ms == pytest.approx(0.120 - 0.055)
+    assert any("mean of 2 ranks" in remark for remark in found.remarks)
+
+
+def test_the_interval_holds_the_true_difference_and_grows_with_noise() -> None:
+    widths = []
+    for noise in (0.01, 0.1):
+        found = explain(
+            decode(VANILLA, steps=30, noise=noise, gpu=False), decode(FUSED, steps=30, noise=noise, seed=1, gpu=False)
+        )
+        true_ms = sum(d.kernels * (d.kernel_us + d.launch_us) for d in VANILLA.values()) / 1e3
+        true_ms -= sum(d.kernels * (d.kernel_us + d.launch_us) for d in FUSED.values()) / 1e3
+        assert found.step.low_ms - 0.001 < true_ms < found.step.high_ms + 0.001
+        assert (found.parts["low_ms"] <= found.parts["ms"] + 1e-12).all()
+        assert (found.parts["ms"] <= found.parts["high_ms"] + 1e-12).all()
+        widths.append(found.step.high_ms - found.step.low_ms)
+    assert widths[1] > 3 * widths[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, STEPS_NEEDED - 1])
+def test_too_few_steps_give_no_verdict(count: int) -> None:
+    found = explain(decode(VANILLA, steps=count, gpu=False), decode(FUSED, steps=20, gpu=False))
+    assert found.verdict is Verdict.UNDECIDED
+    assert set(found.by_stage["verdict"]) == {Verdict.UNDECIDED}
+    assert np.isnan(found.step.low_ms) == (count == 1)
+    assert found.headline.startswith("undecided: vanilla - fused is +")
+    assert any(f"a verdict {STEPS_NEEDED}" in remark for remark in found.remarks)
+
+
+def test_noise_keeps_two_equal_sides_undecided_or_the_same() -> None:
+    verdicts = [
+        explain(
+            decode(VANILLA, noise=0.3, seed=seed, gpu=False), decode(VANILLA, noise=0.3, seed=seed + 99, gpu=False)
+        ).verdict
+        for seed in range(16)
+    ]
+    assert sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in verdicts) <= 1
+
+
+@pytest.mark.parametrize("count", [5, 14])
+def test_warm_up_is_left_out_unless_kept(count: int) -> None:
+    cold, warm = (decode(VANILLA, steps=count, noise=0.01, gpu=False, first_us=first) for first in (2000, 0))
+    found, kept = explain(cold, warm), explain(cold, warm, keep_warm_up=True)
+    assert found.vanilla.steps == count - 1
+    assert any("the first step" in remark and "left out" in remark for remark in found.remarks)
+    assert abs(found.step.ms) < 0.01
+    assert kept.vanilla.steps == count
+    assert parts(kept)[Part.GAPS] == pytest.approx(2000 / count, rel=0.01)
+    assert not any("warm-up" in remark for remark in kept.remarks)
+
+
+def test_a_slow_step_later_on_is_kept_and_remarked() -> None:
+    recorder = Recorder()
+    for step in range(20):
+        length = 500 if step == 11 else 100 + step % 3
+        recorder.range("decode/step", 1000 * step, 1000 * step + length)
+        recorder.range("decode/embed", 1000 * step, 1000 * step + length)
+    found = explain(recorder.trace(), recorder.trace())
+    assert found.vanilla.steps == 20
+    assert "vanilla: 1 of 20 steps are outliers, kept" in found.remarks
+
+
+def test_prefill_and_decode_are_explained_apart() -> None:
+    recorder = Recorder()
+    for run in range(6):
+        for phase, start, length in (("prefill", 0, 80), ("decode", 80, 10)):
+            recorder.range(f"{phase}/step", 1000 * run + start, 1000 * run + start + length)
+            recorder.range(f"{phase}/embed", 1000 * run + start, 1000 * run + start + length)
+    trace = recorder.trace()
+    assert explain(trace, trace, Phase.PREFILL).vanilla.mean_ms == pytest.approx(0.080)
+    assert explain(trace, trace).vanilla.mean_ms == pytest.approx(0.010)
+
+
+def test_the_words_agree_with_the_figures() -> None:
+    ours, theirs = decode(slower(VANILLA, 20), noise=0.01), decode(slower(FUSED, 20), noise=0.01, seed=1)
+    found, back = explain(ours, theirs), explain(theirs, ours, names=("mine", "yours"))
+    ms, low, high = (f"{value:.2f}" for value in (found.step.ms, found.step.low_ms, found.step.high_ms))
+    assert found.headline.startswith(
+        f"fused is faster than vanilla by {ms} ms [{low}, {high}] per decode step: removed "
+    )
+    assert back.headline.startswith(f"yours is slower than mine by {ms} ms [")
+    for row in found.shown_parts.itertuples():
+        assert f"{-row.ms:+.2f} ms" in found.text()
+        assert row.name in found.text()
+    for remark in found.remarks:
+        assert remark in found.text()
+
+
+def swapped(trace: Trace, old: str, new: str) -> Trace:
+    names = trace.ranges["name"].cat.rename_categories(lambda name: name.replace(old, new))
+    return replace(trace, ranges=trace.ranges.assign(name=names))
+
+
+REFUSED: dict[str, tuple[Callable[[], Trace], Callable[[], Trace], str]] = {
+    "no stage in common": (
+        lambda: decode({"layer.0/qkv": Does()}),
+        lambda: decode({"layer.0/mlp": Does()}),
+        "share no stage .vanilla: qkv and fused: mlp.*annotate",
+    ),
+    "no stage at all": (
+        lambda: decode(VANILLA, gpu=False),
+        lambda: decode({}, between_us=5),
+        "share no stage .*fused: none",
+    ),
+    "no such phase": (
+        lambda: decode(VANILLA),
+        lambda: decode(VANILLA, phase=Phase.PREFILL, steps=3),
+        "fused has no step of decode, but 3 of prefill",
+    ),
+    "a GPU against a CPU": (
+        lambda: decode(VANILLA, gpu=False),
+        lambda: decode(FUSED),
+        "the steps of fused are timed on the GPU, those of vanilla on the CPU",
+    ),
+    "no range": (lambda: decode(VANILLA), lambda: Recorder().trace(), "no range of labkit"),
+    "other names": (lambda: decode(VANILLA), lambda: swapped(decode(FUSED), "decode", "step"), "no range of labkit"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_cannot_be_compared_is_refused_with_a_reason(why: str) -> None:
+    vanilla, fused, message = REFUSED[why]
+    with pytest.raises(TraceError, match=message):
+        explain(vanilla(), fused())

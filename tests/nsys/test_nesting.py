@@ -1,0 +1,95 @@
+"""Intervals in rows, in each other, and across each other, against definitions written down plainly."""
+
+from typing import SupportsIndex
+
+import numpy as np
+import pytest
+
+from labkit.nsys.analysis.nesting import Ints, crossing, innermost, levels
+
+
+def some(seed: int, count: int = 300) -> tuple[Ints, Ints, Ints]:
+    """Start, end and group of intervals that nest, cross, touch and have no length."""
+    random = np.random.default_rng(seed)
+    start = random.integers(-500, 1000, count)
+    length = random.choice([0, 1, 7, 60, 400], count)
+    return start, start + length, random.integers(0, 4, count)
+
+
+def nested(seed: int, count: int = 300) -> tuple[Ints, Ints, Ints]:
+    """As push and pop leave them: every end closes what was opened last."""
+    random = np.random.default_rng(seed)
+    time = 0
+    opened: list[int] = []
+    found: list[tuple[int, int]] = []
+    while len(found) < count:
+        time += int(random.integers(1, 5))
+        if opened and random.random() < 0.5:
+            found.append((opened.pop(), time))
+        else:
+            opened.append(time)
+    start, end = np.array(sorted(found)).T
+    return start, end, np.zeros(count, np.int64)
+
+
+def holds(start: Ints, end: Ints, outer: SupportsIndex, inner: SupportsIndex) -> bool:
+    return bool(start[outer] <= start[inner] and end[inner] <= end[outer])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_two_on_a_level_overlap(seed: int) -> None:
+    start, end, group = some(seed)
+    level = levels(start, end, group)
+    end = np.maximum(end, start + 1)
+    order = np.lexsort((start, level, group))
+    same = (group[order][1:] == group[order][:-1]) & (level[order][1:] == level[order][:-1])
+    assert np.all(end[order][:-1][same] <= start[order][1:][same])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_nests_is_as_deep_as_there_are_intervals_around_it(seed: int) -> None:
+    start, end, group = nested(seed)
+    around = [sum(holds(start, end, outer, inner) for outer in range(len(start))) - 1 for inner in range(len(start))]
+    assert levels(start, end, group).tolist() == around
+    shuffled = np.random.default_rng(seed).permutation(len(start))
+    assert levels(start[shuffled], end[shuffled], group).tolist() == np.array(around)[shuffled].tolist()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_innermost_is_the_last_that_was_opened_and_holds_it(seed: int) -> None:
+    start, end, group = nested(seed)
+    random = np.random.default_rng(seed)
+    at = random.integers(start.min() - 3, end.max() + 3, 200)
+    until = at + random.integers(0, 20, 200)
+    found = innermost(at, until, np.zeros(200, np.int64), (start, end, group))
+    for begin, stop, row in zip(at, until, found, strict=True):
+        around = np.flatnonzero((start <= begin) & (stop <= end))
+        assert row == (around[np.argmax(start[around])] if len(around) else -1)
+
+
+def test_nothing_is_inside_what_another_thread_opened() -> None:
+    one, two = np.zeros(1, np.int64), np.ones(1, np.int64)
+    assert innermost(one + 2, one + 3, two, (one, one + 9, one)).tolist() == [-1]
+    assert innermost(one + 2, one + 3, one, (one, one + 9, one)).tolist() == [0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_left_nests(seed: int) -> None:
+    start, end, group = some(seed)
+    left = np.flatnonzero(~crossing(start, end, group))
+    for one in left:
+        for other in left:
+            if one < other and group[one] == group[other]:
+                apart = end[one] <= start[other] or end[other] <= start[one]
+                assert apart or holds(start, end, one, other) or holds(start, end, other, one)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_taken_out_of_what_nests(seed: int) -> None:
+    assert not crossing(*nested(seed)).any()
+
+
+def test_nothing_at_all() -> None:
+    none = np.zeros(0, np.int64)
+    assert len(levels(none, none, none)) == len(crossing(none, none, none)) == 0
+    assert innermost(none + 1, none, none, (none, none, none)).tolist() == []

@@ -1,0 +1,80 @@
+"""A command is listened to, ended cleanly on Ctrl-C and by timeout, and killed only when it will not end."""
+
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from labkit.nsys import process
+from labkit.nsys.process import Ended, run
+
+PATIENT = "import time; print('ready', flush=True); time.sleep(60)"
+POLITE = f"""
+try:
+    {PATIENT.replace("; ", chr(10) + "    ")}
+except KeyboardInterrupt:
+    print("written"); raise SystemExit(7)
+"""
+STUBBORN = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {PATIENT}"
+
+
+def python(program: str, **options: object) -> Ended:
+    return run([sys.executable, "-c", program], os.environ, **options)  # type: ignore[arg-type]
+
+
+def test_lines_come_as_they_are_printed_and_the_last_are_kept() -> None:
+    lines: list[str] = []
+    ended = python(
+        "import sys; [print(i) for i in range(40)]; print('bad', file=sys.stderr); sys.exit(3)", echo=lines.append
+    )
+    assert ended.exit_code == 3
+    assert not ended.interrupted
+    assert not ended.late
+    assert [line for line in lines if line != "bad"] == [str(i) for i in range(40)]
+    assert len(ended.said) == process.TAIL_LINES
+    assert "39" in ended.said
+
+
+def test_what_nsys_says_of_its_own_work_is_not_the_commands() -> None:
+    said = [
+        "Generating '/tmp/nsys-report-1.qdstrm'",
+        "[1/2] [===50%   ] out.nsys-rep",
+        "Generated:",
+        "    /out.sqlite",
+        "[1] mine",
+    ]
+    assert python(f"print(chr(13).join({said!r}))").said == ("[1] mine",)
+
+
+def test_bytes_that_are_no_text_do_no_harm() -> None:
+    assert python(r"import sys; sys.stdout.buffer.write(b'\xff\xfe!')").said == ("\ufffd\ufffd!",)
+
+
+def test_input_is_at_its_end() -> None:
+    assert python("print(repr(input()))").exit_code == 1
+
+
+def test_ctrl_c_reaches_the_command_which_may_still_write() -> None:
+    def press_when_ready(line: str) -> None:
+        if line == "ready":
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    ended = python(POLITE, echo=press_when_ready)
+    assert ended.interrupted
+    assert ended.exit_code == 7
+    assert ended.said[-1] == "written"
+
+
+def test_a_late_command_is_asked_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "GRACE_S", 0.5)
+    assert python(POLITE, timeout_s=1.0).late
+    ended = python(STUBBORN, timeout_s=1.0)
+    assert ended.late
+    assert ended.exit_code == -signal.SIGKILL
+
+
+def test_a_missing_program_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        run(["no-such-program"], os.environ)

@@ -1,0 +1,227 @@
+"""Chrome traces, as torch.profiler and labkit write them, to the nanosecond; and files that are none."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from labkit.nsys.analysis.attribution import attribute
+from labkit.nsys.analysis.projection import project
+from labkit.nsys.reader.export import write_chrome
+from labkit.nsys.reader.reading import read
+from labkit.nsys.timeline.synthetic import decode_trace
+from labkit.nsys.trace import TraceError
+
+BASE_NS = 1_790_857_026_000_000_000
+PROGRAM = """
+import sys, torch
+from torch.profiler import ProfilerActivity, profile, record_function
+with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with record_function("decode/step"):
+        for layer in range(2):
+            with record_function(f"decode/layer.{layer}/qkv"):
+                torch.ones(8, 8) @ torch.ones(8, 8)
+    with record_function("something else"):
+        torch.zeros(3)
+profiler.export_chrome_trace(sys.argv[1])
+"""
+
+Event = dict[str, object]
+
+
+def event(
+    category: str, name: str, ts: object, dur: object, pid: object = 77, tid: object = 78, **args: object
+) -> Event:
+    return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, "pid": pid, "tid": tid, "args": args}
+
+
+GPU: list[Event] = [
+    {"ph": "M", "name": "process_name", "ts": 0, "pid": 77, "tid": 0, "args": {"name": "python"}},
+    {"ph": "M", "name": "thread_name", "ts": 0, "pid": 77, "tid": 78, "args": {"name": "main"}},
+    event("user_annotation", "decode/layer.0/qkv", 1.0, 50.5),
+    event("cpu_op", "aten::mm", 2, 40, **{"External id": 3}),
+    event("cuda_runtime", "cudaLaunchKernel", 3.001, 4.002, correlation=9),
+    event(
+        "kernel", "void gemm<float>()", 20.25, 10, 0, 7, device=0, stream=7, correlation=9, grid=[2, 1, 1],
+        block=[128, 1, 1], **{"registers per thread": 32, "shared memory": 1024, "graph node id": 5},
+    ),
+    event("cuda_driver", "cuMemcpyDtoHAsync", 35, 1, correlation=10),
+    event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 40, 2.5, 0, 7, device=0, stream=7, correlation=10, bytes=64),
+    event("gpu_memset", "Memset (Device)", 44, 1, 0, 9, device=0, stream=9, correlation=0, bytes=32),
+    event("gpu_user_annotation", "decode/layer.0/qkv", 20, 30, 0, 7),
+    {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 9, "ts": 3, "pid": 77, "tid": 78},
+    {"ph": "i", "name": "Record Window End", "ts": 99, "pid": "", "tid": "", "s": "g"},
+    event("Trace", "PyTorch Profiler (0)", 0, 100, "Spans", "PyTorch Profiler"),
+]  # fmt: skip
+
+
+def written(folder: Path, document: object, name: str = "trace.json") -> Path:
+    path = folder / name
+    text = json.dumps(document)
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "gzip.without.a.name.gz"])
+@pytest.mark.parametrize("bare", [False, True])
+def test_every_kind_of_event_has_its_place(name: str, bare: bool, tmp_path: Path) -> None:
+    trace = read(written(tmp_path, GPU if bare else {"traceEvents": GPU}, name), cache=False)
+    assert trace.source.profiler == "torch.profiler"
+    assert rows(trace.ranges) == [(3, 1000, 51500, 0, 78, "labkit", "decode/layer.0/qkv", "PushPop", False)]
+    assert rows(trace.calls) == [
+        (2000, 42000, 0, 78, "op", "aten::mm", 0),
+        (3001, 7003, 0, 78, "api", "cudaLaunchKernel", 9),
+        (35000, 36000, 0, 78, "api", "cuMemcpyDtoHAsync", 10),
+    ]
+    assert rows(trace.operations) == [
+        (20250, 30250, 0, "kernel", "void gemm<float>()", 0, 7, 9, 5, 0, "2 x 1 x 1", "128 x 1 x 1", 32, 1024),
+        (40000, 42500, 0, "memcpy", "DtoH", 0, 7, 10, 0, 64, "", "", 0, 0),
+        (44000, 45000, 0, "memset", "memset", 0, 9, 0, 0, 32, "", "", 0, 0),
+    ]
+    assert rows(trace.processes) == [(77, -1, "python")]
+    assert rows(trace.threads) == [(0, 78, "main")]
+    assert project(trace)["operations"].tolist() == [2]
+    assert list(attribute(trace).how) == ["call", "call", "none"]
+
+
+def rows(frame: pd.DataFrame) -> list[tuple]:
+    return list(frame.itertuples(index=False, name=None))
+
+
+def test_times_keep_their_nanoseconds_however_many_digits_they_have(tmp_path: Path) -> None:
+    """A float of microseconds since 1970 is right to a quarter of one."""
+    path = tmp_path / "digits.json"
+    times = ("1795308548674607.415", '"1795308548674607.416"', "1795308548674609")
+    events = ",".join(json.dumps(event("user_annotation", "a", 0, 1)).replace('"ts": 0', f'"ts": {ts}') for ts in times)
+    path.write_text(f'{{"traceEvents": [{events}]}}')
+    trace = read(path, cache=False)
+    assert trace.ranges["start_ns"].tolist() == [0, 1, 1585]
+    assert trace.source.started_ns == 1_795_308_548_674_607_415
+
+
+@pytest.mark.parametrize("late", [0, 4_454_152_332_803_837_123])
+def test_the_clock_starts_at_the_base_or_with_the_first_event(late: int, tmp_path: Path) -> None:
+    """Kineto's base is months ago; a file of labkit begins where its base is."""
+    us = late // 1000
+    document = {"traceEvents": [event("user_annotation", "a", us + 5, 1)], "baseTimeNanoseconds": BASE_NS}
+    trace = read(written(tmp_path, document), cache=False)
+    assert trace.source.started_ns is not None
+    assert trace.source.started_ns + trace.ranges["start_ns"].iloc[0] == BASE_NS + us * 1000 + 5000
+    assert trace.ranges["start_ns"].iloc[0] == (0 if late else 5000)
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_what_stands_beside_the_events_is_found_on_either_side(at_the_end: bool, tmp_path: Path) -> None:
+    about = {
+        "schemaVersion": 1,
+        "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8, "pg_config": [{"pg_name": "0", "rank": 1}]},
+        "baseTimeNanoseconds": BASE_NS,
+    }
+    events = {"traceEvents": [event("cpu_op", "aten::add" + "x" * 200, index, 1) for index in range(2000)]}
+    trace = read(written(tmp_path, {**events, **about} if at_the_end else {**about, **events}), cache=False)
+    assert trace.processes["rank"].tolist() == [3]
+    assert trace.source.version == "schema 1"
+    assert trace.source.started_ns == BASE_NS
+
+
+def test_operations_of_several_processes_find_their_callers(tmp_path: Path) -> None:
+    events = []
+    for pid, correlation in ((77, 1), (99, 2)):
+        events.append(event("cuda_runtime", "cudaLaunchKernel", pid, 1, pid, pid, correlation=correlation))
+        events.append(event("kernel", f"of {pid}", pid + 5, 1, 0, 7, device=0, stream=7, correlation=correlation))
+    trace = read(written(tmp_path, events), cache=False)
+    pids = trace.processes["pid"].to_numpy()[trace.operations["process"]]
+    assert [f"of {pid}" for pid in pids] == trace.operations["name"].tolist()
+
+
+def test_kernels_alone_are_a_trace(tmp_path: Path) -> None:
+    trace = read(written(tmp_path, [event("kernel", "gemm", 1, 1, 0, 7)]), cache=False)
+    assert len(trace.operations) == 1
+    assert trace.on_gpu
+
+
+def test_begin_and_end_events_are_left_out_and_said(tmp_path: Path) -> None:
+    half: Event = {"ph": "B", "name": "a", "ts": 1, "pid": 1, "tid": 1}
+    trace = read(written(tmp_path, [half, half | {"ph": "E"}]), cache=False)
+    assert trace.ranges.empty
+    assert trace.source.skipped == ("2 events with a begin or an end only: left out",)
+
+
+def test_ends_before_starts_are_taken_as_of_no_length(tmp_path: Path) -> None:
+    trace = read(written(tmp_path, [event("kernel", "gemm", 5, -1.5)]), cache=False)
+    assert trace.operations[["start_ns", "end_ns"]].to_numpy().tolist() == [[5000, 5000]]
+    assert trace.source.skipped == ("1 events with an end before the start: taken as of no length",)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name", ["out.json", "out.json.gz"])
+def test_what_labkit_writes_it_reads_back(ranks: int, name: str, tmp_path: Path) -> None:
+    trace = decode_trace(steps=3, layers=2, ranks=ranks)
+    back = read(write_chrome(trace, tmp_path / name), cache=False)
+    for frame in ("ranges", "operations", "calls", "processes", "threads"):
+        ours, theirs = (one.frames[frame].drop(columns="range_id", errors="ignore") for one in (trace, back))
+        texts = dict.fromkeys(ours.select_dtypes("category"), "str")
+        pd.testing.assert_frame_equal(ours.astype(texts), theirs.astype(texts))
+
+
+def test_what_torch_profiler_writes_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "torch-r2.json"
+    subprocess.run([sys.executable, "-P", "-c", PROGRAM, str(path)], check=True, capture_output=True)
+    trace = read(path, cache=False)
+    events = [one for one in json.loads(path.read_text())["traceEvents"] if one.get("cat") == "user_annotation"]
+    expected = ["decode/step", "decode/layer.0/qkv", "decode/layer.1/qkv", "something else"]
+    assert trace.ranges["name"].tolist() == expected == [one["name"] for one in events]
+    assert trace.ranges["domain"].tolist() == ["labkit"] * 3 + [""]
+    lengths = (trace.ranges["end_ns"] - trace.ranges["start_ns"]).tolist()
+    assert lengths == [round(one["dur"] * 1000) for one in events]
+    assert {"aten::mm", "aten::ones", "aten::zeros"} <= set(trace.calls["name"])
+    assert trace.processes["rank"].tolist() == [2]
+    assert trace.source.started_ns is not None
+    assert trace.source.started_ns > BASE_NS
+    assert project(trace)["level"].tolist() == [0, 1, 1, 0]
+    assert 0 < attribute(trace).coverage <= 1
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
+@pytest.mark.parametrize("name", ["cut.json", "cut.json.gz"])
+def test_a_file_cut_short_is_never_half_a_trace(share: float, name: str, tmp_path: Path) -> None:
+    path = written(tmp_path, {"traceEvents": GPU * 20}, name)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(TraceError, match=r"cut\.json.* is not complete JSON .* record again"):
+        read(path, cache=False)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"results": [1, 2]},
+        {"traceEvents": [1, 2]},
+        [1, 2],
+        [{"a": 1}],
+        ["a"],
+        {"traceEvents": [{"ph": "X", "cat": "kernel"}]},
+    ],
+)
+def test_other_json_is_no_trace(document: object, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"trace\.json.*; expected a Chrome trace"):
+        read(written(tmp_path, document), cache=False)
+
+
+def test_times_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="element 1 is no event"):
+        read(written(tmp_path, [event("kernel", "gemm", "soon", 1)]), cache=False)
+
+
+def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
+    documents: tuple[object, ...] = ({"traceEvents": []}, [])
+    for document in documents:
+        trace = read(written(tmp_path, document), cache=False)
+        assert all(frame.empty for frame in trace.frames.values())

@@ -1,0 +1,192 @@
+"""Nsight Systems is found where it is, and says itself what it can do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from installations import fake_nsys, nsys_here, script, without_host_folder
+
+from labkit.nsys import tool
+from labkit.nsys.tool import Nsys, find_nsys
+
+IMPORTER = "QdstrmImporter"
+
+
+@pytest.fixture(autouse=True)
+def nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No nsys on the PATH or in the usual folders, except for tests of the real one."""
+    if "real" in request.fixturenames:
+        return
+    monkeypatch.delenv("LABKIT_NSYS", raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(tool.shutil, "which", lambda name: None)
+    monkeypatch.setattr(tool, "USUAL_PLACES", ())
+
+
+@pytest.fixture
+def real() -> Nsys:
+    return nsys_here()
+
+
+def found() -> Nsys:
+    nsys = find_nsys()
+    assert nsys is not None
+    return nsys
+
+
+def capture(program: Path, output: Path) -> subprocess.CompletedProcess[str]:
+    traced = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", f"--output={output}")
+    command = [
+        str(program),
+        "profile",
+        *traced,
+        sys.executable,
+        "-c",
+        "import nvtx; nvtx.push_range('a'); nvtx.pop_range()",
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_without_any_there_is_none() -> None:
+    assert find_nsys() is None
+
+
+@pytest.mark.parametrize("place", ["nsys", "bin/nsys", "target-linux-x64/nsys"])
+def test_the_environment_names_the_program_or_a_folder_of_it(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = fake_nsys((tmp_path / place).parent)
+    for named in (program, program.parent, tmp_path):
+        monkeypatch.setenv("LABKIT_NSYS", str(named))
+        assert found() == Nsys(program, (2024, 5, 1, 113), "2024.5.1.113-abc", None)
+
+
+def test_a_wrong_name_in_the_environment_is_refused_though_there_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "USUAL_PLACES", (str(fake_nsys(tmp_path / "good")),))
+    silent, other = script(tmp_path / "silent", {}), script(tmp_path / "ls", {"--version": "ls (GNU coreutils) 9.1"})
+    (tmp_path / "text").write_text("not a program")
+    (tmp_path / "empty").mkdir()
+    reasons = {tmp_path / "none": "No such file", tmp_path / "text": "ermission", tmp_path / "empty": "no nsys in this"}
+    for wrong, reason in (reasons | {silent: "not known", other: "coreutils"}).items():
+        monkeypatch.setenv("LABKIT_NSYS", str(wrong))
+        with pytest.raises(ValueError, match=rf"got LABKIT_NSYS={wrong}, expected .*{reason}.*unset LABKIT_NSYS"):
+            find_nsys()
+
+
+def test_the_path_comes_first_and_then_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = ("2023.4.4.54-a", "2024.10.1.2-b", "2024.9.3.0-c")
+    for version in versions:
+        fake_nsys(tmp_path / version / "bin", version)
+    script(tmp_path / "broken" / "bin" / "nsys", {})
+    monkeypatch.setattr(tool, "USUAL_PLACES", (f"{tmp_path}/*/bin/nsys",))
+    assert found().version_text == "2024.10.1.2-b"
+    on_path = fake_nsys(tmp_path / "on_path", "2022.4.2.1-d")
+    monkeypatch.setattr(tool.shutil, "which", lambda name: str(on_path))
+    assert found().path == on_path
+    script(on_path, {})
+    assert found().version_text == "2024.10.1.2-b"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "supported"),
+    [
+        ("--capture-range", "nvtx", True),
+        ("--capture-range", "hotkey", False),
+        ("--capture-range-end", "stop", True),
+        ("--capture-range-end", "repeat:3", True),
+        ("--capture-range-end", "stop-shutdown", False),
+        ("--cuda-graph-trace", "node", True),
+        ("--cuda-graph-trace", "graph:host-only", True),
+        ("--cuda-graph-trace", "kernel", False),
+        ("--congestion-percent", "50", True),
+        ("--cpu-core-events", "7", True),
+        ("--export", "sqlite", True),
+        ("--export", "parquetdir", False),
+        ("--nvtx-capture", "decode@labkit", True),
+        ("--nvtx-domain-exclude", "labkit", True),
+        ("--trace", None, True),
+        ("--trace", "cuda,nvtx,cublas", True),
+        ("--trace", "cuda,opengl", False),
+        ("--sample", None, False),
+    ],
+)
+def test_what_it_supports_is_what_its_help_lists(
+    option: str, value: str | None, supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABKIT_NSYS", str(fake_nsys(tmp_path)))
+    assert found().supports(option, value) is supported
+
+
+def test_the_real_one_supports_what_captures_use(real: Nsys) -> None:
+    options = {
+        "--trace": "cuda,nvtx,cublas",
+        "--sample": "process-tree",
+        "--cpuctxsw": "none",
+        "--kill": "none",
+        "--export": "sqlite",
+        "--force-overwrite": "true",
+        "--output": "anything",
+        "--cuda-graph-trace": "node",
+        "--capture-range": "cudaProfilerApi",
+        "--nvtx-capture": "decode@labkit",
+        "--env-var": "A=B",
+        "--capture-range-end": "repeat:2",
+    }
+    assert not [option for option, value in options.items() if not real.supports(option, value)]
+    assert not real.supports("--capture-range-end", "never")
+    assert not real.supports("--sing")
+    assert {"nvtxgpuproj", "nvtx_gpu_proj_trace"} & real.reports
+
+
+def test_a_missing_importer_is_found_and_its_repair_works(
+    real: Nsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Debian installs it: the program under lib/ARCHITECTURE, the host folder under lib, and no link to it."""
+    program = without_host_folder(real, tmp_path / "lib" / "x86_64-linux-gnu" / "nsight-systems")
+    assert real.importer is not None
+    host = real.importer.parent.resolve()
+    packaged, missing = tmp_path / "lib" / "nsight-systems" / host.name, program.parents[1] / host.name
+    packaged.parent.mkdir()
+    packaged.symlink_to(host)
+    missing.symlink_to(tmp_path / "nowhere")
+    done = capture(program, tmp_path / "before")
+    assert [each.name for each in tmp_path.glob("before*")] == ["before.qdstrm"], done.stderr
+    monkeypatch.setenv("LABKIT_NSYS", str(program))
+    fault = found().importer_fault()
+    assert fault is not None
+    assert fault.repair == f"ln -sfn {packaged} {missing}"
+    assert found().importer_problem() == f"{fault.reason}. Repair: {fault.repair}"
+    subprocess.run(fault.repair, shell=True, check=True)
+    assert found().importer_problem() is None
+    done = capture(program, tmp_path / "after")
+    assert {each.suffix for each in tmp_path.glob("after*")} == {".nsys-rep", ".sqlite"}, done.stderr
+
+
+def test_the_importer_must_run_and_be_of_the_same_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "lib" / "x86_64-linux-gnu" / "nsight-systems"
+    monkeypatch.setenv("LABKIT_NSYS", str(fake_nsys(installed / "target-linux-x64")))
+    own, elsewhere = (folder / "host-linux-x64" / IMPORTER for folder in (installed, tmp_path / "lib/nsight-systems"))
+    same, other = {"--version": "NVIDIA Nsight Systems 2024.5.1.113-abc"}, {"--version": "NVIDIA Nsight Systems 2022.4"}
+
+    def problem() -> str:
+        return str(found().importer_problem())
+
+    assert "Repair: install Nsight Systems again" in problem()
+    script(elsewhere, other)
+    assert "Repair: install Nsight Systems again" in problem()
+    script(elsewhere, same)
+    assert problem().endswith(f"Repair: ln -sfn {elsewhere.parent} {own.parent}")
+    script(own, other)
+    assert "another version" in problem()
+    script(own, {})
+    assert "does not run: not known" in problem()
+    script(own, same)
+    assert problem() == "None"
+
+
+def test_a_script_that_starts_it_from_elsewhere_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_NSYS", str(fake_nsys(tmp_path / "cuda" / "bin")))
+    assert found().importer_problem() is None
