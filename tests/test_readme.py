@@ -47,9 +47,14 @@ def test_there_is_something_to_run() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_runs(command: str, place: Path) -> None:
-    """`make` targets are only looked up: each of them does a whole session's work."""
+    """`make` targets are only looked up: each of them does a whole session's work. So are notebooks and their
+    parameters: tests/notebooks runs them all, by `labkit run` and by papermill.
+    """
     if command.startswith("make "):
         run("make", "--dry-run", *command.split()[1:], cwd=ROOT)
+    elif found := re.fullmatch(r"(?:labkit run|papermill) (\S+\.ipynb)(?: \S+\.ipynb)?((?: -p \S+ \S+)*)", command):
+        known = {parameter.name for parameter in read_parameters(nbformat.read(place / found[1], as_version=4))}
+        assert set(found[2].split()[1::3]) <= known
     else:
         run("bash", "-c", command, cwd=place)
 

@@ -139,6 +139,12 @@ def test_parts_of_lists_and_short_secrets_go_too() -> None:
     assert clean("/opt/tools/bin/x by tiger") == f"{REDACTED}/x by {REDACTED}"
 
 
+def test_what_labkit_itself_sets_is_no_secret() -> None:
+    assert (
+        Redaction([("LABKIT_IMPL", "hf-eager"), ("IMPL", "hf-static")])("hf-eager hf-static") == f"hf-eager {REDACTED}"
+    )
+
+
 def test_the_names_of_stages_stay_whatever_the_environment_says() -> None:
     clean = Redaction([("STAGE", "decode/step"), ("D", "labkit"), ("USER", "decode")])
     assert clean("decode/step") == "decode/step"

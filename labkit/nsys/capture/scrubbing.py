@@ -21,6 +21,7 @@ REDACTED = "<redacted>"
 LONG_ENOUGH = 8  # shorter values, such as "1" or "python", are part of every file
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)  # in names of variables
 SECRET_LENGTH = 4
+PUBLIC = ("LABKIT_IMPL",)  # a name of labkit's own, which its records need
 
 # Of these tables all numbers are kept; other values only from the columns named here. `nsys stats` finds what it needs.
 TEXT_COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -88,6 +89,8 @@ class Redaction:
         values: set[str] = {os.path.expanduser("~")}
         words = set(hosts)
         for name, value in variables:
+            if name in PUBLIC:
+                continue
             least = SECRET_LENGTH if SECRET.search(name) else LONG_ENOUGH
             values.update(part for part in (value, *value.split(os.pathsep)) if len(part) >= least)
             if name in ("USER", "LOGNAME", "USERNAME", "HOSTNAME", "HOST"):
