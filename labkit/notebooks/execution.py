@@ -3,10 +3,10 @@
 import asyncio
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from traitlets.config import Config
 from labkit.notebooks.parameters import NotebookError, checked_values, read_parameters
 from labkit.notebooks.report import html_report
 from labkit.progress import HEADLINE_MIME_TYPE, MIME_TYPE
+from labkit.whole_file import whole_file
 
 SECONDS_TO_END = 5.0  # that a cell has after an interrupt
 Progress = Callable[[float, int, str], None]  # cells done, a running cell counting in part; cells in all; what runs now
@@ -191,17 +192,7 @@ def _first_line(cell: NotebookNode) -> str:
 
 
 def _write_whole(files: Mapping[Path, str]) -> None:
-    """Each file appears under its name only when it is complete."""
-    parts: dict[Path, Path] = {}
-    try:
+    """Each file appears under its name only when all of them are complete."""
+    with ExitStack() as written:
         for target, text in files.items():
-            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-            parts[target] = Path(name)
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-        for target, part in parts.items():
-            part.chmod(0o644)
-            part.replace(target)
-    finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
+            written.enter_context(whole_file(target)).write_text(text, encoding="utf-8")
