@@ -189,8 +189,8 @@ def timeline(
 ) -> None:
     """Draw a capture, or two on one time axis, as a page that opens without a network; or convert one for Perfetto."""
     from labkit.figures.timeline import timeline as draw
-    from labkit.nsys.reader.export import write_chrome
     from labkit.nsys.reader.reading import read
+    from labkit.nsys.timeline.export import write_chrome
 
     files = [capture] if other is None else [capture, other]
     traces = dict(zip(_names(*files), map(read, files), strict=True))

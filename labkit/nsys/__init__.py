@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from labkit.nsys.capture.profile import Capture, CaptureError, profile
     from labkit.nsys.capture.scrubbing import scrub
     from labkit.nsys.doctor.examination import doctor_table, examine
-    from labkit.nsys.reader.export import write_chrome
     from labkit.nsys.reader.reading import read
+    from labkit.nsys.timeline.export import write_chrome
     from labkit.nsys.trace import Trace, TraceError
 
 __all__ = [
@@ -61,7 +61,7 @@ _HOME = {
     "read": "reader.reading",
     "scrub": "capture.scrubbing",
     "stage_table": "analysis.stage_table",
-    "write_chrome": "reader.export",
+    "write_chrome": "timeline.export",
 }
 
 

@@ -13,9 +13,9 @@ from jsonschema import Draft202012Validator
 from random_traces import random_trace
 from traces import Recorder
 
-from labkit.nsys.reader import export
-from labkit.nsys.reader.export import write_chrome
 from labkit.nsys.reader.reading import read
+from labkit.nsys.timeline import export
+from labkit.nsys.timeline.export import write_chrome
 from labkit.nsys.timeline.synthetic import decode_trace
 from labkit.nsys.trace import Source, Trace, typed
 from labkit.stages import parse

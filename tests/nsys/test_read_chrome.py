@@ -13,8 +13,8 @@ import pytest
 
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.projection import project
-from labkit.nsys.reader.export import write_chrome
 from labkit.nsys.reader.reading import read
+from labkit.nsys.timeline.export import write_chrome
 from labkit.nsys.timeline.synthetic import decode_trace
 from labkit.nsys.trace import TraceError
 

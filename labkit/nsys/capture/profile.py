@@ -27,8 +27,8 @@ from labkit.nsys.capture.scrubbing import Redaction, scrub
 from labkit.nsys.capture.tax import Tax, count_steps, tax_of_runs, tax_of_steps
 from labkit.nsys.capture.verify import Contents, cause, contents, lost
 from labkit.nsys.process import Ended, run
-from labkit.nsys.reader.export import write_chrome
 from labkit.nsys.reader.reading import read
+from labkit.nsys.timeline.export import write_chrome
 from labkit.nsys.tool import Nsys, find_nsys
 from labkit.nsys.trace import Trace
 from labkit.stages import STEP_TIMES, Phase

@@ -1,1 +1,1 @@
-"""Files of profilers: reading nsys exports and Chrome traces into a Trace, and writing the latter."""
+"""Files of profilers: nsys exports and Chrome traces, read into a Trace."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.launches import launches
 from labkit.nsys.analysis.nesting import Ints, order_by_nesting
-from labkit.nsys.reader.tracks import Placed, Tracks, tracks
+from labkit.nsys.timeline.tracks import Placed, Tracks, tracks
 from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, parse
 from labkit.whole_file import whole_file
