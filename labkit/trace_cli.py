@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -49,7 +50,9 @@ def profile(
     batch: Annotated[int, typer.Option(help="Without a command: sequences at once.")] = 1,
     prompt: Annotated[int, typer.Option(help="Without a command: tokens of each prompt.")] = 32,
     new: Annotated[int, typer.Option(help="Without a command: tokens to generate.")] = 16,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; by default one per core.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads; by default one per core, or as a command has it.")
+    ] = None,
     stage: Annotated[Phase | None, typer.Option(help="Capture only this phase, instead of the whole run.")] = None,
     range_: Annotated[
         str | None, typer.Option("--range", help="Capture only this NVTX range, NAME@DOMAIN, or cudaProfilerApi.")
@@ -73,14 +76,17 @@ def profile(
 
     if stage is not None and range_ is not None:
         raise ValueError(f"got --stage {stage} and --range {range_}; give one of them")
-    threads = threads or len(os.sched_getaffinity(0))
     case: dict[str, Any] = {"impl": impl}
     if not command:
+        threads = threads or len(os.sched_getaffinity(0))
         case |= {"model": model, "dtype": dtype, "batch": batch, "prompt": prompt, "new": new, "threads": threads}
         options = {option: case[option] for option in ("dtype", "batch", "prompt", "new", "threads")}
         command = own_command(model, impl, **options)
         name = name or f"{Path(model).name}-{impl}"
     window = capture.Window.of_phase(stage, occurrence) if stage else capture.Window(range_, occurrence)
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # ends the profiler and keeps what there is, as Ctrl-C does
     try:
         with progress_bar(err) as follow:
             taken = capture.profile(
@@ -94,7 +100,7 @@ def profile(
                 tax=tax,
                 sampling=sampling,
                 keep_raw=keep_raw,
-                environment={"LABKIT_IMPL": impl, "OMP_NUM_THREADS": str(threads)},
+                environment={"LABKIT_IMPL": impl} | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
                 echo=lambda line: err.print(line, markup=False, highlight=False),
                 progress=follow,
             )

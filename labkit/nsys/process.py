@@ -8,11 +8,15 @@ import signal
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import psutil
+
 POLL_S = 0.1
 GRACE_S = 60.0  # for nsys to write its report after Ctrl-C
+MARK = "LABKIT_RUN"  # in the environment of a run's processes, by which those that outlive it are found
 TAIL_LINES = 15
 NSYS_LINES = re.compile(
     r"\[\d+/\d+\] \[.*|Generating '.*'|Generated:|\s+/.*\.(nsys-rep|sqlite|qdstrm)|Capture range .*"
@@ -45,19 +49,21 @@ def run(
     """Run `command` in a session of its own, so that Ctrl-C reaches this process alone.
 
     echo: is given each line that the command prints, without its end. On Ctrl-C, and after `timeout_s`, the command
-    gets the interrupt and GRACE_S to end, then is killed.
+    gets the interrupt and GRACE_S to end, then is killed. What it leaves running when it did not end well is ended too:
+    nsys's agent, for one, is a daemon that goes on profiling where nsys itself was interrupted while starting.
 
     Raises FileNotFoundError for a program that is not there.
     """
     started = time.monotonic()
     interrupted = late = False
+    mark = uuid.uuid4().hex
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=dict(environment),
+            env=dict(environment) | {MARK: mark},
             start_new_session=True,
         )
         reader = _Lines(output.fileno(), echo)
@@ -71,6 +77,8 @@ def run(
             interrupted = True
         if process.poll() is None:
             _end(process)
+        if process.returncode or interrupted or late:
+            _end_left(mark)
         reader.read(last=True)
     lines = reader.lines
     own = [line for line in lines if not NSYS_LINES.fullmatch(line) and line.strip()]
@@ -85,6 +93,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _end_left(mark: str) -> None:
+    left = [
+        process for process in psutil.process_iter(["environ"]) if (process.info["environ"] or {}).get(MARK) == mark
+    ]
+    for process in left:
+        process.kill()
+    psutil.wait_procs(left, GRACE_S)
 
 
 class _Lines:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,29 @@ def test_an_empty_capture_says_which_cause_it_was(
     with pytest.raises(CaptureError, match=message):
         profile(command, output=tmp_path / "out", window=window)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)  # fails while a process of the run is left on it
+
+
+@needs_nsys
+@pytest.mark.parametrize("what", ["the folder of the capture", "TMPDIR"])
+def test_a_full_disk_is_named_and_nothing_is_left(what: str, full_disk: Path, tmp_path: Path) -> None:
+    output = full_disk if what != "TMPDIR" else tmp_path / "out"
+    environment = {"TMPDIR": str(full_disk)} if what == "TMPDIR" else {}
+    with pytest.raises(CaptureError, match=r"disk is full \(0 MB free\)"):
+        profile(script(tmp_path, "generate()"), output=output, environment=environment)
+    assert not output.exists() or not list(output.iterdir())
 
 
 @needs_nsys

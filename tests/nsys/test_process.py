@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 
+import psutil
 import pytest
 
 from labkit.nsys import process
@@ -73,6 +74,16 @@ def test_a_late_command_is_asked_then_killed(monkeypatch: pytest.MonkeyPatch) ->
     ended = python(STUBBORN, timeout_s=1.0)
     assert ended.late
     assert ended.exit_code == -signal.SIGKILL
+
+
+def test_what_a_failed_command_leaves_running_is_ended() -> None:
+    daemon = """
+import subprocess, sys
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(left.pid); sys.exit(3)
+"""
+    (pid,) = python(daemon).said
+    assert not psutil.pid_exists(int(pid))
 
 
 def test_a_missing_program_is_named() -> None:

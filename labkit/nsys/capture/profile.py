@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -25,7 +25,7 @@ from labkit.nsys.capture.command import Ranks, Source, Window, nsys_command, tor
 from labkit.nsys.capture.record import CaptureRecord
 from labkit.nsys.capture.scrubbing import Redaction, scrub
 from labkit.nsys.capture.tax import Tax, count_steps, tax_of_runs, tax_of_steps
-from labkit.nsys.capture.verify import Contents, cause, contents, lost
+from labkit.nsys.capture.verify import Contents, cause, contents, full, lost
 from labkit.nsys.process import Ended, run
 from labkit.nsys.reader.reading import read
 from labkit.nsys.timeline.export import write_chrome
@@ -147,7 +147,7 @@ def profile(
     if ended.interrupted or (plain and plain.interrupted):
         raise CaptureInterrupted(capture)
     if ended.exit_code or ended.late:
-        raise CommandFailedError(_failure(ended, capture), ended.exit_code, capture)
+        raise CommandFailedError(_failure(ended, capture, job.places), ended.exit_code, capture)
     assert capture is not None
     return capture
 
@@ -167,6 +167,11 @@ class _Job:
     @property
     def profiler(self) -> str:
         return f"nsys {self.nsys.version_text}" if self.nsys else f"torch.profiler {version('torch')}"
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders that nsys writes to."""
+        return self.folder, Path(self.environment.get("TMPDIR", tempfile.gettempdir()))
 
     def profile_command(self, ranks: Ranks, sampling: bool) -> list[str]:
         output = self.workplace / "report"
@@ -295,8 +300,8 @@ def _shared(word: str, clean: Redaction) -> str:
     return clean(PurePath(word).name if os.path.isabs(word) else word)
 
 
-def _failure(ended: Ended, capture: Capture | None) -> str:
+def _failure(ended: Ended, capture: Capture | None, places: Iterable[Path]) -> str:
     said = "\n".join(f"    {line}" for line in ended.said) or "    (it said nothing)"
     kept = f"what was captured is in {capture.files[0]}" if capture else "nothing was captured"
     how = f"was ended after {ended.seconds:.0f} s" if ended.late else f"ended with exit code {ended.exit_code}"
-    return f"the command {how}; {kept}. Its last lines:\n{said}"
+    return f"the command {how}; {kept}{full(places)}. Its last lines:\n{said}"

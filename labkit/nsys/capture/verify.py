@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from labkit.stages import Phase, step_message
 
 RANGE_TYPES = "59, 60, 70, 71"  # push/pop and start/end ranges, live and imported
 DOMAIN_TYPE = 75
+FULL = 100_000_000  # bytes, below which nsys may find no room for its stream
 STEP_NAMES = ", ".join(f"'{step_message(phase)}'" for phase in Phase)
 
 
@@ -64,6 +66,12 @@ def lost(found: list[Contents], announced: int, window: Window) -> str | None:
     )
 
 
+def full(places: Iterable[Path]) -> str:
+    """What to say of the `places`, where the profiler writes, that are all but full: an empty text if none is."""
+    free = {place: shutil.disk_usage(place).free for place in places}
+    return "".join(f"; {place} is full ({free[place] / 1e6:.0f} MB free)" for place in free if free[place] < FULL)
+
+
 def cause(workplace: Path, reports: list[Path], window: Window, profiler: str) -> str:
     """Why a run that ended well left nothing in `workplace`, and what to do about it."""
     if not reports and list(workplace.glob("*.qdstrm")):
@@ -77,8 +85,7 @@ def cause(workplace: Path, reports: list[Path], window: Window, profiler: str) -
             "vanilla models do within labkit.engine.annotate), in a process that was not forked"
         )
     if not reports:
-        free = shutil.disk_usage(workplace).free / 1e9
-        return f"the profiler left no report; {free:.1f} GB are free where it writes"
+        return f"the profiler left no report{full([workplace.parent])}"
     if profiler.startswith("nsys") and contents(reports[0]).domains:
         return (
             f"the program opened NVTX domains, but no range arrived: nvtx {version('nvtx')} drops them under "
