@@ -92,6 +92,7 @@ struct Model {
   Norm final_norm;
   Linear project_out;  // weight null without
   Linear head;
+  int64_t vocab_begin, vocab;  // the first token whose rows embedding and head have, and the size of the vocabulary
 };
 
 }  // namespace labkit

@@ -38,6 +38,8 @@ SIGNATURES = {  # of the functions in the library; with them, calls take plain i
     "labkit_qkv_gemm": (*[POINTER] * 6, INT, POINTER, POINTER, INT),
     "labkit_attention": (*[POINTER] * 6, INT),
     "labkit_mlp_gemm": (*[POINTER] * 4, INT, LONG, POINTER, POINTER, INT),
+    "labkit_all_reduce": (POINTER, POINTER, LONG, POINTER),
+    "labkit_all_gather": (POINTER, POINTER, LONG, POINTER),
     "labkit_residual_add": (*[POINTER] * 5, LONG, LONG, POINTER, INT),
     "labkit_step": (POINTER, POINTER),
     "labkit_workspace_bytes": (POINTER, LONG, LONG),

@@ -27,10 +27,11 @@ from labkit.hf_config import (
     read_qwen2,
     read_qwen3,
 )
+from labkit.shards import Cut, Shard
 
 LINEARS = ("qkv", "attn_out", "ff1", "ff2")
 
-GetTensor = Callable[[str], Tensor]
+GetTensor = Callable[[str, Cut | None], Tensor]  # Hugging Face's name -> the tensor, or the part that the cut takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +76,16 @@ class Policy:
         """The engine's description of the model; ValueError names a switch that would not be computed exactly."""
         return ModelConfig(architecture=self.architecture, **self.read(hf_config))
 
-    def top_tensors(self, config: ModelConfig, get: GetTensor) -> dict[str, Tensor]:
-        """Canonical weights outside the layers, `config.top_shapes()` filled by `get(hf_name)`."""
-        return self._fill(config, config.top_shapes(), "", get)
+    def top_tensors(self, shard: Shard, get: GetTensor) -> dict[str, Tensor]:
+        """Canonical weights outside the layers, `shard.top_shapes` filled by `get(hf_name, cut)`."""
+        return self._fill(shard, shard.top_shapes, "", get)
 
-    def layer_tensors(self, config: ModelConfig, index: int, get: GetTensor) -> dict[str, Tensor]:
-        """Canonical weights of one layer, `config.layer_shapes()` filled by `get(hf_name)`.
+    def layer_tensors(self, shard: Shard, index: int, get: GetTensor) -> dict[str, Tensor]:
+        """Canonical weights of one layer, `shard.layer_shapes` filled by `get(hf_name, cut)`.
 
         Tensors stored as one are views of what `get` returns; ValueError names a tensor of the wrong shape.
         """
-        return self._fill(config, config.layer_shapes(), f"{self.layers}.{index}.", get)
+        return self._fill(shard, shard.layer_shapes, f"{self.layers}.{index}.", get)
 
     def expected(self, config: ModelConfig) -> set[str]:
         """Hugging Face's names of all tensors that the model reads."""
@@ -121,11 +122,13 @@ class Policy:
         modules = getattr(self, "tokens" if role == "embed" else role)
         return tuple(f"{layer}{module}.{kind}" for module in ([modules] if isinstance(modules, str) else modules))
 
-    def _fill(self, config: ModelConfig, shapes: Shapes, layer: str, get: GetTensor) -> dict[str, Tensor]:
+    def _fill(self, shard: Shard, shapes: Shapes, layer: str, get: GetTensor) -> dict[str, Tensor]:
         tensors = {}
         for name, shape in shapes.items():
             parts = self._parts(name, layer)
-            tensor = self._arrange(config, name, [get(part) for part in parts])
+            cuts = self._cuts(shard, name, len(parts))
+            got = [get(part, cut) for part, cut in zip(parts, cuts, strict=True)]
+            tensor = self._arrange(shard.local, name, got)
             if tuple(tensor.shape) != shape:
                 raise ValueError(
                     f"{' + '.join(parts)} gives {name} of shape {list(tensor.shape)}, expected {list(shape)}; "
@@ -133,6 +136,23 @@ class Policy:
                 )
             tensors[name] = tensor
         return tensors
+
+    def _cuts(self, shard: Shard, name: str, parts: int) -> list[Cut | None]:
+        """What the shard holds of each stored part of a canonical weight, in the layout that it is stored in."""
+        cut, config, (role, kind) = shard.cut(name), shard.config, name.split(".")
+        if cut is None:
+            return [None] * parts
+        if role == "qkv" and parts == 3:
+            key = shard.of_heads(shard.kv, config.num_kv_heads)
+            return [shard.of_heads(shard.query, config.num_heads), key, key]
+        if role == "qkv" and self.interleaved_qkv:
+            heads = (3 * head + part for head in shard.query for part in range(3))
+            cut = shard.of_heads(heads, 3 * config.num_heads)
+        if role == "ff1" and parts == 2:
+            return [shard.of_inner()] * 2
+        if self.transposed and role in LINEARS and kind == "weight":
+            cut = replace(cut, dim=1 - cut.dim)
+        return [cut]
 
     def _arrange(self, config: ModelConfig, name: str, parts: list[Tensor]) -> Tensor:
         role = name.split(".")[0]

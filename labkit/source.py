@@ -28,6 +28,7 @@ from transformers import (
 
 from labkit.config import ModelConfig
 from labkit.policies import POLICIES, Policy, policy_for
+from labkit.shards import Cut, cut_of
 from labkit.tokenizer import byte_tokenizer
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,7 +41,7 @@ class Weights(Protocol):
 
     def names(self) -> set[str]: ...
 
-    def get(self, name: str, dtype: torch.dtype | None = None) -> Tensor: ...
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,13 @@ class ModelSource:
         """The names of all tensors, as in the Hugging Face model."""
         return self.weights.names()
 
-    def get(self, hf_name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """One tensor: a copy of its own in `dtype`, or as it is stored, which may be a file mapped for reading.
+    def get(self, hf_name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
+        """One tensor, or the part that `cut` takes: a copy of its own in `dtype`, or as it is stored, which may be a
+        file mapped for reading.
 
         Random tensors are float32, and the same whatever was asked for before; in a `dtype` they are those, rounded.
         """
-        return self.weights.get(hf_name, dtype)
+        return self.weights.get(hf_name, dtype, cut)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -111,7 +113,7 @@ class RandomWeights:
     def names(self) -> set[str]:
         return set(self._shapes)
 
-    def get(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
         if name not in self._shapes:
             raise KeyError(f"no tensor {name!r} in this model; names() lists them")
         shape = self._shapes[name]
@@ -124,7 +126,7 @@ class RandomWeights:
         chunks = tensor.view(-1).split(CHUNK)
         for chunk in chunks:
             chunk.copy_(self._drawn[: len(chunk)].normal_(mean, std, generator=generator))
-        return tensor
+        return cut_of(name, tensor, cut)
 
 
 class Checkpoint:
@@ -149,7 +151,7 @@ class Checkpoint:
     def names(self) -> set[str]:
         return set(self._where)
 
-    def get(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
         if name not in self._where:
             raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
         file, stored = self._where[name]
@@ -162,6 +164,7 @@ class Checkpoint:
             raise ValueError(
                 f"{name} is stored as {tensor.dtype}; expected a floating-point checkpoint, not a quantised one"
             )
+        tensor = cut_of(name, tensor, cut)
         return tensor if dtype is None else tensor.to(dtype, copy=True)
 
     def _stored(self, file: Path) -> list[str]:

@@ -3,6 +3,7 @@
 The forward below is the specification of what a `ModelConfig` and canonical weights mean, without any engine.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import BertConfig, GPT2Config, PreTrainedModel
 
 from labkit.config import ModelConfig, alibi_slopes
 from labkit.policies import POLICIES, Policy, policy_for
+from labkit.shards import Cut, shard
 
 Weights = dict[str, Tensor]
 TOKENS = 41
@@ -112,13 +114,17 @@ def rms(config: ModelConfig, weight: Tensor, x: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], weight, config.norm_eps)
 
 
+def whole(tensors: Weights) -> Callable[[str, Cut | None], Tensor]:
+    return lambda name, cut: tensors[name]
+
+
 def canonical(model: PreTrainedModel) -> tuple[Policy, ModelConfig, Weights, list[Weights]]:
     policy = policy_for(model.config)
     config = policy.model_config(model.config)
     tensors = model.state_dict()
     policy.check(config, tensors)
-    layers = [policy.layer_tensors(config, index, tensors.__getitem__) for index in range(config.num_layers)]
-    return policy, config, policy.top_tensors(config, tensors.__getitem__), layers
+    layers = [policy.layer_tensors(shard(config), index, whole(tensors)) for index in range(config.num_layers)]
+    return policy, config, policy.top_tensors(shard(config), whole(tensors)), layers
 
 
 def text(length: int = TOKENS) -> Tensor:
@@ -219,7 +225,7 @@ def test_a_tensor_of_the_wrong_shape_is_named() -> None:
     with pytest.raises(
         ValueError, match=r"layers.1.attention.query_key_value.weight .*\[177, 60\], expected \[180, 60\]"
     ):
-        policy.layer_tensors(config, 1, tensors.__getitem__)
+        policy.layer_tensors(shard(config), 1, whole(tensors))
 
 
 def test_an_unknown_architecture_lists_the_known() -> None:

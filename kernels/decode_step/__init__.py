@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import build
+from ..all_reduce import Exchange
 from ..types import (
     NO_ROTARY,
     AttentionParams,
@@ -36,6 +37,7 @@ from ..types import (
 )
 
 STAGES_PER_LAYER = ("qkv", "attention", "attn_out", "mlp", "mlp_out", "residual")
+ALL_REDUCE = "all_reduce"
 __all__ = ["STAGES_PER_LAYER", "DecodeStep", "LayerWeights", "ModelWeights"]
 
 
@@ -57,6 +59,8 @@ class CModel(ctypes.Structure):
         ("final_norm", CNorm),
         ("project_out", CLinear),
         ("head", CLinear),
+        ("vocab_begin", c_int64),
+        ("vocab", c_int64),
     ]
 
 
@@ -74,6 +78,7 @@ class CStepArgs(ctypes.Structure):
         ("stamps", c_void_p),
         ("workspace", c_void_p),
         ("threads", c_int32),
+        ("exchange", c_void_p),
     ]
 
 
@@ -123,6 +128,8 @@ class ModelWeights:
     final_norm: Norm
     project_out: Linear | None
     head: Linear
+    vocab: range  # the tokens whose rows embedding and head have
+    vocab_size: int
     parallel_residual: bool
     residual_from_norm: bool
 
@@ -135,6 +142,15 @@ class ModelWeights:
     def cache_dtype(self) -> torch.dtype:
         """Of keys and values."""
         return float_dtype(self.layers[0].qkv.proj.weight.dtype)
+
+    def stages(self, ranks: int) -> tuple[str, ...]:
+        """Of one layer, in the order that they run in: among several ranks with their sums."""
+        if ranks == 1:
+            return STAGES_PER_LAYER
+        *regions, mlp_out, residual = STAGES_PER_LAYER
+        if not self.parallel_residual:
+            regions.insert(regions.index("mlp"), ALL_REDUCE)
+        return (*regions, mlp_out, ALL_REDUCE, residual)
 
     @cached_property
     def c_layers(self) -> ctypes.Array[CLayer]:
@@ -160,22 +176,28 @@ class ModelWeights:
             self.final_norm.c,
             self.project_out.c if self.project_out else none,
             self.head.c,
+            self.vocab.start,
+            self.vocab_size,
         )
 
 
 class DecodeStep:
     """Runs steps of one model; holds the library, the workspace and the stamps, and no model state.
 
-    One instance must not run two steps at a time.
+    exchange: with the ranks that have the other parts of the model, which must run the same steps; its slots hold as
+    many rows as a step has. One instance must not run two steps at a time.
     """
 
-    def __init__(self, model: ModelWeights) -> None:
-        self.model = model
+    def __init__(self, model: ModelWeights, exchange: Exchange | None = None) -> None:
+        self.model, self.exchange = model, exchange
         self.library = build.load(model.weight_type)
-        self.stamps = np.zeros(3 + len(STAGES_PER_LAYER) * len(model.layers), dtype=np.int64)
+        self.stages = model.stages(exchange.size if exchange else 1)
+        self.stamps = np.zeros(3 + len(self.stages) * len(model.layers), dtype=np.int64)
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self._sized_for = (0, 0)
-        self._args = CStepArgs(stamps=self.stamps.ctypes.data)
+        self._args = CStepArgs(
+            stamps=self.stamps.ctypes.data, exchange=ctypes.addressof(exchange.c) if exchange else None
+        )
 
     def __call__(
         self,
@@ -194,7 +216,7 @@ class DecodeStep:
         """tokens int64 [B, T], contiguous, each in the vocabulary (the caller checks). Writes K and V of the new tokens
         at slot `past` of every cache, and for the last `keep` tokens of each sequence `logits` float32 [B*keep, V] or
         `argmax` int64 [B*keep] (-1: no logit is a number), and `hidden` float32 [B*keep, H] after the final norm if
-        given.
+        given. Raises RuntimeError where another rank has ended.
         """
         args = self._args
         args.rows = rows.c
@@ -207,6 +229,8 @@ class DecodeStep:
         args.threads = threads
         args.workspace = self._workspace_for(tokens.numel(), threads)
         self.library.labkit_step(byref(self.model.c), byref(args))
+        if self.exchange is not None:
+            self.exchange.check()
 
     def _workspace_for(self, rows: int, threads: int) -> int:
         if rows > self._sized_for[0] or threads > self._sized_for[1]:

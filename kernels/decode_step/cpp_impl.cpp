@@ -3,16 +3,15 @@
 // behind every stage.
 //
 // This file is what gets compiled, once per weight type (LABKIT_WEIGHT); it includes the ops and the bandwidth probe.
-#include "../attention/cpp_impl.cpp"
+#include "../all_reduce/cpp_impl.cpp"
 
+#include "../attention/cpp_impl.cpp"
 #include "../mlp_gemm/cpp_impl.cpp"
 #include "../probe.cpp"
 #include "../qkv_gemm/cpp_impl.cpp"
 #include "../residual_add/cpp_impl.cpp"
 
 namespace labkit {
-
-constexpr int kStagesPerLayer = 6;  // qkv, attention, attn_out, mlp, mlp_out, residual
 
 struct StepArgs {
   Rows rows;
@@ -24,9 +23,10 @@ struct StepArgs {
   float* logits;          // [batch * keep][vocab] or null
   int64_t* argmax;        // [batch * keep] or null; -1 where no logit is a number
   float* hidden;          // [batch * keep][hidden] after the final norm, or null
-  int64_t* stamps;        // [3 + 6 * layers] or null
+  int64_t* stamps;        // one for each stage of Clock, in the order that they end, or null
   void* workspace;
   int32_t threads;
+  Exchange* exchange;  // null: this process has the whole model
 };
 
 // Shared buffers of a step, cut from one piece of memory.
@@ -66,21 +66,47 @@ inline Cache cache_of(const StepArgs& args, int64_t layer) {
   return cache;
 }
 
+// Thread 0 writes the time behind every stage: start, embedding, those of each layer, head. A layer's are qkv,
+// attention, attn_out, (all_reduce,) mlp, mlp_out, (all_reduce,) residual; with a parallel residual ranks add up once.
+class Clock {
+ public:
+  Clock(int64_t* stamps, int thread) : next_(thread == 0 ? stamps : nullptr) {}
+  void stamp() {
+    if (next_) *next_++ = now_ns();
+  }
+
+ private:
+  int64_t* next_;
+};
+
+// A token's row of the embedding table, which is the LM head where they are tied; zeros where another rank has it.
+inline void look_up(const Model& model, int64_t token, float* row) {
+  const int64_t width = model.embedding_size, n = token - model.vocab_begin;
+  if (n < 0 || n >= model.head.outputs)
+    std::memset(row, 0, size_t(width) * sizeof(float));
+  else if (const Stored* table = static_cast<const Stored*>(model.embedding))
+    for (int64_t k = 0; k < width; ++k) row[k] = to_float(table[n * width + k]);
+  else
+    for (int64_t k = 0; k < width; ++k) row[k] = weight_of<Weight>(model.head, n, k);
+}
+
 // h = token embedding (normed, projected) + learned position.
-inline void embed(Team& team, int thread, const Model& model, const StepArgs& args, Workspace& work, int64_t stride,
-                  ThreadScratch& scratch) {
+inline void embed(Team& team, int thread, Ranks& ranks, const Model& model, const StepArgs& args, Workspace& work,
+                  int64_t stride, ThreadScratch& scratch) {
   const int64_t rows = int64_t(args.rows.batch) * args.rows.tokens, width = model.embedding_size;
   const bool project = model.project_in.weight;
-  const Stored* table = static_cast<const Stored*>(model.embedding);  // null: the head's rows
   float* target = project ? work.residual : work.h;
   const Range mine = team.share(rows, thread);
+  if (!ranks.alone()) {
+    for (int64_t m = mine.begin; m < mine.end; ++m) look_up(model, args.tokens[m], ranks.own<float>() + m * stride);
+    ranks.meet(team, thread, rows * stride * int64_t(sizeof(float)));
+  }
   for (int64_t m = mine.begin; m < mine.end; ++m) {
-    const int64_t token = args.tokens[m];
     float* row = target + m * stride;
-    if (table)
-      for (int64_t k = 0; k < width; ++k) row[k] = to_float(table[token * width + k]);
+    if (ranks.alone())
+      look_up(model, args.tokens[m], row);
     else
-      for (int64_t k = 0; k < width; ++k) row[k] = weight_of<Weight>(model.head, token, k);
+      add_parts(Parts(ranks, stride), m, 0, width, [=](int64_t i, float sum) { row[i] = sum; });
     if (model.embedding_norm.kind != kNoNorm) normalise(model.embedding_norm, row, width, row);
     if (project) to_activation(row, width, padded_depth<Weight>(width), work.x + m * stride);
   }
@@ -98,57 +124,100 @@ inline void embed(Team& team, int thread, const Model& model, const StepArgs& ar
   team.barrier();
 }
 
-inline void layer_step(Team& team, int thread, const Model& model, const Layer& layer, const Cache& cache,
-                       const StepArgs& args, Workspace& work, int64_t stride, int64_t* stamps, ThreadScratch& scratch) {
+inline void layer_step(Team& team, int thread, Ranks& ranks, const Model& model, const Layer& layer, const Cache& cache,
+                       const StepArgs& args, Workspace& work, int64_t stride, Clock& clock, ThreadScratch& scratch) {
   const int64_t rows = int64_t(args.rows.batch) * args.rows.tokens, hidden = model.hidden;
   const int64_t qkv_stride = row_stride(layer.qkv.proj.outputs), context_stride = row_stride(layer.attn_out.inputs);
-  const int64_t act_stride = row_stride(model.intermediate);
-  auto stamp = [&](int stage) {
-    if (stamps && thread == 0) stamps[stage] = now_ns();
-  };
+  const int64_t act_stride = row_stride(model.intermediate), bytes = rows * stride * int64_t(sizeof(float));
   const bool from_norm = model.residual_from_norm, parallel = model.parallel_residual;
 
-  Normalised<Weight> input = normalised_rows<Weight>(team, thread, layer.qkv.norm, work.h, stride, nullptr, 0, nullptr,
+  Normalised<Weight> input = normalised_rows<Weight>(team, thread, layer.qkv.norm, work.h, stride, {}, nullptr,
                                                      from_norm, rows, hidden, stride, work.x, work.residual, scratch);
   const float* residual = input.residual;
   qkv_region<Weight>(team, thread, layer.qkv, args.rotary, model.heads, args.rows, cache, input, work.qkv, qkv_stride,
                      scratch);
-  stamp(0);
+  clock.stamp();
   attention_region<Stored>(team, thread, layer.attention, model.heads, args.rows, cache, work.qkv, qkv_stride,
                            work.context, context_stride, scratch);
-  stamp(1);
+  clock.stamp();
   Linear attn_out = layer.attn_out;
   attn_out.bias = nullptr;  // joins in later
-  gemm_into<Weight>(team, thread, attn_out, work.context, context_stride, rows, work.attn_out, stride, scratch);
+  const bool add_up = !ranks.alone() && !parallel;
+  float* attended = add_up ? ranks.own<float>() : work.attn_out;
+  gemm_into<Weight>(team, thread, attn_out, work.context, context_stride, rows, attended, stride, scratch);
   team.barrier();
-  stamp(2);
+  clock.stamp();
+  Parts attention(attended, stride);
+  if (add_up) {
+    ranks.meet(team, thread, bytes);
+    attention = Parts(ranks, stride);
+    clock.stamp();
+  }
 
-  Addend attention{parallel ? work.attn_out : nullptr, stride, layer.attn_out.bias};
   if (!parallel) {
-    input =
-        normalised_rows<Weight>(team, thread, layer.mlp.norm, residual, stride, work.attn_out, stride,
-                                layer.attn_out.bias, from_norm, rows, hidden, stride, work.x, work.residual, scratch);
+    input = normalised_rows<Weight>(team, thread, layer.mlp.norm, residual, stride, attention, layer.attn_out.bias,
+                                    from_norm, rows, hidden, stride, work.x, work.residual, scratch);
     residual = input.residual;
   } else if (layer.mlp.norm.kind != kNoNorm) {  // GPT-NeoX; GPT-J's MLP takes the rows that attention took
-    input = normalised_rows<Weight>(team, thread, layer.mlp.norm, work.h, stride, nullptr, 0, nullptr, false, rows,
-                                    hidden, stride, work.x, work.residual, scratch);
+    input = normalised_rows<Weight>(team, thread, layer.mlp.norm, work.h, stride, {}, nullptr, false, rows, hidden,
+                                    stride, work.x, work.residual, scratch);
   }
   mlp_region<Weight>(team, thread, layer.mlp, input, rows, work.act, act_stride, scratch);
-  stamp(3);
+  clock.stamp();
   Linear mlp_out = layer.mlp_out;
   mlp_out.bias = nullptr;  // joins in later
-  gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, work.mlp_out, stride, scratch);
+  if (ranks.alone()) {
+    gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, work.mlp_out, stride, scratch);
+    team.barrier();
+    clock.stamp();
+    residual_share(team, thread, residual, stride, {parallel ? attention : Parts(), layer.attn_out.bias},
+                   {Parts(work.mlp_out, stride), layer.mlp_out.bias}, rows, hidden, work.h, stride);
+  } else {  // with a parallel residual the attention's part goes along, and both biases are mlp_out's
+    gemm_into<Weight>(team, thread, mlp_out, work.act, act_stride, rows, ranks.own<float>(), stride, scratch,
+                      parallel ? attended : nullptr);
+    team.barrier();
+    clock.stamp();
+    ranks.meet(team, thread, bytes);
+    clock.stamp();
+    residual_share(team, thread, residual, stride, {}, {Parts(ranks, stride), layer.mlp_out.bias}, rows, hidden, work.h,
+                   stride);
+  }
   team.barrier();
-  stamp(4);
-  residual_share(team, thread, residual, stride, attention, {work.mlp_out, stride, layer.mlp_out.bias}, rows, hidden,
-                 work.h, stride);
-  team.barrier();
-  stamp(5);
+  clock.stamp();
+}
+
+// What a rank brings to the meeting about the logits: its columns of some rows.
+struct alignas(64) Columns {
+  int64_t begin, count;
+};
+
+// Every rank gets the columns of the others, a few rows at a time. logits: [rows][vocab], this rank's filled in.
+inline void gather_logits(Team& team, int thread, Ranks& ranks, const Model& model, int64_t rows, float* logits) {
+  const int64_t widest = model.vocab / ranks.count() + 64;
+  const int64_t at_once = (ranks.room() - int64_t(sizeof(Columns))) / (widest * int64_t(sizeof(float)));
+  for (int64_t first = 0; first < rows; first += at_once) {
+    const int64_t count = rows - first < at_once ? rows - first : at_once;
+    const Range mine = team.share(count, thread);
+    const Columns own{model.vocab_begin, model.head.outputs};
+    if (thread == 0) *ranks.own<Columns>() = own;
+    float* part = reinterpret_cast<float*>(ranks.own<Columns>() + 1);
+    for (int64_t m = mine.begin; m < mine.end; ++m)
+      std::memcpy(part + m * own.count, logits + (first + m) * model.vocab + own.begin, size_t(own.count) * 4);
+    ranks.meet(team, thread, int64_t(sizeof(Columns)) + count * widest * int64_t(sizeof(float)));
+    for (int r = 0; r < ranks.count(); ++r) {
+      const Columns columns = *ranks.of<Columns>(r);
+      if (columns.begin == own.begin) continue;
+      const float* from = reinterpret_cast<const float*>(ranks.of<Columns>(r) + 1);
+      for (int64_t m = mine.begin; m < mine.end; ++m)
+        std::memcpy(logits + (first + m) * model.vocab + columns.begin, from + m * columns.count,
+                    size_t(columns.count) * 4);
+    }
+  }
 }
 
 // Logits or argmax of the last `keep` tokens of each sequence.
-inline void head_step(Team& team, int thread, const Model& model, const StepArgs& args, Workspace& work, int64_t stride,
-                      ThreadScratch& scratch) {
+inline void head_step(Team& team, int thread, Ranks& ranks, const Model& model, const StepArgs& args, Workspace& work,
+                      int64_t stride, ThreadScratch& scratch) {
   const int64_t tokens = args.rows.tokens, kept = int64_t(args.rows.batch) * args.keep;
   const float* h = work.h;
   if (args.keep < tokens) {
@@ -160,8 +229,8 @@ inline void head_step(Team& team, int thread, const Model& model, const StepArgs
     team.barrier();
     h = work.mlp_out;
   }
-  Normalised<Weight> input = normalised_rows<Weight>(team, thread, model.final_norm, h, stride, nullptr, 0, nullptr,
-                                                     true, kept, model.hidden, stride, work.x, work.residual, scratch);
+  Normalised<Weight> input = normalised_rows<Weight>(team, thread, model.final_norm, h, stride, {}, nullptr, true, kept,
+                                                     model.hidden, stride, work.x, work.residual, scratch);
   if (args.hidden && thread == 0)
     for (int64_t m = 0; m < kept; ++m)
       std::memcpy(args.hidden + m * model.hidden, input.residual + m * input.residual_stride, size_t(model.hidden) * 4);
@@ -177,17 +246,30 @@ inline void head_step(Team& team, int thread, const Model& model, const StepArgs
     input.stride = stride;
   }
   if (args.logits) {
-    gemm_into<Weight>(team, thread, model.head, input.x, input.stride, kept, args.logits, model.head.outputs, scratch);
-  } else {
-    gemm_argmax<Weight>(team, thread, model.head, input.x, input.stride, kept, work.best + thread * kept, scratch);
+    gemm_into<Weight>(team, thread, model.head, input.x, input.stride, kept, args.logits + model.vocab_begin,
+                      model.vocab, scratch);
+    team.barrier();
+    if (!ranks.alone()) gather_logits(team, thread, ranks, model, kept, args.logits);
+    return;
   }
+  gemm_argmax<Weight>(team, thread, model.head, input.x, input.stride, kept, work.best + thread * kept, scratch);
   team.barrier();
-  if (args.logits || thread != 0) return;
+  Best* best = ranks.alone() ? work.best : ranks.own<Best>();
+  if (thread == 0)
+    for (int64_t m = 0; m < kept; ++m) {
+      Best most = work.best[m];
+      for (int t = 1; t < team.size(); ++t)
+        if (const Best& other = work.best[t * kept + m]; most.loses_to(other.value, other.index)) most = other;
+      if (most.index >= 0) most.index += model.vocab_begin;
+      best[m] = most;
+    }
+  if (!ranks.alone()) ranks.meet(team, thread, kept * int64_t(sizeof(Best)));
+  if (thread != 0) return;
   for (int64_t m = 0; m < kept; ++m) {
-    Best best = work.best[m];
-    for (int t = 1; t < team.size(); ++t)
-      if (const Best& other = work.best[t * kept + m]; best.loses_to(other.value, other.index)) best = other;
-    args.argmax[m] = best.index;
+    Best most = ranks.alone() ? best[m] : ranks.of<Best>(0)[m];
+    for (int r = 1; r < ranks.count(); ++r)
+      if (const Best& other = ranks.of<Best>(r)[m]; most.loses_to(other.value, other.index)) most = other;
+    args.argmax[m] = most.index;
   }
 }
 
@@ -206,19 +288,21 @@ void labkit_step(const Model* model, const StepArgs* args) {
   const int64_t rows = int64_t(args->rows.batch) * args->rows.tokens;
   Workspace work(*model, rows, args->threads, static_cast<char*>(args->workspace));
   const int64_t stride = row_stride(model->embedding_size > model->hidden ? model->embedding_size : model->hidden);
-  if (args->stamps) args->stamps[0] = now_ns();
 #pragma omp parallel num_threads(args->threads)
   {
     team.join();
     const int thread = omp_get_thread_num();
     ThreadScratch& scratch = thread_scratch();
-    embed(team, thread, *model, *args, work, stride, scratch);
-    if (args->stamps && thread == 0) args->stamps[1] = now_ns();
+    Ranks ranks(args->exchange);
+    Clock clock(args->stamps, thread);
+    clock.stamp();
+    embed(team, thread, ranks, *model, *args, work, stride, scratch);
+    clock.stamp();
     for (int64_t l = 0; l < model->num_layers; ++l)
-      layer_step(team, thread, *model, model->layers[l], cache_of(*args, l), *args, work, stride,
-                 args->stamps ? args->stamps + 2 + l * kStagesPerLayer : nullptr, scratch);
-    if (args->keep) head_step(team, thread, *model, *args, work, stride, scratch);
-    if (args->stamps && thread == 0) args->stamps[2 + model->num_layers * kStagesPerLayer] = now_ns();
+      layer_step(team, thread, ranks, *model, model->layers[l], cache_of(*args, l), *args, work, stride, clock,
+                 scratch);
+    if (args->keep) head_step(team, thread, ranks, *model, *args, work, stride, scratch);
+    clock.stamp();
   }
 }
 

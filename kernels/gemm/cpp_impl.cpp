@@ -11,16 +11,19 @@
 
 namespace labkit {
 
-// This thread's part of out[rows][outputs] = x * weight^T (+ bias). `stride` is out's row length.
+// This thread's part of out[rows][outputs] = x * weight^T (+ bias) (+ addend). `stride`: of out's and addend's rows.
 template <class T>
 void gemm_into(Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
-               float* out, int64_t stride, ThreadScratch& scratch) {
+               float* out, int64_t stride, ThreadScratch& scratch, const float* addend = nullptr) {
   gemm_part<T>(team, thread, linear, x, ldx, rows, scratch, [&](int64_t block, const float* acc) {
     const int64_t column = block * kBlock;
     const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
     for (int64_t m = 0; m < rows; ++m)
       for (int64_t i = 0; i < count; ++i)
         out[m * stride + column + i] = acc[m * kBlock + i] + (linear.bias ? linear.bias[column + i] : 0.0f);
+    if (addend)
+      for (int64_t m = 0; m < rows; ++m)
+        for (int64_t i = 0; i < count; ++i) out[m * stride + column + i] += addend[m * stride + column + i];
   });
 }
 

@@ -68,8 +68,8 @@ extern "C" void labkit_mlp_gemm(const labkit::MlpWeights* weights, const float* 
     const int thread = omp_get_thread_num();
     ThreadScratch& scratch = thread_scratch();
     const Normalised<Weight> input =
-        normalised_rows<Weight>(team, thread, weights->norm, h, hidden, addend, hidden, bias, from_norm, rows, hidden,
-                                stride, x, shared_residual, scratch);
+        normalised_rows<Weight>(team, thread, weights->norm, h, hidden, Parts(addend, hidden), bias, from_norm, rows,
+                                hidden, stride, x, shared_residual, scratch);
     mlp_region<Weight>(team, thread, *weights, input, rows, staged, act_stride, scratch);
     const Range mine = team.share(rows, thread);
     for (int64_t m = mine.begin; m < mine.end; ++m)

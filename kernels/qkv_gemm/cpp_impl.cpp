@@ -4,6 +4,8 @@
 
 #include "../gemm/cpp_impl.cpp"
 
+#include "../all_reduce/exchange.h"
+
 namespace labkit {
 
 // Normalised rows as the GEMM wants them, and the residual they came from. One row: every thread makes its own copy,
@@ -16,29 +18,29 @@ struct Normalised {
   int64_t residual_stride;
 };
 
-// x = norm(h + addend + bias); the residual is the sum, or x itself where the model takes it after the norm.
+// x = norm(h + addend + bias), the addend whole or in the parts of all ranks; the residual is the sum, or x itself
+// where the model takes it after the norm.
 template <class T>
 Normalised<T> normalised_rows(Team& team, int thread, const Norm& norm, const float* h, int64_t h_stride,
-                              const float* addend, int64_t addend_stride, const float* bias, bool residual_from_norm,
-                              int64_t rows, int64_t hidden, int64_t stride, Activation<T>* shared_x,
-                              float* shared_residual, ThreadScratch& scratch) {
+                              const Parts& addend, const float* bias, bool residual_from_norm, int64_t rows,
+                              int64_t hidden, int64_t stride, Activation<T>* shared_x, float* shared_residual,
+                              ThreadScratch& scratch) {
   const int64_t padded = padded_depth<T>(hidden);
   const bool own = rows == 1;
   const size_t floats = size_t(stride);
   float* work = scratch.rows.get<float>(3 * floats);  // the normalised row, then (own only) the residual and x
   Activation<T>* x = own ? reinterpret_cast<Activation<T>*>(work + 2 * floats) : shared_x;
   float* residual = own ? work + floats : shared_residual;
-  const bool keep_sum = addend || residual_from_norm;
+  const bool keep_sum = addend.count || residual_from_norm;
   const Range mine = own ? Range{0, 1} : team.share(rows, thread);
   for (int64_t m = mine.begin; m < mine.end; ++m) {
     const float* row = h + m * h_stride;
-    if (addend) {
+    if (addend.count) {
       float* total = residual + m * stride;
-      const float* other = addend + m * addend_stride;
       if (bias)
-        for (int64_t i = 0; i < hidden; ++i) total[i] = row[i] + other[i] + bias[i];
+        add_parts(addend, m, 0, hidden, [=](int64_t i, float sum) { total[i] = row[i] + sum + bias[i]; });
       else
-        for (int64_t i = 0; i < hidden; ++i) total[i] = row[i] + other[i];
+        add_parts(addend, m, 0, hidden, [=](int64_t i, float sum) { total[i] = row[i] + sum; });
       row = total;
     }
     normalise(norm, row, hidden, work);
@@ -127,8 +129,8 @@ extern "C" void labkit_qkv_gemm(const labkit::QkvWeights* weights, const labkit:
     const int thread = omp_get_thread_num();
     ThreadScratch& scratch = thread_scratch();
     const Normalised<Weight> input =
-        normalised_rows<Weight>(team, thread, weights->norm, h, hidden, nullptr, 0, nullptr, from_norm, count, hidden,
-                                stride, x, shared_residual, scratch);
+        normalised_rows<Weight>(team, thread, weights->norm, h, hidden, {}, nullptr, from_norm, count, hidden, stride,
+                                x, shared_residual, scratch);
     qkv_region<Weight>(team, thread, *weights, *rotary, *heads, *rows, *cache, input, qkv, qkv_stride, scratch);
     if (thread == 0)
       for (int64_t m = 0; m < count; ++m) {

@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 
+#include "../all_reduce/exchange.h"
 #include "../gemm/panels.h"
 
 namespace labkit {
@@ -10,8 +11,7 @@ namespace labkit {
 constexpr int64_t kWorthATeam = 32768;  // numbers; to wake a thread takes longer than to add fewer
 
 struct Addend {
-  const float* rows;  // null: nothing
-  int64_t stride;
+  Parts rows;         // none: nothing is added
   const float* bias;  // may be null
 };
 
@@ -26,12 +26,11 @@ inline void residual_share(const Team& team, int thread, const float* residual, 
     if (to != from)
       for (int64_t i = begin; i < end; ++i) to[i] = from[i];
     for (const Addend* addend : {&a, &b}) {
-      if (!addend->rows) continue;
-      const float* x = addend->rows + m * addend->stride;
-      if (addend->bias)
-        for (int64_t i = begin; i < end; ++i) to[i] += x[i] + addend->bias[i];
+      if (!addend->rows.count) continue;
+      if (const float* bias = addend->bias)
+        add_parts(addend->rows, m, begin, end, [=](int64_t i, float sum) { to[i] += sum + bias[i]; });
       else
-        for (int64_t i = begin; i < end; ++i) to[i] += x[i];
+        add_parts(addend->rows, m, begin, end, [=](int64_t i, float sum) { to[i] += sum; });
     }
   }
 }
@@ -46,7 +45,7 @@ extern "C" void labkit_residual_add(const float* residual, const float* a, const
 #pragma omp parallel num_threads(threads)
   {
     team.join();
-    residual_share(team, omp_get_thread_num(), residual, hidden, {a, hidden, a_bias}, {b, hidden, b_bias}, rows, hidden,
-                   out, hidden);
+    residual_share(team, omp_get_thread_num(), residual, hidden, {Parts(a, hidden), a_bias}, {Parts(b, hidden), b_bias},
+                   rows, hidden, out, hidden);
   }
 }

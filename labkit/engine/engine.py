@@ -12,10 +12,12 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from labkit.config import ModelConfig
 from labkit.engine.model import FusedCausalLM
 from labkit.engine.options import DTYPES, Options, read_options
+from labkit.engine.ranks import join_ranks
 from labkit.engine.stage_clock import StageTime
 from labkit.engine.weights import TensorSource, build_weights, check_weights
 from labkit.kernels import build, gpu
 from labkit.policies import policy_for
+from labkit.shards import Cut, cut_of, shard
 
 if TYPE_CHECKING:
     from labkit.engine.graph import Node
@@ -120,8 +122,8 @@ class ModelTensors:
     def names(self) -> set[str]:
         return set(self._tensors)
 
-    def get(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        tensor = self._tensors[name].detach()
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
+        tensor = cut_of(name, self._tensors[name].detach(), cut)
         return tensor if dtype is None else tensor.to(dtype)
 
     def release(self, prefix: str) -> None:
@@ -164,6 +166,9 @@ def init_inference(
     if read.dependent_launch:
         gpu.require_dependent_launch()
 
+    ranks = join_ranks(model_config, read.tensor_parallel, impl)
+    part = ranks.shard if ranks else shard(model_config)
+
     consumed = source if read.consume_model and isinstance(source, ModelTensors) else None
     if consumed:  # whatever can go wrong must go wrong before the first weight is taken
         check_weights(policy, model_config, consumed, impl)
@@ -177,11 +182,12 @@ def init_inference(
             read.quant,
             done_with=(lambda layer: consumed.release(f"{policy.layers}.{layer}.")) if consumed else None,
             device=device,
+            part=part,
         )
     if consumed:
         consumed.release("")
-    module = FusedCausalLM(hf_config, model_config, policy, weights, impl, device)
-    if impl == "triton":
+    module = FusedCausalLM(hf_config, model_config, policy, weights, impl, device, ranks)
+    if impl == "triton" and ranks is None:
         from labkit.engine.graph import GpuDecoder
 
         graphs = device.type == "cuda" and read.enable_cuda_graph is not False

@@ -44,12 +44,13 @@ def ops(impl: str, threads: int) -> Ops:
 @dataclass(frozen=True)
 class Wiring:
     """How the ops of a layer are connected. `parallel`: attention and MLP start from the same rows; `from_norm`: the
-    residual is what comes out of the norm.
+    residual is what comes out of the norm; `add_up`: the sum over the ranks of a model, None where there is one.
     """
 
     heads: Heads
     parallel: bool
     from_norm: bool
+    add_up: Callable[[Tensor], Tensor] | None = None
 
 
 def run_layer(
@@ -63,7 +64,7 @@ def run_layer(
     around: Callable[[Stage], AbstractContextManager[object]],
 ) -> Tensor:
     """hidden [N, H] -> hidden [N, H]; each stage runs within `around(stage)`."""
-    from_norm = wiring.from_norm
+    from_norm, add_up = wiring.from_norm, wiring.add_up
     with around(Stage.QKV):
         queries, residual_NH = ops.qkv_gemm(
             hidden_NH, w.qkv, wiring.heads, rotary, rows, slots, residual_from_norm=from_norm
@@ -72,6 +73,9 @@ def run_layer(
         context = ops.attention(queries, w.attention, wiring.heads, rows, slots)
     with around(Stage.ATTN_OUT):
         attn_out_NH = ops.gemm(context, w.attn_out)
+    if add_up and not wiring.parallel:
+        with around(Stage.ALL_REDUCE):
+            attn_out_NH = add_up(attn_out_NH)
     with around(Stage.MLP):
         if wiring.parallel:
             act_NI, _ = ops.mlp_gemm(hidden_NH, None, None, w.mlp)
@@ -81,8 +85,13 @@ def run_layer(
             )
     with around(Stage.MLP_OUT):
         mlp_out_NH = ops.gemm(act_NI[:, : w.mlp_out.inputs].contiguous(), w.mlp_out)
+        if add_up and wiring.parallel:
+            mlp_out_NH += attn_out_NH
+    if add_up:
+        with around(Stage.ALL_REDUCE):
+            mlp_out_NH = add_up(mlp_out_NH)
     with around(Stage.RESIDUAL):
-        if wiring.parallel:
+        if wiring.parallel and not add_up:
             return ops.residual_add(residual_NH, mlp_out_NH, w.mlp_bias, attn_out_NH, w.attn_bias)
         return ops.residual_add(residual_NH, mlp_out_NH, w.mlp_bias)
 

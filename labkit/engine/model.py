@@ -27,6 +27,7 @@ from labkit.config import Rotary as RotarySpec
 from labkit.engine.generate import decode_loop, runs_in_decode_loop
 from labkit.engine.kv_cache import KVCache
 from labkit.engine.layer import FusedLayer, Wiring
+from labkit.engine.ranks import CHUNK_ROWS, Ranks
 from labkit.engine.slots import SlotPool
 from labkit.engine.stage_clock import StageClock
 from labkit.kernels import DecodeStep, ModelWeights, gemm
@@ -38,8 +39,6 @@ from labkit.stages import Phase, Stage, listening, phase_of, stage
 
 if TYPE_CHECKING:
     from labkit.engine.graph import GpuDecoder
-
-CHUNK_ROWS = 512  # rows per pass through the layers: bounds the workspace of a long prompt
 
 
 class FusedCausalLM(PreTrainedModel, GenerationMixin):
@@ -59,26 +58,29 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         weights: ModelWeights,
         impl: str,
         device: torch.device,
+        ranks: Ranks | None = None,
     ) -> None:
         hf_config = copy.deepcopy(hf_config)
         hf_config._attn_implementation = "eager"  # transformers' choice among its own kernels means nothing here
         super().__init__(hf_config)
-        self.model_config, self.weights, self.impl = config, weights, impl
+        self.model_config, self.weights, self.impl, self.ranks = config, weights, impl, ranks
+        self.local_config = ranks.shard.local if ranks else config  # of the layers that are here
         self.cache_dtype = weights.cache_dtype
-        self.clock = StageClock(config.num_layers)
+        self.clock = StageClock(config.num_layers, weights.stages(ranks.shard.size if ranks else 1))
         self.step_times_ms: list[float] | None = None  # appended to by every step once somebody puts a list here
         self._device = device
-        self._pool = SlotPool(config, weights.cache_dtype, device) if impl == "triton" else None
-        self._step = DecodeStep(weights) if impl == "cpp" else None
+        self._pool = SlotPool(self.local_config, weights.cache_dtype, device) if impl == "triton" else None
+        self._step = DecodeStep(weights, ranks.exchange if ranks else None) if impl == "cpp" else None
         self.gpu: GpuDecoder | None = None
         self._rotary: Rotary | None = None
+        self._staged = False  # whether the ranks agreed to go stage by stage
         self._one_at_a_time = Lock()  # threads may share an engine: a step owns the workspace and the rotary tables
         _attach(self, policy.layers, nn.ModuleList(self._make_layers()))
         self.eval()
 
     def _make_layers(self) -> Iterator[FusedLayer]:
         w = self.weights
-        wiring = Wiring(w.heads, w.parallel_residual, w.residual_from_norm)
+        wiring = Wiring(w.heads, w.parallel_residual, w.residual_from_norm, self.ranks.sum if self.ranks else None)
         for index, layer in enumerate(w.layers):
             yield FusedLayer(index, layer, wiring, self.impl)
 
@@ -99,7 +101,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         """An empty cache that reserves `capacity` slots per sequence when it is first used."""
-        return KVCache(self.model_config, self.cache_dtype, capacity, self._pool)
+        return KVCache(self.local_config, self.cache_dtype, capacity, self._pool)
 
     @torch.no_grad()
     def forward(
@@ -176,6 +178,9 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         past = cache.length
         self._check(input_ids, cache, attention_mask, position_ids)
         phase = phase_of(past, tokens)
+        if self.ranks is not None:
+            same = (input_ids, past, attention_mask, position_ids, keep, greedy, hidden_states is not None)
+            self._staged = self.ranks.agree("the tokens", *same, flag=self._by_stages(batch, hidden_states))
         input_ids = input_ids.to(self._device, torch.int64).contiguous()
         if attention_mask is not None:
             attention_mask = attention_mask.to(self._device)
@@ -267,7 +272,8 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         hidden_states: list[Tensor] | None,
     ) -> Tensor | None:
         rotary, threads = self._rotary_for(cache.reach), torch.get_num_threads()
-        if self._step is None or hidden_states is not None or listening():
+        staged = self._staged if self.ranks else self._by_stages(rows.batch, hidden_states)
+        if self._step is None or staged:
             return self._run_stages(tokens_BT, rows, rotary, cache, phase, keep, greedy, hidden_states)
         batch = rows.batch
         logits = argmax = None
@@ -288,6 +294,10 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         )
         self.clock.add(phase, self._step.stamps, head=keep > 0)
         return (argmax if greedy else logits) if keep else None
+
+    def _by_stages(self, batch: int, hidden_states: list[Tensor] | None) -> bool:
+        """Whether a step runs op by op: somebody looks on, or it brings more rows than the exchange has room for."""
+        return hidden_states is not None or listening() or (self.ranks is not None and batch > CHUNK_ROWS)
 
     def _run_stages(
         self,
@@ -322,17 +332,27 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
                 hidden_states.append(normed.view(rows.batch, rows.tokens, -1))
                 normed = hidden_states[-1][:, -keep:].flatten(0, 1).contiguous()
             logits = gemm(normed, w.head, threads=threads, impl=self.impl).view(rows.batch, keep, -1)
+            if self.ranks is not None:
+                logits = self.ranks.side_by_side(logits)
             return argmax_or_minus_one(logits) if greedy else logits
 
     def _embed(self, tokens_BT: Tensor, rows: Rows) -> Tensor:
-        w, tokens = self.weights, tokens_BT.flatten()
-        hidden = unpack_rows(w.head, tokens) if w.embedding is None else w.embedding[tokens].float()
+        w = self.weights
+        hidden = self._look_up(tokens_BT.flatten())
         hidden = normalise(w.embedding_norm, hidden)
         if w.project_in is not None:
             hidden = gemm(hidden, w.project_in, threads=torch.get_num_threads(), impl=self.impl)
         if w.positions is not None:
             hidden = hidden + w.positions[rows.positions.long() + w.position_offset]
         return hidden.contiguous()
+
+    def _look_up(self, tokens: Tensor) -> Tensor:
+        """Rows of the embedding table, float32 [tokens, E]; a rank has some, and the sum of all ranks is whole."""
+        w = self.weights
+        here = (tokens >= w.vocab.start) & (tokens < w.vocab.stop)
+        rows = torch.where(here, tokens - w.vocab.start, 0)
+        found = unpack_rows(w.head, rows) if w.embedding is None else w.embedding[rows].float()
+        return found if self.ranks is None else self.ranks.sum(torch.where(here[:, None], found, 0.0).contiguous())
 
     def _rotary_for(self, reach: int) -> Rotary | None:
         """Cosine and sine tables of at least `reach` positions; they grow by doubling."""
@@ -356,7 +376,12 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(
                 f"input_ids: expected at least one token, got shape {list(prompt.shape)}: the prompt is empty"
             )
-        return super().generate(inputs, *args, **kwargs)
+        if self.ranks is None:
+            return super().generate(inputs, *args, **kwargs)
+        self.ranks.share_randomness()
+        out = super().generate(inputs, *args, **kwargs)
+        self.ranks.agree("the generated tokens", out if isinstance(out, Tensor) else out.sequences)
+        return out
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *rest: Any, **named: Any

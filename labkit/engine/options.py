@@ -150,10 +150,6 @@ class Options(Strict):
                 )
         if self.quant.enabled and self.quant != Quantization() and self.dtype != torch.int8:
             raise ValueError(f"quant says how dtype=torch.int8 is stored, got dtype={self.dtype}; pass both or neither")
-        if self.tensor_parallel.tp_size > 1:
-            raise NotImplementedError(
-                f"tensor_parallel.tp_size={self.tensor_parallel.tp_size} is not supported yet; use 1 (one process)"
-            )
         if self.dtype == torch.int8 and not (self.quant.enabled and self.quant.weight.enabled):
             raise ValueError("dtype=int8 asks for quantised weights and quant for none; leave one of them out")
         if self.use_triton and self.impl not in ("auto", "triton"):

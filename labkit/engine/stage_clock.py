@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.kernels.decode_step import STAGES_PER_LAYER
 from labkit.stages import Phase, Stage
 
 
@@ -22,12 +21,13 @@ class StageTime:
 class StageClock:
     """Totals since the last reset; adding one step's stamps takes microseconds."""
 
-    def __init__(self, num_layers: int) -> None:
-        self.num_layers = num_layers
+    def __init__(self, num_layers: int, stages: tuple[str, ...]) -> None:
+        """stages: of a layer, in the order of its stamps; one that comes twice is summed."""
+        self.num_layers, self.stages = num_layers, stages
         self.reset()
 
     def reset(self) -> None:
-        stamps = 3 + self.num_layers * len(STAGES_PER_LAYER)
+        stamps = 3 + self.num_layers * len(self.stages)
         self._stamps_ns = {phase: np.zeros(stamps, dtype=np.int64) for phase in Phase}
         self._calls = dict.fromkeys(Phase, 0)
         self._head_calls = dict.fromkeys(Phase, 0)
@@ -47,8 +47,9 @@ class StageClock:
             ms = np.diff(stamps) / 1e6
             out.append(StageTime(phase, Stage.EMBED, None, calls, float(ms[0])))
             for layer in range(self.num_layers):
-                for offset, name in enumerate(STAGES_PER_LAYER):
-                    span = 1 + layer * len(STAGES_PER_LAYER) + offset
-                    out.append(StageTime(phase, Stage(name), layer, calls, float(ms[span])))
+                spans = ms[1 + layer * len(self.stages) :]
+                for name in dict.fromkeys(self.stages):
+                    total = sum(float(spans[at]) for at, other in enumerate(self.stages) if other == name)
+                    out.append(StageTime(phase, Stage(name), layer, calls, total))
             out.append(StageTime(phase, Stage.LM_HEAD, None, self._head_calls[phase], float(ms[-1])))
         return out

@@ -8,12 +8,13 @@ others are bfloat16.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import gcd
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from labkit.config import ModelConfig, alibi_slopes
+from labkit.config import ModelConfig
 from labkit.engine.options import Quantization
 from labkit.kernels.decode_step import LayerWeights, ModelWeights
 from labkit.kernels.gemm import group_size, interleave_gate, pack, pack_scales, packed, packed_shape, quantize
@@ -29,6 +30,7 @@ from labkit.kernels.types import (
     float_dtype,
 )
 from labkit.policies import Policy
+from labkit.shards import SUMMED, Cut, Shard, shard
 
 
 class TensorSource(Protocol):
@@ -36,7 +38,7 @@ class TensorSource(Protocol):
 
     def names(self) -> set[str]: ...
 
-    def get(self, name: str, dtype: torch.dtype | None = None) -> Tensor: ...
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor: ...
 
 
 class Builder:
@@ -44,28 +46,33 @@ class Builder:
 
     def __init__(
         self,
-        config: ModelConfig,
+        part: Shard,
         dtype: torch.dtype,
         impl: str,
         quant: Quantization,
         device: torch.device | None = None,
     ) -> None:
-        self.config, self.impl, self.quant = config, impl, quant
+        self.part, self.config, self.impl, self.quant = part, part.local, impl, quant
         self.device = device or torch.device("cpu")
         self.quantised = dtype == torch.int8
         self.dtype = float_dtype(dtype)  # of the matrices that are not quantised
-        self.arena = Arena(_capacity(config, dtype, quant)) if impl == "cpp" else None
+        self.arena = Arena(_capacity(part, dtype, quant)) if impl == "cpp" else None
 
-    def linear(self, weight: Tensor, *, quantised: bool = False) -> Linear:
-        """As the implementation reads it, on its device; biases are kept apart from matrices until `with_bias`."""
-        outputs, inputs = weight.shape
+    def linear(self, weight: Tensor, *, quantised: bool = False, columns: Cut | None = None) -> Linear:
+        """As the implementation reads it, on its device; biases are kept apart from matrices until `with_bias`.
+
+        `columns`: keep only these, after the scales of int8 were taken from whole rows.
+        """
         weight = weight.to(self.device)
         scales, group = None, 0
         if quantised:
-            group = group_size(inputs, self.quant.groups)
+            group = group_size(weight.shape[1], self.quant.groups)
             weight, scales = quantize(weight, self.quant.groups)
+            if columns is not None:
+                weight, scales, group = _some_columns(columns, weight, scales, group)
         else:
             weight = weight.to(self.dtype)
+        outputs, inputs = weight.shape
         if self.arena is None:
             own = weight.contiguous() if quantised or self.device.type != "cpu" else weight.contiguous().clone()
             return packed(Linear(own, None, outputs, inputs, "rows", scales, group), self.impl)
@@ -107,7 +114,11 @@ class Builder:
         if config.gated and self.impl == "cpp":
             up = interleave_gate(up)
             up_bias = None if up_bias is None else interleave_gate(up_bias)
-        slopes = self.vector(torch.tensor(alibi_slopes(config.num_heads))) if config.position == "alibi" else None
+        slopes = self.vector(torch.tensor(self.part.alibi_slopes)) if config.position == "alibi" else None
+        later = {name: replace(self.part, sums_whole=False).cut(name) if self.quantised else None for name in SUMMED}
+        attn_bias, mlp_bias = tensors.get("attn_out.bias"), tensors.get("ff2.bias")
+        if config.parallel_residual and self.part.size > 1:  # one sum of the ranks for both
+            attn_bias, mlp_bias = None, _sum(attn_bias, mlp_bias)
         head_norms = {name: self.vector(tensors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
         return LayerWeights(
             qkv=QkvWeights(
@@ -117,11 +128,11 @@ class Builder:
                 qk_eps=config.norm_eps,
             ),
             attention=AttentionParams(config.attention_scales[index], config.windows[index], slopes),
-            attn_out=matrix(tensors["attn_out.weight"]),
-            attn_bias=self.vector(tensors.get("attn_out.bias")),
+            attn_out=matrix(tensors["attn_out.weight"], columns=later["attn_out.weight"]),
+            attn_bias=self.vector(attn_bias),
             mlp=MlpWeights(norm2, self.with_bias(matrix(up), up_bias), config.activation, config.gated),
-            mlp_out=matrix(tensors["ff2.weight"]),
-            mlp_bias=self.vector(tensors.get("ff2.bias")),
+            mlp_out=matrix(tensors["ff2.weight"], columns=later["ff2.weight"]),
+            mlp_bias=self.vector(mlp_bias),
             shared_norm=config.shared_norm,
         )
 
@@ -165,6 +176,8 @@ class Builder:
             final_norm=top.final_norm or last_norm,
             project_out=top.project_out,
             head=top.head,
+            vocab=self.part.vocab,
+            vocab_size=config.vocab_size,
             parallel_residual=config.parallel_residual,
             residual_from_norm=config.residual_from_norm or not config.pre_norm,
         )
@@ -193,26 +206,28 @@ def build_weights(
     progress: Callable[[int, int], None] | None = None,
     done_with: Callable[[int], None] | None = None,
     device: torch.device | None = None,
+    part: Shard | None = None,
 ) -> ModelWeights:
-    """Reads every tensor of `source` once; `quant` counts with int8 only.
+    """Reads every tensor of `source` once, or the `part` of each that this rank holds; `quant` counts with int8 only.
 
     `progress(done, total)` and `done_with(layer)` are called after each layer.
 
     Raises ValueError for missing, extra, misshapen or non-finite tensors and for sizes that the kernels don't take.
     """
+    part = replace(part or shard(config), sums_whole=dtype == torch.int8)
     check_names(policy, config, source, impl)
-    builder = Builder(config, dtype, impl, quant, device)
+    builder = Builder(part, dtype, impl, quant, device)
 
-    def get(name: str) -> Tensor:
-        tensor = source.get(name, None if dtype == torch.int8 else dtype)
+    def get(name: str, cut: Cut | None) -> Tensor:
+        tensor = source.get(name, None if dtype == torch.int8 else dtype, cut)
         check_finite(name, tensor)
         return tensor
 
-    top = builder.top(policy.top_tensors(config, get))  # the largest matrices first, while nothing else is in memory
+    top = builder.top(policy.top_tensors(part, get))  # the largest matrices first, while nothing else is in memory
     layers: list[LayerWeights] = []
     before = Norm()
     for index in range(config.num_layers):
-        tensors = policy.layer_tensors(config, index, get)
+        tensors = policy.layer_tensors(part, index, get)
         layers.append(builder.layer(index, tensors, before))
         if not config.pre_norm:
             before = builder.norm(tensors, "norm2")
@@ -236,9 +251,14 @@ def check_weights(policy: Policy, config: ModelConfig, source: TensorSource, imp
     check_names(policy, config, source, impl)
     for name in sorted(policy.expected(config)):
         check_finite(name, source.get(name))
-    policy.top_tensors(config, source.get)
+
+    def get(name: str, cut: Cut | None) -> Tensor:
+        return source.get(name, None, cut)
+
+    whole = shard(config)
+    policy.top_tensors(whole, get)
     for index in range(config.num_layers):
-        policy.layer_tensors(config, index, source.get)
+        policy.layer_tensors(whole, index, get)
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
@@ -248,12 +268,40 @@ def check_finite(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} holds values that are not finite (NaN or infinity); the checkpoint is damaged")
 
 
-def _capacity(config: ModelConfig, dtype: torch.dtype, quant: Quantization) -> int:
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return (
+        first.float() + second.float()
+        if first is not None and second is not None
+        else second
+        if first is None
+        else first
+    )
+
+
+def _some_columns(columns: Cut, ints: Tensor, scales: Tensor, group: int) -> tuple[Tensor, Tensor, int]:
+    """These columns of a quantised matrix, with the scales that they have in it: (int8, scales, group).
+
+    Where they begin within a group, the groups become as small as it takes for each to have one scale.
+    """
+    (begin, end), *more = columns.ranges
+    assert not more
+    size = gcd(group, begin)
+    if scales.shape[1] == 1:
+        return ints[:, begin:end], scales, group_size(end - begin, 1)
+    if size % 2:
+        raise ValueError(
+            f"groups of {group} inputs cannot be cut at input {begin}; use q_groups=1, or a tp_size that cuts elsewhere"
+        )
+    return ints[:, begin:end], scales[:, [at // group for at in range(begin, end, size)]], size
+
+
+def _capacity(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:
     """Bytes of all packed matrices, their scales and float32 vectors, padding included; a tied head is packed once."""
-    outside = dict(config.top_shapes())
+    local = replace(part, sums_whole=False)
+    outside = dict(local.top_shapes)
     positions = outside.pop("positions.weight", (0, 0))
     total = 4 * positions[0] * positions[1] + 64
-    quantised = [*config.layer_shapes().values()] * config.num_layers
+    quantised = [*local.layer_shapes.values()] * part.config.num_layers
     kept = [*outside.values()]
     if quant.lm_head:
         quantised, kept = quantised + kept, []
@@ -264,4 +312,10 @@ def _capacity(config: ModelConfig, dtype: torch.dtype, quant: Quantization) -> i
             else:
                 total += torch.Size(packed_shape(shape[0] + 32, shape[1], stored)).numel() * stored.itemsize + 64
                 total += 4 * (shape[0] + 32) * (quant.groups + 1)
+    if part.size > 1 and quant.groups > 1:  # groups that a cut makes smaller
+        for name in SUMMED:
+            cut, (outputs, inputs) = local.cut(name), local.layer_shapes[name]
+            assert cut is not None
+            size = gcd(group_size(cut.whole, quant.groups), cut.ranges[0][0])
+            total += part.config.num_layers * 4 * (outputs + 32) * (inputs // size + 1)
     return total

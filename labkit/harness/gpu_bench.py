@@ -44,6 +44,7 @@ from labkit.policies import policy_for
 from labkit.presets import ModelSource, resolve
 from labkit.progress import progress_bar
 from labkit.region_sides import FUSED, GRAPH, OWN_GEMM, SDPA, UNFUSED
+from labkit.shards import Cut
 from labkit.whole_file import write_whole
 
 PROMPT, NEW, ROUNDS = 128, 128, 5
@@ -137,8 +138,8 @@ class OnDevice:
     def names(self) -> set[str]:
         return self._tensors.names()
 
-    def get(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        return self._tensors.get(name, dtype)
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
+        return self._tensors.get(name, dtype, cut)
 
     @cached_property
     def _tensors(self) -> ModelTensors:

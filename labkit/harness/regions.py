@@ -42,6 +42,7 @@ from labkit.kernels.qkv_gemm.reference import qkv_gemm as unfused_qkv_gemm
 from labkit.kernels.residual_add.reference import residual_add as unfused_residual_add
 from labkit.kernels.types import AttentionParams, Heads, LayerCache, Linear, Norm, Rotary, Rows, float_dtype
 from labkit.region_sides import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
+from labkit.shards import shard
 from labkit.stages import Stage
 
 REGIONS = tuple(Stage(name) for name in STAGES_PER_LAYER)
@@ -410,7 +411,7 @@ def _build(
     device: torch.device,
     quant: Quantization | None = None,
 ) -> ModelWeights:
-    builder = Builder(config, dtype, impl, quant or Quantization(), device)
+    builder = Builder(shard(config), dtype, impl, quant or Quantization(), device)
     layers = [builder.layer(index, layer, Norm()) for index in range(config.num_layers)]
     return builder.model(layers, builder.top(top), Norm())
 

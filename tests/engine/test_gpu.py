@@ -166,7 +166,7 @@ def test_weights_on_the_gpu_are_those_of_the_source() -> None:
         def names(self) -> set[str]:
             return set(vanilla("llama").state_dict())
 
-        def get(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        def get(self, name: str, dtype: torch.dtype | None = None, cut: object = None) -> Tensor:
             return vanilla("llama").state_dict()[name].to(dtype)
 
     other = labkit.init_inference(Tensors(), impl="triton")

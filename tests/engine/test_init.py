@@ -75,7 +75,7 @@ def test_tensors_of_a_source_are_read_once_and_let_go(name: str, impl: str) -> N
         def names(self) -> set[str]:
             return set(tensors)
 
-        def get(self, key: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        def get(self, key: str, dtype: torch.dtype | None = None, cut: object = None) -> torch.Tensor:
             nonlocal most
             most = max(most, sum(ref() is not None for ref in alive))
             reads[key] += 1

@@ -134,7 +134,7 @@ def test_a_source_of_tensors_gives_the_same_engine_as_the_model() -> None:
         def names(self) -> set[str]:
             return set(vanilla("qwen3").state_dict())
 
-        def get(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        def get(self, name: str, dtype: torch.dtype | None = None, cut: object = None) -> torch.Tensor:
             return vanilla("qwen3").state_dict()[name].to(dtype)
 
     ids = prompt(2, 7)

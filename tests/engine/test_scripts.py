@@ -132,8 +132,3 @@ def test_pipeline_on_a_batch_of_unequal_texts(tokenizer: PreTrainedTokenizerFast
     want = generator(texts, do_sample=False, max_new_tokens=12)
     generator.model = labkit.init_inference(generator.model, dtype=torch.float, replace_with_kernel_inject=True)
     assert generator(texts, do_sample=False, max_new_tokens=12, batch_size=3) == want
-
-
-def test_a_world_of_four_is_refused_for_now() -> None:
-    with pytest.raises(NotImplementedError, match=r"tp_size=4 is not supported yet; use 1"):
-        labkit.init_inference(text_model("gptj"), mp_size=4, dtype=torch.float, replace_with_kernel_inject=True)

@@ -187,6 +187,8 @@ class Model:
             final_norm=self.norm(),
             project_out=None,
             head=head,
+            vocab=range(shape.vocabulary),
+            vocab_size=shape.vocabulary,
             parallel_residual=shape.parallel,
             residual_from_norm=False,
         )

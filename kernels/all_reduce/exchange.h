@@ -1,0 +1,158 @@
+// Ranks of one model that add up their parts: each writes its part into a slot of its own, they meet, and each then
+// reads the slots of all in the order of the ranks, so that all have the same bits. Where they share memory the slots
+// are in it and nothing is copied; else a callback brings every slot to every rank.
+#pragma once
+
+#include <signal.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "../team.h"
+
+namespace labkit {
+
+constexpr int kMostRanks = 64;
+constexpr int kSpins = 4000;                 // then others of the machine get their turn
+constexpr int64_t kLookEvery = 200'000'000;  // nanoseconds between two looks at whether a rank still lives
+
+// One rank's line in shared memory: how often it has met the others.
+struct alignas(64) Arrival {
+  std::atomic<uint64_t> rounds;
+  int32_t pid;
+};
+
+enum Failure : int32_t { kFine = 0, kRankEnded = 1, kTimedOut = 2, kCallbackFailed = 3 };
+
+// One process's end of it, made by Python.
+struct Exchange {
+  int32_t rank, ranks;
+  Arrival* arrivals;  // [ranks], shared; null: `bring` does the meeting
+  char* slots;        // [2][ranks][slot_bytes]
+  int64_t slot_bytes;
+  int32_t (*bring)(int32_t turn, int64_t bytes);  // fills the other ranks' slots; not 0: it could not
+  double timeout_s;
+  uint64_t round;   // meetings so far
+  int32_t failure;  // a Failure; from then on nobody waits
+  int32_t failed_rank;
+};
+
+inline bool has_ended(int32_t pid) {
+  if (kill(pid, 0) != 0 && errno == ESRCH) return true;
+  char path[32], stat[512];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  std::FILE* file = std::fopen(path, "r");
+  if (!file) return false;
+  const size_t read = std::fread(stat, 1, sizeof stat - 1, file);
+  std::fclose(file);
+  stat[read] = 0;
+  const char* after_name = std::strrchr(stat, ')');
+  return after_name && (after_name[2] == 'Z' || after_name[2] == 'X');
+}
+
+// Waits until every rank has met the others `round` times.
+inline void wait_for_ranks(Exchange& exchange, uint64_t round) {
+  const int64_t begin = now_ns();
+  int64_t looked = begin;
+  for (int r = 0; r < exchange.ranks; ++r) {
+    const Arrival& other = exchange.arrivals[r];
+    for (int spins = 0; other.rounds.load(std::memory_order_acquire) < round; ++spins) {
+      if (spins < kSpins) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+        continue;
+      }
+      sched_yield();
+      const int64_t now = now_ns();
+      if (now - looked < kLookEvery) continue;
+      looked = now;
+      const bool late = double(now - begin) > exchange.timeout_s * 1e9;
+      if (!late && !has_ended(other.pid)) continue;
+      if (other.rounds.load(std::memory_order_acquire) >= round) break;
+      exchange.failure = late ? kTimedOut : kRankEnded;
+      exchange.failed_rank = r;
+      return;
+    }
+  }
+}
+
+// A thread's view of the exchange during one call. Slots are used in turn: who writes for the next meeting cannot
+// disturb a rank that still reads what the last one brought, because nobody is two meetings ahead.
+class Ranks {
+ public:
+  explicit Ranks(Exchange* exchange) : exchange_(exchange), round_(exchange ? exchange->round : 0) {}
+
+  bool alone() const { return !exchange_; }
+  int count() const { return exchange_ ? exchange_->ranks : 1; }
+  int64_t room() const { return exchange_->slot_bytes; }
+
+  // Where this rank writes for the next meeting.
+  template <class V>
+  V* own() const {
+    return reinterpret_cast<V*>(slot(round_, exchange_->rank));
+  }
+  // What rank r wrote for the latest meeting.
+  template <class V>
+  const V* of(int r) const {
+    return reinterpret_cast<const V*>(slot(round_ - 1, r));
+  }
+
+  // Called by every thread of the team, once its part of `own` is written; ends behind a barrier.
+  void meet(Team& team, int thread, int64_t bytes) {
+    team.barrier();
+    ++round_;
+    if (thread == 0 && exchange_->failure == kFine) {
+      exchange_->round = round_;
+      if (exchange_->arrivals) {
+        exchange_->arrivals[exchange_->rank].rounds.store(round_, std::memory_order_release);
+        wait_for_ranks(*exchange_, round_);
+      } else if (exchange_->bring(int32_t((round_ - 1) & 1), bytes)) {
+        exchange_->failure = kCallbackFailed;
+      }
+    }
+    team.barrier();
+  }
+
+ private:
+  char* slot(uint64_t round, int r) const {
+    return exchange_->slots + (int64_t(round & 1) * exchange_->ranks + r) * exchange_->slot_bytes;
+  }
+
+  Exchange* exchange_;
+  uint64_t round_;
+};
+
+// The parts of a sum, one of each rank.
+struct Parts {
+  const float* rows[kMostRanks];
+  int count;
+  int64_t stride;
+
+  Parts() : count(0), stride(0) {}
+  Parts(const float* only, int64_t stride) : rows{only}, count(only ? 1 : 0), stride(stride) {}
+  Parts(const Ranks& ranks, int64_t stride) : count(ranks.count()), stride(stride) {
+    for (int r = 0; r < count; ++r) rows[r] = ranks.of<float>(r);
+  }
+};
+
+// use(i, the sum of the parts' row m at i), the parts added in the order of the ranks.
+template <class Use>
+void add_parts(const Parts& parts, int64_t m, int64_t begin, int64_t end, Use&& use) {
+  const float* first = parts.rows[0] + m * parts.stride;
+  if (parts.count == 1) {
+    for (int64_t i = begin; i < end; ++i) use(i, first[i]);
+  } else if (parts.count == 2) {
+    const float* second = parts.rows[1] + m * parts.stride;
+    for (int64_t i = begin; i < end; ++i) use(i, first[i] + second[i]);
+  } else {
+    for (int64_t i = begin; i < end; ++i) {
+      float total = first[i];
+      for (int r = 1; r < parts.count; ++r) total += parts.rows[r][m * parts.stride + i];
+      use(i, total);
+    }
+  }
+}
+
+}  // namespace labkit

@@ -1,0 +1,166 @@
+"""One rank's end of the exchange between the ranks of a model: memory that they share, or gloo where they cannot.
+
+The ranks of one machine write their parts into memory that all of them map, and meet there: nothing is copied, no
+system call is made. Ranks that do not see each other's memory (several machines, containers of their own) get the
+parts of the others by torch.distributed. Either way each rank adds up the same parts in the same order.
+"""
+
+import ctypes
+import mmap
+import os
+import socket
+from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import build
+
+MOST_RANKS = 64  # kMostRanks of exchange.h
+LINE = 64
+ROW_PADDING = 48  # row_stride of tile.h: rows of activations are that much longer at most
+BRING = ctypes.CFUNCTYPE(c_int32, c_int32, c_int64)
+Transport = Literal["shared memory", "gloo"]
+
+
+class CExchange(ctypes.Structure):
+    _fields_ = [
+        ("rank", c_int32),
+        ("ranks", c_int32),
+        ("arrivals", c_void_p),
+        ("slots", c_void_p),
+        ("slot_bytes", c_int64),
+        ("bring", c_void_p),
+        ("timeout_s", c_double),
+        ("round", c_uint64),
+        ("failure", c_int32),
+        ("failed_rank", c_int32),
+    ]
+
+
+def slot_bytes(rows: int, width: int, vocab: int) -> int:
+    """What a rank brings to one meeting at most: `rows` of activations, or logits of one token."""
+    return 4 * max(rows * (width + ROW_PADDING), vocab + 128)
+
+
+class Exchange:
+    """Slots for `slot_bytes` of each rank of a process group on the CPU, and the way to meet.
+
+    Every rank of `group` makes one at the same time. `transport`: shared memory where all ranks can map it, unless
+    "gloo" is asked for. A meeting that lasts longer than `timeout_s`, or whose rank has died, fails on all others.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        slot_bytes: int,
+        *,
+        timeout_s: float = 600.0,
+        transport: Transport | None = None,
+    ) -> None:
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        if self.size > MOST_RANKS:
+            raise ValueError(f"{self.size} ranks cannot share a model; use at most {MOST_RANKS}")
+        self.slot_bytes = -(-slot_bytes // LINE) * LINE
+        self.error: Exception | None = None
+        arrivals = -(-self.size * LINE // mmap.PAGESIZE) * mmap.PAGESIZE
+        total = arrivals + 2 * self.size * self.slot_bytes
+        shared = None if transport == "gloo" else self._share(total)
+        self.transport: Transport = "gloo" if shared is None else "shared memory"
+        self._memory = mmap.mmap(-1, total) if shared is None else shared
+        self._slots = torch.frombuffer(self._memory, dtype=torch.uint8)[arrivals:].view(2, self.size, self.slot_bytes)
+        self._bring = BRING(self._gather_slots)  # kept: C holds its address
+        self.c = CExchange(
+            rank=self.rank,
+            ranks=self.size,
+            arrivals=None if shared is None else self._slots.data_ptr() - arrivals,
+            slots=self._slots.data_ptr(),
+            slot_bytes=self.slot_bytes,
+            bring=ctypes.cast(self._bring, c_void_p),
+            timeout_s=timeout_s,
+        )
+
+    def check(self) -> None:
+        """Raises RuntimeError if a meeting has failed: what was computed since is worth nothing."""
+        if self.c.failure == 0:
+            return
+        if self.error is not None:
+            raise RuntimeError(
+                f"rank {self.rank}: the exchange with the other ranks failed: {self.error}"
+            ) from self.error
+        other = self.c.failed_rank
+        why = {1: f"rank {other} has ended", 2: f"rank {other} did not come within {self.c.timeout_s:.0f} s"}
+        raise RuntimeError(
+            f"rank {self.rank}: {why[self.c.failure]}; all ranks of a model make the same calls, or none goes on"
+        )
+
+    def _share(self, size: int) -> mmap.mmap | None:
+        """Memory of rank 0 that all ranks map; None where not all of them can."""
+        made = os.memfd_create("labkit") if self.rank == 0 else None
+        try:
+            if made is not None:
+                os.ftruncate(made, size)
+            everyone: list[Any] = [None] * self.size
+            dist.all_gather_object(everyone, (_system(), os.getpid(), made), self.group)
+            systems, pids, descriptors = zip(*everyone, strict=True)
+            mapped = None
+            if len(set(systems)) == 1:
+                mapped = _mapped(pids[0], descriptors[0], size)
+            reached: list[Any] = [None] * self.size
+            dist.all_gather_object(reached, mapped is not None, self.group)
+        finally:
+            if made is not None:
+                os.close(made)
+        if mapped is None or not all(reached):
+            return None
+        for rank, pid in enumerate(pids):
+            c_int32.from_buffer(mapped, rank * LINE + 8).value = pid
+        return mapped
+
+    def _gather_slots(self, turn: int, count: int) -> int:
+        try:
+            parts = [slot[:count] for slot in self._slots[turn]]
+            dist.all_gather(parts, parts[self.rank].clone(), self.group)
+        except RuntimeError as error:  # it cannot pass through C: kept for `check`
+            self.error = error
+            return 1
+        return 0
+
+
+def _mapped(pid: int, descriptor: int, size: int) -> mmap.mmap | None:
+    try:
+        own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        return mmap.mmap(own, size)
+    finally:
+        os.close(own)
+
+
+def _system() -> tuple[str, ...]:
+    """What processes that can map each other's memory have in common."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if not boot.exists():
+        return (socket.gethostname(), f"pid {os.getpid()}")  # no Linux: by themselves
+    return (socket.gethostname(), boot.read_text(), os.readlink("/proc/self/ns/pid"))
+
+
+def sum_of_ranks(x: Tensor, exchange: Exchange) -> Tensor:
+    """A float32 tensor's sum over the ranks, the same bits on all of them."""
+    out = torch.empty_like(x)
+    build.in_use("float32").labkit_all_reduce(ctypes.byref(exchange.c), x.data_ptr(), x.numel(), out.data_ptr())
+    exchange.check()
+    return out
+
+
+def all_of_ranks(x: Tensor, exchange: Exchange) -> Tensor:
+    """[ranks, *x.shape]: what each rank brought."""
+    out = torch.empty(exchange.size, *x.shape, dtype=x.dtype)
+    count = x.numel() * x.element_size()
+    build.in_use("float32").labkit_all_gather(ctypes.byref(exchange.c), x.data_ptr(), count, out.data_ptr())
+    exchange.check()
+    return out
