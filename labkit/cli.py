@@ -45,6 +45,9 @@ def compare(
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
     threads: Threads = None,
+    tp: Annotated[
+        int, typer.Option(help="Cut the candidate for as many ranks, of --threads threads each; the baseline is whole.")
+    ] = 1,
     rounds: Annotated[int, typer.Option(help="Runs of each side, interleaved.")] = 7,
     seed: Annotated[int, typer.Option(help="Of random weights, prompts and the order of the runs.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder for the record, as JSON lines.")] = Path("runs"),
@@ -64,6 +67,7 @@ def compare(
             prompt=prompt,
             new=new,
             threads=threads,
+            tp=tp,
             rounds=rounds,
             seed=seed,
             output=output,

@@ -24,10 +24,11 @@ from labkit.harness.environment import read_environment
 from labkit.harness.records import Case, Comparison, Measurement, Run
 from labkit.harness.results import save
 from labkit.harness.roofline import count_work, probe_bandwidth
-from labkit.harness.sides import SideProcess
+from labkit.harness.sides import Side
 from labkit.harness.timing import Times
 from labkit.policies import policy_for
 from labkit.presets import resolve
+from labkit.shards import shard
 
 STAGES = TypeAdapter(tuple[StageTime, ...])
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what runs now
@@ -43,6 +44,7 @@ def compare(
     prompt: int = 128,
     new: int = 128,
     threads: int | None = None,
+    tp: int = 1,
     rounds: int = 7,
     seed: int = 0,
     output: str | os.PathLike[str] | None = "runs",
@@ -53,6 +55,9 @@ def compare(
     Both generate `new` greedy tokens (no end-of-text before) for the same `batch` random prompts of `prompt` tokens,
     new ones each round, on the current GPU, else on `threads` threads (None: as many as torch would use). The record is
     also written under the folder `output`, at the end and whole; None: not written.
+
+    tp: the candidate, a fused one, is cut for as many ranks of `threads` threads each (None: the cores shared out);
+    the baseline has `threads` threads in all, so that `limit_ratio` says what the memory allows them to gain.
 
     ValueError: a name, size or dtype that cannot be. WorkerError: a side's process failed.
     """
@@ -65,6 +70,7 @@ def compare(
         prompt=prompt,
         new=new,
         threads=threads,
+        tp=tp,
         rounds=rounds,
         seed=seed,
         output=output,
@@ -83,6 +89,7 @@ def compare_with_each(
     prompt: int = 128,
     new: int = 128,
     threads: int | None = None,
+    tp: int = 1,
     rounds: int = 7,
     seed: int = 0,
     warm_up: int | None = None,
@@ -96,10 +103,17 @@ def compare_with_each(
     `stages`: whether each side runs once more with its stages told apart.
     """
     sides, device = (*baselines, candidate), comparison_device()
-    threads = torch.get_num_threads() if threads is None else threads
-    _check(sides, dtype=dtype, batch=batch, prompt=prompt, new=new, threads=threads, rounds=rounds)
+    threads = max(1, torch.get_num_threads() // max(1, tp)) if threads is None else threads
+    _check(sides, dtype=dtype, batch=batch, prompt=prompt, new=new, threads=threads, tp=tp, rounds=rounds)
+    if tp > 1 and not candidate.startswith("fused"):
+        raise ValueError(
+            f"got tp={tp} and the candidate {candidate!r}; expected 'fused' or 'fused-int8', which can be cut"
+        )
+    if tp > 1 and device.type != "cpu":
+        raise ValueError(f"got tp={tp} on {device}: the ranks of a comparison share one GPU; start them with torchrun")
     source = resolve(model, seed=seed)
     config = policy_for(source.hf_config).model_config(source.hf_config)
+    shard(config, tp)  # says so where the model has too few heads
     check_positions(config, prompt, new)
     if output is not None:
         Path(output).mkdir(parents=True, exist_ok=True)
@@ -112,6 +126,7 @@ def compare_with_each(
         prompt_tokens=prompt,
         new_tokens=new,
         threads=threads,
+        tp=tp,
     )
     steps = _Steps(sum(name in peers.PEERS for name in sides) + len(sides) * (1 + rounds + stages), progress)
     environment = read_environment(threads)
@@ -122,40 +137,46 @@ def compare_with_each(
             if name in peers.PEERS:
                 steps.begin(f"converting the weights for {name}")
                 gguf[name] = str(stack.enter_context(peers.converted(name, weights, dtype=dtype, seed=seed)))
-        processes = [stack.enter_context(SideProcess(name, threads)) for name in sides]
+        ranks = [1] * len(baselines) + [tp]
+        threads_of = [threads * count for count in ranks]
+        processes = [stack.enter_context(Side(name, threads, count)) for name, count in zip(sides, ranks, strict=True)]
         shape = {"model": weights, "dtype": dtype, "batch": batch, "prompt": prompt, "new": new, "threads": threads}
         loaded = []
         for process in processes:
             steps.begin(f"loading and warming up {process.name}")
             own = {"name": process.name, "gguf": gguf.get(process.name)}
-            loaded.append(process.ask("load", seed=seed, warm_up=warm_up, **own, **shape))
+            loaded.append(_loaded(process.ask("load", seed=seed, warm_up=warm_up, **own, **shape)))
         runs: list[list[Run]] = [[] for _ in sides]
         tokens: list[list[Any]] = [[] for _ in sides]
         order = np.random.default_rng(seed)
         for index in range(rounds):
             for which in order.permutation(len(sides)):
                 steps.begin(f"round {index + 1} of {rounds}: {sides[which]}")
-                before = probe_bandwidth(threads, device)
-                reply = processes[which].ask("run", seed=seed + 1 + index)
-                after = probe_bandwidth(threads, device)
-                runs[which].append(Run.of(Times(**reply["times"]), round=index, before=before, after=after))
-                tokens[which].append(reply["tokens"])
-        memory = [process.ask("peak_memory")["bytes"] for process in processes]
-        staged: list[dict[str, Any]] = []
+                before = probe_bandwidth(threads_of[which], device)
+                replies = processes[which].ask("run", seed=seed + 1 + index)
+                after = probe_bandwidth(threads_of[which], device)
+                times = slowest([Times(**reply["times"]) for reply in replies])
+                runs[which].append(Run.of(times, round=index, before=before, after=after))
+                tokens[which].append(replies[0]["tokens"])
+        memory = [max(rank["bytes"] for rank in process.ask("peak_memory")) for process in processes]
+        staged: list[list[dict[str, Any]]] = []
         for process in processes if stages else ():
             steps.begin(f"stages of {process.name}")
             staged.append(process.ask("stages", seed=seed))
 
     measured = [
         Measurement(
-            name=name,
+            name=name if ranks[which] == 1 else f"{name}-tp{tp}",
             case=case,
             environment=environment,
             work=count_work(config, getattr(torch, loaded[which].pop("weights")), batch, prompt, new),
             runs=tuple(runs[which]),
             peak_rss_mb=memory[which] / 1e6,
-            stages=STAGES.validate_python(staged[which]["stages"]) if stages else (),
-            stage_run=_stage_run(staged[which]["times"]) if stages else None,
+            stages=STAGES.validate_python(staged[which][0]["stages"]) if stages else (),
+            rank_stages=tuple(STAGES.validate_python(rank["stages"]) for rank in staged[which])
+            if stages and ranks[which] > 1
+            else (),
+            stage_run=_stage_run(staged[which][0]["times"]) if stages else None,
             **loaded[which],
         )
         for which, name in enumerate(sides)
@@ -194,7 +215,7 @@ def _check(sides: Sequence[str], *, dtype: str, **counts: int) -> None:
             raise ValueError(reason)
     if dtype not in DTYPES:
         raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
-    least = {"batch": 1, "prompt": 1, "new": 2, "threads": 1, "rounds": 2}
+    least = {"batch": 1, "prompt": 1, "new": 2, "threads": 1, "tp": 1, "rounds": 2}
     reasons = {"new": " (a decode step follows the first token)", "rounds": " (an interval needs two)"}
     for name, value in counts.items():
         if value < least[name]:
@@ -208,6 +229,23 @@ def check_positions(config: ModelConfig, prompt: int, new: int) -> None:
             f"a prompt of {prompt} and {new} new tokens need {prompt + new} positions, {config.architecture} has "
             f"{config.max_positions}; use a shorter prompt or fewer new tokens"
         )
+
+
+def _loaded(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a side said when it was ready; of several ranks the last one's times count."""
+    return ranks[0] | {
+        name: max(rank[name] for rank in ranks) for name in ("load_s", "first_run_s", "start_to_ready_s")
+    }
+
+
+def slowest(ranks: Sequence[Times]) -> Times:
+    """The times of one generation on several ranks: at each point those of the slowest."""
+    steps = zip(*(times.decode_ms for times in ranks), strict=True)
+    return Times(
+        ttft_ms=max(times.ttft_ms for times in ranks),
+        decode_ms=tuple(max(step) for step in steps),
+        end_to_end_ms=max(times.end_to_end_ms for times in ranks),
+    )
 
 
 def _stage_run(times: dict[str, Any] | None) -> Run | None:

@@ -13,6 +13,7 @@ from labkit.engine.stage_clock import StageTime
 from labkit.harness.environment import Environment
 from labkit.harness.roofline import Work
 from labkit.harness.timing import CLOCK, Times
+from labkit.stages import Phase, Stage
 from labkit.statistics import Ratio, Summary, Verdict, first_is_slow, ratio, remarks, summarise
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -27,7 +28,10 @@ class Record(BaseModel):
 
 
 class Case(Record):
-    """What was generated with what. `origin` tells where the weights came from."""
+    """What was generated with what. `origin` tells where the weights came from.
+
+    tp: ranks that the candidate was cut for, each with `threads` threads.
+    """
 
     model: str
     origin: str
@@ -36,6 +40,7 @@ class Case(Record):
     prompt_tokens: int
     new_tokens: int
     threads: int
+    tp: int = 1
 
 
 class Run(Record):
@@ -65,7 +70,10 @@ class Run(Record):
 
 
 class Measurement(Record):
-    """The runs of one side on one case. Times in milliseconds; MB are 10^6 bytes."""
+    """The runs of one side on one case. Times in milliseconds; MB are 10^6 bytes.
+
+    Of a side on several ranks a time is that of the slowest of them, step by step; memory is that of the largest.
+    """
 
     kind: Literal["measurement"] = "measurement"
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -78,10 +86,12 @@ class Measurement(Record):
     runs: tuple[Run, ...] = Field(min_length=1)
     clock: str = CLOCK
     load_s: float | None = None
+    start_to_ready_s: float | None = None  # from the start of the process to the end of its first warm-up run
     first_run_s: float | None = None  # the first warm-up run, compilation included
     peak_rss_mb: float | None = None  # beyond what the process held before it loaded the weights; of a GPU its memory
     stages: tuple[StageTime, ...] = ()  # from one extra run, never from the timed ones
     stage_run: Run | None = None  # that run's times: what collecting the stages costs
+    rank_stages: tuple[tuple[StageTime, ...], ...] = ()  # of a side on several ranks: of each; `stages` are of rank 0
     nodes: tuple[tuple[str, str], ...] = ()  # kernel and stage of each node of the CUDA graph that a step was
 
     @property
@@ -146,6 +156,16 @@ class Measurement(Record):
         return self.work.prefill_flops / self.ttft_ms / 1e6 if self.work else None
 
     @property
+    def communication_shares(self) -> tuple[float, ...]:
+        """By rank, the share of a decode step's time in which it waited for the others; empty for one rank."""
+        shares = []
+        for stages in self.rank_stages:
+            decode = [stage for stage in stages if stage.phase == Phase.DECODE]
+            waited = sum(stage.total_ms for stage in decode if stage.stage == Stage.ALL_REDUCE)
+            shares.append(waited / sum(stage.total_ms for stage in decode))
+        return tuple(shares)
+
+    @property
     def stage_tax(self) -> float | None:
         """How much longer a step took while its stages were collected, as a fraction."""
         return self.stage_run.per_token_ms / self.per_token_ms - 1 if self.stage_run else None
@@ -176,7 +196,9 @@ class Measurement(Record):
             "peak_rss_mb": self.peak_rss_mb,
             "weights_and_kv_mb": (self.work.weight_bytes + self.work.kv_bytes) / 1e6 if self.work else None,
             "load_s": self.load_s,
+            "start_to_ready_s": self.start_to_ready_s,
             "first_run_s": self.first_run_s,
+            "communication_shares": list(self.communication_shares),
         }
 
     def __str__(self) -> str:
@@ -214,6 +236,20 @@ class Comparison(Record):
         return ratio(self.baseline.rounds_ms(metric), self.candidate.rounds_ms(metric))
 
     @property
+    def limit_ratio(self) -> float | None:
+        """What the memory allows more ranks to gain: the candidate's read bandwidth over the baseline's, each probed
+        with all threads of its side beside its run, median over rounds. 1.0 for sides of as many threads.
+        """
+        pairs = [
+            (ours.bandwidth_gb_s, theirs.bandwidth_gb_s)
+            for ours, theirs in zip(self.candidate.runs, self.baseline.runs, strict=True)
+        ]
+        found = [float(np.mean(ours) / np.mean(theirs)) for ours, theirs in pairs if ours and theirs]
+        if self.case.tp == 1:
+            return 1.0
+        return float(np.median(found)) if found else None
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """What weakens the comparison, both sides' remarks included."""
         found = [*self.baseline.remarks, *self.candidate.remarks]
@@ -244,6 +280,7 @@ class Comparison(Record):
             "tokens_equal": self.tokens_equal,
             "first_difference": self.first_difference,
             "read_bandwidth_gb_s": self.read_bandwidth_gb_s,
+            "limit_ratio": self.limit_ratio,
             "remarks": list(self.remarks),
             "environment": self.candidate.environment.model_dump(mode="json"),
         }

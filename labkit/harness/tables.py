@@ -47,7 +47,16 @@ def _footer(comparison: Comparison, baseline: Measurement, candidate: Measuremen
     tokens = "equal" if comparison.tokens_equal else f"DIFFERENT from new token {comparison.first_difference} on"
     bandwidth = comparison.read_bandwidth_gb_s
     limit = f"{bandwidth:.0f} GB/s read, probed beside the runs" if bandwidth else "read bandwidth unknown"
+    of_ranks, case = [], comparison.case
+    if case.tp > 1:
+        waits = ", ".join(f"{share:.0%}" for share in candidate.communication_shares)
+        most = f"at most {comparison.limit_ratio:.2f}x by memory" if comparison.limit_ratio else "limit unknown"
+        of_ranks.append(
+            f"{candidate.name}: {case.tp} ranks, each with {case.threads} thread(s), as many as {baseline.name} has; "
+            f"{most}; the ranks wait for each other in {waits} of a decode step"
+        )
     return [
+        *of_ranks,
         f"tokens of both sides: {tokens} ({len(candidate.runs)} rounds)",
         f"weights: {comparison.case.origin}",
         f"{baseline.name}: {baseline.impl}; {candidate.name}: {candidate.impl}",

@@ -12,12 +12,15 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import timedelta
 from queue import SimpleQueue
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, TextIO
 
 import numpy as np
+import psutil
 import torch
+import torch.distributed as dist
 from transformers.utils import logging
 
 from labkit.engine.baselines import DTYPES, baseline, comparison_device
@@ -26,6 +29,8 @@ from labkit.harness.peers import PEERS, llama_cpp
 from labkit.harness.timing import timed_generate, wait_for_gpu
 from labkit.kernels.memory import return_freed_memory
 from labkit.presets import resolve
+
+MEETING = timedelta(minutes=10)  # for the slowest rank to load
 
 
 class Worker:
@@ -44,13 +49,20 @@ class Worker:
         seed: int,
         warm_up: int | None = None,
         gguf: str | None = None,
+        join: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Load the weights and warm up, with `warm_up` new tokens instead of `new` if it is given.
 
-        Memory counts from here: imports, the model's description and its tokenizer come before.
+        `join`: the rank of this process among those of the side, and where they meet. Memory counts from here: imports,
+        the model's description and its tokenizer come before.
         """
         source = resolve(model, seed=seed)
         _ = source.tokenizer
+        options: dict[str, Any] = {}
+        if join is not None:
+            meeting = {"init_method": join["rendezvous"], "rank": join["rank"], "world_size": join["ranks"]}
+            dist.init_process_group("gloo", timeout=MEETING, **meeting)
+            options = {"tensor_parallel": {"tp_size": join["ranks"]}}
         return_freed_memory()
         self._device = comparison_device()
         reset_peak_memory(self._device)
@@ -61,7 +73,7 @@ class Worker:
             assert gguf is not None
             self._side = llama_cpp(name, gguf, source, DTYPES[dtype], threads=threads, positions=prompt + new)
         else:
-            self._side = baseline(name, source, DTYPES[dtype], threads)
+            self._side = baseline(name, source, DTYPES[dtype], threads, **options)
         wait_for_gpu()
         loaded = perf_counter()
         if (settings := getattr(self._side.model, "generation_config", None)) is not None:
@@ -83,6 +95,7 @@ class Worker:
             "weights": str(self._side.weights).removeprefix("torch."),
             "load_s": loaded - started,
             "first_run_s": warm - loaded,
+            "start_to_ready_s": time() - psutil.Process().create_time(),
             "nodes": self._side.graph_nodes,
         }
 
@@ -90,6 +103,8 @@ class Worker:
         """Generate from the prompt of this seed: its times, and the new tokens of each sequence."""
         prompt = np.random.default_rng(seed).integers(0, self._vocab, self._shape)
         arguments = self._generation_args | {"max_new_tokens": self._new}
+        if dist.is_initialized():
+            dist.barrier()  # the ranks begin together
         times, sequences = timed_generate(self._side, torch.from_numpy(prompt), **arguments)
         return {"times": asdict(times), "tokens": sequences[:, self._shape[1] :].tolist()}
 
