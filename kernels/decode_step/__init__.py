@@ -79,6 +79,7 @@ class CStepArgs(ctypes.Structure):
         ("workspace", c_void_p),
         ("threads", c_int32),
         ("exchange", c_void_p),
+        ("own_logits", c_int32),
     ]
 
 
@@ -212,11 +213,12 @@ class DecodeStep:
         logits: Tensor | None = None,
         argmax: Tensor | None = None,
         hidden: Tensor | None = None,
+        own_logits: bool = False,
     ) -> None:
         """tokens int64 [B, T], contiguous, each in the vocabulary (the caller checks). Writes K and V of the new tokens
         at slot `past` of every cache, and for the last `keep` tokens of each sequence `logits` float32 [B*keep, V] or
         `argmax` int64 [B*keep] (-1: no logit is a number), and `hidden` float32 [B*keep, H] after the final norm if
-        given. Raises RuntimeError where another rank has ended.
+        given. `own_logits`: fill in only the columns of this rank's vocabulary. Raises RuntimeError where another rank has ended.
         """
         args = self._args
         args.rows = rows.c
@@ -226,7 +228,7 @@ class DecodeStep:
         args.tokens = tokens.data_ptr()
         args.keep = keep
         args.logits, args.argmax, args.hidden = pointer(logits), pointer(argmax), pointer(hidden)
-        args.threads = threads
+        args.threads, args.own_logits = threads, own_logits
         args.workspace = self._workspace_for(tokens.numel(), threads)
         self.library.labkit_step(byref(self.model.c), byref(args))
         if self.exchange is not None:

@@ -27,6 +27,7 @@ struct StepArgs {
   void* workspace;
   int32_t threads;
   Exchange* exchange;  // null: this process has the whole model
+  int32_t own_logits;  // each rank's columns of the logits are enough for it
 };
 
 // Shared buffers of a step, cut from one piece of memory.
@@ -249,7 +250,7 @@ inline void head_step(Team& team, int thread, Ranks& ranks, const Model& model, 
     gemm_into<Weight>(team, thread, model.head, input.x, input.stride, kept, args.logits + model.vocab_begin,
                       model.vocab, scratch);
     team.barrier();
-    if (!ranks.alone()) gather_logits(team, thread, ranks, model, kept, args.logits);
+    if (!ranks.alone() && !args.own_logits) gather_logits(team, thread, ranks, model, kept, args.logits);
     return;
   }
   gemm_argmax<Weight>(team, thread, model.head, input.x, input.stride, kept, work.best + thread * kept, scratch);

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
 from labkit.engine.kv_cache import KVCache
@@ -72,7 +73,8 @@ def decode_loop(
             tokens[:, :length] = input_ids
             unfinished = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
             steps.begin(phase)
-            result = model.run(new, cache, mask, positions, keep=1)
+            top = _enough(logits_processor) if sample and not (keep_logits or keep_scores) else None
+            result = model.run(new, cache, mask, positions, keep=1, top=top)
             while True:
                 with stage(phase, Stage.SAMPLE):
                     logits = result[:, 0].to(input_ids.device)
@@ -95,7 +97,7 @@ def decode_loop(
                         break
                 phase = Phase.DECODE
                 steps.begin(phase)
-                result = model.advance(next_tokens[:, None].contiguous(), cache, greedy=False)
+                result = model.advance(next_tokens[:, None].contiguous(), cache, greedy=False, top=top)
             sequences = tokens[:, :length].clone()
     if streamer is not None:
         streamer.end()
@@ -134,6 +136,16 @@ def _known_end(criteria: StoppingCriteriaList) -> _End | None:
         else:
             return None
     return None if length is None else _End(frozenset(ends), length)
+
+
+def _enough(processors: LogitsProcessorList) -> int | None:
+    """How many of the largest logits sampling needs: k where all but the k largest are dropped before anything else."""
+    for processor in processors:
+        if isinstance(processor, TopKLogitsWarper):
+            return processor.top_k
+        if not isinstance(processor, TemperatureLogitsWarper):
+            return None
+    return None
 
 
 def _greedy(

@@ -168,10 +168,12 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         *,
         keep: int,
         greedy: bool = False,
+        top: int | None = None,
         hidden_states: list[Tensor] | None = None,
     ) -> Tensor:
         """Runs `input_ids` [B, T] on top of `cache`: logits [B, keep, V] of the last `keep` tokens, or with `greedy`
-        their argmax int64 [B, keep]. Long prompts go through in chunks of CHUNK_ROWS rows.
+        their argmax int64 [B, keep]. `top`: so many of the largest logits are enough, and the others may be -inf.
+        Long prompts go through in chunks of CHUNK_ROWS rows.
         """
         start = perf_counter()
         batch, tokens = input_ids.shape
@@ -179,7 +181,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         self._check(input_ids, cache, attention_mask, position_ids)
         phase = phase_of(past, tokens)
         if self.ranks is not None:
-            same = (input_ids, past, attention_mask, position_ids, keep, greedy, hidden_states is not None)
+            same = (input_ids, past, attention_mask, position_ids, keep, greedy, top, hidden_states is not None)
             self._staged = self.ranks.agree("the tokens", *same, flag=self._by_stages(batch, hidden_states))
         input_ids = input_ids.to(self._device, torch.int64).contiguous()
         if attention_mask is not None:
@@ -195,14 +197,14 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
             kept = max(0, min(end, tokens) - max(begin, tokens - keep))
             tokens_BT = input_ids[:, begin:end].contiguous()
             with self._one_at_a_time:
-                result = self._run_rows(tokens_BT, rows, cache, phase, kept, greedy, hidden_states)
+                result = self._run_rows(tokens_BT, rows, cache, phase, kept, greedy, top, hidden_states)
             if result is not None:
                 results.append(result)
             cache.length = past + end
         self._note_time(start)
         return results[0] if len(results) == 1 else torch.cat(results, dim=1)
 
-    def advance(self, tokens_B1: Tensor, cache: KVCache, *, greedy: bool) -> Tensor:
+    def advance(self, tokens_B1: Tensor, cache: KVCache, *, greedy: bool, top: int | None = None) -> Tensor:
         """`run` for one more token per sequence, int64 [B, 1], chosen from the logits before.
 
         It is of the vocabulary, visible and at the next position, so that there is little to check between two steps.
@@ -218,7 +220,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         else:
             rows = cache.place(len(tokens_B1), 1)
             with self._one_at_a_time:
-                result = self._run_rows(tokens_B1, rows, cache, Phase.DECODE, 1, greedy, None)
+                result = self._run_rows(tokens_B1, rows, cache, Phase.DECODE, 1, greedy, top, None)
         cache.length += 1
         self._note_time(start)
         assert result is not None
@@ -269,12 +271,13 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         phase: Phase,
         keep: int,
         greedy: bool,
+        top: int | None,
         hidden_states: list[Tensor] | None,
     ) -> Tensor | None:
         rotary, threads = self._rotary_for(cache.reach), torch.get_num_threads()
         staged = self._staged if self.ranks else self._by_stages(rows.batch, hidden_states)
         if self._step is None or staged:
-            return self._run_stages(tokens_BT, rows, rotary, cache, phase, keep, greedy, hidden_states)
+            return self._run_stages(tokens_BT, rows, rotary, cache, phase, keep, greedy, top, hidden_states)
         batch = rows.batch
         logits = argmax = None
         if greedy:
@@ -291,7 +294,11 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
             threads=threads,
             logits=logits if keep else None,
             argmax=argmax if keep else None,
+            own_logits=top is not None,
         )
+        if logits is not None and self.ranks is not None and top is not None:
+            vocab = self.weights.vocab
+            logits = self.ranks.largest(logits[..., vocab.start : vocab.stop], top)
         self.clock.add(phase, self._step.stamps, head=keep > 0)
         return (argmax if greedy else logits) if keep else None
 
@@ -308,6 +315,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         phase: Phase,
         keep: int,
         greedy: bool,
+        top: int | None,
         hidden_states: list[Tensor] | None,
     ) -> Tensor | None:
         """The same step, one op at a time under the stage ranges: for profilers, hidden states and the reference."""
@@ -333,7 +341,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
                 normed = hidden_states[-1][:, -keep:].flatten(0, 1).contiguous()
             logits = gemm(normed, w.head, threads=threads, impl=self.impl).view(rows.batch, keep, -1)
             if self.ranks is not None:
-                logits = self.ranks.side_by_side(logits)
+                logits = self.ranks.side_by_side(logits) if top is None else self.ranks.largest(logits, top)
             return argmax_or_minus_one(logits) if greedy else logits
 
     def _embed(self, tokens_BT: Tensor, rows: Rows) -> Tensor:

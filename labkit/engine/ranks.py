@@ -41,6 +41,20 @@ class Ranks:
         parts = all_gather(padded, self.exchange, impl=self.impl)
         return torch.cat([of_rank[..., :width] for of_rank, width in zip(parts, widths, strict=True)], dim=-1)
 
+    def largest(self, part: Tensor, count: int) -> Tensor:
+        """[..., this rank's part of V] of each rank -> [..., V]: at least the `count` largest numbers in their places,
+        and -inf elsewhere. (Of numbers equal to the smallest of them some may be missing.)
+        """
+        widest = max(len(self.shard.vocab_of(rank)) for rank in range(self.shard.size))
+        padded = F.pad(part, (0, widest - part.shape[-1]), value=-torch.inf)
+        values, indices = padded.topk(min(count, widest))
+        indices = (indices + self.shard.vocab.start).clamp(max=self.shard.config.vocab_size - 1)
+        pairs = torch.stack((values.double(), indices.double()))
+        whole = part.new_full((*part.shape[:-1], self.shard.config.vocab_size), -torch.inf)
+        for values, indices in all_gather(pairs, self.exchange, impl=self.impl):
+            whole.scatter_reduce_(-1, indices.long(), values.float(), "amax")
+        return whole
+
     def agree(self, what: str, *parts: object, flag: bool = False) -> bool:
         """Whether `flag` is set on any rank. Raises RanksDifferError if `parts`, of `what`, are not the same on all."""
         digest = blake2b(digest_size=DIGEST)
