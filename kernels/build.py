@@ -133,9 +133,14 @@ def _version(command: tuple[str, ...]) -> str:
     return subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout.split("\n")[0]
 
 
-def _digest(parts: tuple[str, ...]) -> str:
+def sources_digest() -> str:
+    """Digest of all kernels, Triton's too: what machines that compute one model together have to agree on."""
+    return _digest((), ("*.h", "*.cpp", "*.py"))
+
+
+def _digest(parts: tuple[str, ...], patterns: tuple[str, ...] = ("*.h", "*.cpp")) -> str:
     digest = hashlib.sha256()
-    for source in sorted([*SOURCES.rglob("*.h"), *SOURCES.rglob("*.cpp")]):
+    for source in sorted(source for pattern in patterns for source in SOURCES.rglob(pattern)):
         digest.update(source.relative_to(SOURCES).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
     digest.update("\0".join(parts).encode())
     return digest.hexdigest()[:20]

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labkit.engine import InferenceEngine, init_inference
     from labkit.harness import compare, measure_latency
+    from labkit.launcher.spawn import RankError, launch
     from labkit.presets import resolve
 
 __version__ = "0.1.0"
-__all__ = ["InferenceEngine", "compare", "init_inference", "measure_latency", "resolve"]
+__all__ = ["InferenceEngine", "RankError", "compare", "init_inference", "launch", "measure_latency", "resolve"]
 
 _HOME = {
     "InferenceEngine": "labkit.engine",
     "init_inference": "labkit.engine",
+    "RankError": "labkit.launcher.spawn",
     "compare": "labkit.harness",
+    "launch": "labkit.launcher.spawn",
     "measure_latency": "labkit.harness",
     "resolve": "labkit.presets",
 }

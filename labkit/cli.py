@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from labkit import trace_cli
+from labkit import launch_cli, trace_cli
 from labkit.progress import progress_bar
 
 app = typer.Typer(
@@ -232,6 +232,7 @@ def run(
 
 for command in (trace_cli.profile, trace_cli.doctor, trace_cli.stages, trace_cli.explain, trace_cli.timeline):
     app.command()(command)
+app.command(context_settings={"allow_interspersed_args": False})(launch_cli.launch)
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from labkit.appended_lines import AppendedLines
+
 POLL_S = 0.1
 GRACE_S = 60.0  # for nsys to write its report after Ctrl-C
 MARK = "LABKIT_RUN"  # in the environment of a run's processes, by which those that outlive it are found
@@ -66,7 +68,7 @@ def run(
             env=dict(environment) | {MARK: mark},
             start_new_session=True,
         )
-        reader = _Lines(output.fileno(), echo)
+        reader = AppendedLines(output.fileno(), _without_nsys(echo) if echo else None)
         try:
             while process.poll() is None:
                 if late := timeout_s is not None and time.monotonic() - started > timeout_s:
@@ -86,6 +88,10 @@ def run(
     return Ended(process.returncode, seconds, tuple(own[-TAIL_LINES:]), interrupted, late)
 
 
+def _without_nsys(echo: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda line: echo(line) if line.strip() and not NSYS_LINES.fullmatch(line) else None
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGINT)
     try:
@@ -102,24 +108,3 @@ def _end_left(mark: str) -> None:
     for process in left:
         process.kill()
     psutil.wait_procs(left, GRACE_S)
-
-
-class _Lines:
-    """The lines of a file that another process appends to."""
-
-    def __init__(self, descriptor: int, echo: Callable[[str], None] | None) -> None:
-        self.lines: list[str] = []
-        self._descriptor, self._echo = descriptor, echo
-        self._at, self._rest = 0, ""
-
-    def read(self, *, last: bool = False) -> None:
-        while data := os.pread(self._descriptor, 1 << 20, self._at):
-            self._at += len(data)
-            self._rest += data.decode(errors="replace")
-        *lines, self._rest = re.split(r"\r\n|\n|\r", self._rest)
-        if last and self._rest:
-            lines.append(self._rest)
-        for line in lines:
-            self.lines.append(line)
-            if self._echo and line.strip() and not NSYS_LINES.fullmatch(line):
-                self._echo(line)

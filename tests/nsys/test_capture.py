@@ -278,5 +278,5 @@ def test_a_command_is_a_list_of_words(what: object, tmp_path: Path) -> None:
 
 def test_a_function_that_cannot_be_sent_says_so(tmp_path: Path) -> None:
     lock = threading.Lock()
-    with pytest.raises(ValueError, match=r"cannot be sent to the profiled process.*inside the function"):
+    with pytest.raises(ValueError, match=r"cannot be sent to the process that runs it.*inside the function"):
         profile(lambda: lock.acquire(), output=tmp_path)

@@ -70,6 +70,12 @@ def test_other_ranges_are_no_phase(name: str | None) -> None:
             ["python3", "-m", "torch.distributed.run", "--nproc-per-node=2"],
             [sys.executable, "-u", "x.py"],
         ),
+        (
+            ["labkit", "launch", "--tp", "2", "--no-pin", "--", "x.py", "--tp", "1"],
+            ["labkit", "launch", "--tp", "2", "--no-pin"],
+            [sys.executable, "-u", "x.py", "--tp", "1"],
+        ),
+        (["labkit", "launch", "--tp=2", "x.py"], ["labkit", "launch", "--tp=2"], [sys.executable, "-u", "x.py"]),
     ],
 )
 def test_torchrun_is_split_from_what_it_starts(command: list[str], launcher: list[str], worker: list[str]) -> None:

@@ -23,6 +23,8 @@ TORCHRUN_FLAGS = {
     "--run-path",
     "--run_path",
     "--use-env",
+    "--pin",
+    "--no-pin",
 }
 PYTHON_VALUES = {"-W", "-X", "--check-hash-based-pycs"}
 
@@ -117,9 +119,8 @@ def torch_profiler_command(command: Sequence[str], output: Path, window: Window)
 
 
 def is_torchrun(command: Sequence[str]) -> bool:
-    """Whether a command starts torch's launcher, by its name or as a module."""
-    name = PurePath(command[0]).name if command else ""
-    return name == "torchrun" or (_is_python(name) and tuple(command[1:3]) == ("-m", "torch.distributed.run"))
+    """Whether a command starts torch's launcher, by its name, as a module, or by `labkit launch`."""
+    return _words_of_launcher(command) > 0
 
 
 def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -131,18 +132,18 @@ def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
         raise ValueError(
             f"got {' '.join(command[:2])!r}, expected a command that starts with torchrun: one report per rank"
         )
-    at = 1 if PurePath(command[0]).name == "torchrun" else 3
+    at = words = _words_of_launcher(command)
     flags: list[str] = []
-    while at < len(command) and command[at].startswith("-"):
+    while at < len(command) and command[at].startswith("-") and command[at] != "--":
         flags.append(command[at])
         at += 1
         if "=" not in flags[-1] and flags[-1] not in TORCHRUN_FLAGS and at < len(command):
             flags.append(command[at])
             at += 1
-    program = list(command[at:])
+    program = list(command[at + ("--" in command[at : at + 1]) :])
     if not program:
         raise ValueError(f"got {' '.join(command)!r}, expected a script after the options of torchrun")
-    head = list(command[: 1 if PurePath(command[0]).name == "torchrun" else 3])
+    head = list(command[:words])
     no_python, module = {"--no-python", "--no_python"}, {"-m", "--module"}
     kept = [flag for flag in flags if flag not in no_python | module]
     if no_python & set(flags):
@@ -164,6 +165,16 @@ def split_python(command: Sequence[str]) -> tuple[list[str], list[str]]:
     if at >= len(command):
         raise ValueError(f"got {' '.join(command)!r}, expected a script after the options of python")
     return list(command[:at]), list(command[at:])
+
+
+def _words_of_launcher(command: Sequence[str]) -> int:
+    """How many words start torch's launcher, before its options; 0 for other commands."""
+    name = PurePath(command[0]).name if command else ""
+    if name == "torchrun":
+        return 1
+    if name == "labkit" and tuple(command[1:2]) == ("launch",):
+        return 2
+    return 3 if _is_python(name) and tuple(command[1:3]) == ("-m", "torch.distributed.run") else 0
 
 
 def _is_python(name: str) -> bool:

@@ -20,7 +20,6 @@ from importlib.metadata import version
 from pathlib import Path, PurePath
 from typing import Any, get_args
 
-from labkit.nsys.capture.call import write_call
 from labkit.nsys.capture.command import Ranks, Source, Window, nsys_command, torch_profiler_command
 from labkit.nsys.capture.record import CaptureRecord
 from labkit.nsys.capture.scrubbing import Redaction, scrub
@@ -31,6 +30,7 @@ from labkit.nsys.reader.reading import read
 from labkit.nsys.timeline.export import write_chrome
 from labkit.nsys.tool import Nsys, find_nsys
 from labkit.nsys.trace import Trace
+from labkit.pickled_call import pickle_call
 from labkit.stages import STEP_TIMES, Phase
 from labkit.whole_file import write_whole
 
@@ -268,7 +268,7 @@ def _run(
 def _command(what: Sequence[str] | Callable[[], object], workplace: Path) -> Sequence[str]:
     if callable(what):
         pickled = workplace / "call.pickle"
-        write_call(pickled, what)
+        pickled.write_bytes(pickle_call(what))
         return [sys.executable, "-u", "-m", "labkit.nsys.capture.call", str(pickled)]
     if isinstance(what, str) or not what:
         raise ValueError(f"got {what!r}, expected a command as a list of words, or a function")

@@ -1,0 +1,30 @@
+"""The lines of a file that another process appends to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+
+class AppendedLines:
+    """What has been written to a file, as lines: in `lines` all of them, without their ends; `echo` is given each."""
+
+    def __init__(self, descriptor: int, echo: Callable[[str], None] | None = None) -> None:
+        self.lines: list[str] = []
+        self._descriptor, self._echo = descriptor, echo
+        self._at, self._rest = 0, ""
+
+    def read(self, *, last: bool = False) -> None:
+        """Take in what has come since; a line without an end waits for it until the `last` time."""
+        while data := os.pread(self._descriptor, 1 << 20, self._at):
+            self._at += len(data)
+            self._rest += data.decode(errors="replace")
+        *lines, self._rest = re.split(r"\r\n|\n|\r", self._rest)
+        if last and self._rest:
+            lines.append(self._rest)
+            self._rest = ""
+        for line in lines:
+            self.lines.append(line)
+            if self._echo:
+                self._echo(line)

@@ -1,0 +1,50 @@
+"""`labkit launch`: a thin call of torchrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from labkit.launcher.command import World, environment, program, torchrun_arguments
+from labkit.launcher.rendezvous import Rendezvous
+
+err = Console(stderr=True)
+
+
+def launch(
+    command: Annotated[list[str], typer.Argument(help="After --: a script and its arguments.")],
+    tp: Annotated[int, typer.Option(help="Ranks in all: the tp_size of the script.")],
+    nodes: Annotated[int, typer.Option(help="Machines that share the ranks.")] = 1,
+    node_rank: Annotated[int, typer.Option(help="Which of the machines this one is, from 0 on.")] = 0,
+    rendezvous: Annotated[
+        str | None, typer.Option(help="HOST:PORT, the same on every machine: an address of node rank 0.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads of each rank; by default OMP_NUM_THREADS, else its share.", min=1)
+    ] = None,
+    pin: Annotated[bool, typer.Option(help="Keep each rank on its own processors.")] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the other machines.")] = 300,
+    module: Annotated[bool, typer.Option("--module", "-m", help="The script is a module, as of python -m.")] = False,
+    no_python: Annotated[bool, typer.Option("--no-python", help="The script is a program, not Python's.")] = False,
+) -> None:
+    """Start a script as the ranks of tensor parallelism, on this machine or on several, by torchrun."""
+    meeting = None if rendezvous is None else Rendezvous.parse(rendezvous)
+    world = World(tp, nodes, node_rank, meeting)
+    ranks = program(command, module=module, no_python=no_python)
+    arguments = torchrun_arguments(world, ranks, timeout)
+    if world.ranks_here > (cores := len(os.sched_getaffinity(0))):
+        err.print(f"note: {world.ranks_here} ranks share {cores} cores; {cores} would be faster", style="yellow")
+    if meeting is not None and node_rank == 0:
+        meeting.check_here()
+    elif meeting is not None:
+        try:
+            meeting.wait_until_open(timeout, lambda line: err.print(line, highlight=False))
+        except TimeoutError as late:
+            raise RuntimeError(str(late)) from None
+    sys.stdout.flush()
+    agent = [sys.executable, "-P", "-m", "labkit.launcher.agent", *arguments]
+    os.execve(sys.executable, agent, environment(world, threads, pin))

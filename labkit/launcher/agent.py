@@ -1,0 +1,85 @@
+"""torchrun, with the rank that failed first as its last word: `-m labkit.launcher.agent ARGUMENTS OF TORCHRUN`.
+
+torchrun's own report names a rank without what it said, in a wall of text. The exit code is torchrun's: 0, or 1 where
+a rank failed; 130 after Ctrl-C, 143 after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistError
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from labkit.launcher.failure import Failure, how_it_ended, to_blame
+
+TAIL_LINES = 20
+TRACEBACK = "Traceback (most recent call last):"
+TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ")
+STDERR = "2"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run torchrun to its end; returns the exit code."""
+    with tempfile.TemporaryDirectory(prefix="labkit-launch-") as logs:
+        logging.disable(logging.ERROR)  # what torchrun would log of failures is told below
+        try:
+            torchrun.run(torchrun.parse_args(["--log-dir", logs, "--tee", STDERR, *arguments]))
+        except ChildFailedError as failed:
+            _say(_report(to_blame(_failures(Path(logs), failed.failures))))
+            return 1
+        except SignalException as ended:
+            _say(f"interrupted by {ended.sigval.name}; all ranks of this machine have ended")
+            return 128 + ended.sigval
+        except KeyboardInterrupt:  # before torchrun listens for it
+            return 128 + signal.SIGINT
+        except DistError as error:
+            _say(f"error: the machines did not meet: {error} Was it started on all, with the same --rendezvous?")
+            return 1
+    return 0
+
+
+def _failures(logs: Path, failed: Mapping[int, Any]) -> list[Failure]:
+    """Those that torchrun saw, and those that it ended before their own error had ended them."""
+    seen, first = next(iter(failed.items()))
+    before = seen - first.local_rank  # ranks of other machines
+    logs_by_rank = {before + int(log.parent.name): log for log in logs.glob("*/attempt_*/*/stderr.log")}
+    found = []
+    for rank, log in logs_by_rank.items():
+        said = log.read_text(errors="replace")
+        if rank in failed or TRACEBACK in said:
+            code = failed[rank].exitcode if rank in failed else None
+            found.append(Failure(rank, code, _tail(said), log.stat().st_mtime))
+    return found
+
+
+def _tail(said: str) -> str:
+    """The last traceback, or the last lines."""
+    lines = [TORCH_PREFIX.sub("", line) for line in said[max(0, said.rfind(TRACEBACK)) :].rstrip().splitlines()]
+    return "\n".join(lines[-TAIL_LINES:])
+
+
+def _report(failure: Failure) -> str:
+    how = "" if failure.exit_code is None else f" ({how_it_ended(failure.exit_code)})"
+    said = "".join(f"\n    {line}" for line in failure.said.splitlines()) or " it said nothing on stderr"
+    remark = ""
+    if failure.lost_connection:
+        remark = "\nIt lost its connection to another rank: look for the cause on the other machines"
+    return f"error: rank {failure.rank} failed{how}:{said}{remark}"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""Ranks that do not compute the same model with the same software would give wrong tokens, or wait forever."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+
+import torch.distributed as dist
+
+from labkit import __version__
+from labkit.kernels.build import sources_digest
+
+SHOWN = 3
+NOT_GIVEN = "not given"
+
+
+def versions() -> dict[str, object]:
+    """What has to be the same on every machine of a run: labkit with its kernels, torch, transformers and Python."""
+    return {
+        "labkit": __version__,
+        "kernels": sources_digest(),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+def check_agreement(facts: Mapping[str, object], group: dist.ProcessGroup | None = None) -> None:
+    """Compare `facts`, plain JSON data, between the ranks of `group` (None: all), before they compute anything.
+
+    Every rank has to call it, and the same ranks have to raise nothing before. Nested facts are compared one by one.
+
+    Raises ValueError, on every rank alike, that names the first differences and the ranks that have them; TypeError for
+    facts that JSON can't hold.
+    """
+    mine = json.dumps(facts, sort_keys=True)
+    gathered: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, mine, group)
+    if len(set(gathered)) == 1:
+        return
+    told = [dict(_leaves(json.loads(each or "{}"))) for each in gathered]
+    differing = [name for name in dict.fromkeys(name for each in told for name in each) if _differs(name, told)]
+    lines = [_difference(name, told) for name in differing[:SHOWN]]
+    if more := len(differing) - SHOWN:
+        lines += [f"and {more} more"] * (more > 0)
+    raise ValueError(
+        f"the ranks do not agree on what they run: {'; '.join(lines)}. Start every rank with the same model, options "
+        "and versions"
+    )
+
+
+def _leaves(facts: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in facts.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, json.dumps(value)
+
+
+def _differs(name: str, told: list[dict[str, str]]) -> bool:
+    return len({each.get(name) for each in told}) > 1
+
+
+def _difference(name: str, told: list[dict[str, str]]) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, each in enumerate(told):
+        ranks.setdefault(each.get(name, NOT_GIVEN), []).append(rank)
+    return f"{name} is {' and '.join(f'{value} on {_named(having)}' for value, having in ranks.items())}"
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -1,0 +1,95 @@
+"""What `labkit launch` hands to torchrun: its arguments, and the environment of the ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.launcher.rendezvous import Rendezvous, loopback
+from labkit.launcher.shares import PIN, threads_each
+
+START = ("-P", "-m", "labkit.launcher.start_rank")
+INTERFACE = "GLOO_SOCKET_IFNAME"
+SHUTDOWN_S = 5  # from Ctrl-C, or another rank's failure, until a rank that doesn't end is killed
+
+
+@dataclass(frozen=True)
+class World:
+    """Which ranks run here: `tp` in all, as many on each of `nodes` machines; of those this is `node_rank`.
+
+    Raises ValueError for what does not fit together.
+    """
+
+    tp: int
+    nodes: int = 1
+    node_rank: int = 0
+    rendezvous: Rendezvous | None = None
+
+    def __post_init__(self) -> None:
+        if self.tp < 1:
+            raise ValueError(f"got --tp {self.tp}, expected at least 1 rank")
+        if self.nodes < 1 or self.tp % self.nodes:
+            raise ValueError(
+                f"got --tp {self.tp} on --nodes {self.nodes}, expected as many ranks on each node: a --tp that "
+                "--nodes divides"
+            )
+        if not 0 <= self.node_rank < self.nodes:
+            raise ValueError(f"got --node-rank {self.node_rank}, expected 0 to {self.nodes - 1}, one for each node")
+        if self.nodes > 1 and self.rendezvous is None:
+            raise ValueError(
+                f"got --nodes {self.nodes} without --rendezvous, expected HOST:PORT, an address of node rank 0 and a "
+                "free port there"
+            )
+
+    @property
+    def ranks_here(self) -> int:
+        return self.tp // self.nodes
+
+
+def program(command: Sequence[str], *, module: bool = False, no_python: bool = False) -> list[str]:
+    """What each rank runs: a script or, by `module`, a module, with its arguments; by `no_python` any command.
+
+    Raises ValueError where there is no such script.
+    """
+    if no_python:
+        return list(command)
+    if module:
+        return [sys.executable, "-u", "-m", *command]
+    if not Path(command[0]).is_file():
+        raise ValueError(
+            f"got the script {command[0]!r}, and there is no such file; expected: labkit launch --tp N -- script.py"
+        )
+    return [sys.executable, "-u", *command]
+
+
+def torchrun_arguments(world: World, command: Sequence[str], timeout_s: float) -> list[str]:
+    """Of `python -m torch.distributed.run`. timeout_s: how long node rank 0 waits for the others."""
+    if world.rendezvous is None:
+        where = ["--standalone", "--local-addr=127.0.0.1"]  # this machine's name need not lead to it
+    else:
+        where = [  # torchrun's c10d rendezvous gives ranks out by address; this one heeds the node rank
+            f"--nnodes={world.nodes}",
+            f"--node-rank={world.node_rank}",
+            f"--master-addr={world.rendezvous.host}",
+            f"--master-port={world.rendezvous.port}",
+            f"--rdzv-conf=timeout={max(1, round(timeout_s))}",
+        ]
+    return [*where, f"--nproc-per-node={world.ranks_here}", "--no-python", sys.executable, *START, *command]
+
+
+def environment(world: World, threads: int | None, pin: bool, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`base` with what the ranks need; what the user has set stays, but for `threads`, which were asked for."""
+    found = loopback() if world.rendezvous is None else world.rendezvous.interface()
+    defaults = {
+        "OMP_NUM_THREADS": str(threads_each(world.ranks_here)),
+        "PYTHONFAULTHANDLER": "1",  # a crash says where
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
+    }
+    if found is not None:  # else gloo takes the address of the machine's name, which on many is 127.0.1.1
+        defaults[INTERFACE] = found
+    asked = ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | ({} if pin else {PIN: "0"})
+    return defaults | dict(base) | asked

@@ -1,0 +1,54 @@
+"""Which rank is to blame when several fail: the others mostly lost their connection to the first."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LOST_CONNECTION = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|[Tt]imed out|remote process|DistNetworkError|recvValue failed"
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank ended. exit_code: None where it was ended because of another. said: its traceback or last lines.
+
+    at: when, on a clock that is the same for all ranks of this machine.
+    """
+
+    rank: int
+    exit_code: int | None
+    said: str
+    at: float
+
+    @property
+    def was_killed(self) -> bool:
+        return self.exit_code is not None and self.exit_code < 0 and self.exit_code != -signal.SIGTERM
+
+    @property
+    def lost_connection(self) -> bool:
+        """Whether it failed in a collective because another rank was gone."""
+        return LOST_CONNECTION.search(last_line(self.said)) is not None
+
+
+def to_blame(failures: Iterable[Failure]) -> Failure:
+    """The first cause: a rank that was killed or crashed, else the first that did not just lose its connection."""
+    return min(failures, key=lambda each: (not each.was_killed, each.lost_connection, each.at))
+
+
+def how_it_ended(exit_code: int) -> str:
+    """ "exit code 3", or "killed by SIGSEGV"."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"
+
+
+def last_line(text: str) -> str:
+    """The last one that is not empty; of a traceback, the error."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")

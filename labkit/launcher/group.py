@@ -1,0 +1,82 @@
+"""The process group of a run's ranks, from what the launcher has put into their environment."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from labkit.launcher.shares import pin_this_rank
+
+TIMEOUT_S = 600.0
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # on GPUs, what is said about the run stays off them
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def ensure_process_group(
+    device_type: str = "cpu", *, tp_size: int | None = None, timeout_s: float = TIMEOUT_S, init_method: str = "env://"
+) -> None:
+    """Afterwards torch.distributed is initialised: gloo on "cpu"; on "cuda" NCCL, and gloo for tensors of the CPU.
+
+    A group that is there already is kept. A new one is of all processes that torchrun has started (RANK, WORLD_SIZE,
+    MASTER_ADDR, MASTER_PORT), is destroyed when the process ends, and its collectives raise after `timeout_s`. On a CPU
+    each rank then keeps to its share of the processors (`labkit.launcher.shares`); on GPUs each has its own.
+
+    Raises ValueError outside of torchrun, where `tp_size` is not the number of processes, and without a GPU for the
+    rank.
+    """
+    if device_type not in BACKENDS:
+        raise ValueError(f"got device_type {device_type!r}, expected one of {', '.join(BACKENDS)}")
+    if dist.is_initialized():
+        _check_size(tp_size, dist.get_world_size())
+        return
+    if missing := [name for name in TORCHRUN if name not in os.environ and init_method == "env://"]:
+        wanted = "several processes" if tp_size is None else f"{tp_size} processes"
+        size = "N" if tp_size is None else tp_size
+        asked = "tensor parallelism" if tp_size is None else f"tp_size={tp_size}"
+        raise ValueError(
+            f"{asked} needs {wanted}, and this one was started alone ({', '.join(missing)} not set): start it by "
+            f"labkit launch --tp {size} -- script.py, by torchrun --nproc-per-node {size} script.py, or from a "
+            f"notebook by labkit.launch(function, tp_size={size})"
+        )
+    _check_size(tp_size, int(os.environ["WORLD_SIZE"]))
+    if device_type == "cuda":
+        _take_gpu(int(os.environ.get("LOCAL_RANK", 0)))
+    else:
+        pin_this_rank()
+    dist.init_process_group(
+        BACKENDS[device_type],
+        init_method=init_method,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=timeout_s),
+    )
+    atexit.register(_leave)
+
+
+def _check_size(tp_size: int | None, world_size: int) -> None:
+    if tp_size is not None and tp_size != world_size:
+        raise ValueError(
+            f"got tp_size={tp_size} in a run of {world_size} process{'es' * (world_size > 1)}; expected as many: pass "
+            f"tp_size={world_size}, or start {tp_size} processes (labkit launch --tp {tp_size} -- script.py)"
+        )
+
+
+def _take_gpu(local_rank: int) -> None:
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise ValueError(
+            f"rank {os.environ['RANK']} is number {local_rank} on a machine with {count} GPUs; start as many ranks as "
+            "it has GPUs, or more machines"
+        )
+    torch.cuda.set_device(local_rank)
+
+
+def _leave() -> None:
+    failed = hasattr(sys, "last_value")  # then the others may wait in a collective, for which NCCL would wait too
+    if dist.is_initialized() and not failed:
+        dist.destroy_process_group()

@@ -1,0 +1,71 @@
+"""One rank of `labkit.launch`: `-m labkit.launcher.rank FOLDER`, with its place in torchrun's variables.
+
+FOLDER holds the pickled sys.path and call, and gets the result or the error.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from labkit.launcher.lifetime import end_with_parent
+from labkit.launcher.shares import PIN, pin_this_rank
+from labkit.launcher.spawn import CALL, ERROR, RESULT
+from labkit.whole_file import whole_file, write_whole
+
+
+def main(folder: Path) -> None:
+    """Run the call, in the group of all ranks. What it raises is left as a file, and ends the process."""
+    end_with_parent()
+    faulthandler.enable()  # a crash says where
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    pin_this_rank()
+    os.environ[PIN] = "0"
+    rank = int(os.environ["RANK"])
+    try:
+        _run(folder, folder / RESULT.format(rank))
+    except BaseException as error:
+        frames = error.__traceback__.tb_next if error.__traceback__ else None  # without this one
+        record = {
+            "type": type(error).__name__,
+            "message": str(error),
+            "traceback": "".join(traceback.format_exception(type(error), error, frames)),
+            "at": time.monotonic(),
+        }
+        write_whole(folder / ERROR.format(rank), json.dumps(record))
+        raise SystemExit(1) from error
+
+
+def _run(folder: Path, target: Path) -> None:
+    with (folder / CALL).open("rb") as file:
+        sys.path[:] = pickle.load(file)
+        call: Any = pickle.load(file)
+    import cloudpickle
+    import torch
+
+    from labkit.launcher.group import ensure_process_group
+
+    ranks = int(os.environ["WORLD_SIZE"])
+    device = "cuda" if torch.cuda.device_count() >= ranks else "cpu"
+    ensure_process_group(device, tp_size=ranks, init_method=f"file://{folder / 'store'}")
+    result = call()
+    try:
+        pickled = cloudpickle.dumps(result)
+    except (TypeError, pickle.PicklingError) as error:
+        raise TypeError(
+            f"the result, of type {type(result).__name__}, cannot be sent back ({error}); return tensors or plain data"
+        ) from None
+    with whole_file(target) as path:
+        path.write_bytes(pickled)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

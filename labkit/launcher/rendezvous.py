@@ -1,0 +1,106 @@
+"""Where the machines of one run meet: an address of node rank 0, and a port there that is free."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+ATTEMPT_S, PAUSE_S = 3.0, 0.3
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """HOST:PORT, as every node is given it."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Rendezvous:
+        """ "node0:29500", "10.0.0.1:29500" or "[fd00::1]:29500". Raises ValueError for anything else."""
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise ValueError(f"got --rendezvous {text}, expected HOST:PORT, an address of node rank 0 and a free port")
+        return cls(host.strip("[]"), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def check_here(self) -> None:
+        """Raises ValueError where node rank 0 can't listen: another machine's address, or a port that is in use."""
+        try:
+            for address in (self._address(), ("", self.port)):  # torch listens on all addresses
+                with socket.socket(self._family() if address[0] else socket.AF_INET) as trial:
+                    trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    trial.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ValueError(
+                    f"port {self.port} of --rendezvous {self} is in use; take another one, the same on every node"
+                ) from None
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ValueError(
+                    f"got --rendezvous {self} on node rank 0, expected an address of this machine; give node rank 0 to "
+                    "the machine that it names"
+                ) from None
+            raise
+
+    def wait_until_open(self, timeout_s: float, say: Callable[[str], None]) -> None:
+        """Wait for node rank 0 to listen. Raises TimeoutError that says what was in the way."""
+        deadline = time.monotonic() + timeout_s
+        said = False
+        while True:
+            try:
+                socket.create_connection(self._address()[:2], timeout=ATTEMPT_S).close()
+                return
+            except OSError as error:
+                if time.monotonic() + PAUSE_S > deadline:
+                    raise TimeoutError(
+                        f"the rendezvous {self} was not reached within {timeout_s:g} s ({error}); start node rank 0 "
+                        "there, with the same --rendezvous, and check that its firewall lets this port through"
+                    ) from None
+            if not said:
+                say(f"waiting for node rank 0 at {self}")
+                said = True
+            time.sleep(PAUSE_S)
+
+    def interface(self) -> str | None:
+        """The network interface by which this machine reaches the rendezvous, None where that can't be told."""
+        with socket.socket(self._family(), socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(self._address())  # sends nothing
+            except OSError:
+                return None
+            mine = probe.getsockname()[0]
+        names = (
+            name
+            for name, addresses in psutil.net_if_addrs().items()
+            if any(address.address.partition("%")[0] == mine for address in addresses)
+        )
+        return next(names, None)
+
+    def _address(self) -> tuple[str, int]:
+        return self._resolved()[1]
+
+    def _family(self) -> int:
+        return self._resolved()[0]
+
+    def _resolved(self) -> tuple[int, tuple[str, int]]:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+        except socket.gaierror as error:
+            raise ValueError(
+                f"got --rendezvous {self}, whose host has no address here ({error.strerror}); give an IP address"
+            ) from None
+        return family, (str(address[0]), self.port)
+
+
+def loopback() -> str | None:
+    """The interface that a machine talks to itself by, which needs no network."""
+    return Rendezvous("127.0.0.1", 1).interface() if os.name == "posix" else None

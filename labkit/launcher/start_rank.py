@@ -1,0 +1,19 @@
+"""Becomes one rank's program, on the rank's own processors: `-m labkit.launcher.start_rank COMMAND...`.
+
+As `taskset` does it: the program takes this process over, so that nothing stands between it and torchrun.
+"""
+
+import os
+import sys
+
+from labkit.launcher.lifetime import end_with_parent
+from labkit.launcher.shares import PIN, pin_this_rank
+
+if __name__ == "__main__":
+    end_with_parent()
+    pin_this_rank()
+    command = sys.argv[1:]
+    try:
+        os.execvpe(command[0], command, os.environ | {PIN: "0"})
+    except OSError as error:
+        sys.exit(f"{command[0]} can't be started: {error.strerror}")

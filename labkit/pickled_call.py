@@ -1,0 +1,23 @@
+"""Function calls on their way to another process: those of notebooks, lambdas and closures go by value."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+
+def pickle_call(function: Callable[[], Any], name: str | None = None) -> bytes:
+    """`function`, to be called without arguments there. `name`: of what it is, for the error.
+
+    Raises ValueError for what cannot be pickled.
+    """
+    try:
+        return cloudpickle.dumps(function)
+    except (TypeError, pickle.PicklingError) as error:
+        raise ValueError(
+            f"{name or getattr(function, '__name__', function)!r} cannot be sent to the process that runs it "
+            f"({error}); let it make what it needs itself: load models and open files inside the function"
+        ) from None

@@ -1,0 +1,65 @@
+"""Every rank has processors of its own, and nobody is pinned who was told or bound otherwise."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from labkit.launcher.shares import PIN, allowed, pin_this_rank, share, threads_each
+
+ALL = sorted(os.sched_getaffinity(0))
+several = pytest.mark.skipif(len(ALL) < 2, reason="one processor can't be shared out")
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    yield
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), ALL)
+
+
+def rank(local: int, ranks: int, **more: str) -> dict[str, str]:
+    return {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(ranks)} | more
+
+
+@pytest.mark.parametrize(("processors", "ranks"), [(8, 2), (7, 3), (5, 5), (64, 8), (3, 1)])
+def test_shares_are_disjoint_nearly_equal_and_leave_none_idle(processors: int, ranks: int) -> None:
+    shares = [share(each, ranks, range(processors)) for each in range(ranks)]
+    assert sorted(processor for each in shares for processor in each) == list(range(processors))
+    sizes = [len(each) for each in shares]
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) == processors // ranks
+
+
+def test_more_ranks_than_processors_have_no_shares_and_one_thread() -> None:
+    assert share(0, 3, range(2)) == ()
+    assert threads_each(10_000) == 1
+    assert threads_each(1) == len(ALL)
+
+
+def test_allowed_are_all_that_the_system_gives() -> None:
+    assert sorted(allowed()) == ALL
+
+
+@several
+def test_a_rank_keeps_to_its_share_with_all_of_its_threads() -> None:
+    expected = share(1, 2, allowed())
+    assert pin_this_rank(rank(1, 2)) == expected
+    bound = [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
+    assert all(each == set(expected) for each in bound)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, rank(0, 2, **{PIN: "0"}), rank(0, 100_000), rank(0, 2, OMP_NUM_THREADS="100000")],
+    ids=["no rank", "told not to", "too many ranks", "more threads than the share"],
+)
+def test_others_stay_where_they_are(environment: dict[str, str]) -> None:
+    assert pin_this_rank(environment) == ()
+    assert sorted(os.sched_getaffinity(0)) == ALL
+
+
+@several
+def test_a_rank_that_somebody_has_bound_stays_there() -> None:
+    os.sched_setaffinity(0, ALL[:1])
+    assert pin_this_rank(rank(0, 1)) == ()

@@ -1,0 +1,151 @@
+"""`labkit.launch`: results by rank, the first cause of a failure, and never a process or a file left."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import labkit
+
+pytestmark = pytest.mark.timeout(120)
+PRESSED = """
+import labkit, os, signal, threading, time
+
+def press(line):
+    if "ready 0" in line:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+def spin():
+    import ctypes, torch.distributed as dist
+    print("ready", dist.get_rank())
+    ctypes.PyDLL(None).sleep(120)
+
+try:
+    labkit.launch(spin, echo=press)
+except KeyboardInterrupt:
+    print("all ended")
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    yield
+    assert list(tmp_path.iterdir()) == []
+    assert [each.pid for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(each.info["cmdline"])] == []
+
+
+def test_results_come_by_rank_exactly_and_prints_with_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    """A closure over the caller's tensor, as a cell of a notebook would define it."""
+    weights = torch.randn(5, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+
+    def split(scale: float, *, words: dict[str, int]) -> tuple[torch.Tensor, dict[str, int], int]:
+        import torch.distributed as dist
+
+        total = weights[dist.get_rank() :] * scale
+        everybody = torch.ones(1)
+        dist.all_reduce(everybody)
+        sys.stdout.write(f"sum {everybody.item()}\n")
+        os.write(2, b"aside\n")
+        return total, words, torch.get_num_threads()
+
+    found = labkit.launch(split, 3.0, words={"a": 1}, tp_size=2, threads=1)
+    for rank, (total, words, threads) in enumerate(found):
+        torch.testing.assert_close(total, weights[rank:] * 3.0, rtol=0, atol=0)
+        assert words == {"a": 1}
+        assert threads == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == ["[rank 0] aside", "[rank 0] sum 2.0", "[rank 1] aside", "[rank 1] sum 2.0"]
+
+
+def test_an_error_comes_with_its_rank_type_and_traceback_while_others_wait() -> None:
+    def fail() -> None:
+        import torch.distributed as dist
+
+        if dist.get_rank() == 1:
+            raise KeyError("layer.7")
+        dist.barrier()
+
+    with pytest.raises(labkit.RankError, match=r"^rank 1: KeyError: 'layer\.7'") as raised:
+        labkit.launch(fail, echo=lambda line: None)
+    error = raised.value
+    assert (error.rank, error.error_type, error.reason) == (1, "KeyError", "'layer.7'")
+    assert 'raise KeyError("layer.7")' in error.rank_traceback
+    assert __file__ in error.rank_traceback
+
+
+def crash(how: int) -> Any:
+    def run() -> None:
+        import ctypes
+
+        import torch.distributed as dist
+
+        if dist.get_rank() == 0:
+            ctypes.PyDLL(None).sleep(120)  # with the GIL: no handler of Python's can run
+        sys.stdout.write("last words\n")
+        if how == 0:
+            os._exit(0)
+        os.kill(os.getpid(), how)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSEGV, "killed by SIGSEGV"), (0, "exit code 0")],
+    ids=["killed", "crashed", "left"],
+)
+def test_a_rank_that_dies_ends_the_others_even_in_c(how: int, reason: str) -> None:
+    with pytest.raises(labkit.RankError, match=reason) as raised:
+        labkit.launch(crash(int(how)), echo=lambda line: None)
+    assert (raised.value.rank, raised.value.error_type) == (1, None)
+    assert "last words" in raised.value.rank_traceback
+    if how == signal.SIGSEGV:
+        assert "Fatal Python error: Segmentation fault" in raised.value.rank_traceback
+
+
+def test_a_run_that_takes_too_long_says_where_it_stood() -> None:
+    def never_ending_story() -> None:
+        import ctypes
+
+        import torch.distributed as dist
+
+        if dist.get_rank() == 1:
+            ctypes.PyDLL(None).sleep(120)
+        dist.barrier()
+
+    with pytest.raises(TimeoutError, match="after 15 s") as raised:
+        labkit.launch(never_ending_story, timeout_s=15, echo=lambda line: None)
+    assert str(raised.value).count("never_ending_story") == 2
+
+
+def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PRESSED], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout == "all ended\n", done.stderr
+
+
+def test_what_cannot_be_sent_is_refused_either_way() -> None:
+    lock = threading.Lock()
+    with pytest.raises(ValueError, match="cannot be sent to the process that runs it"):
+        labkit.launch(lambda: lock)
+    with pytest.raises(labkit.RankError, match="the result, of type lock, cannot be sent back"):
+        labkit.launch(lambda: threading.Lock(), tp_size=1, echo=lambda line: None)
+
+
+@pytest.mark.parametrize("sizes", [{"tp_size": 0}, {"threads": 0}, {"timeout_s": -1}])
+def test_sizes_that_cannot_be_are_refused(sizes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected more than 0"):
+        labkit.launch(print, **sizes)

@@ -1,0 +1,68 @@
+"""One run on two machines: `labkit launch` on each, and they meet."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from two_machines import Machine, missing, two_machines
+
+LABKIT = (sys.executable, "-P", "-c", "from labkit.cli import main; main()")
+REASON = missing()
+TOLD = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
+SCRIPT = """
+import os, socket, sys, torch, torch.distributed as dist
+from labkit.launcher.agreement import check_agreement, versions
+from labkit.launcher.group import ensure_process_group
+ensure_process_group(tp_size=4)
+check_agreement(versions())
+rank = dist.get_rank()
+total = torch.tensor([2.0**rank])
+dist.all_reduce(total)
+os.write(1, f"{socket.gethostname()} {rank} {total.item():g}\\n".encode())
+try:
+    check_agreement({"host": socket.gethostname()})
+except ValueError as error:
+    os.write(1, f"{error}\\n".encode())
+if rank == 3 and "fail" in sys.argv:
+    raise KeyError("layer.7")
+dist.barrier()
+"""
+
+pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(150)]
+
+
+def start(machine: Machine, node: int, script: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in TOLD}
+    where = ("--nodes", "2", "--node-rank", str(node), "--rendezvous", "10.77.0.1:29500")
+    return subprocess.Popen(
+        [*machine.prefix, *LABKIT, "launch", "--tp", "4", *where, "--", str(script), *arguments],
+        env=environment | {"TMPDIR": str(script.parent)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ranks_of_two_machines_compute_together_and_fail_together(tmp_path: Path) -> None:
+    """Ranks follow the node rank, whichever machine was first."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with two_machines() as (first, second):
+        other = start(second, 1, script, "fail")
+        one = start(first, 0, script, "fail")
+        said, errors = one.communicate(timeout=120)
+        other_said, other_errors = other.communicate(timeout=60)
+    disagreement = (
+        f'the ranks do not agree on what they run: host is "{first.name}" on ranks 0, 1 and "{second.name}" on '
+        "ranks 2, 3. Start every rank with the same model, options and versions"
+    )
+    assert sorted(said.splitlines()) == [f"{first.name} 0 15", f"{first.name} 1 15", disagreement, disagreement]
+    assert sorted(other_said.splitlines()) == [f"{second.name} 2 15", f"{second.name} 3 15", disagreement, disagreement]
+    assert (one.returncode, other.returncode) == (1, 1)
+    assert "error: rank 3 failed" in other_errors
+    assert other_errors.rstrip().endswith("KeyError: 'layer.7'")
+    assert "lost its connection to another rank" in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
