@@ -40,6 +40,8 @@ def launch(
         err.print(f"note: {world.ranks_here} ranks share {cores} cores; {cores} would be faster", style="yellow")
     if meeting is not None and node_rank == 0:
         meeting.check_here()
+        if nodes > 1:
+            err.print(f"node rank 0 of {nodes}, waiting for the others at {meeting}", highlight=False)
     elif meeting is not None:
         try:
             meeting.wait_until_open(timeout, lambda line: err.print(line, highlight=False))

@@ -24,17 +24,18 @@ def missing() -> str | None:
     """Why there can't be two machines here."""
     if absent := [program for program in ("ip", "unshare") if shutil.which(program) is None]:
         return f"{' and '.join(absent)} not found: apt-get install iproute2 util-linux"
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    trial = f"labkit-{os.getpid()}"
-    done = _run("ip", "netns", "add", trial)
-    _run("ip", "netns", "del", trial)
-    return f"no network namespaces here: {done.stderr.strip()}" if done.returncode else None
+    try:
+        with two_machines() as machines:
+            for machine in machines:
+                _must(*machine.prefix, "true")
+    except OSError as error:
+        return f"no network namespaces here, which need root: {error}"
+    return None
 
 
 @contextmanager
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
-    """Gone at the end, with all that runs there cut off."""
+    """Gone at the end, with all that runs there cut off. Raises OSError where the system doesn't let us."""
     machines = tuple(Machine(f"labkit-{os.getpid()}-{each}", f"10.77.0.{each}") for each in (1, 2))
     ends = [f"lk{os.getpid() % 100_000}-{each}" for each in (1, 2)]  # a name has at most 15 characters
     try:
@@ -54,7 +55,8 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
 
 def _must(*command: str) -> None:
     done = _run(*command)
-    assert done.returncode == 0, done.stderr
+    if done.returncode:
+        raise OSError(done.stderr.strip())
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from labkit.launcher.lifetime import end_with_parent
 from labkit.launcher.shares import PIN, pin_this_rank
-from labkit.launcher.spawn import CALL, ERROR, RESULT
+from labkit.launcher.spawn import CALL, ERROR, POLL_S, RESULT
 from labkit.whole_file import whole_file, write_whole
 
 
@@ -65,6 +65,8 @@ def _run(folder: Path, target: Path) -> None:
         ) from None
     with whole_file(target) as path:
         path.write_bytes(pickled)
+    while not all((folder / RESULT.format(each)).exists() for each in range(ranks)):
+        time.sleep(POLL_S)  # another rank may still be connecting to this one, and would fail if it left
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ class Rendezvous:
     def check_here(self) -> None:
         """Raises ValueError where node rank 0 can't listen: another machine's address, or a port that is in use."""
         try:
-            for address in (self._address(), ("", self.port)):  # torch listens on all addresses
-                with socket.socket(self._family() if address[0] else socket.AF_INET) as trial:
+            for family, address in (self._resolved(), (socket.AF_INET, ("", self.port))):  # torch listens on all
+                with socket.socket(family) as trial:
                     trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     trial.bind(address)
         except OSError as error:
@@ -53,11 +53,12 @@ class Rendezvous:
 
     def wait_until_open(self, timeout_s: float, say: Callable[[str], None]) -> None:
         """Wait for node rank 0 to listen. Raises TimeoutError that says what was in the way."""
+        _, address = self._resolved()
         deadline = time.monotonic() + timeout_s
         said = False
         while True:
             try:
-                socket.create_connection(self._address()[:2], timeout=ATTEMPT_S).close()
+                socket.create_connection(address, timeout=ATTEMPT_S).close()
                 return
             except OSError as error:
                 if time.monotonic() + PAUSE_S > deadline:
@@ -72,9 +73,10 @@ class Rendezvous:
 
     def interface(self) -> str | None:
         """The network interface by which this machine reaches the rendezvous, None where that can't be told."""
-        with socket.socket(self._family(), socket.SOCK_DGRAM) as probe:
+        family, address = self._resolved()
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             try:
-                probe.connect(self._address())  # sends nothing
+                probe.connect(address)  # sends nothing
             except OSError:
                 return None
             mine = probe.getsockname()[0]
@@ -84,12 +86,6 @@ class Rendezvous:
             if any(address.address.partition("%")[0] == mine for address in addresses)
         )
         return next(names, None)
-
-    def _address(self) -> tuple[str, int]:
-        return self._resolved()[1]
-
-    def _family(self) -> int:
-        return self._resolved()[0]
 
     def _resolved(self) -> tuple[int, tuple[str, int]]:
         try:

@@ -95,7 +95,9 @@ def launch(
             return [pickle.loads(rank.result.read_bytes()) for rank in ranks]
         finally:
             for each in ranks:
-                each.end()
+                kill_session(each.process)
+            for each in ranks:
+                each.close()
 
 
 class _Rank:
@@ -107,7 +109,7 @@ class _Rank:
         self.rank = rank
         self.result, self.error = (folder / name.format(rank) for name in (RESULT, ERROR))
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed by end()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  by close()
         self._lines = AppendedLines(self._output.fileno(), lambda line: echo(f"[rank {rank}] {line}"))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-u", "-m", "labkit.launcher.rank", str(folder)],
@@ -146,8 +148,7 @@ class _Rank:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGUSR1)
 
-    def end(self) -> None:
-        kill_session(self.process)
+    def close(self) -> None:
         self._lines.read(last=True)
         self._output.close()
 

@@ -1,0 +1,84 @@
+"""`labkit.launch` in a real kernel: cells' functions and classes, output in the cell, the interrupt button."""
+
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager, start_new_kernel
+
+DEFINE = """
+import labkit
+from dataclasses import dataclass
+
+@dataclass
+class Found:
+    rank: int
+
+def look():
+    import torch.distributed as dist
+    print("looking")
+    return Found(dist.get_rank())
+"""
+USE = """
+found = labkit.launch(look)
+print(found == [Found(0), Found(1)])
+"""
+SPIN = """
+def spin():
+    import ctypes
+    print("spinning")
+    ctypes.PyDLL(None).sleep(120)
+
+labkit.launch(spin)
+"""
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def kernel() -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
+    manager, client = start_new_kernel(kernel_name="python3")
+    yield manager, client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def ranks() -> list[psutil.Process]:
+    """Those of the kernel, which is a child of this process."""
+    below = psutil.Process().children(recursive=True)
+    return [each for each in below if "labkit.launcher.rank" in " ".join(each.cmdline())]
+
+
+def run(client: BlockingKernelClient, cell: str, on_line: Callable[[str], None] = lambda line: None) -> tuple[str, str]:
+    """What a cell prints, and its error."""
+    printed: list[str] = []
+
+    def hear(message: dict[str, dict[str, str]]) -> None:
+        if text := message["content"].get("text"):
+            printed.append(text)
+            on_line(text)
+
+    reply = client.execute_interactive(cell, output_hook=hear, timeout=100)
+    content = reply["content"]
+    return "".join(printed), f"{content['ename']}: {content['evalue']}" if content["status"] == "error" else ""
+
+
+def test_cells_are_launched_shown_and_interrupted(kernel: tuple[KernelManager, BlockingKernelClient]) -> None:
+    manager, client = kernel
+    assert run(client, DEFINE) == ("", "")
+    printed, error = run(client, USE)
+    assert error == ""
+    assert sorted(printed.splitlines()) == ["True", "[rank 0] looking", "[rank 1] looking"]
+
+    seen: list[psutil.Process] = []
+
+    def interrupt(line: str) -> None:
+        if "spinning" in line and not seen:
+            seen.extend(ranks())
+            manager.interrupt_kernel()
+
+    _, error = run(client, SPIN, interrupt)
+    assert error.startswith("KeyboardInterrupt")
+    assert len(seen) == 2
+    assert not any(each.is_running() for each in seen)
