@@ -151,9 +151,11 @@ def shard(config: ModelConfig, size: int = 1, rank: int = 0) -> Shard:
 
 
 def share(count: int, size: int, rank: int, block: int = 1) -> range:
-    """Rank `rank`'s share of `count` things, in whole blocks where there are plenty; the first shares are larger."""
+    """Rank `rank`'s share of `count` things, in whole blocks where there are plenty, else in pairs if that comes out
+    even (int8 is stored in pairs); the first shares are larger.
+    """
     if count < 8 * block * size:
-        block = 1
+        block = min(block, 2 - count % 2)
     blocks = -(-count // block)
     each, more = divmod(blocks, size)
     begin = rank * each + min(rank, more)

@@ -1,7 +1,9 @@
 """`init_inference` and the engine that it returns."""
 
 import copy
+import json
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +168,7 @@ def init_inference(
     if read.dependent_launch:
         gpu.require_dependent_launch()
 
-    ranks = join_ranks(model_config, read.tensor_parallel, impl)
+    ranks = join_ranks(model_config, read.tensor_parallel, impl, device, lambda: _facts(hf_config, source, dtype, read))
     part = ranks.shard if ranks else shard(model_config)
 
     consumed = source if read.consume_model and isinstance(source, ModelTensors) else None
@@ -196,6 +198,28 @@ def init_inference(
     if isinstance(model, PreTrainedModel) and model.generation_config is not None:
         module.generation_config = copy.deepcopy(model.generation_config)
     return InferenceEngine(module, read)
+
+
+def _facts(
+    hf_config: PretrainedConfig, source: TensorSource, dtype: torch.dtype, options: Options
+) -> dict[str, object]:
+    """What the ranks of a model have to agree on. Of the weights that is where they come from, or a few numbers."""
+    given = options.model_dump(exclude={"tensor_parallel", "dtype", "impl"}, mode="json", fallback=str)
+    return {
+        "dtype": str(dtype),
+        "options": given,
+        "config": json.loads(hf_config.to_json_string(use_diff=False)) | {"_name_or_path": None},
+        "weights": getattr(source, "origin", None) or _fingerprint(source),
+    }
+
+
+def _fingerprint(source: TensorSource) -> str:
+    """A digest of the first numbers of every tensor."""
+    digest = blake2b(digest_size=16)
+    for name in sorted(source.names()):
+        first = source.get(name).flatten()[:16].float().contiguous()
+        digest.update(name.encode() + first.numpy(force=True).tobytes())
+    return digest.hexdigest()
 
 
 def _own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:

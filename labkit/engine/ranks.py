@@ -3,7 +3,7 @@
 V vocabulary, each rank with `len(shard.vocab)` rows of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 import torch
@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from labkit.config import ModelConfig
 from labkit.engine.options import TensorParallel
 from labkit.kernels.all_reduce import Exchange, all_gather, all_reduce, slot_bytes
+from labkit.launcher.agreement import check_agreement, versions
+from labkit.launcher.group import ensure_process_group
 from labkit.shards import Shard, shard
 
 CHUNK_ROWS = 512  # rows per pass through the layers: bounds the workspace of a long prompt, and what ranks exchange
@@ -79,19 +81,25 @@ class Ranks:
         return all_gather(x, self.exchange, impl=impl)
 
 
-def join_ranks(config: ModelConfig, wanted: TensorParallel, impl: str) -> Ranks | None:
+def join_ranks(
+    config: ModelConfig, wanted: TensorParallel, impl: str, device: torch.device, facts: Callable[[], dict[str, object]]
+) -> Ranks | None:
     """This process among the ranks that share the model; None where it has the model to itself.
 
-    Raises ValueError where there are not as many processes as `tp_size`, or more than the model can be cut for.
+    facts: of the model and its options, the same on all ranks.
+
+    Raises ValueError where there are not as many processes as `tp_size`, where they do not agree on the facts, and
+    where the model cannot be cut for so many.
     """
     size = wanted.tp_size if wanted.enabled else 1
     if size == 1:
         return None
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
     group = wanted.tp_group
-    if (found := dist.get_world_size(group)) != size:
-        raise ValueError(f"tp_size={size}, but {found} processes run; start as many as tp_size says")
+    if group is None:
+        ensure_process_group(device.type, tp_size=size)
+    elif (found := dist.get_world_size(group)) != size:
+        raise ValueError(f"got tp_size={size} and a tp_group of {found} processes; expected as many")
+    check_agreement(versions() | {"impl": impl} | facts(), group)
     part = shard(config, size, dist.get_rank(group))
     width = max(config.hidden_size, config.embedding_size)
     return Ranks(part, Exchange(group, slot_bytes(CHUNK_ROWS, width, config.vocab_size)), impl)

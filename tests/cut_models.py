@@ -1,0 +1,171 @@
+"""What each rank of a tensor-parallel run does in the tests, called through `labkit.launch`: plain data comes back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from engines import FEW
+from models import SMALL_CONFIGS, VOCAB, small_model
+from torch import Tensor
+
+import labkit
+from labkit.engine import InferenceEngine
+from labkit.stages import Phase
+
+BATCH, TOKENS, NEW = 3, 9, 8
+FIVE_HEADS: dict[str, Any] = {"num_attention_heads": 5}
+ONE_OF_EACH_ROW: dict[str, dict[str, Any]] = {  # with heads for five ranks
+    "gpt2": FIVE_HEADS,
+    "gptj": FIVE_HEADS,
+    "gpt-neo": FIVE_HEADS,
+    "gpt-neox-parallel": FIVE_HEADS | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    "bloom-normed-residual": {},
+    "opt": FIVE_HEADS,
+    "llama": {},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {},
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """Largest differences of the cut model's logits from the whole model's, where tokens are; equal greedy tokens."""
+
+    logits: float
+    by_stages: float  # from the cut model's own, in one call
+    tokens_equal: bool
+    transport: str
+
+
+def prompts() -> tuple[Tensor, Tensor]:
+    """Token ids [B, T] and a mask with padding on the left, on the right and in between."""
+    ids = torch.randint(1, VOCAB, (BATCH, TOKENS), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    mask[2, 4] = 0
+    return ids, mask
+
+
+def engine(name: str, size: int, *, dtype: torch.dtype = torch.float32, impl: str = "cpp", **model: Any) -> Any:
+    options: dict[str, Any] = {"tensor_parallel": {"tp_size": size}} if size > 1 else {}
+    if dtype == torch.int8:
+        options["quant"] = {"weight": {"q_groups": 3}, "lm_head": True}
+    return labkit.init_inference(small_model(name, **model), dtype=dtype, impl=impl, **options)
+
+
+def against_one_process(
+    size: int, dtype: torch.dtype, impl: str, models: dict[str, dict[str, Any]]
+) -> dict[str, Found]:
+    torch.set_num_threads(1)
+    return {name: _found(name, size, dtype, impl, model) for name, model in models.items()}
+
+
+def _found(name: str, size: int, dtype: torch.dtype, impl: str, model: dict[str, Any]) -> Found:
+    whole = engine(name, 1, dtype=dtype, impl=impl, **model)
+    cut = engine(name, size, dtype=dtype, impl=impl, **model)
+    ids, mask = prompts()
+    visible = mask.bool()
+    wanted, got = whole(ids, attention_mask=mask).logits, cut(ids, attention_mask=mask).logits
+    with cut.module.stage_by_stage():
+        staged = cut(ids, attention_mask=mask).logits
+    return Found(
+        logits=float((wanted - got)[visible].abs().max()),
+        by_stages=float((staged - got)[visible].abs().max()),
+        tokens_equal=torch.equal(greedy(whole, ids, mask), greedy(cut, ids, mask)),
+        transport=cut.module.ranks.exchange.transport,
+    )
+
+
+def greedy(model: InferenceEngine, ids: Tensor, mask: Tensor) -> Tensor:
+    return model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+
+
+WAYS: tuple[dict[str, Any], ...] = (
+    {"do_sample": True, "top_k": 5, "temperature": 1.7},
+    {"do_sample": True, "top_k": 100, "top_p": 0.8},
+    {"do_sample": True, "top_k": 0},
+    {"do_sample": True, "repetition_penalty": 1.3},
+    {"do_sample": True, "top_k": 9, "num_return_sequences": 2},
+    {"do_sample": True, "num_beams": 2},
+    {"do_sample": False, "num_beams": 3},
+    {"do_sample": False, "min_new_tokens": 4},
+)
+
+
+def ways_to_generate() -> list[tuple[Tensor, Tensor]]:
+    """The whole model's tokens and the cut one's, whose second rank was seeded otherwise, for each of WAYS."""
+    whole, cut = engine("llama", 1), engine("llama", 2)
+    ids, mask = prompts()
+    found = []
+    for way in WAYS:
+        arguments = {"attention_mask": mask, "max_new_tokens": NEW, "pad_token_id": 0} | way
+        torch.manual_seed(3)
+        wanted = whole.generate(ids, **arguments)
+        torch.manual_seed(3 + dist.get_rank())
+        found.append((wanted, cut.generate(ids, **arguments)))
+    return found
+
+
+def small_models() -> dict[str, dict[str, Any]]:
+    return {name: {} for name in SMALL_CONFIGS}
+
+
+def few_models() -> dict[str, dict[str, Any]]:
+    return {name: {} for name in FEW}
+
+
+def in_low_precision(size: int) -> list[dict[str, Found]]:
+    types = (torch.bfloat16, torch.float16, torch.int8)
+    return [against_one_process(size, dtype, "cpp", few_models()) for dtype in types]
+
+
+def by_gloo() -> tuple[bool, float, str]:
+    from labkit.kernels.all_reduce import exchange
+
+    exchange._system = lambda: (str(dist.get_rank()),)  # as on two machines: no memory is shared
+    found = against_one_process(2, torch.float32, "cpp", {"gptj": {}, "llama": {}})
+    each = found["llama"]
+    return all(one.tokens_equal for one in found.values()), each.logits, each.transport
+
+
+def stages_of_a_layer() -> dict[str, Any]:
+    found = {}
+    for name in ("llama", "gptj"):
+        cut = engine(name, 2)
+        ids, _ = prompts()
+        cut.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
+        decode = [time for time in cut.stage_times() if time.phase == Phase.DECODE and time.layer == 1]
+        found[name] = ([time.stage for time in decode], len(cut.module.weights.stages(2)))
+    return found
+
+
+def _said(function: Callable[[], object]) -> str:
+    try:
+        function()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return "nothing"
+
+
+def mistakes() -> dict[str, str]:
+    """What this rank is told when the ranks are not of one mind, or cannot be; each time they go on together."""
+    other = dist.get_rank() == 1
+
+    def whole(seed: int = 5, **options: Any) -> None:
+        labkit.init_inference(small_model("gpt2", seed=seed), tensor_parallel={"tp_size": 2}, **options)
+
+    cut = engine("llama", 2)
+    ids, _ = prompts()
+    return {
+        "dtype": _said(lambda: whole(dtype=torch.bfloat16 if other else torch.float32)),
+        "weights": _said(lambda: whole(seed=6 if other else 5)),
+        "impl": _said(lambda: whole(impl="reference" if other else "cpp")),
+        "tokens": _said(lambda: cut.generate(ids // (1 + other), max_new_tokens=2)),
+        "length": _said(lambda: cut(ids[:, : 5 + other])),
+        "world": _said(lambda: engine("llama", 4)),
+        "heads": _said(lambda: labkit.init_inference(small_model("gpt2", num_attention_heads=1), mp_size=2)),
+        "equal": _said(lambda: cut(ids)),
+    }

@@ -1,0 +1,108 @@
+"""A model cut over several ranks computes what it computes in one process, whatever its heads and however it is asked.
+
+Each launched world runs many models: to start one takes longer than all that it computes.
+"""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from cut_models import (
+    ONE_OF_EACH_ROW,
+    WAYS,
+    Found,
+    against_one_process,
+    by_gloo,
+    engine,
+    few_models,
+    in_low_precision,
+    mistakes,
+    small_models,
+    stages_of_a_layer,
+    ways_to_generate,
+)
+
+import labkit
+from labkit.stages import Stage
+
+pytestmark = pytest.mark.timeout(300)
+TIMEOUT_S = 240
+
+
+def run(function: Any, *arguments: Any, size: int = 2) -> list[Any]:
+    return labkit.launch(function, *arguments, tp_size=size, timeout_s=TIMEOUT_S)
+
+
+def check(found: list[dict[str, Found]], tolerance: float) -> None:
+    assert all(rank == found[0] for rank in found)
+    for name, each in found[0].items():
+        assert each.transport == "shared memory", name
+        assert each.logits <= tolerance, name
+        assert each.by_stages <= tolerance, name
+
+
+@pytest.mark.parametrize(
+    ("size", "models"), [(2, small_models()), (3, ONE_OF_EACH_ROW), (4, ONE_OF_EACH_ROW)], ids=["tp2", "tp3", "tp4"]
+)
+def test_ranks_give_the_tokens_of_one_process(size: int, models: dict[str, dict[str, Any]]) -> None:
+    found = run(against_one_process, size, torch.float32, "cpp", models, size=size)
+    check(found, 5e-5)
+    assert [name for name, each in found[0].items() if not each.tokens_equal] == []
+
+
+def test_ranks_agree_with_one_process_in_low_precision() -> None:
+    """Rows are rounded at the same places, but after sums of another order: now and then to a neighbour."""
+    for found in zip(*run(in_low_precision, 3, size=3), strict=True):
+        check(list(found), 0.25)
+
+
+def test_the_reference_is_cut_as_the_kernels_are() -> None:
+    found = run(against_one_process, 2, torch.float32, "reference", few_models())
+    check(found, 5e-5)
+    assert all(each.tokens_equal for each in found[0].values())
+
+
+def test_every_way_to_generate_gives_all_ranks_the_tokens_of_one_process() -> None:
+    """The seed of the first rank counts, whatever the others were seeded with."""
+    for rank in run(ways_to_generate):
+        for way, (wanted, got) in zip(WAYS, rank, strict=True):
+            assert torch.equal(wanted, got), way
+
+
+def test_ranks_that_share_no_memory_exchange_by_gloo() -> None:
+    for equal, difference, transport in run(by_gloo):
+        assert transport == "gloo"
+        assert equal
+        assert difference <= 5e-5
+
+
+def test_a_layer_has_two_sums_and_one_with_a_parallel_residual() -> None:
+    for rank in run(stages_of_a_layer):
+        names, stages = rank["llama"]
+        assert Stage.ALL_REDUCE in names
+        assert stages == 8
+        names, stages = rank["gptj"]
+        assert Stage.ALL_REDUCE in names
+        assert stages == 7
+
+
+def test_ranks_that_are_not_of_one_mind_are_told_so_and_can_go_on() -> None:
+    wanted = {
+        "dtype": r"do not agree.*dtype is \"torch.float32\" on rank 0 and \"torch.bfloat16\" on rank 1",
+        "weights": "do not agree.*weights",
+        "impl": "do not agree.*impl",
+        "tokens": "the tokens of rank 1 differ from those of rank 0",
+        "length": "the tokens of rank 1 differ from those of rank 0",
+        "world": "got tp_size=4 in a run of 2 processes",
+        "heads": "1 query heads cannot be split over 2 ranks; use tp_size <= 1",
+        "equal": "nothing",
+    }
+    for rank in run(mistakes):
+        for what, message in wanted.items():
+            assert re.search(message, rank[what]), f"{what}: {rank[what]}"
+
+
+def test_without_other_processes_tensor_parallelism_says_how_to_start_them() -> None:
+    with pytest.raises(ValueError, match=r"tp_size=2 needs 2 processes.*labkit launch --tp 2"):
+        engine("gpt2", 2)
