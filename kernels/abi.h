@@ -61,6 +61,7 @@ struct QkvWeights {
 struct AttentionParams {
   float scale;
   int32_t window;       // 0: all
+  int32_t causal;       // 0: every token sees its whole sequence
   const float* slopes;  // [query heads], ALiBi; null without
 };
 

@@ -82,7 +82,7 @@ class CQkvWeights(ctypes.Structure):
 
 
 class CAttentionParams(ctypes.Structure):
-    _fields_ = [("scale", c_float), ("window", c_int32), ("slopes", c_void_p)]
+    _fields_ = [("scale", c_float), ("window", c_int32), ("causal", c_int32), ("slopes", c_void_p)]
 
 
 class CMlpWeights(ctypes.Structure):
@@ -273,15 +273,23 @@ class QkvWeights:
 
 @dataclass(frozen=True)
 class AttentionParams:
-    """Region 2: softmax(scale q k^T + slope * key position) v over the last `window` slots (None: all)."""
+    """Region 2: softmax(scale q k^T + slope * key position) v over the last `window` slots (None: all).
+
+    Unless `causal` a token sees those behind it too, and there is no last slot: a window is a ValueError.
+    """
 
     scale: float
     window: int | None = None
     slopes: Tensor | None = None
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        if self.window is not None and not self.causal:
+            raise ValueError(f"a window of {self.window} ends at each token's own slot; leave it out, or causal=False")
 
     @cached_property
     def c(self) -> CAttentionParams:
-        return CAttentionParams(self.scale, self.window or 0, pointer(self.slopes))
+        return CAttentionParams(self.scale, self.window or 0, self.causal, pointer(self.slopes))
 
 
 @dataclass(frozen=True)

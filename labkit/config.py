@@ -1,4 +1,4 @@
-"""What a decoder-only model is, in the engine's own terms: nothing here knows Hugging Face.
+"""What a transformer is, in the engine's own terms: nothing here knows Hugging Face.
 
 Letters: V vocabulary, P positions, E embedding width, H hidden width, I intermediate width, D head width,
 Hq and Hkv numbers of query and key/value heads.
@@ -42,7 +42,7 @@ class Rotary:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer: its sizes, and what its layers compute.
+    """A decoder-only transformer, or the layers of an encoder: its sizes, and what its layers compute.
 
     Unless `pre_norm` or `parallel_residual` say otherwise a layer computes `h += attn(norm1(h)); h += mlp(norm2(h))`.
     `layer_shapes` and `top_shapes` name every weight: these canonical names are all that the engine reads.
@@ -70,7 +70,8 @@ class ModelConfig:
     biases: frozenset[str] = frozenset()  # of "qkv", "attn_out", "ff1", "ff2", "head"
     parallel_residual: bool = False  # h + attn(norm1(h)) + mlp(norm2(h))
     shared_norm: bool = False  # norm2 is norm1 (GPT-J)
-    pre_norm: bool = True  # False: h = norm1(h + attn(h)); h = norm2(h + mlp(h)) (OPT-350m)
+    pre_norm: bool = True  # False: h = norm1(h + attn(h)); h = norm2(h + mlp(h)) (OPT-350m, BERT)
+    causal: bool = True  # False: an encoder; its tokens see each other, embeddings and heads are no part of it
     residual_from_norm: bool = False  # the residual is norm(h) instead of h (a BLOOM option)
     final_norm: bool = True
     embedding_norm: bool = False  # BLOOM
@@ -117,7 +118,11 @@ class ModelConfig:
         return shapes | self._linear_shapes("ff2", hidden, inner)
 
     def top_shapes(self) -> Shapes:
-        """The weights outside the layers: canonical name -> shape. A tied head has no `head.weight` of its own."""
+        """The weights outside the layers: canonical name -> shape, none of an encoder. A tied head has no `head.weight`
+        of its own.
+        """
+        if not self.causal:
+            return {}
         shapes: Shapes = {"embed.weight": (self.vocab_size, self.embedding_size)}
         if self.position == "learned":
             assert self.max_positions is not None

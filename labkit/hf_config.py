@@ -211,6 +211,31 @@ def read_qwen3(hf: PretrainedConfig) -> Fields:
     return _llama_like(hf, biases=biases, windows=_layer_windows(hf), qk_norm=True)
 
 
+def read_bert(hf: PretrainedConfig) -> Fields:
+    """RoBERTa's too."""
+    return _encoder(hf, activation=hf.hidden_act, intermediate_size=hf.intermediate_size, norm_eps=hf.layer_norm_eps)
+
+
+def read_distilbert(hf: PretrainedConfig) -> Fields:
+    return _encoder(hf, activation=hf.activation, intermediate_size=hf.hidden_dim, norm_eps=1e-12)
+
+
+def _encoder(hf: PretrainedConfig, **fields: Any) -> Fields:
+    """What transformers embeds comes with positions and normed; each layer's norms follow its sums."""
+    _require(hf, is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
+    common = {
+        "max_positions": hf.max_position_embeddings,
+        "position": "learned",
+        "norm": "layer",
+        "biases": ALL_LINEARS,
+        "pre_norm": False,
+        "final_norm": False,
+        "causal": False,
+        "tied_head": False,
+    }
+    return _fields(hf, **(common | fields))
+
+
 def _layer_windows(hf: PretrainedConfig) -> tuple[int | None, ...]:
     kinds = {"full_attention": None, "sliding_attention": hf.sliding_window}
     if unknown := set(hf.layer_types) - set(kinds):

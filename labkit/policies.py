@@ -40,7 +40,7 @@ class Policy:
 
     Module names are dotted paths: those of a layer relative to the layer, the others from the model. Several modules
     for one role (`qkv`, `ff1`) are concatenated along their output rows. `positions`, `embed_norm`, `project_in`,
-    `project_out` and `final_norm` are missing from the models of a row that can do without them (OPT).
+    `project_out` and `final_norm` are missing from the models of a row that can do without them (OPT, encoders).
     """
 
     architecture: str
@@ -58,7 +58,7 @@ class Policy:
     positions: str | None = None
     embed_norm: str | None = None
     project_in: str | None = None
-    final_norm: str
+    final_norm: str | None = None
     project_out: str | None = None
     head: str = "lm_head"
     q_norm: str | None = None
@@ -165,14 +165,16 @@ class Policy:
         return tensor
 
 
-def policy_for(hf_config: PretrainedConfig) -> Policy:
-    """The row of a Hugging Face config, by its architecture, or by its model type when it names none."""
+def policy_for(hf_config: PretrainedConfig, also: Iterable[str] = ()) -> Policy:
+    """The row of a Hugging Face config, by its architecture, or by its model type when it names none. `also`: what the
+    caller takes besides, for the ValueError that lists all.
+    """
     named = getattr(hf_config, "architectures", None) or []
     for policy in POLICIES.values():
         if policy.architecture in named or (not named and policy.model_type == hf_config.model_type):
             return policy
     unknown = ", ".join(named) or f"model type {hf_config.model_type!r}"
-    raise ValueError(f"unknown architecture {unknown}; expected one of {', '.join(POLICIES)}")
+    raise ValueError(f"unknown architecture {unknown}; expected one of {', '.join((*POLICIES, *also))}")
 
 
 def _is_buffer(name: str) -> bool:

@@ -1,5 +1,6 @@
 """Vanilla and fused forms of the small models, made once per session, and prompts for them."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 import labkit
 from labkit.engine import InferenceEngine
 from labkit.policies import policy_for
+from labkit.stages import parse
 
 IMPLS = ("cpp", "reference")
 FEW = ("gpt2", "gptj", "gpt-neo", "bloom", "opt-post-norm", "llama", "mistral")  # each kind of position, window, norm
@@ -51,6 +53,14 @@ def prompt(batch: int, tokens: int, seed: int = 0) -> Tensor:
 def greedy(model: PreTrainedModel | InferenceEngine, ids: Tensor, new: int, **options: object) -> Any:
     """Greedy search for `new` tokens; what `generate` returns."""
     return model.generate(ids, do_sample=False, max_new_tokens=new, pad_token_id=0, **options)
+
+
+def profiled(run: Callable[[], object]) -> list[str]:
+    """The stage ranges that torch.profiler records, by start."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        run()
+    events = sorted(profiler.events(), key=lambda event: event.time_range.start)
+    return [event.name for event in events if parse(event.name)]
 
 
 def error(got: Tensor, want: Tensor) -> float:

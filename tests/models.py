@@ -133,11 +133,16 @@ def small_config(name: str, **overrides: object) -> PretrainedConfig:
 def small_model(
     name: str, *, seed: int = 5, dtype: torch.dtype = torch.float32, **overrides: object
 ) -> PreTrainedModel:
-    """A vanilla model, the same on every call, that attends unevenly and does not just repeat its last token.
+    """A vanilla model, the same on every call."""
+    model = AutoModelForCausalLM.from_config(small_config(name, **overrides), dtype=torch.float32)
+    return randomised(model, seed).to(dtype)
+
+
+def randomised(model: PreTrainedModel, seed: int = 5) -> PreTrainedModel:
+    """The model with weights that make it attend unevenly and not just repeat its last token.
 
     Small embeddings beside large linears let the layers decide the next token, also when the head is tied.
     """
-    model = AutoModelForCausalLM.from_config(small_config(name, **overrides), dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     linears = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))}
     with torch.no_grad():
@@ -152,4 +157,4 @@ def small_model(
                 parameter.copy_(noise * 0.05)
             else:
                 parameter.copy_((noise * 0.2 + 1.0) * (0.2 if embeds else 1.0))
-    return model.eval().to(dtype)
+    return model.eval()

@@ -25,8 +25,9 @@ def attention(
 ) -> Tensor:
     """queries [N, Hq*D] float32 -> context [N, Hq*D]; the new keys and values are in `cache` already.
 
-    Token t of a sequence sees the slots `first <= j <= past + t`, within the window, that are visible; a row that sees
-    nothing (padding) gives zeros. Bytes: the KV cache of what is seen, once per tile of 4 queries.
+    Token t of a sequence sees the slots `first <= j <= past + t`, within the window, that are visible; those up to
+    `past + T - 1` unless `params.causal`. A row that sees nothing (padding) gives zeros. Bytes: the KV cache of what is
+    seen, once per tile of 4 queries.
     """
     check_rows("queries", queries, heads.query * heads.dim)
     run = choose("attention", impl, reference=reference, cpp=_cpp, triton=_triton)

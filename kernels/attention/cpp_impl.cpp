@@ -156,7 +156,7 @@ void attention_region(Team& team, int thread, const AttentionParams& params, con
       std::memcpy(q, qkv + row_of[r] * qkv_stride + head_of[r] * heads.dim, size_t(heads.dim) * 4);
       std::memset(q + heads.dim, 0, size_t(heads.padded_dim - heads.dim) * 4);
       tile.q[r] = q;
-      tile.high[r] = cache.past + token + 1;
+      tile.high[r] = cache.past + (params.causal ? token + 1 : rows.tokens);
       tile.low[r] = rows.first[b];
       if (params.window && tile.high[r] - params.window > tile.low[r]) tile.low[r] = tile.high[r] - params.window;
       if (tile.low[r] > tile.high[r]) tile.low[r] = tile.high[r];

@@ -27,17 +27,19 @@ def attention(
     if all_seen:
         probabilities = scores.softmax(dim=-1)
     else:
-        hidden = ~seen(rows, cache.past, params.window)[:, None]
+        hidden = ~seen(rows, cache.past, params.window, causal=params.causal)[:, None]
         probabilities = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1).masked_fill(hidden, 0.0)
     return (probabilities @ v).transpose(1, 2).reshape(len(queries), -1).contiguous()
 
 
-def seen(rows: Rows, past: int, window: int | None) -> Tensor:
+def seen(rows: Rows, past: int, window: int | None, *, causal: bool = True) -> Tensor:
     """bool [B, T, past + T]: which slots each new token sees."""
     device = rows.first.device
     slot = torch.arange(past + rows.tokens, device=device)
     own = past + torch.arange(rows.tokens, device=device)[:, None]
-    mask = (slot <= own) & (slot > own - (window or len(slot)))
+    mask = slot > own - (window or len(slot))
+    if causal:
+        mask = mask & (slot <= own)
     mask = mask & (slot >= rows.first[:, None, None])
     if rows.visible is not None:
         mask = mask & rows.visible[:, None, : len(slot)].bool()

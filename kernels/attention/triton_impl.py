@@ -137,7 +137,7 @@ def _attend_many(
     context_ptr, queries_ptr, keys_ptr, values_ptr, T, C, scale, slopes_ptr,
     first_ptr, past_ptr, visible_ptr, key_positions_ptr, stride,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
-    WINDOW: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr,
+    WINDOW: tl.constexpr, CAUSAL: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr,
     BQ: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Several new tokens per sequence: program (BQ of the tokens, query head, sequence) walks over the slots."""
@@ -148,7 +148,9 @@ def _attend_many(
     t = tile * BQ + tl.arange(0, BQ)
     d = tl.arange(0, DB)
     own = past + t
-    high = past + tl.minimum((tile + 1) * BQ, T)
+    high = past + T
+    if CAUSAL:
+        high = past + tl.minimum((tile + 1) * BQ, T)
     low = begin
     if WINDOW != 0:
         low = tl.maximum(low, past + tile * BQ + 1 - WINDOW)
@@ -169,7 +171,9 @@ def _attend_many(
         k = key_tile(keys_ptr + slots, j, d, inside, DP)
         v = key_tile(values_ptr + slots, j, d, inside, DP)
         scores = tl.dot(q, tl.trans(k).to(DOT), input_precision="ieee")
-        seen = live[None, :] & (j[None, :] <= own[:, None])
+        seen = live[None, :] & (t < T)[:, None]
+        if CAUSAL:
+            seen = live[None, :] & (j[None, :] <= own[:, None])
         if WINDOW != 0:
             seen = seen & (j[None, :] > own[:, None] - WINDOW)
         scores = masked_scores(scores, j, live, seen, b, slope, key_positions_ptr, visible_ptr, stride, ALIBI, HOLES)
@@ -240,7 +244,7 @@ def attention(
         block = 64 if halves and width <= 128 else 32
         tile = Tile(rows=block, depth=block, warps=4 if halves else 8, stages=2)
         grid = (triton.cdiv(rows.tokens, block), heads.query, rows.batch)
-        launch(_attend_many, grid, tile, **shared, T=rows.tokens, BQ=block, BS=block)
+        launch(_attend_many, grid, tile, **shared, T=rows.tokens, CAUSAL=params.causal, BQ=block, BS=block)
         return context
     splits = splits_for(rows.batch, heads, cache.keys.shape[2])
     if partials is None:

@@ -75,6 +75,8 @@ class CStepArgs(ctypes.Structure):
         ("logits", c_void_p),
         ("argmax", c_void_p),
         ("hidden", c_void_p),
+        ("inputs", c_void_p),
+        ("outputs", c_void_p),
         ("stamps", c_void_p),
         ("workspace", c_void_p),
         ("threads", c_int32),
@@ -114,7 +116,10 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """All weights of a model. `embedding` None: tied, looked up in the packed head. `positions` float32 [P, H]."""
+    """All weights of a model. `embedding` None: tied, looked up in the packed head. `positions` float32 [P, H].
+
+    Of an encoder, which is embedded elsewhere: the layers and the final norm, and a head without rows.
+    """
 
     layers: tuple[LayerWeights, ...]
     heads: Heads
@@ -218,7 +223,8 @@ class DecodeStep:
         """tokens int64 [B, T], contiguous, each in the vocabulary (the caller checks). Writes K and V of the new tokens
         at slot `past` of every cache, and for the last `keep` tokens of each sequence `logits` float32 [B*keep, V] or
         `argmax` int64 [B*keep] (-1: no logit is a number), and `hidden` float32 [B*keep, H] after the final norm if
-        given. `own_logits`: fill in only the columns of this rank's vocabulary. Raises RuntimeError where another rank has ended.
+        given. `own_logits`: fill in only the columns of this rank's vocabulary. Raises RuntimeError where another rank
+        has ended.
         """
         args = self._args
         args.rows = rows.c
@@ -228,11 +234,27 @@ class DecodeStep:
         args.tokens = tokens.data_ptr()
         args.keep = keep
         args.logits, args.argmax, args.hidden = pointer(logits), pointer(argmax), pointer(hidden)
+        args.inputs, args.outputs = None, None
         args.threads, args.own_logits = threads, own_logits
         args.workspace = self._workspace_for(tokens.numel(), threads)
         self.library.labkit_step(byref(self.model.c), byref(args))
         if self.exchange is not None:
             self.exchange.check()
+
+    def encode(self, inputs: Tensor, outputs: Tensor, rows: Rows, caches: "ctypes.Array[CCache]", threads: int) -> None:
+        """inputs, outputs float32 [N, H], contiguous: rows that are embedded already through all layers and the final
+        norm, without a head. Keys and values go into the caches from slot 0 on; layers may share one.
+        """
+        args = self._args
+        args.rows = rows.c
+        args.rotary = NO_ROTARY
+        args.caches = ctypes.addressof(caches)
+        args.past = args.keep = 0
+        args.tokens = args.logits = args.argmax = args.hidden = None
+        args.inputs, args.outputs = pointer(inputs), pointer(outputs)
+        args.threads = threads
+        args.workspace = self._workspace_for(len(inputs), threads)
+        self.library.labkit_step(byref(self.model.c), byref(args))
 
     def _workspace_for(self, rows: int, threads: int) -> int:
         if rows > self._sized_for[0] or threads > self._sized_for[1]:

@@ -1,6 +1,6 @@
 // A whole model step in one call and one parallel region: embedding, all layers, LM head. The same pieces as the single
 // ops; one new token per sequence (decode) or many (prompt, several tokens on a cache). Thread 0 stamps the clock
-// behind every stage.
+// behind every stage. An encoder's step is that of its layers alone: embedded rows in, rows out.
 //
 // This file is what gets compiled, once per weight type (LABKIT_WEIGHT); it includes the ops and the bandwidth probe.
 #include "../all_reduce/cpp_impl.cpp"
@@ -23,6 +23,8 @@ struct StepArgs {
   float* logits;          // [batch * keep][vocab] or null
   int64_t* argmax;        // [batch * keep] or null; -1 where no logit is a number
   float* hidden;          // [batch * keep][hidden] after the final norm, or null
+  const float* inputs;    // [rows][hidden], an encoder's embedded tokens in place of `tokens`; or null
+  float* outputs;         // [rows][hidden] after the final norm, in place of logits; or null
   int64_t* stamps;        // one for each stage of Clock, in the order that they end, or null
   void* workspace;
   int32_t threads;
@@ -74,6 +76,10 @@ class Clock {
   Clock(int64_t* stamps, int thread) : next_(thread == 0 ? stamps : nullptr) {}
   void stamp() {
     if (next_) *next_++ = now_ns();
+  }
+  // What has been done since belongs to the last stage too.
+  void again() {
+    if (next_) next_[-1] = now_ns();
   }
 
  private:
@@ -274,6 +280,25 @@ inline void head_step(Team& team, int thread, Ranks& ranks, const Model& model, 
   }
 }
 
+// h = the rows that the caller has embedded.
+inline void take_inputs(Team& team, int thread, const Model& model, const StepArgs& args, Workspace& work,
+                        int64_t stride) {
+  const Range mine = team.share(int64_t(args.rows.batch) * args.rows.tokens, thread);
+  for (int64_t m = mine.begin; m < mine.end; ++m)
+    std::memcpy(work.h + m * stride, args.inputs + m * model.hidden, size_t(model.hidden) * 4);
+  team.barrier();
+}
+
+// Every row after the final norm, in an encoder the last layer's own: the time of that layer's last stage.
+inline void give_outputs(Team& team, int thread, const Model& model, const StepArgs& args, const Workspace& work,
+                         int64_t stride, Clock& clock) {
+  const Range mine = team.share(int64_t(args.rows.batch) * args.rows.tokens, thread);
+  for (int64_t m = mine.begin; m < mine.end; ++m)
+    normalise(model.final_norm, work.h + m * stride, model.hidden, args.outputs + m * model.hidden);
+  team.barrier();
+  clock.again();
+}
+
 }  // namespace labkit
 
 using namespace labkit;
@@ -297,12 +322,16 @@ void labkit_step(const Model* model, const StepArgs* args) {
     Ranks ranks(args->exchange);
     Clock clock(args->stamps, thread);
     clock.stamp();
-    embed(team, thread, ranks, *model, *args, work, stride, scratch);
+    if (args->inputs)
+      take_inputs(team, thread, *model, *args, work, stride);
+    else
+      embed(team, thread, ranks, *model, *args, work, stride, scratch);
     clock.stamp();
     for (int64_t l = 0; l < model->num_layers; ++l)
       layer_step(team, thread, ranks, *model, model->layers[l], cache_of(*args, l), *args, work, stride, clock,
                  scratch);
     if (args->keep) head_step(team, thread, ranks, *model, *args, work, stride, scratch);
+    if (args->outputs) give_outputs(team, thread, *model, *args, work, stride, clock);
     clock.stamp();
   }
 }

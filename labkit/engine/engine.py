@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from labkit.config import ModelConfig
+from labkit.encoder_policies import ENCODERS, encoder_policy_for
+from labkit.engine.encoder import FusedEncoder, fused_encoder_model
 from labkit.engine.model import FusedCausalLM
 from labkit.engine.options import DTYPES, Options, read_options
 from labkit.engine.ranks import join_ranks
@@ -36,6 +38,11 @@ class InferenceEngine(nn.Module):
         self.module, self.options = module, options
 
     @property
+    def fused(self) -> FusedCausalLM | FusedEncoder:
+        """What runs on the kernels: the whole module, or the layers of an encoder."""
+        return self.module
+
+    @property
     def config(self) -> PretrainedConfig:
         return self.module.config
 
@@ -49,7 +56,7 @@ class InferenceEngine(nn.Module):
 
     @property
     def model_config(self) -> ModelConfig:
-        return self.module.model_config
+        return self.fused.model_config
 
     @property
     def device(self) -> torch.device:
@@ -62,12 +69,12 @@ class InferenceEngine(nn.Module):
     @property
     def impl(self) -> str:
         """ "triton", "cpp" or "reference": what "auto" became."""
-        return self.module.impl
+        return self.fused.impl
 
     @property
     def graph_nodes(self) -> "tuple[Node, ...]":
         """The kernels of the latest decode step on a GPU, in the order of its CUDA graph, each with its stage."""
-        return self.module.gpu.nodes if self.module.gpu else ()
+        return self.fused.gpu.nodes if self.fused.gpu else ()
 
     def can_generate(self) -> bool:
         return True
@@ -82,23 +89,23 @@ class InferenceEngine(nn.Module):
 
     def profile_model_time(self) -> None:
         """Starts recording the wall time of every model step, also those of `generate` (as DeepSpeed does)."""
-        self.module.step_times_ms = []
+        self.fused.step_times_ms = []
 
     def model_times(self) -> list[float]:
         """Milliseconds of each model step since the last call. Raises RuntimeError before `profile_model_time`."""
-        times = self.module.step_times_ms
+        times = self.fused.step_times_ms
         if times is None:
             raise RuntimeError("model times are not recorded; call profile_model_time() first")
-        self.module.step_times_ms = []
+        self.fused.step_times_ms = []
         return times
 
     def stage_times(self, *, reset: bool = True) -> list[StageTime]:
         """Wall time by phase, layer and stage, summed over the steps since the last reset. Collected by the one-call
         C++ step at no cost; empty for the reference and for steps that ran under a profiler.
         """
-        times = self.module.clock.times()
+        times = self.fused.clock.times()
         if reset:
-            self.module.clock.reset()
+            self.fused.clock.reset()
         return times
 
     def destroy(self) -> None:
@@ -114,12 +121,34 @@ class InferenceEngine(nn.Module):
         raise RuntimeError("this engine was destroyed; call init_inference again for a new one")
 
 
-class ModelTensors:
-    """The tensors of a model in memory; `release` empties a layer's parameters once they are packed."""
+class EncoderEngine(InferenceEngine):
+    """An encoder. `module` is transformers' own model, with a FusedEncoder where its layers stood."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    module: Any
+
+    def __init__(self, module: PreTrainedModel, options: Options, encoder: str) -> None:
+        super().__init__(module, options)
+        self._encoder = encoder
+
+    @property
+    def fused(self) -> FusedEncoder:
+        return getattr(self.module.base_model, self._encoder)
+
+    def can_generate(self) -> bool:
+        return False
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{type(self.module).__name__} is an encoder and generates no text; call the engine itself")
+
+
+class ModelTensors:
+    """The tensors of a model in memory, those below `prefix`; `release` empties a layer's parameters once they are
+    packed.
+    """
+
+    def __init__(self, model: nn.Module, prefix: str = "") -> None:
         self.model = model
-        self._tensors = model.state_dict()
+        self._tensors = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)}
 
     def names(self) -> set[str]:
         return set(self._tensors)
@@ -143,7 +172,8 @@ def init_inference(
 
     model: a Hugging Face causal language model of a supported architecture (it stays usable; its weights are copied,
     unless `consume_model=True`; those that are on the GPU already, in the right type, are shared), or a
-    `presets.ModelSource`, whose weights are packed as they are read, so that they are in memory once.
+    `presets.ModelSource`, whose weights are packed as they are read, so that they are in memory once. Or a model around
+    BertModel, RobertaModel or DistilBertModel: its layers are fused, and it keeps its class, embeddings and heads.
 
     config, options: DeepSpeed-Inference's, see `Options`; a dict, a JSON file, keywords, or both.
 
@@ -155,9 +185,14 @@ def init_inference(
     hf_config = getattr(model, "hf_config", None) or getattr(model, "config", None)
     if not isinstance(hf_config, PretrainedConfig):
         raise TypeError(f"model: expected a transformers model or a labkit ModelSource, got {type(model).__name__}")
-    policy = policy_for(hf_config)
+    encoder = encoder_policy_for(model)
+    policy = encoder or policy_for(hf_config, also=ENCODERS)
     model_config = policy.model_config(hf_config)
-    source = ModelTensors(model) if isinstance(model, PreTrainedModel) else model
+    if encoder:
+        _refuse_what_encoders_lack(read)
+    source: TensorSource = model
+    if isinstance(model, PreTrainedModel):
+        source = ModelTensors(model.base_model, f"{policy.layers}.") if encoder else ModelTensors(model)
     dtype = read.dtype or _own_dtype(model, hf_config)
     if dtype not in DTYPES.values():
         raise ValueError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
@@ -188,6 +223,11 @@ def init_inference(
         )
     if consumed:
         consumed.release("")
+    if encoder:
+        injected = fused_encoder_model(
+            model, policy, model_config, weights, dtype, impl, device, consume=consumed is not None
+        )
+        return EncoderEngine(injected, read, policy.layers.split(".")[0])
     module = FusedCausalLM(hf_config, model_config, policy, weights, impl, device, ranks)
     if impl == "triton" and ranks is None:
         from labkit.engine.graph import GpuDecoder
@@ -220,6 +260,15 @@ def _fingerprint(source: TensorSource) -> str:
         first = source.get(name).flatten()[:16].float().contiguous()
         digest.update(name.encode() + first.numpy(force=True).tobytes())
     return digest.hexdigest()
+
+
+def _refuse_what_encoders_lack(read: Options) -> None:
+    if read.enable_cuda_graph or read.dependent_launch:
+        raise NotImplementedError("enable_cuda_graph and dependent_launch are for decode steps, an encoder has none")
+    if read.tensor_parallel.enabled and read.tensor_parallel.tp_size > 1:
+        raise NotImplementedError("tensor_parallel: encoders are not cut over ranks yet; use tp_size=1")
+    if read.quant.lm_head:
+        raise ValueError("quant.lm_head: an encoder's head stays transformers' own; leave it out")
 
 
 def _own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from labkit.engine.kv_cache import KVCache
 from labkit.kernels import LayerWeights, attention, gemm, mlp_gemm, qkv_gemm, residual_add
 from labkit.kernels.types import Heads, LayerCache, Rotary, Rows
 from labkit.stages import Phase, Stage, stage
@@ -96,6 +95,12 @@ def run_layer(
         return ops.residual_add(residual_NH, mlp_out_NH, w.mlp_bias)
 
 
+class CacheLayers(Protocol):
+    """Where keys and values of every layer go: a KVCache, or what an encoder needs for one pass."""
+
+    def layer(self, index: int) -> LayerCache: ...
+
+
 class FusedLayer(nn.Module):
     """A layer made of the ops of `labkit.kernels`, each within its stage's range: what profilers see, and what runs
     where no C++ compiler is. Without a profiler the C++ engine runs the same pieces of all layers in one call instead.
@@ -110,7 +115,7 @@ class FusedLayer(nn.Module):
         return f"index={self.index}, heads={heads.query}/{heads.kv}x{heads.dim}, impl={self.impl!r}"
 
     def forward(
-        self, hidden_NH: Tensor, rows: Rows, rotary: Rotary | None, cache: KVCache, phase: Phase, threads: int
+        self, hidden_NH: Tensor, rows: Rows, rotary: Rotary | None, cache: CacheLayers, phase: Phase, threads: int
     ) -> Tensor:
         return run_layer(
             ops(self.impl, threads),

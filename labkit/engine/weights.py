@@ -127,7 +127,7 @@ class Builder:
                 **head_norms,
                 qk_eps=config.norm_eps,
             ),
-            attention=AttentionParams(config.attention_scales[index], config.windows[index], slopes),
+            attention=AttentionParams(config.attention_scales[index], config.windows[index], slopes, config.causal),
             attn_out=matrix(tensors["attn_out.weight"], columns=later["attn_out.weight"]),
             attn_bias=self.vector(attn_bias),
             mlp=MlpWeights(norm2, self.with_bias(matrix(up), up_bias), config.activation, config.gated),
@@ -137,8 +137,12 @@ class Builder:
         )
 
     def top(self, tensors: dict[str, Tensor]) -> "TopWeights":
-        """The matrices and norms outside the layers."""
+        """The matrices and norms outside the layers; of an encoder none, and a head without rows."""
         config = self.config
+        if not config.causal:
+            layout = "panels" if self.impl == "cpp" else "rows"
+            no_head = Linear(torch.empty(0, config.hidden_size), None, 0, config.hidden_size, layout)
+            return TopWeights(None, Norm(), None, None, None, None, no_head)
         head_weight = tensors["embed.weight" if config.tied_head else "head.weight"]
         head = self.linear(head_weight, quantised=self.quantised and self.quant.lm_head)
         project_in, project_out = (

@@ -10,7 +10,7 @@ import torch
 from engines import FEW, IMPLS, greedy, prompt, vanilla
 from models import SMALL_CONFIGS, small_model
 from torch import nn
-from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2Model, PreTrainedModel
+from transformers import ElectraConfig, ElectraModel, GPT2Config, GPT2Model, PreTrainedModel
 
 import labkit
 from labkit.engine.layer import FusedLayer
@@ -128,9 +128,10 @@ def test_a_damaged_model_is_refused_by_tensor_and_left_as_it_was(damage: str, co
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
-    config = BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, is_decoder=True)
-    with pytest.raises(ValueError, match=r"unknown architecture .*bert.*; expected one of GPT2LMHeadModel, .*Llama"):
-        labkit.init_inference(BertLMHeadModel(config))
+    config = ElectraConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
+    known = "expected one of GPT2LMHeadModel, .*Llama.*, BertModel, RobertaModel, DistilBertModel"
+    with pytest.raises(ValueError, match=f"unknown architecture .*electra.*; {known}"):
+        labkit.init_inference(ElectraModel(config))
 
 
 def test_a_model_without_its_head_is_refused() -> None:

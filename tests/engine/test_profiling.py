@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
+from engines import FEW, IMPLS, fused, greedy, profiled, prompt, vanilla
 
 import labkit
 from labkit import stages
@@ -59,14 +59,6 @@ def nvtx(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(stages, "push", push)
     monkeypatch.setattr(stages, "pop", depth.pop)
     return seen
-
-
-def profiled(run: Callable[[], object]) -> list[str]:
-    """The stage ranges that torch.profiler records, by start."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        run()
-    events = sorted(profiler.events(), key=lambda event: event.time_range.start)
-    return [event.name for event in events if parse(event.name)]
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -1,5 +1,6 @@
 """Region 2: queries against the KV cache."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -16,6 +17,7 @@ PARAMS = {
     "window": AttentionParams(0.25, window=7),
     "window-1": AttentionParams(0.25, window=1),
     "alibi": AttentionParams(0.25, slopes=torch.tensor([0.5, 0.25, 0.0625, 0.7, 0.03, 0.2])),
+    "whole": AttentionParams(0.25, causal=False),
 }
 MASKS = ("none", "left", "holes", "row-of-padding")
 pytestmark = pytest.mark.usefixtures("poisoned", "isa")
@@ -46,7 +48,7 @@ def test_cpp_equals_reference(dtype: torch.dtype, heads: Heads, params: Attentio
         cache, other = draw.cache(heads, rows, past + tokens, capacity)
         cache, other = (type(one)(one.keys, one.values, past) for one in (cache, other))
         slopes = None if params.slopes is None else params.slopes[: heads.query].contiguous()
-        here = AttentionParams(params.scale, params.window, slopes)
+        here = replace(params, slopes=slopes)
         queries = draw.normal(batch * tokens, heads.query * heads.dim)
         want = attention(queries, here, heads, rows, cache, impl="reference")
         got = attention(queries, here, heads, rows, other, impl="cpp")
@@ -63,6 +65,27 @@ def test_a_row_that_sees_nothing_gives_zeros() -> None:
     seen = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1], dtype=torch.bool)
     assert not context[~seen].any()
     assert context[seen].any(dim=1).all()
+
+
+@pytest.mark.parametrize("impl", ["reference", "cpp"])
+def test_without_causal_the_order_of_the_tokens_means_nothing(impl: str) -> None:
+    """Tokens and their keys in another order give the same contexts in that order; and the last key is seen first."""
+    heads, draw, params = HEADS["6:2x64"], Draw(), AttentionParams(0.2, causal=False)
+    cache, _ = draw.cache(heads, rows_of(2, 9), 9, 9)
+    queries, order = draw.normal(18, 6 * 64), torch.randperm(9, generator=draw.generator)
+    turned = type(cache)(cache.keys[:, :, order].contiguous(), cache.values[:, :, order].contiguous(), 0)
+    mask = torch.tensor([[1] * 9, [1, 0, 1, 1, 0, 1, 1, 1, 0]])
+    found = []
+    for slots, seen in ((type(cache)(cache.keys, cache.values, 0), mask), (turned, mask[:, order])):
+        given = queries.view(2, 9, -1) if slots is not turned else queries.view(2, 9, -1)[:, order]
+        context = attention(given.flatten(0, 1).contiguous(), params, heads, rows_of(2, 9, mask=seen), slots, impl=impl)
+        found.append(context.view(2, 9, -1))
+    assert_near(found[1], found[0][:, order], 1.0, 1e-5)
+
+
+def test_a_window_needs_causal() -> None:
+    with pytest.raises(ValueError, match="a window of 7 ends at each token's own slot; leave it out, or causal=False"):
+        AttentionParams(0.3, window=7, causal=False)
 
 
 def test_huge_scores_do_not_overflow() -> None:

@@ -93,7 +93,8 @@ def test_qkv_equals_reference(dtype: torch.dtype, shape: LayerShape) -> None:
 def test_attention_equals_reference(dtype: torch.dtype) -> None:
     """And however often it is called: the shares of a sequence meet in any order, and are added up in one."""
     draw = Draw(dtype)
-    large = (AttentionCase(GPT_J, 1023), AttentionCase(GPT_J, 500, 77), AttentionCase(REAL[2], 2000, window=900))
+    large = [AttentionCase(GPT_J, 1023), AttentionCase(GPT_J, 500, 77), AttentionCase(REAL[2], 2000, window=900)]
+    large.append(AttentionCase(GPT_J, 0, 300, causal=False))
     for case in (*SMALL, *large):
         heads, total = case.shape.heads, case.past + case.tokens
         mask = torch.ones(3, total, dtype=torch.int64)
@@ -102,7 +103,7 @@ def test_attention_equals_reference(dtype: torch.dtype) -> None:
         cache, _ = draw.cache(heads, rows, total, total + 300)
         cache = replace(moved(cache, DEVICE), past=case.past)
         slopes = (2.0 ** -torch.linspace(1, 8, heads.query)).to(DEVICE) if case.shape.alibi else None
-        params = AttentionParams(heads.dim**-0.5, case.window, slopes)
+        params = AttentionParams(heads.dim**-0.5, case.window, slopes, case.causal)
         queries = draw.normal(3 * case.tokens, heads.query * heads.dim).to(DEVICE)
         want = attention_reference(queries.double(), double(params), heads, rows, double(cache))
         assert distance(attention(queries, params, heads, rows, cache, impl="triton"), want) <= TOLERANCES[dtype]

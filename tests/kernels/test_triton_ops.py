@@ -256,7 +256,7 @@ def attention_inputs(
     cache, _ = draw.cache(heads, rows, total, capacity)
     slopes = 2.0 ** -torch.arange(1.0, heads.query + 1) if case.shape.alibi else None
     queries = draw.normal(batch * case.tokens, heads.query * heads.dim)
-    return queries, AttentionParams(0.25, case.window, slopes), heads, rows, replace(cache, past=case.past)
+    return queries, AttentionParams(0.25, case.window, slopes, case.causal), heads, rows, replace(cache, past=case.past)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
