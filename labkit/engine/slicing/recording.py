@@ -1,0 +1,177 @@
+"""What the blocks of a model are called with: recorded in a tiny run of the model, to be played to copies of blocks."""
+
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call's arguments; floating-point tensors in float32."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """`value` with `function` applied to what its tuples, lists and dicts hold."""
+    if isinstance(value, tuple):
+        return tuple(mapped(function, item) for item in value)
+    if isinstance(value, list):
+        return [mapped(function, item) for item in value]
+    if isinstance(value, dict):
+        return {key: mapped(function, item) for key, item in value.items()}
+    return function(value)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors that tuples, lists and dicts hold, in order; those of KV caches are left out."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors(item)
+    elif isinstance(value, dict):
+        yield from tensors(list(value.values()))
+
+
+def is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def hidden_states(call: Call) -> list[Tensor]:
+    """The rows [B, T, hidden] among the arguments: the first of three axes, and all of its width (an encoder's)."""
+    rows = [tensor for tensor in tensors([call.args, call.kwargs]) if is_float(tensor) and tensor.ndim == 3]
+    return [tensor for tensor in rows if (tensor.shape[0], tensor.shape[-1]) == (rows[0].shape[0], rows[0].shape[-1])]
+
+
+def record(
+    model: nn.Module, blocks: Mapping[str, nn.Module], example: Mapping[str, Tensor] | None = None
+) -> dict[str, tuple[Call, ...]]:
+    """The calls of each block in one run over a padded batch, and in one decode step where the model has a KV cache.
+
+    Blocks that were never called are left out. example: the model's keyword arguments, for models that don't take
+    `input_ids`. Raises ValueError where such a model comes without.
+    """
+    calls: dict[str, list[Call]] = {}
+    runs = [0]
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if len(calls.setdefault(name, [])) < runs[0]:  # once per run, also where blocks share their weights
+                calls[name].append(Call(mapped(_kept, args), mapped(_kept, kwargs)))
+
+        return hook
+
+    handles = [block.register_forward_pre_hook(keep(name), with_kwargs=True) for name, block in blocks.items()]
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            inputs = dict(example) if example is not None else _token_inputs(model)
+            runs[0] += 1
+            output = model(**inputs)
+            following = None if example is not None else _next_inputs(model, inputs, output)
+            if following is not None:
+                runs[0] += 1
+                model(**following)
+    finally:
+        for module in training:
+            module.training = True
+        for handle in handles:
+            handle.remove()
+    return {name: tuple(made) for name, made in calls.items()}
+
+
+def randomised(call: Call, generator: torch.Generator) -> Call:
+    """The call with seeded noise for its hidden states, whatever the model's weights made of them."""
+    hidden = {id(tensor) for tensor in hidden_states(call)}
+
+    def noise(value: Any) -> Any:
+        return _normal(value.shape, generator).to(value.device) if id(value) in hidden else value
+
+    return Call(mapped(noise, call.args), mapped(noise, call.kwargs))
+
+
+def randomise(module: nn.Module, generator: torch.Generator) -> None:
+    """Seeded weights, none of which leaves a cut unseen: no zero biases, no equal heads, no equal norm weights."""
+    for name, parameter in module.named_parameters():
+        noise = _normal(parameter.shape, generator)
+        if parameter.ndim > 1:
+            noise /= max(parameter.shape[-1], 1) ** 0.5
+        elif not name.endswith("bias"):
+            noise = 1 + noise / 4
+        parameter.data = noise.to(parameter.device)
+
+
+def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().float().clone() if value.is_floating_point() else value.detach().clone()
+    return _single_precision(copy.deepcopy(value)) if isinstance(value, Cache) else value
+
+
+def _single_precision(cache: Cache) -> Cache:
+    for part in (getattr(cache, "self_attention_cache", cache), getattr(cache, "cross_attention_cache", cache)):
+        for layer in part.layers:
+            for name, value in vars(layer).items():
+                if is_float(value):
+                    setattr(layer, name, value.float())
+    return cache
+
+
+def _token_inputs(model: nn.Module) -> dict[str, Any]:
+    config: Any = getattr(model, "config", None)
+    main = getattr(model, "main_input_name", None)
+    if config is None or main != "input_ids":
+        takes = "it has no config" if config is None else f"it takes {main}"
+        raise ValueError(
+            f"{type(model).__name__} can't be run on tokens ({takes}); pass example=, keyword arguments of its forward"
+        )
+    numbers = set(_numbers(config.to_dict()))
+    # sizes that the config doesn't hold, so that an axis of heads can't be taken for one of them
+    batch, encoder, decoder = itertools.islice((size for size in itertools.count(3, 2) if size not in numbers), 3)
+    device = next(model.parameters()).device
+    inputs = {"input_ids": _tokens(config, batch, encoder, device)}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    inputs["attention_mask"][0, :2] = 0  # left padding
+    if getattr(config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = _tokens(config, batch, decoder, device)
+    return inputs
+
+
+def _tokens(config: Any, batch: int, length: int, device: torch.device) -> Tensor:
+    vocabulary = getattr(config.get_text_config(), "vocab_size", 0) or 100
+    low = min(5, vocabulary - 1)  # past the usual special tokens: RoBERTa takes its positions from the padding token
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(low, vocabulary, (batch, length), generator=generator).to(device)
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item)
+
+
+def _next_inputs(model: nn.Module, inputs: Mapping[str, Tensor], output: Any) -> dict[str, Any] | None:
+    """One more token on top of `output`'s KV cache; None where there is none."""
+    past = getattr(output, "past_key_values", None)
+    if past is None or "past_key_values" not in inspect.signature(model.forward).parameters:
+        return None
+    mask = inputs["attention_mask"]
+    if "decoder_input_ids" in inputs:
+        return {**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, :1], "past_key_values": past}
+    longer = torch.cat([mask, mask[:, -1:]], 1)
+    return {"input_ids": inputs["input_ids"][:, -1:], "attention_mask": longer, "past_key_values": past}

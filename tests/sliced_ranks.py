@@ -1,0 +1,94 @@
+"""What the processes of a test of sliced models do; importable by processes that are spawned."""
+
+import json
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from sliced_models import ENCODERS, MODELS, logits, seeded, tokens
+from transformers.models.t5.modeling_t5 import T5Block
+
+from labkit.engine.slicing import tensor_parallel_model
+
+WORLD = 4
+DEGREES = (2, 3, 4)
+T5_POLICY = {T5Block: ("SelfAttention.o", "EncDecAttention.o", "DenseReluDense.wo")}
+SEARCHES: dict[str, dict[str, Any]] = {
+    "llama": {"cache_implementation": "static"},
+    "gemma2": {"cache_implementation": "static"},
+    "t5": {"num_beams": 3},
+    "bloom": {"num_beams": 2},
+}
+Outcomes = dict[str, str]  # what was checked -> "" or what went wrong
+
+
+def work(rank: int, folder: Path) -> None:
+    """Checks everything on this rank, and writes the outcomes to rank.json."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=120))
+    outcomes: Outcomes = {}
+    for degree in DEGREES:
+        group = dist.new_group(list(range(degree)))
+        if rank < degree:
+            for check, problem in checks(rank, degree, group):
+                outcomes[f"{check} on {degree}"] = problem
+        dist.barrier()
+    (folder / f"{rank}.json").write_text(json.dumps(outcomes))
+    dist.destroy_process_group()
+
+
+def checks(rank: int, size: int, group: Any) -> Iterator[tuple[str, str]]:
+    for name in MODELS:
+        yield name, caught(same_results, name, rank, size, group)
+    if size == 3:
+        yield "policy", caught(same_results, "t5", rank, size, group, injection_policy=T5_POLICY)
+    for dtype in (torch.bfloat16, torch.float16):
+        yield str(dtype), caught(near_results, dtype, rank, size, group)
+    yield "refusal", caught(refused_everywhere, rank, size, group)
+    yield "odd model", caught(odd_model_is_refused, rank, size, group)
+
+
+def caught(check: Any, *args: Any, **kwargs: Any) -> str:
+    """The problem, so that a rank goes on with the next check and the others don't wait for it."""
+    try:
+        check(*args, **kwargs)
+    except Exception:  # noqa: BLE001 - it is reported by the test that asks for this check
+        return traceback.format_exc()
+    return ""
+
+
+def same_results(name: str, rank: int, size: int, group: Any, **options: Any) -> None:
+    model = seeded(name)
+    sliced = tensor_parallel_model(model, rank=rank, size=size, group=group, **options)
+    expected = logits(name, model)
+    torch.testing.assert_close(logits(name, sliced), expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    if name in ENCODERS:
+        return
+    assert torch.equal(tokens(name, sliced), tokens(name, model))
+    if name in SEARCHES and not options:
+        assert torch.equal(tokens(name, sliced, **SEARCHES[name]), tokens(name, model, **SEARCHES[name]))
+
+
+def near_results(dtype: torch.dtype, rank: int, size: int, group: Any) -> None:
+    model = seeded("llama").to(dtype)
+    sliced = tensor_parallel_model(model, rank=rank, size=size, group=group)
+    expected = logits("llama", seeded("llama"))
+    off = (logits("llama", model) - expected).abs().max()
+    assert (logits("llama", sliced) - expected).abs().max() < 2 * off
+
+
+def refused_everywhere(rank: int, size: int, group: Any) -> None:
+    nothing = {T5Block: ("SelfAttention.output",)}
+    with pytest.raises(ValueError, match=r"did you mean .*'SelfAttention\.o'"):
+        tensor_parallel_model(seeded("t5"), rank=rank, size=size, group=group, injection_policy=nothing)
+
+
+def odd_model_is_refused(rank: int, size: int, group: Any) -> None:
+    with pytest.raises(ValueError, match="ranks 1 have another model"):
+        tensor_parallel_model(seeded("gpt2" if rank == 1 else "llama"), rank=rank, size=size, group=group)
