@@ -169,3 +169,27 @@ def mistakes() -> dict[str, str]:
         "heads": _said(lambda: labkit.init_inference(small_model("gpt2", num_attention_heads=1), mp_size=2)),
         "equal": _said(lambda: cut(ids)),
     }
+
+
+def without_kernels() -> dict[str, bool]:
+    """Whether a T5, cut by DeepSpeed's policy and by none, and a BERT give the outputs of the whole model."""
+    from sliced_models import padded_batch, seeded
+    from transformers.models.t5.modeling_t5 import T5Block
+
+    t5, bert = seeded("t5"), seeded("bert")
+    found = {}
+    for named in ({T5Block: ("SelfAttention.o", "EncDecAttention.o", "DenseReluDense.wo")}, None):
+        cut = labkit.init_inference(t5, tensor_parallel={"tp_size": 2}, injection_policy=named)
+        inputs = {name: tensor for name, tensor in padded_batch("t5").items() if not name.startswith("decoder")}
+        torch.manual_seed(1)
+        wanted = t5.generate(**inputs, max_new_tokens=NEW, do_sample=True, top_k=0)
+        torch.manual_seed(1 + dist.get_rank())
+        found[f"T5, policy {named is not None}"] = torch.equal(
+            wanted, cut.generate(**inputs, max_new_tokens=NEW, do_sample=True, top_k=0)
+        )
+    cut = labkit.init_inference(bert, tensor_parallel={"tp_size": 2})
+    cut.profile_model_time()
+    with torch.no_grad():
+        wanted, got = (model(**padded_batch("bert"))[0] for model in (bert, cut))
+    found["BERT"] = torch.allclose(wanted, got, atol=1e-4) and len(cut.model_times()) == 1 and cut.impl == "torch"
+    return found

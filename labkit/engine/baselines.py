@@ -19,8 +19,8 @@ from transformers import PretrainedConfig, PreTrainedModel, __version__
 from transformers.pytorch_utils import Conv1D
 
 from labkit.engine.annotate import annotate
-from labkit.engine.engine import init_inference
 from labkit.engine.hf_graph import GraphedModel, check_static_cache
+from labkit.engine.init import init_inference
 from labkit.engine.stage_clock import StageTime
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable

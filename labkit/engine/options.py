@@ -30,7 +30,6 @@ LATER = {
     "base_dir": "",
     "set_empty_params": False,
     "save_mp_checkpoint_path": None,
-    "injection_policy": None,
     "quantization_setting": None,
     "triton_autotune": False,
     "triangular_masking": True,
@@ -47,6 +46,11 @@ class TensorParallel(Strict):
     tp_grain_size: int = 64
     mpu: Any = None
     tp_group: Any = None
+
+    @property
+    def ranks(self) -> int:
+        """As many as share the model."""
+        return self.tp_size if self.enabled else 1
 
 
 class MixtureOfExperts(Strict):

@@ -3,7 +3,7 @@
 V vocabulary, each rank with `len(shard.vocab)` rows of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 
 import torch
@@ -86,23 +86,28 @@ def join_ranks(
 ) -> Ranks | None:
     """This process among the ranks that share the model; None where it has the model to itself.
 
-    facts: of the model and its options, the same on all ranks.
-
-    Raises ValueError where there are not as many processes as `tp_size`, where they do not agree on the facts, and
-    where the model cannot be cut for so many.
+    facts: of the model and its options. Raises ValueError as `join_group` does, and for more ranks than heads.
     """
-    size = wanted.tp_size if wanted.enabled else 1
-    if size == 1:
+    if wanted.ranks == 1:
         return None
+    rank = join_group(wanted, device, {"impl": impl} | facts())
+    part = shard(config, wanted.ranks, rank)
+    width = max(config.hidden_size, config.embedding_size)
+    return Ranks(part, Exchange(wanted.tp_group, slot_bytes(CHUNK_ROWS, width, config.vocab_size)), impl)
+
+
+def join_group(wanted: TensorParallel, device: torch.device, facts: Mapping[str, object]) -> int:
+    """This process's rank among the `wanted.ranks` that share a model, once all of them agree on the facts.
+
+    Raises ValueError where there are not as many processes, or they differ in the facts or in their software.
+    """
     group = wanted.tp_group
     if group is None:
-        ensure_process_group(device.type, tp_size=size)
-    elif (found := dist.get_world_size(group)) != size:
-        raise ValueError(f"got tp_size={size} and a tp_group of {found} processes; expected as many")
-    check_agreement(versions() | {"impl": impl} | facts(), group)
-    part = shard(config, size, dist.get_rank(group))
-    width = max(config.hidden_size, config.embedding_size)
-    return Ranks(part, Exchange(group, slot_bytes(CHUNK_ROWS, width, config.vocab_size)), impl)
+        ensure_process_group(device.type, tp_size=wanted.ranks)
+    elif (found := dist.get_world_size(group)) != wanted.ranks:
+        raise ValueError(f"got tp_size={wanted.ranks} and a tp_group of {found} processes; expected as many")
+    check_agreement(versions() | dict(facts), group)
+    return dist.get_rank(group)
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from labkit.engine.baselines import BASELINES, Baseline, baseline
-from labkit.engine.engine import ModelTensors
+from labkit.engine.init import ModelTensors
 from labkit.harness.bench_report import markdown_table
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.interleave import first_difference

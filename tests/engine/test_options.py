@@ -52,7 +52,6 @@ NOT_YET: list[dict[str, Any]] = [
     {"base_dir": "/models"},
     {"set_empty_params": True},
     {"save_mp_checkpoint_path": "out"},
-    {"injection_policy": {torch.nn.Linear: "mlp.out"}},
     {"quantization_setting": (8, True)},
     {"triton_autotune": True},
     {"triangular_masking": False},

@@ -21,7 +21,9 @@ from cut_models import (
     small_models,
     stages_of_a_layer,
     ways_to_generate,
+    without_kernels,
 )
+from engines import vanilla
 
 import labkit
 from labkit.stages import Stage
@@ -106,3 +108,15 @@ def test_ranks_that_are_not_of_one_mind_are_told_so_and_can_go_on() -> None:
 def test_without_other_processes_tensor_parallelism_says_how_to_start_them() -> None:
     with pytest.raises(ValueError, match=r"tp_size=2 needs 2 processes.*labkit launch --tp 2"):
         engine("gpt2", 2)
+
+
+def test_models_without_kernels_are_cut_too() -> None:
+    for rank in run(without_kernels):
+        assert all(rank.values()), rank
+
+
+def test_what_needs_kernels_is_refused_by_a_model_without_them() -> None:
+    with pytest.raises(ValueError, match=r"dtype=int8 needs kernels, and there are none"):
+        labkit.init_inference(vanilla("gpt2"), dtype=torch.int8, injection_policy={"GPT2Block": ("attn.c_proj",)})
+    with pytest.raises(ValueError, match=r"impl.* are for models with kernels"):
+        labkit.init_inference(vanilla("gpt2"), impl="cpp", injection_policy={"GPT2Block": ("attn.c_proj",)})
