@@ -6,6 +6,7 @@ from ..dispatch import choose
 from .exchange import Exchange, all_of_ranks, slot_bytes, sum_of_ranks
 from .reference import all_gather as reference_all_gather
 from .reference import all_reduce as reference_all_reduce
+from .symmetric import MOST_BYTES, one_shot
 
 __all__ = ["Exchange", "all_gather", "all_reduce", "slot_bytes"]
 
@@ -13,14 +14,24 @@ __all__ = ["Exchange", "all_gather", "all_reduce", "slot_bytes"]
 def all_reduce(x: Tensor, exchange: Exchange, *, impl: str) -> Tensor:
     """x float32, each rank's part, contiguous -> the sum over the ranks of `exchange`, the same bits on all of them.
 
-    "cpp" is the memory that the ranks of one machine share; "reference" and "triton" are torch.distributed's, which on
-    GPUs is NCCL. Raises RuntimeError where another rank has ended.
+    "cpp" is the memory that the ranks of one machine share; "reference" torch.distributed's, which on GPUs is NCCL;
+    "triton" that too, but for few rows one kernel of each GPU where it can read the memory of the others. Raises
+    RuntimeError where another rank has ended.
     """
-    reference = reference_all_reduce
-    return choose("all_reduce", impl, reference=reference, cpp=sum_of_ranks, triton=reference)(x, exchange)
+    run = choose("all_reduce", impl, reference=reference_all_reduce, cpp=sum_of_ranks, triton=_on_gpus)
+    return run(x, exchange)
 
 
 def all_gather(x: Tensor, exchange: Exchange, *, impl: str) -> Tensor:
     """x of one shape and type on all ranks, contiguous -> [ranks, *x.shape], by rank. `impl` as for `all_reduce`."""
     reference = reference_all_gather
     return choose("all_gather", impl, reference=reference, cpp=all_of_ranks, triton=reference)(x, exchange)
+
+
+def _on_gpus(x: Tensor, exchange: Exchange) -> Tensor:
+    if x.is_cuda and x.numel() * x.element_size() <= MOST_BYTES:
+        if x.device not in exchange.on_gpu:
+            exchange.on_gpu[x.device] = one_shot(exchange, x.device)
+        if slots := exchange.on_gpu[x.device]:
+            return slots.sum(x)
+    return reference_all_reduce(x, exchange)

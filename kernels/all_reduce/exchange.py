@@ -66,6 +66,7 @@ class Exchange:
             raise ValueError(f"{self.size} ranks cannot share a model; use at most {MOST_RANKS}")
         self.slot_bytes = -(-slot_bytes // LINE) * LINE
         self.error: Exception | None = None
+        self.on_gpu: dict[torch.device, Any] = {}  # what sums on that GPU, or None; made on the first use
         arrivals = -(-self.size * LINE // mmap.PAGESIZE) * mmap.PAGESIZE
         total = arrivals + 2 * self.size * self.slot_bytes
         shared = None if transport == "gloo" else self._share(total)

@@ -1,0 +1,43 @@
+"""Sums of decode size on GPUs that read each other's memory: each adds up the parts of all by itself, in one kernel.
+
+NCCL's ring needs a round of messages for it. Over PyTorch's symmetric memory, which NVLink and peer access over PCIe
+can serve.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .exchange import Exchange
+
+MOST_BYTES = 256 << 10  # beyond, a ring moves fewer bytes
+
+
+class OneShot:
+    """A buffer of each rank's GPU that all ranks of the exchange's group can read. All of them make it together."""
+
+    def __init__(self, exchange: Exchange, device: torch.device) -> None:
+        from torch.distributed import _symmetric_memory as symmetric
+
+        group = exchange.group or dist.group.WORLD
+        assert group is not None
+        self._buffer = symmetric.empty(MOST_BYTES // 4, dtype=torch.float32, device=device)
+        self._handle = symmetric.rendezvous(self._buffer, group)
+        self._group_name = group.group_name
+
+    def sum(self, x: Tensor) -> Tensor:
+        mine = self._buffer[: x.numel()]
+        mine.copy_(x.view(-1))
+        total: Tensor = torch.ops.symm_mem.one_shot_all_reduce(mine, "sum", self._group_name)
+        return total.view_as(x)
+
+
+def one_shot(exchange: Exchange, device: torch.device) -> OneShot | None:
+    """None where some rank's GPU can't read the others' memory; all ranks come to the same answer."""
+    if device.type != "cuda" or exchange.transport != "shared memory":
+        return None
+    others = range(torch.cuda.device_count())
+    reads = all(torch.cuda.can_device_access_peer(device, other) for other in others if other != device.index)
+    able: list[bool] = [False] * exchange.size
+    dist.all_gather_object(able, reads and len(others) >= exchange.size, exchange.group)
+    return OneShot(exchange, device) if all(able) else None
