@@ -12,7 +12,7 @@ LABKIT = (sys.executable, "-P", "-c", "from labkit.cli import main; main()")
 REASON = missing()
 TOLD = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
 SCRIPT = """
-import os, socket, sys, torch, torch.distributed as dist
+import labkit, os, socket, sys, torch, torch.distributed as dist
 from labkit.launcher.agreement import check_agreement, versions
 from labkit.launcher.group import ensure_process_group
 ensure_process_group(tp_size=4)
@@ -25,6 +25,12 @@ try:
     check_agreement({"host": socket.gethostname()})
 except ValueError as error:
     os.write(1, f"{error}\\n".encode())
+source = labkit.resolve("tiny-llama")
+ids = source.tokenizer("Two machines, one model", return_tensors="pt").input_ids
+cut = labkit.init_inference(source, tensor_parallel={"tp_size": 4})
+tokens = cut.generate(ids, max_new_tokens=4, do_sample=False)
+same = torch.equal(tokens, labkit.init_inference(source).generate(ids, max_new_tokens=4, do_sample=False))
+os.write(1, f"{cut.module.ranks.exchange.transport} {same}\\n".encode())
 if rank == 3 and "fail" in sys.argv:
     raise KeyError("layer.7")
 dist.barrier()
@@ -46,7 +52,7 @@ def start(machine: Machine, node: int, script: Path, *arguments: str) -> subproc
     )
 
 
-def test_ranks_of_two_machines_compute_together_and_fail_together(tmp_path: Path) -> None:
+def test_ranks_of_two_machines_run_one_model_and_fail_together(tmp_path: Path) -> None:
     """Ranks follow the node rank, whichever machine was first."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -59,8 +65,9 @@ def test_ranks_of_two_machines_compute_together_and_fail_together(tmp_path: Path
         f'the ranks do not agree on what they run: host is "{first.name}" on ranks 0, 1 and "{second.name}" on '
         "ranks 2, 3. Start every rank with the same model, options and versions"
     )
-    assert sorted(said.splitlines()) == [f"{first.name} 0 15", f"{first.name} 1 15", disagreement, disagreement]
-    assert sorted(other_said.splitlines()) == [f"{second.name} 2 15", f"{second.name} 3 15", disagreement, disagreement]
+    of_both = ["gloo True"] * 2 + [disagreement] * 2
+    assert sorted(said.splitlines()) == sorted([f"{first.name} 0 15", f"{first.name} 1 15", *of_both])
+    assert sorted(other_said.splitlines()) == sorted([f"{second.name} 2 15", f"{second.name} 3 15", *of_both])
     assert (one.returncode, other.returncode) == (1, 1)
     assert "error: rank 3 failed" in other_errors
     assert other_errors.rstrip().endswith("KeyError: 'layer.7'")
