@@ -117,6 +117,28 @@ class Policy:
         prefix = self.layers.split(".")[0]
         return stored if stored.startswith((f"{prefix}.", f"{self.head}.")) else f"{prefix}.{stored}"
 
+    def stored_names(self, canonical: str, index: int | None = None) -> tuple[str, ...]:
+        """Hugging Face's names of the tensors that make up a canonical weight, of layer `index` if of one."""
+        return self._parts(canonical, "" if index is None else f"{self.layers}.{index}.")
+
+    def stored(
+        self, config: ModelConfig, canonical: str, tensor: Tensor, index: int | None = None
+    ) -> dict[str, Tensor]:
+        """A whole canonical weight, of layer `index` if of one -> Hugging Face's tensors that it is made of."""
+        names = self.stored_names(canonical, index)
+        role = canonical.split(".")[0]
+        if len(names) == 3:
+            rows = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+            parts = list(tensor.split([heads * config.head_dim for heads in rows]))
+        else:
+            parts = list(tensor.chunk(len(names)))
+        if self.interleaved_qkv and role == "qkv":
+            by_kind = tensor.view(3, config.num_heads, config.head_dim, *tensor.shape[1:])
+            parts = [by_kind.transpose(0, 1).reshape(tensor.shape)]
+        if self.transposed and role in LINEARS:
+            parts = [part.T if part.ndim == 2 else part for part in parts]
+        return dict(zip(names, parts, strict=True))
+
     def _parts(self, canonical: str, layer: str) -> tuple[str, ...]:
         role, kind = canonical.split(".")
         modules = getattr(self, "tokens" if role == "embed" else role)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import pickle
-import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -26,6 +22,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from labkit.checkpoint.files import TensorFile, first_line
+from labkit.checkpoint.saved import saved_weights
 from labkit.config import ModelConfig
 from labkit.policies import POLICIES, Policy, policy_for
 from labkit.shards import Cut, cut_of
@@ -106,8 +104,7 @@ class RandomWeights:
     def __init__(self, hf_config: PretrainedConfig, seed: int) -> None:
         self._seed = seed
         self._matrix_std = float(getattr(hf_config, "initializer_range", getattr(hf_config, "init_std", 0.02)))
-        model = _meta_model(hf_config, torch.float32)
-        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self._shapes = hf_shapes(hf_config)
         self._drawn = torch.empty(CHUNK)  # one for all: made anew for each tensor, it would leave holes in the heap
 
     def names(self) -> set[str]:
@@ -130,14 +127,11 @@ class RandomWeights:
 
 
 class Checkpoint:
-    """The tensors of a folder: safetensors mapped from disk, else PyTorch files, read without running their code."""
+    """The tensors of these files by today's names: mapped from disk, and read without running their code."""
 
-    def __init__(self, folder: Path, policy: Policy, config: ModelConfig) -> None:
-        files = weight_files(folder)
-        if not files:
-            raise ValueError(f"{folder} holds no weights; expected model*.safetensors or pytorch_model*.bin")
-        self._pickled: dict[Path, dict[str, Tensor]] = {}
-        self._where = {policy.current_name(name): (file, name) for file in files for name in self._stored(file)}
+    def __init__(self, files: list[Path], policy: Policy, config: ModelConfig) -> None:
+        opened = [TensorFile(path) for path in files]
+        self._where = {policy.current_name(name): (file, name) for file in opened for name in file.names()}
         head, tokens = f"{policy.head}.weight", f"{policy.tokens}.weight"
         if config.tied_head and head in self._where:
             self._where.setdefault(tokens, self._where[head])
@@ -155,28 +149,8 @@ class Checkpoint:
         if name not in self._where:
             raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
         file, stored = self._where[name]
-        if file.suffix == ".safetensors":
-            with _open_safetensors(file) as tensors:
-                tensor = tensors.get_tensor(stored)
-        else:
-            tensor = self._pickled[file][stored]
-        if not tensor.is_floating_point():
-            raise ValueError(
-                f"{name} is stored as {tensor.dtype}; expected a floating-point checkpoint, not a quantised one"
-            )
-        tensor = cut_of(name, tensor, cut)
+        tensor = cut_of(name, file.get(stored), cut)
         return tensor if dtype is None else tensor.to(dtype, copy=True)
-
-    def _stored(self, file: Path) -> list[str]:
-        if file.suffix == ".safetensors":
-            with _open_safetensors(file) as tensors:
-                return list(tensors.keys())
-        try:
-            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            raise ValueError(f"{file} cannot be read ({_first_line(error)}); download it again") from error
-        self._pickled[file] = loaded
-        return list(loaded)
 
 
 def checkpoint_source(folder: Path, *, name: str, origin: str) -> ModelSource:
@@ -187,11 +161,15 @@ def checkpoint_source(folder: Path, *, name: str, origin: str) -> ModelSource:
         hf_config = AutoConfig.from_pretrained(folder)
     except (KeyError, ValueError) as error:
         raise ValueError(
-            f"{folder / 'config.json'} is of no known architecture ({_first_line(error)}); "
+            f"{folder / 'config.json'} is of no known architecture ({first_line(error)}); "
             f"expected one of {', '.join(POLICIES)}"
         ) from error
     policy = policy_for(hf_config)
-    weights = Checkpoint(folder, policy, policy.model_config(hf_config))
+    if saved := saved_weights(folder, policy, policy.model_config(hf_config)):
+        return ModelSource(name, origin, hf_config, saved, folder)
+    if not (files := weight_files(folder)):
+        raise ValueError(f"{folder} holds no weights; expected model*.safetensors or pytorch_model*.bin")
+    weights = Checkpoint(files, policy, policy.model_config(hf_config))
     return ModelSource(name, origin, hf_config, weights, folder)
 
 
@@ -209,6 +187,12 @@ def weight_files(folder: Path) -> list[Path]:
     return []
 
 
+def hf_shapes(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of the Hugging Face model's tensors by name; a tied head is not among them."""
+    model = _meta_model(copy.deepcopy(hf_config), torch.float32)  # transformers notes the dtype in the config
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
 def _meta_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
@@ -222,17 +206,3 @@ def _empty_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedM
         setattr(model.get_submodule(module), leaf, torch.empty_like(buffer, device="cpu"))
     model.initialize_weights()
     return model
-
-
-@contextmanager
-def _open_safetensors(file: Path) -> Iterator[Any]:
-    try:
-        opened = safe_open(file, framework="pt")
-    except SafetensorError as error:
-        raise ValueError(f"{file} cannot be read ({_first_line(error)}); download it again") from error
-    with opened as tensors:
-        yield tensors
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -2,6 +2,7 @@
 
 from ctypes import byref
 from dataclasses import replace
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -14,7 +15,20 @@ from .reference import gemm as reference
 
 BLOCK = 32  # outputs per packed block, kBlock of tile.h
 QUANTIZED_AT_ONCE = 1024  # rows: what quantising costs beyond its result
-__all__ = ["gemm", "group_size", "pack", "pack_scales", "pack_words", "packed", "quantize", "unpack_rows"]
+__all__ = [
+    "cut_groups",
+    "gemm",
+    "group_size",
+    "pack",
+    "pack_scales",
+    "pack_words",
+    "packed",
+    "packed_shape",
+    "quantize",
+    "unpack",
+    "unpack_rows",
+    "unpack_words",
+]
 
 
 def gemm(x: Tensor, linear: Linear, *, threads: int = 1, impl: str) -> Tensor:
@@ -71,6 +85,13 @@ def pack(weight: Tensor, out: Tensor | None = None) -> Tensor:
     return out
 
 
+def unpack(panels: Tensor) -> Tensor:
+    """What `pack` made, or `pack_scales` -> [blocks * 32, K], padding included."""
+    if panels.dim() == 4:
+        panels = panels.transpose(2, 3).flatten(1, 2)
+    return panels.transpose(1, 2).flatten(0, 1)
+
+
 def group_size(inputs: int, groups: int) -> int:
     """Inputs that share a scale when a row is cut into `groups`: even, so that the last may be smaller or missing."""
     size = -(-inputs // groups)
@@ -96,6 +117,23 @@ def quantize(weight: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
     return ints, scales
 
 
+def cut_groups(begin: int, end: int, group: int, groups: int) -> tuple[list[int], int]:
+    """Inputs [begin, end) of rows whose `groups` scales each belong to `group` inputs: (where the groups of the part
+    begin in the whole row, their size).
+
+    A part that begins within a group gets groups as small as it takes for each to have one scale. Raises ValueError
+    where they would be of odd size, which the kernels don't take.
+    """
+    if groups == 1:
+        return [begin], group_size(end - begin, 1)
+    size = gcd(group, begin)
+    if size % 2:
+        raise ValueError(
+            f"groups of {group} inputs cannot be cut at input {begin}; use q_groups=1, or a tp_size that cuts elsewhere"
+        )
+    return list(range(begin, end, size)), size
+
+
 def pack_scales(scales: Tensor) -> Tensor:
     """[outputs, groups] -> [blocks, groups, 32], zero-padded."""
     padded = F.pad(scales, (0, 0, 0, -len(scales) % BLOCK))
@@ -106,6 +144,11 @@ def pack_words(ints: Tensor) -> Tensor:
     """int8 [outputs, inputs] -> [outputs, ceil(inputs / 4), 4]: words of four, one from each quarter of a row."""
     words = F.pad(ints, (0, -ints.shape[1] % 4)).unflatten(1, (4, -1)).transpose(1, 2)
     return words.clone(memory_format=torch.contiguous_format)
+
+
+def unpack_words(words: Tensor, inputs: int) -> Tensor:
+    """The int8 [outputs, inputs] that `pack_words` was given."""
+    return words.transpose(1, 2).flatten(1)[:, :inputs]
 
 
 def packed(linear: Linear, impl: str = "cpp") -> Linear:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from labkit.checkpoint.described import described_source
 from labkit.encoder_policies import ENCODERS, encoder_policy_for
+from labkit.engine.checkpoints import as_saved, begin_saving
 from labkit.engine.encoder import fused_encoder_model
 from labkit.engine.engine import EncoderEngine, InferenceEngine, SlicedEngine
 from labkit.engine.model import FusedCausalLM
@@ -49,14 +51,17 @@ class ModelTensors:
 
 
 def init_inference(
-    model: PreTrainedModel | TensorSource, config: dict[str, Any] | str | Path | None = None, **options: Any
+    model: PreTrainedModel | TensorSource | PretrainedConfig,
+    config: dict[str, Any] | str | Path | None = None,
+    **options: Any,
 ) -> InferenceEngine:
     """An engine that runs `model` on fused kernels.
 
     model: a Hugging Face causal language model of a supported architecture (it stays usable; its weights are copied,
     unless `consume_model=True`; those that are on the GPU already, in the right type, are shared), or a
     `presets.ModelSource`, whose weights are packed as they are read, so that they are in memory once. Or a model around
-    BertModel, RobertaModel or DistilBertModel: its layers are fused, and it keeps its class, embeddings and heads.
+    BertModel, RobertaModel or DistilBertModel: its layers are fused, and it keeps its class, embeddings and heads. With
+    the option `checkpoint` the weights come from there, and `model` may be a model without memory or its config.
 
     config, options: DeepSpeed-Inference's, see `Options`; a dict, a JSON file, keywords, or both.
 
@@ -66,6 +71,8 @@ def init_inference(
     """
     read = read_options(config, options)
     hf_config = getattr(model, "hf_config", None) or getattr(model, "config", None)
+    if isinstance(model, PretrainedConfig) and read.checkpoint is not None:
+        hf_config = model
     if not isinstance(hf_config, PretrainedConfig):
         raise TypeError(f"model: expected a transformers model or a labkit ModelSource, got {type(model).__name__}")
     encoder = encoder_policy_for(model)
@@ -75,9 +82,16 @@ def init_inference(
     model_config = policy.model_config(hf_config)
     if encoder:
         _refuse_what_encoders_lack(read)
-    source: TensorSource = model
-    if isinstance(model, PreTrainedModel):
+        _refuse_checkpoints(read, policy.architecture)
+    source: TensorSource
+    if read.checkpoint is not None:
+        source = described_source(read.checkpoint, hf_config, read.base_dir)
+    elif isinstance(model, PreTrainedModel):
         source = ModelTensors(model.base_model, f"{policy.layers}.") if encoder else ModelTensors(model)
+    else:
+        assert not isinstance(model, PretrainedConfig)
+        source = model
+    read = as_saved(read, source)
     dtype = read.dtype or _own_dtype(model, hf_config)
     if dtype not in DTYPES.values():
         raise ValueError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
@@ -90,6 +104,7 @@ def init_inference(
 
     ranks = join_ranks(model_config, read.tensor_parallel, impl, device, lambda: _facts(hf_config, source, dtype, read))
     part = ranks.shard if ranks else shard(model_config)
+    saving = begin_saving(read, hf_config, model_config, dtype, impl, part)
 
     consumed = source if read.consume_model and isinstance(source, ModelTensors) else None
     if consumed:  # whatever can go wrong must go wrong before the first weight is taken
@@ -105,7 +120,10 @@ def init_inference(
             done_with=(lambda layer: consumed.release(f"{policy.layers}.{layer}.")) if consumed else None,
             device=device,
             part=part,
+            keep=saving.keep if saving else None,
         )
+    if saving:
+        saving.finish(getattr(model, "generation_config", None), getattr(source, "folder", None))
     if consumed:
         consumed.release("")
     if encoder:
@@ -171,6 +189,7 @@ def _sliced(model: Any, read: Options) -> SlicedEngine:
             f"model: expected a transformers model in memory, got {type(model).__name__}, for which labkit "
             "has no kernels"
         )
+    _refuse_checkpoints(read, type(model).__name__)
     if read.dtype == torch.int8:
         raise ValueError(
             f"dtype=int8 needs kernels, and there are none for {type(model).__name__}; use a floating type"
@@ -203,6 +222,13 @@ def _refuse_what_encoders_lack(read: Options) -> None:
         raise NotImplementedError("enable_cuda_graph and dependent_launch are for decode steps, an encoder has none")
     if read.quant.lm_head:
         raise ValueError("quant.lm_head: an encoder's head stays transformers' own; leave it out")
+
+
+def _refuse_checkpoints(read: Options, model: str) -> None:
+    if read.checkpoint is not None or read.save_mp_checkpoint_path is not None:
+        raise NotImplementedError(
+            f"checkpoint and save_mp_checkpoint_path are for decoders with kernels, got {model}; leave them out"
+        )
 
 
 def _own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:

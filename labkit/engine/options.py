@@ -26,10 +26,7 @@ ALIASES = {
     "injection_dict": "injection_policy",
 }
 LATER = {
-    "checkpoint": None,
-    "base_dir": "",
     "set_empty_params": False,
-    "save_mp_checkpoint_path": None,
     "quantization_setting": None,
     "triton_autotune": False,
     "triangular_masking": True,
@@ -96,6 +93,9 @@ class Options(Strict):
     a step while the one before it ends (compute capability 9.0 on).
     consume_model: take the weights out of the given model while packing, so that they are in memory once; the model
     object can't be used afterwards.
+    checkpoint: the weights, in place of the given model's: a folder, or DeepSpeed's description as a dict or JSON file,
+    whose file names are relative to base_dir. save_mp_checkpoint_path: a folder to write the weights to as they are
+    packed, a file for each rank, which loads without packing.
     """
 
     dtype: torch.dtype | None = None
@@ -110,10 +110,10 @@ class Options(Strict):
     min_out_tokens: int = Field(default=1, ge=1)
     transposed_mode: bool = False
     replace_method: str | None = None
-    checkpoint: Any = None
+    checkpoint: dict[str, Any] | str | Path | None = None
     base_dir: str = ""
     set_empty_params: bool = False
-    save_mp_checkpoint_path: str | None = None
+    save_mp_checkpoint_path: str | Path | None = None
     injection_policy: dict[Any, Any] | None = None
     quantization_setting: Any = None
     enable_cuda_graph: bool | None = None
@@ -152,6 +152,8 @@ class Options(Strict):
                 raise NotImplementedError(
                     f"{name}={getattr(self, name)!r} is not supported yet; leave it at {default!r}"
                 )
+        if self.base_dir and self.checkpoint is None:
+            raise ValueError("base_dir says where the files of checkpoint are; pass checkpoint too, or leave it out")
         if self.quant.enabled and self.quant != Quantization() and self.dtype != torch.int8:
             raise ValueError(f"quant says how dtype=torch.int8 is stored, got dtype={self.dtype}; pass both or neither")
         if self.dtype == torch.int8 and not (self.quant.enabled and self.quant.weight.enabled):

@@ -14,10 +14,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from labkit.checkpoint.saved import Canonical, Merged, Own, SavedWeights
 from labkit.config import ModelConfig
 from labkit.engine.options import Quantization
 from labkit.kernels.decode_step import LayerWeights, ModelWeights
-from labkit.kernels.gemm import group_size, interleave_gate, pack, pack_scales, packed, packed_shape, quantize
+from labkit.kernels.gemm import (
+    cut_groups,
+    group_size,
+    interleave_gate,
+    pack,
+    pack_scales,
+    packed,
+    packed_shape,
+    quantize,
+)
 from labkit.kernels.memory import Arena, return_freed_memory
 from labkit.kernels.types import (
     AttentionParams,
@@ -31,6 +41,8 @@ from labkit.kernels.types import (
 )
 from labkit.policies import Policy
 from labkit.shards import SUMMED, Cut, Shard, shard
+
+Keep = Callable[[int | None, Canonical], None]
 
 
 class TensorSource(Protocol):
@@ -58,28 +70,48 @@ class Builder:
         self.dtype = float_dtype(dtype)  # of the matrices that are not quantised
         self.arena = Arena(_capacity(part, dtype, quant)) if impl == "cpp" else None
 
-    def linear(self, weight: Tensor, *, quantised: bool = False, columns: Cut | None = None) -> Linear:
+    def linear(
+        self, weight: Tensor | Linear, *, quantised: bool = False, columns: Cut | None = None, gated: bool = False
+    ) -> Linear:
         """As the implementation reads it, on its device; biases are kept apart from matrices until `with_bias`.
 
-        `columns`: keep only these, after the scales of int8 were taken from whole rows.
+        A `Linear` comes from a saved checkpoint: quantised there if at all, and packed unless its layout is "rows".
+        `columns`: keep only these, after the scales of int8 were taken from whole rows. `gated`: gate, then up rows.
         """
-        weight = weight.to(self.device)
-        scales, group = None, 0
-        if quantised:
-            group = group_size(weight.shape[1], self.quant.groups)
-            weight, scales = quantize(weight, self.quant.groups)
-            if columns is not None:
-                weight, scales, group = _some_columns(columns, weight, scales, group)
-        else:
-            weight = weight.to(self.dtype)
-        outputs, inputs = weight.shape
+        if isinstance(weight, Linear):
+            return self._placed(weight, gated)
+        if not quantised:
+            weight = weight.to(self.device, self.dtype)
+            if self.arena is None:
+                weight = weight.contiguous() if self.device.type != "cpu" else weight.contiguous().clone()
+            return self._placed(Linear(weight, None, weight.shape[0], weight.shape[1], "rows"), gated)
+        group = group_size(weight.shape[1], self.quant.groups)
+        ints, scales = quantize(weight.to(self.device), self.quant.groups)
+        if columns is not None:
+            ints, scales, group = _some_columns(columns, ints, scales, group)
+        ints = ints if self.arena else ints.contiguous()
+        return self._placed(Linear(ints, None, ints.shape[0], ints.shape[1], "rows", scales, group), gated)
+
+    def _placed(self, linear: Linear, gated: bool) -> Linear:
+        """The same matrix, packed if it is not yet: in the arena, or on the device."""
         if self.arena is None:
-            own = weight.contiguous() if quantised or self.device.type != "cpu" else weight.contiguous().clone()
-            return packed(Linear(own, None, outputs, inputs, "rows", scales, group), self.impl)
+            weight, scales = (None if t is None else t.to(self.device) for t in (linear.weight, linear.scales))
+            assert weight is not None
+            linear = replace(linear, weight=weight, scales=scales)
+            return packed(linear, self.impl) if linear.layout == "rows" else linear
+        if linear.layout == "panels":
+            return linear
+        weight, scales = linear.weight, linear.scales
+        if gated:
+            weight, scales = interleave_gate(weight), None if scales is None else interleave_gate(scales)
+        outputs, inputs = weight.shape
         panels = pack(weight, self.arena.empty(packed_shape(outputs, inputs, weight.dtype), weight.dtype))
-        if scales is not None:
-            scales = self.vector(pack_scales(scales))
-        return Linear(panels, None, outputs, inputs, "panels", scales, group)
+        scales = None if scales is None else self.vector(pack_scales(scales))
+        return replace(linear, weight=panels, outputs=outputs, layout="panels", scales=scales)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory for a weight that needs no packing."""
+        return torch.empty(shape, dtype=dtype) if self.arena is None else self.arena.empty(shape, dtype)
 
     def with_bias(self, linear: Linear, bias: Tensor | None) -> Linear:
         if bias is None:
@@ -102,43 +134,45 @@ class Builder:
         out = self.arena.empty(shape, torch.float32)
         return out.copy_(tensor)
 
-    def layer(self, index: int, tensors: dict[str, Tensor], norm_before: Norm) -> LayerWeights:
+    def layer(self, index: int, tensors: Canonical, norm_before: Norm) -> LayerWeights:
         """One layer. `norm_before`: what a post-norm layer's input goes through, the previous layer's last norm."""
-        config = self.config
-        norm1 = self.norm(tensors, "norm1")
-        norm2 = norm1 if config.shared_norm else self.norm(tensors, "norm2")
+        config, vectors = self.config, _tensors(tensors)
+        norm1 = self.norm(vectors, "norm1")
+        norm2 = norm1 if config.shared_norm else self.norm(vectors, "norm2")
         if not config.pre_norm:
             norm1, norm2 = norm_before, norm1
         matrix = partial(self.linear, quantised=self.quantised)
-        up, up_bias = tensors["ff1.weight"], tensors.get("ff1.bias")
-        if config.gated and self.impl == "cpp":
-            up = interleave_gate(up)
-            up_bias = None if up_bias is None else interleave_gate(up_bias)
+        up_bias = vectors.get("ff1.bias")
+        if config.gated and self.impl == "cpp" and up_bias is not None:
+            up_bias = interleave_gate(up_bias)
         slopes = self.vector(torch.tensor(self.part.alibi_slopes)) if config.position == "alibi" else None
-        later = {name: replace(self.part, sums_whole=False).cut(name) if self.quantised else None for name in SUMMED}
-        attn_bias, mlp_bias = tensors.get("attn_out.bias"), tensors.get("ff2.bias")
+        later = {
+            name: replace(self.part, sums_whole=False).cut(name) if self.part.sums_whole else None for name in SUMMED
+        }
+        attn_bias, mlp_bias = vectors.get("attn_out.bias"), vectors.get("ff2.bias")
         if config.parallel_residual and self.part.size > 1:  # one sum of the ranks for both
             attn_bias, mlp_bias = None, _sum(attn_bias, mlp_bias)
-        head_norms = {name: self.vector(tensors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
+        up = self.with_bias(matrix(tensors["ff1.weight"], gated=config.gated), up_bias)
+        head_norms = {name: self.vector(vectors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
         return LayerWeights(
             qkv=QkvWeights(
                 norm1,
-                self.with_bias(matrix(tensors["qkv.weight"]), tensors.get("qkv.bias")),
+                self.with_bias(matrix(tensors["qkv.weight"]), vectors.get("qkv.bias")),
                 **head_norms,
                 qk_eps=config.norm_eps,
             ),
             attention=AttentionParams(config.attention_scales[index], config.windows[index], slopes, config.causal),
             attn_out=matrix(tensors["attn_out.weight"], columns=later["attn_out.weight"]),
             attn_bias=self.vector(attn_bias),
-            mlp=MlpWeights(norm2, self.with_bias(matrix(up), up_bias), config.activation, config.gated),
+            mlp=MlpWeights(norm2, up, config.activation, config.gated),
             mlp_out=matrix(tensors["ff2.weight"], columns=later["ff2.weight"]),
             mlp_bias=self.vector(mlp_bias),
             shared_norm=config.shared_norm,
         )
 
-    def top(self, tensors: dict[str, Tensor]) -> "TopWeights":
+    def top(self, tensors: Canonical) -> "TopWeights":
         """The matrices and norms outside the layers; of an encoder none, and a head without rows."""
-        config = self.config
+        config, vectors = self.config, _tensors(tensors)
         if not config.causal:
             layout = "panels" if self.impl == "cpp" else "rows"
             no_head = Linear(torch.empty(0, config.hidden_size), None, 0, config.hidden_size, layout)
@@ -152,15 +186,18 @@ class Builder:
         if config.tied_head:
             embedding = None if self.impl != "reference" else head.floats() if head.scales is not None else head.weight
         else:
-            embedding = tensors["embed.weight"].to(self.device, self.dtype).contiguous().clone()
+            rows = tensors["embed.weight"]
+            saved = isinstance(rows, Linear)
+            embedding = (rows.weight if isinstance(rows, Linear) else rows).to(self.device, self.dtype).contiguous()
+            embedding = embedding if saved else embedding.clone()
         return TopWeights(
             embedding=embedding,
-            embedding_norm=self.norm(tensors, "embed_norm") if config.embedding_norm else Norm(),
+            embedding_norm=self.norm(vectors, "embed_norm") if config.embedding_norm else Norm(),
             project_in=project_in,
-            positions=self.vector(tensors.get("positions.weight")),
-            final_norm=self.norm(tensors, "final_norm") if config.final_norm else None,
+            positions=self.vector(vectors.get("positions.weight")),
+            final_norm=self.norm(vectors, "final_norm") if config.final_norm else None,
             project_out=project_out,
-            head=self.with_bias(head, tensors.get("head.bias")),
+            head=self.with_bias(head, vectors.get("head.bias")),
         )
 
     def model(self, layers: list[LayerWeights], top: "TopWeights", last_norm: Norm) -> ModelWeights:
@@ -187,6 +224,15 @@ class Builder:
         )
 
 
+def _matrices(layer: LayerWeights) -> Canonical:
+    return {
+        "qkv.weight": layer.qkv.proj,
+        "attn_out.weight": layer.attn_out,
+        "ff1.weight": layer.mlp.up,
+        "ff2.weight": layer.mlp_out,
+    }
+
+
 @dataclass(frozen=True)
 class TopWeights:
     """What a model has outside its layers; see ModelWeights."""
@@ -198,6 +244,18 @@ class TopWeights:
     final_norm: Norm | None
     project_out: Linear | None
     head: Linear
+
+    def matrices(self, tied: bool) -> Canonical:
+        """By canonical name, as they are packed; an embedding of its own is rows."""
+        found = {"project_in.weight": self.project_in, "project_out.weight": self.project_out}
+        if tied:
+            found["embed.weight"] = self.head
+        else:
+            assert self.embedding is not None
+            found["head.weight"] = self.head
+            outputs, inputs = self.embedding.shape
+            found["embed.weight"] = Linear(self.embedding, None, outputs, inputs, "rows")
+        return {name: linear for name, linear in found.items() if linear is not None}
 
 
 def build_weights(
@@ -211,30 +269,35 @@ def build_weights(
     done_with: Callable[[int], None] | None = None,
     device: torch.device | None = None,
     part: Shard | None = None,
+    keep: Keep | None = None,
 ) -> ModelWeights:
     """Reads every tensor of `source` once, or the `part` of each that this rank holds; `quant` counts with int8 only.
 
-    `progress(done, total)` and `done_with(layer)` are called after each layer.
+    `progress(done, total)` and `done_with(layer)` are called after each layer, `keep(layer, weights)` with what a layer
+    is made of, packed, and with layer None for what is outside the layers.
 
     Raises ValueError for missing, extra, misshapen or non-finite tensors and for sizes that the kernels don't take.
     """
-    part = replace(part or shard(config), sums_whole=dtype == torch.int8)
+    saved = saved_in(source)
+    part = replace(part or shard(config), sums_whole=dtype == torch.int8 and (saved is None or saved.dtype != dtype))
     check_names(policy, config, source, impl)
     builder = Builder(part, dtype, impl, quant, device)
-
-    def get(name: str, cut: Cut | None) -> Tensor:
-        tensor = source.get(name, None if dtype == torch.int8 else dtype, cut)
-        check_finite(name, tensor)
-        return tensor
-
-    top = builder.top(policy.top_tensors(part, get))  # the largest matrices first, while nothing else is in memory
+    canonical: Own | Merged | Unsaved = (
+        saved.part(part, dtype, impl, builder.empty) if saved else Unsaved(policy, source, part, dtype)
+    )
+    tensors = canonical.top()
+    top = builder.top(tensors)  # the largest matrices first, while nothing else is in memory
+    if keep:
+        keep(None, {**tensors, **top.matrices(config.tied_head)})
     layers: list[LayerWeights] = []
     before = Norm()
     for index in range(config.num_layers):
-        tensors = policy.layer_tensors(part, index, get)
+        tensors = canonical.layer(index)
         layers.append(builder.layer(index, tensors, before))
         if not config.pre_norm:
-            before = builder.norm(tensors, "norm2")
+            before = builder.norm(_tensors(tensors), "norm2")
+        if keep:
+            keep(index, {**tensors, **_matrices(layers[-1])})
         del tensors
         return_freed_memory()
         if done_with:
@@ -242,6 +305,30 @@ def build_weights(
         if progress:
             progress(index + 1, config.num_layers)
     return builder.model(layers, top, before)
+
+
+class Unsaved:
+    """The canonical weights that a rank holds, made of a source's Hugging Face tensors."""
+
+    def __init__(self, policy: Policy, source: TensorSource, part: Shard, dtype: torch.dtype) -> None:
+        self._policy, self._source, self._part, self._dtype = policy, source, part, dtype
+
+    def top(self) -> Canonical:
+        return self._policy.top_tensors(self._part, self._get)
+
+    def layer(self, index: int) -> Canonical:
+        return self._policy.layer_tensors(self._part, index, self._get)
+
+    def _get(self, name: str, cut: Cut | None) -> Tensor:
+        tensor = self._source.get(name, None if self._dtype == torch.int8 else self._dtype, cut)
+        check_finite(name, tensor)
+        return tensor
+
+
+def saved_in(source: TensorSource) -> SavedWeights | None:
+    """The checkpoint of labkit's that a source is, which holds canonical weights; None: it is none."""
+    weights = getattr(source, "weights", source)
+    return weights if isinstance(weights, SavedWeights) else None
 
 
 def check_names(policy: Policy, config: ModelConfig, source: TensorSource, impl: str) -> None:
@@ -272,6 +359,10 @@ def check_finite(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} holds values that are not finite (NaN or infinity); the checkpoint is damaged")
 
 
+def _tensors(canonical: Canonical) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in canonical.items() if isinstance(tensor, Tensor)}
+
+
 def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return (
         first.float() + second.float()
@@ -289,14 +380,8 @@ def _some_columns(columns: Cut, ints: Tensor, scales: Tensor, group: int) -> tup
     """
     (begin, end), *more = columns.ranges
     assert not more
-    size = gcd(group, begin)
-    if scales.shape[1] == 1:
-        return ints[:, begin:end], scales, group_size(end - begin, 1)
-    if size % 2:
-        raise ValueError(
-            f"groups of {group} inputs cannot be cut at input {begin}; use q_groups=1, or a tp_size that cuts elsewhere"
-        )
-    return ints[:, begin:end], scales[:, [at // group for at in range(begin, end, size)]], size
+    starts, size = cut_groups(begin, end, group, scales.shape[1])
+    return ints[:, begin:end], scales[:, [at // group for at in starts]], size
 
 
 def _capacity(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:

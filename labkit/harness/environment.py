@@ -101,6 +101,12 @@ def read_memory(device: torch.device = CPU) -> Memory:
     return Memory(now, int(peak[1]) * 1024 if peak else now)
 
 
+def anonymous_memory() -> int:
+    """Resident bytes of this process that no file holds too; all that are resident where the system does not tell."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", _text("/proc/self/status") or "")
+    return int(found[1]) * 1024 if found else psutil.Process().memory_info().rss
+
+
 def reset_peak_memory(device: torch.device = CPU) -> None:
     """Let the peak start again from the present; without Linux or the permission, it goes on from the start."""
     if device.type == "cuda":

@@ -47,11 +47,7 @@ DTYPES = {
 NOT_YET: list[dict[str, Any]] = [
     {"moe": {"ep_size": 2}},
     {"moe": {"num_experts": [8]}},
-    {"checkpoint": "checkpoints.json"},
-    {"checkpoint": {"type": "BLOOM"}},
-    {"base_dir": "/models"},
     {"set_empty_params": True},
-    {"save_mp_checkpoint_path": "out"},
     {"quantization_setting": (8, True)},
     {"triton_autotune": True},
     {"triangular_masking": False},
@@ -178,3 +174,8 @@ def test_options_refused_by_read_options_are_refused_before_the_model_is_touched
     with pytest.raises(ValueError, match="unknown option"):
         labkit.init_inference(model, consume_model=True, no_such_option=1)
     assert all(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_base_dir_without_a_checkpoint_is_refused() -> None:
+    with pytest.raises(ValueError, match="base_dir says where the files of checkpoint are; pass checkpoint too"):
+        read_options(None, {"base_dir": "/models"})

@@ -1,0 +1,107 @@
+"""Files of tensors, mapped rather than read, and never trusted: no pickle runs any code."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+REBUILD_ARRAY = np.empty(0).__reduce__()[0]
+# What Megatron keeps beside the tensors: its arguments, and the state of random generators. All of it is data.
+HARMLESS: list[Any] = [Namespace, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
+HARMLESS += [(REBUILD_ARRAY, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+
+
+class TensorFile:
+    """The tensors of one safetensors or PyTorch file, by the names that they have in it.
+
+    Those of a PyTorch file are mapped from it too, if torch wrote it since version 1.6. Names of nested dicts are
+    joined with dots; what is no tensor is left aside. Raises ValueError for a file that is missing or damaged, or that
+    holds more than data.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.other: dict[str, Any] = {}
+        self._loaded: dict[str, Tensor] | None = None
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; copy it there, or check the list of files and base_dir")
+        if path.suffix == ".safetensors":
+            with self._opened() as tensors:
+                self._names = set(tensors.keys())
+        else:
+            self._loaded = {}
+            self._flatten("", self._unpickled())
+            self._names = set(self._loaded)
+
+    def names(self) -> set[str]:
+        return self._names
+
+    def get(self, name: str) -> Tensor:
+        """As it is stored, mapped from the file. Raises ValueError unless its numbers are floating-point."""
+        if self._loaded is None:
+            with self._opened() as tensors:
+                tensor = tensors.get_tensor(name)
+        else:
+            tensor = self._loaded[name]
+        if not tensor.is_floating_point():
+            raise ValueError(
+                f"{name} is stored as {tensor.dtype} in {self.path}; expected a floating-point checkpoint, "
+                "not a quantised one"
+            )
+        return tensor
+
+    def _flatten(self, prefix: str, value: Any) -> None:
+        assert self._loaded is not None
+        if isinstance(value, Tensor):
+            self._loaded[prefix.removesuffix(".")] = value.detach()
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                self._flatten(f"{prefix}{key}.", inner)
+        else:
+            self.other[prefix.removesuffix(".")] = value
+
+    def _unpickled(self) -> Any:
+        try:
+            with torch.serialization.safe_globals(HARMLESS):
+                return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(self.path))
+        except pickle.UnpicklingError as error:
+            if "weights_only" not in str(error).lower():
+                raise self._damaged(error) from error
+            raise ValueError(
+                f"{self.path} holds more than tensors and numbers ({_reason(error)}); labkit runs no code of a "
+                "checkpoint: have its author save the state dict alone, or as safetensors"
+            ) from None
+        except (RuntimeError, EOFError, OSError) as error:
+            raise self._damaged(error) from error
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        try:
+            opened = safe_open(self.path, framework="pt")
+        except SafetensorError as error:
+            raise self._damaged(error) from error
+        with opened as tensors:
+            yield tensors
+
+    def _damaged(self, error: Exception) -> ValueError:
+        return ValueError(f"{self.path} cannot be read ({first_line(error)}); download it again")
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _reason(error: Exception) -> str:
+    """What torch refused, out of its long advice on how to trust the file."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if "GLOBAL" in line or "Unsupported" in line), lines[0])
