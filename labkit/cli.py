@@ -84,7 +84,8 @@ def compare(
 @app.command()
 def kernels(
     op: Annotated[
-        list[str] | None, typer.Option(help="qkv, attention, attn_out, mlp, mlp_out or residual; may be given again.")
+        list[str] | None,
+        typer.Option(help="qkv, attention, attn_out, mlp, mlp_out or residual, may be given again; or all_reduce."),
     ] = None,
     impl: Annotated[str, typer.Option(help="cpp, or triton on a GPU.")] = "cpp",
     model: Annotated[str, typer.Option(help="The shape of a layer: a preset or a checkpoint folder.")] = "gpt2",
@@ -93,10 +94,14 @@ def kernels(
     context: Annotated[int, typer.Option(help="Tokens in the KV cache of each.")] = 128,
     threads: Threads = None,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
+    ranks: Annotated[int, typer.Option(help="Processes that all_reduce sums over, on a core each.")] = 2,
     output: Annotated[Path, typer.Option(help="Folder for the records, as JSON lines.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
-    """Measure the fused regions of a layer against the unfused ops, one by one."""
+    """Measure the fused regions of a layer against the unfused ops, one by one, or the sums over ranks."""
+    if op and "all_reduce" in op:
+        _all_reduce(op, ranks, rounds, output, as_json)
+        return
     from labkit.harness.kernels import measure_regions
     from labkit.harness.region_table import region_table
 
@@ -117,6 +122,20 @@ def kernels(
         typer.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
     else:
         out.print(region_table(rows))
+
+
+def _all_reduce(ops: list[str], ranks: int, rounds: int, output: Path, as_json: bool) -> None:
+    from labkit.harness.exchange_bench import measure_exchange
+    from labkit.harness.exchange_table import exchange_table
+
+    if others := sorted(set(ops) - {"all_reduce"}):
+        raise ValueError(f"got --op all_reduce beside {', '.join(others)}, expected it alone: it runs on several ranks")
+    with progress_bar(err) as follow:
+        rows = measure_exchange(ranks, rounds=rounds, output=output, progress=follow)
+    if as_json:
+        typer.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
+    else:
+        out.print(exchange_table(rows))
 
 
 @app.command()

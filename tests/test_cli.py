@@ -70,6 +70,8 @@ def test_compare_shows_speed_with_interval_baseline_and_limit(tmp_path: Path) ->
         (("generate", "tiny-gpt2", "--prompt", "a", "--new", "0"), "got new = 0"),
         (("generate", "tiny-gpt2", "--prompt", "a", "--new", "3000"), "use a shorter prompt or fewer new tokens"),
         (("generate", "tiny-gpt2", "--prompt", "a", "--threads", "0"), "got threads = 0"),
+        (("kernels", "--op", "all_reduce", "--op", "qkv"), "expected it alone"),
+        (("kernels", "--op", "all_reduce", "--ranks", "1"), "got ranks = 1"),
         (("run", "absent.ipynb"), "no notebook at absent.ipynb"),
         (("run", "absent.ipynb", "-p", "rounds"), "expected -p NAME VALUE"),
         (("run", "absent.ipynb", "-p", "a", "1", "-p", "a", "2"), "given twice"),

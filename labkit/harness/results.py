@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, TypeAdapter, ValidationError
 
+from labkit.harness.exchange_record import ExchangeMeasurement
 from labkit.harness.records import SCHEMA_VERSION, Comparison, Measurement
 from labkit.harness.region_record import LadderMeasurement, RegionMeasurement
 from labkit.whole_file import write_whole
 
-AnyRecord = Measurement | Comparison | RegionMeasurement | LadderMeasurement
+AnyRecord = Measurement | Comparison | RegionMeasurement | LadderMeasurement | ExchangeMeasurement
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
 
@@ -43,7 +44,7 @@ def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
 def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
     """One row per timed run of the records under `path`: case, side, the run's figures, and its share of the limit.
 
-    Records of regions, which have no such runs, are left out.
+    Records of regions and of sums over ranks, which have no such runs, are left out.
     """
     runs = [record for record in load_records(path) if isinstance(record, Measurement | Comparison)]
     return pd.DataFrame([row for record in runs for row in _rows(record)])

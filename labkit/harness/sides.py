@@ -20,6 +20,7 @@ USER_ERRORS: dict[str, type[Exception]] = {
 }
 FIXED = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # the parent has already resolved the model
 SECONDS_TO_END = 10
+JOINING = ("load", "open_exchange")  # what the ranks of a side meet for
 
 
 class WorkerError(RuntimeError):
@@ -142,7 +143,7 @@ class Side:
     def ask(self, op: str, **request: Any) -> list[dict[str, Any]]:
         """The answers of all ranks, by rank; the first error among them is raised, as SideProcess.ask does."""
         for process, join in zip(self._processes, self._joins, strict=True):
-            process.send(op, **request, **(join if op == "load" else {}))
+            process.send(op, **request, **(join if op in JOINING else {}))
         answers: dict[int, dict[str, Any]] = {}
         with selectors.DefaultSelector() as waiting:
             for rank, process in enumerate(self._processes):

@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from labkit.engine.baselines import DTYPES, baseline, comparison_device
 from labkit.harness.environment import read_memory, reset_peak_memory
+from labkit.harness.exchange_calls import ExchangeCalls
 from labkit.harness.peers import PEERS, llama_cpp
 from labkit.harness.timing import timed_generate, wait_for_gpu
 from labkit.kernels.memory import return_freed_memory
@@ -60,8 +61,7 @@ class Worker:
         _ = source.tokenizer
         options: dict[str, Any] = {}
         if join is not None:
-            meeting = {"init_method": join["rendezvous"], "rank": join["rank"], "world_size": join["ranks"]}
-            dist.init_process_group("gloo", timeout=MEETING, **meeting)
+            _join(join)
             options = {"tensor_parallel": {"tp_size": join["ranks"]}}
         return_freed_memory()
         self._device = comparison_device()
@@ -118,6 +118,22 @@ class Worker:
         """Bytes beyond what the process held before it loaded the weights, in the memory of the device."""
         return {"bytes": read_memory(self._device).peak - self._memory_before}
 
+    def open_exchange(self, *, sizes: list[int], join: dict[str, Any]) -> dict[str, Any]:
+        """Meet the other ranks without a model, for `time_exchange`."""
+        torch.set_num_threads(1)
+        _join(join)
+        self._calls = ExchangeCalls(sizes)
+        return {"transport": self._calls.exchange.transport}
+
+    def time_exchange(self, *, calls: int, seed: int) -> dict[str, Any]:
+        """One round of sums over the ranks."""
+        return {"blocks": self._calls.round(calls=calls, seed=seed)}
+
+
+def _join(join: dict[str, Any]) -> None:
+    meeting = {"init_method": join["rendezvous"], "rank": join["rank"], "world_size": join["ranks"]}
+    dist.init_process_group("gloo", timeout=MEETING, **meeting)
+
 
 def main() -> None:
     """Answer requests until stdin ends."""
@@ -129,6 +145,8 @@ def main() -> None:
         "run": worker.run,
         "stages": worker.stages,
         "peak_memory": worker.peak_memory,
+        "open_exchange": worker.open_exchange,
+        "time_exchange": worker.time_exchange,
     }
     requests = _read_requests()
     while True:
