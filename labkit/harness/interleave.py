@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,52 @@ from labkit.shards import shard
 
 STAGES = TypeAdapter(tuple[StageTime, ...])
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what runs now
+
+
+@dataclass(frozen=True)
+class SideSpec:
+    """Who takes part: a name of `labkit.engine.baselines`, on as many ranks, each with its own `threads`."""
+
+    name: str
+    threads: int
+    ranks: int = 1
+
+    @property
+    def label(self) -> str:
+        return self.name if self.ranks == 1 else f"{self.name}-tp{self.ranks}"
+
+    @property
+    def cores(self) -> int:
+        """That it computes on."""
+        return self.threads * self.ranks
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What `take_turns` found: `sides` in their order, and the tokens [round, sequence, position] of each."""
+
+    sides: tuple[Measurement, ...]
+    tokens: tuple[list[Any], ...]
+
+    def comparison(self, baseline: int, candidate: int) -> Comparison:
+        """Two of the sides, by their places."""
+        difference = first_difference(self.tokens[baseline], self.tokens[candidate])
+        return Comparison(
+            baseline=self.sides[baseline],
+            candidate=self.sides[candidate],
+            tokens_equal=difference is None,
+            first_difference=difference,
+        )
+
+
+def labels(sides: Sequence[SideSpec]) -> list[str]:
+    """What the sides are called; those that differ in nothing but threads say how many."""
+    found = []
+    for side in sides:
+        alike = {other.threads for other in sides if other.label == side.label}
+        threads = f", {side.threads} thread{'s' if side.threads > 1 else ''}"
+        found.append(side.label + (threads if len(alike) > 1 else ""))
+    return found
 
 
 def compare(
@@ -102,100 +149,124 @@ def compare_with_each(
     `warm_up`: new tokens of the first run, which is not timed; None: `new`, which hf-compile and hf-graph need.
     `stages`: whether each side runs once more with its stages told apart.
     """
-    sides, device = (*baselines, candidate), comparison_device()
     threads = max(1, torch.get_num_threads() // max(1, tp)) if threads is None else threads
-    _check(sides, dtype=dtype, batch=batch, prompt=prompt, new=new, threads=threads, tp=tp, rounds=rounds)
-    if tp > 1 and not candidate.startswith("fused"):
+    sides = [SideSpec(name, threads) for name in baselines] + [SideSpec(candidate, threads, tp)]
+    turns = take_turns(
+        sides,
+        model=model,
+        dtype=dtype,
+        batch=batch,
+        prompt=prompt,
+        new=new,
+        rounds=rounds,
+        seed=seed,
+        warm_up=warm_up,
+        stages=stages,
+        output=output,
+        progress=progress,
+    )
+    comparisons = tuple(turns.comparison(which, -1) for which in range(len(baselines)))
+    if output is not None:
+        for comparison in comparisons:
+            save(comparison, output)
+    return comparisons
+
+
+def take_turns(
+    sides: Sequence[SideSpec],
+    *,
+    model: str,
+    dtype: str = "float32",
+    batch: int = 1,
+    prompt: int = 128,
+    new: int = 128,
+    rounds: int = 7,
+    seed: int = 0,
+    warm_up: int | None = None,
+    stages: bool = True,
+    output: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Turns:
+    """Measure sides that may differ in threads and ranks, all in the same rounds. The rest is as for `compare`.
+
+    `output`: a folder that is made before anything is measured, for the caller's records.
+    """
+    device = comparison_device()
+    _check(sides, dtype=dtype, batch=batch, prompt=prompt, new=new, rounds=rounds)
+    if device.type != "cpu" and (several := [side.label for side in sides if side.ranks > 1]):
         raise ValueError(
-            f"got tp={tp} and the candidate {candidate!r}; expected 'fused' or 'fused-int8', which can be cut"
+            f"got {several[0]} on {device}: the ranks of a comparison share one GPU; start them with torchrun"
         )
-    if tp > 1 and device.type != "cpu":
-        raise ValueError(f"got tp={tp} on {device}: the ranks of a comparison share one GPU; start them with torchrun")
     source = resolve(model, seed=seed)
     config = policy_for(source.hf_config).model_config(source.hf_config)
-    shard(config, tp)  # says so where the model has too few heads
+    for side in sides:
+        shard(config, side.ranks)  # says so where the model has too few heads
     check_positions(config, prompt, new)
     if output is not None:
         Path(output).mkdir(parents=True, exist_ok=True)
 
-    case = Case(
-        model=model,
-        origin=source.origin,
-        dtype=dtype,
-        batch=batch,
-        prompt_tokens=prompt,
-        new_tokens=new,
-        threads=threads,
-        tp=tp,
-    )
-    steps = _Steps(sum(name in peers.PEERS for name in sides) + len(sides) * (1 + rounds + stages), progress)
-    environment = read_environment(threads)
+    steps = _Steps(sum(side.name in peers.PEERS for side in sides) + len(sides) * (1 + rounds + stages), progress)
+    names, environments = labels(sides), [read_environment(side.cores) for side in sides]
     with ExitStack() as stack:
         weights = str(source.folder or model)  # decided here, so that all sides load the same
         gguf: dict[str, str] = {}
-        for name in sides:
-            if name in peers.PEERS:
-                steps.begin(f"converting the weights for {name}")
-                gguf[name] = str(stack.enter_context(peers.converted(name, weights, dtype=dtype, seed=seed)))
-        ranks = [1] * len(baselines) + [tp]
-        threads_of = [threads * count for count in ranks]
-        processes = [stack.enter_context(Side(name, threads, count)) for name, count in zip(sides, ranks, strict=True)]
-        shape = {"model": weights, "dtype": dtype, "batch": batch, "prompt": prompt, "new": new, "threads": threads}
+        for side in sides:
+            if side.name in peers.PEERS:
+                steps.begin(f"converting the weights for {side.name}")
+                gguf[side.name] = str(stack.enter_context(peers.converted(side.name, weights, dtype=dtype, seed=seed)))
+        processes = [stack.enter_context(Side(side.name, side.threads, side.ranks)) for side in sides]
+        shape = {"model": weights, "dtype": dtype, "batch": batch, "prompt": prompt, "new": new}
         loaded = []
-        for process in processes:
-            steps.begin(f"loading and warming up {process.name}")
-            own = {"name": process.name, "gguf": gguf.get(process.name)}
+        for name, side, process in zip(names, sides, processes, strict=True):
+            steps.begin(f"loading and warming up {name}")
+            own = {"name": side.name, "threads": side.threads, "gguf": gguf.get(side.name)}
             loaded.append(_loaded(process.ask("load", seed=seed, warm_up=warm_up, **own, **shape)))
         runs: list[list[Run]] = [[] for _ in sides]
         tokens: list[list[Any]] = [[] for _ in sides]
         order = np.random.default_rng(seed)
         for index in range(rounds):
             for which in order.permutation(len(sides)):
-                steps.begin(f"round {index + 1} of {rounds}: {sides[which]}")
-                before = probe_bandwidth(threads_of[which], device)
+                steps.begin(f"round {index + 1} of {rounds}: {names[which]}")
+                before = probe_bandwidth(sides[which].cores, device)
                 replies = processes[which].ask("run", seed=seed + 1 + index)
-                after = probe_bandwidth(threads_of[which], device)
+                after = probe_bandwidth(sides[which].cores, device)
                 times = slowest([Times(**reply["times"]) for reply in replies])
                 runs[which].append(Run.of(times, round=index, before=before, after=after))
                 tokens[which].append(replies[0]["tokens"])
         memory = [max(rank["bytes"] for rank in process.ask("peak_memory")) for process in processes]
         staged: list[list[dict[str, Any]]] = []
-        for process in processes if stages else ():
-            steps.begin(f"stages of {process.name}")
+        for name, process in zip(names, processes, strict=True) if stages else ():
+            steps.begin(f"stages of {name}")
             staged.append(process.ask("stages", seed=seed))
 
-    measured = [
+    measured = tuple(
         Measurement(
-            name=name if ranks[which] == 1 else f"{name}-tp{tp}",
-            case=case,
-            environment=environment,
+            name=names[which],
+            case=Case(
+                model=model,
+                origin=source.origin,
+                dtype=dtype,
+                batch=batch,
+                prompt_tokens=prompt,
+                new_tokens=new,
+                threads=side.threads,
+                tp=side.ranks,
+            ),
+            environment=environments[which],
             work=count_work(config, getattr(torch, loaded[which].pop("weights")), batch, prompt, new),
             runs=tuple(runs[which]),
             peak_rss_mb=memory[which] / 1e6,
             stages=STAGES.validate_python(staged[which][0]["stages"]) if stages else (),
             rank_stages=tuple(STAGES.validate_python(rank["stages"]) for rank in staged[which])
-            if stages and ranks[which] > 1
+            if stages and side.ranks > 1
             else (),
             stage_run=_stage_run(staged[which][0]["times"]) if stages else None,
             **loaded[which],
         )
-        for which, name in enumerate(sides)
-    ]
-    differences = [first_difference(theirs, tokens[-1]) for theirs in tokens[:-1]]
-    comparisons = tuple(
-        Comparison(
-            baseline=baseline,
-            candidate=measured[-1],
-            tokens_equal=difference is None,
-            first_difference=difference,
-        )
-        for baseline, difference in zip(measured[:-1], differences, strict=True)
+        for which, side in enumerate(sides)
     )
-    if output is not None:
-        for comparison in comparisons:
-            save(comparison, output)
     steps.end()
-    return comparisons
+    return Turns(measured, tuple(tokens))
 
 
 def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
@@ -207,19 +278,26 @@ def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
     return int(positions[0]) if len(positions) else None
 
 
-def _check(sides: Sequence[str], *, dtype: str, **counts: int) -> None:
-    for name in sides:
-        if name not in peers.PEERS:
-            check_baseline(name)
+def _check(sides: Sequence[SideSpec], *, dtype: str, **counts: int) -> None:
+    for side in sides:
+        if side.name not in peers.PEERS:
+            check_baseline(side.name)
         elif reason := peers.unavailable():
             raise ValueError(reason)
     if dtype not in DTYPES:
         raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
-    least = {"batch": 1, "prompt": 1, "new": 2, "threads": 1, "tp": 1, "rounds": 2}
+    least = {"batch": 1, "prompt": 1, "new": 2, "rounds": 2}
     reasons = {"new": " (a decode step follows the first token)", "rounds": " (an interval needs two)"}
-    for name, value in counts.items():
-        if value < least[name]:
-            raise ValueError(f"got {name} = {value}, expected at least {least[name]}{reasons.get(name, '')}")
+    given = [*counts.items(), *(("threads", side.threads) for side in sides), *(("tp", side.ranks) for side in sides)]
+    for name, value in given:
+        if value < least.get(name, 1):
+            raise ValueError(f"got {name} = {value}, expected at least {least.get(name, 1)}{reasons.get(name, '')}")
+    for side in sides:
+        if side.ranks > 1 and not side.name.startswith("fused"):
+            raise ValueError(
+                f"got tp={side.ranks} and the candidate {side.name!r}; expected 'fused' or 'fused-int8', "
+                "which can be cut"
+            )
 
 
 def check_positions(config: ModelConfig, prompt: int, new: int) -> None:

@@ -30,7 +30,7 @@ class Record(BaseModel):
 class Case(Record):
     """What was generated with what. `origin` tells where the weights came from.
 
-    tp: ranks that the candidate was cut for, each with `threads` threads.
+    tp: ranks that the model was cut for, each with `threads` threads.
     """
 
     model: str
@@ -41,6 +41,11 @@ class Case(Record):
     new_tokens: int
     threads: int
     tp: int = 1
+
+    @property
+    def cores(self) -> int:
+        """That it computes on, on a CPU."""
+        return self.threads * self.tp
 
 
 class Run(Record):
@@ -238,14 +243,14 @@ class Comparison(Record):
     @property
     def limit_ratio(self) -> float | None:
         """What the memory allows more ranks to gain: the candidate's read bandwidth over the baseline's, each probed
-        with all threads of its side beside its run, median over rounds. 1.0 for sides of as many threads.
+        with all threads of its side beside its run, median over rounds. 1.0 for sides of as many threads in all.
         """
         pairs = [
             (ours.bandwidth_gb_s, theirs.bandwidth_gb_s)
             for ours, theirs in zip(self.candidate.runs, self.baseline.runs, strict=True)
         ]
         found = [float(np.mean(ours) / np.mean(theirs)) for ours, theirs in pairs if ours and theirs]
-        if self.case.tp == 1:
+        if self.candidate.case.cores == self.baseline.case.cores:
             return 1.0
         return float(np.median(found)) if found else None
 
