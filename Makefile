@@ -30,6 +30,8 @@ bench: $(READY) ## measure this machine against the targets and write profiles/
 	@echo "bench: every model against its baselines, every region against the unfused ops; writes profiles/"
 	@$(BIN)/python -P -m labkit.harness.bench
 	@$(BIN)/python -P -m labkit.harness.region_bench
+	@echo "bench: two ranks against one and two threads, and the sums that they exchange"
+	@$(BIN)/python -P -m labkit.harness.parallel_bench
 	@echo "bench: what announcing stages costs; large traces, read, projected and drawn"
 	@$(BIN)/python -P -m labkit.harness.range_bench
 	@$(BIN)/python -P -m labkit.nsys.bench
