@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from IPython.display import Markdown
@@ -9,10 +10,25 @@ from IPython.display import Markdown
 from labkit.figures.frames import number
 
 if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from labkit.config import ModelConfig
     from labkit.harness import Comparison
     from labkit.nsys.capture.pair import Pair
 
 TOLERANCE = 0.01
+WHY_SUMS = {
+    1: "its attention and its MLP start from the same rows and are both added to the residual, so a rank adds up its "
+    "own two parts first",
+    2: "its MLP starts from rows that attention was added to, so these must be whole first, and the MLP's own parts "
+    "are summed behind it",
+}
+WRONG_SUMS = {
+    0: "a rank has only its heads' part of each output, and the next norm needs the whole",
+    1: "what does its MLP start from, and is that whole on every rank by then?",
+    2: "two sums can be one where nothing in between needs the first; what does its MLP start from?",
+    4: "a matrix cut by rows has whole outputs, and each rank needs only its own; which ones are cut by columns?",
+}
 
 
 def model_shape(name: str) -> Markdown:
@@ -93,6 +109,58 @@ def check_gap(pair: Pair, share: float | None) -> Markdown:
     if abs(share * 100 - right) <= 1:
         return Markdown(f"- `{most}`: not yet: {share} is a fraction; expected percent")
     return Markdown(f"- `{most}`: not yet: {number(share)} % is too {'high' if share > right else 'low'}")
+
+
+def model_cut(name: str, ranks: int) -> go.Figure:
+    """What each of `ranks` ranks holds of the model called `name`, whose weights are not needed for it."""
+    from labkit.figures.parallel import cut_figure
+
+    return cut_figure(_config(name), ranks)
+
+
+def check_sums(model: str, all_reduces: Mapping[str, int | None], kb_per_token: float | None) -> Markdown:
+    """What to say to guesses: how many sums over the ranks a layer of each of these models needs, and how many KB (of
+    1,000 bytes) a rank of `model` brings to those of one decode step's layers, at batch 1.
+
+    Every model is judged by its own architecture.
+    """
+    verdicts = [f"- a layer of {name}: {_check_count(_config(name), count)}" for name, count in all_reduces.items()]
+    config = _config(model)
+    layer_kb = sums_per_layer(config) * config.hidden_size * 4 / 1e3
+    right = config.num_layers * layer_kb
+    mistakes = {
+        layer_kb: "this is one layer's; a step has all of them",
+        right / 2: "these are half of it: two bytes each? The parts are summed in float32, whatever the weights are",
+        right / 1.024: "a KB of 1,024 bytes; here it has 1,000",
+        right / 4: "these are numbers; of float32, each has four bytes",
+    }
+    return Markdown(
+        "\n".join([*verdicts, f"- KB per rank and token of {model}: {_check(kb_per_token, right, mistakes)}"])
+    )
+
+
+def sums_per_layer(config: ModelConfig) -> int:
+    """How many sums over the ranks a layer needs: one where attention and MLP start from the same rows, else two."""
+    return 1 if config.parallel_residual else 2
+
+
+def _check_count(config: ModelConfig, count: int | None) -> str:
+    right = sums_per_layer(config)
+    if count is None:
+        return "not answered yet"
+    if count == right:
+        return f"**right**: {count}; {WHY_SUMS[right]}"
+    if count == right * config.num_layers:
+        return "not yet: these are those of all layers"
+    return f"not yet: {WRONG_SUMS.get(count, 'which of its matrices leave every rank with a part of every output?')}"
+
+
+def _config(name: str) -> ModelConfig:
+    from labkit.policies import policy_for
+    from labkit.presets import PRESETS, resolve
+
+    hf_config = PRESETS[name].hf_config if name in PRESETS else resolve(name).hf_config
+    return policy_for(hf_config).model_config(hf_config)
 
 
 def _check(answer: float | None, right: float, mistakes: dict[float, str]) -> str:

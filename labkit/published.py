@@ -29,6 +29,8 @@ PAIRS = (
     Pair("bloom176b-8xa100", "latency_per_token", "ms per token", "accelerate", "bf16", "ds-inference", "fp16"),
 )
 
+SCALED = ("latency_mean", "latency_per_token")
+
 
 @cache
 def _published() -> pd.DataFrame:
@@ -58,6 +60,29 @@ def published_speedups(batch: int = 1) -> pd.DataFrame:
     Where a table has several batch sizes the one closest to `batch` is taken.
     """
     return pd.DataFrame([_speedup(pair, batch) for pair in PAIRS])
+
+
+def published_scaling(batch: int = 1) -> pd.DataFrame:
+    """What the sources' latencies amount to on more GPUs: one row per model, method and precision that a source has on
+    several numbers of GPUs: the fewest (few_gpus, few_ms) against the most (many_gpus, many_ms), and speedup.
+
+    Of several batch sizes the one closest to `batch` is taken. Where the source tells no batch size, there is no row.
+    """
+    frame = _published()
+    frame = frame[(frame["unit"] == "ms") & frame["metric"].isin(SCALED)].dropna(subset=["value", "batch", "gpus"])
+    rows = []
+    for _, group in frame.groupby(["model", "hardware", "method", "precision", "metric", "source"], sort=False):
+        counts = group.groupby("batch")["gpus"].nunique()
+        several = counts.index[counts > 1]
+        if several.empty:
+            continue
+        chosen = min(several, key=lambda size: abs(size - batch))
+        ordered = group[group["batch"] == chosen].sort_values("gpus")
+        few, many = ordered.iloc[0], ordered.iloc[-1]
+        shared = few[["model", "hardware", "method", "precision", "batch", "source"]].to_dict()
+        times = {"few_ms": few["value"], "many_ms": many["value"], "speedup": few["value"] / many["value"]}
+        rows.append(shared | {"few_gpus": int(few["gpus"]), "many_gpus": int(many["gpus"])} | times)
+    return pd.DataFrame(rows)
 
 
 def _speedup(pair: Pair, batch: int) -> dict[str, object]:

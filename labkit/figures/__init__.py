@@ -4,6 +4,7 @@ from labkit.figures.beside import published_figure, region_figure
 from labkit.figures.captures import captures_table
 from labkit.figures.difference import difference_figure, difference_table, stage_difference_table
 from labkit.figures.latency import latency_figure, per_token_figure
+from labkit.figures.parallel import cut_figure, gpus_figure, scaling_figure, waiting_figure
 from labkit.figures.regions import (
     fusion_figure,
     ladder_figure,
@@ -22,9 +23,11 @@ __all__ = [
     "SIDE_COLORS",
     "STAGE_COLORS",
     "captures_table",
+    "cut_figure",
     "difference_figure",
     "difference_table",
     "fusion_figure",
+    "gpus_figure",
     "headline",
     "ladder_figure",
     "latency_figure",
@@ -36,9 +39,11 @@ __all__ = [
     "regions_figure",
     "regions_table",
     "roofline_figure",
+    "scaling_figure",
     "stage_difference_table",
     "stage_figure",
     "stage_table_figure",
     "summary_table",
     "timeline",
+    "waiting_figure",
 ]

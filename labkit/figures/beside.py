@@ -49,7 +49,7 @@ def published_figure(comparison: Comparison) -> go.Figure:
         _write(figure, f"{ratio} {ratio.verdict}", ratio.high, name, row=1, col=1)
     theirs = published_speedups(comparison.case.batch)
     labels = [_label(row) for _, row in theirs.iterrows()]
-    _add_published(figure, labels, theirs["speedup"], theirs["source"], row=2, col=1)
+    add_published(figure, labels, theirs["speedup"], theirs["source"], row=2, col=1)
     for label, (_, row) in zip(labels, theirs.iterrows(), strict=True):
         times = f"{number(row['baseline_ms'], 4)} to {number(row['candidate_ms'], 4)} {row['unit']}"
         _write(figure, f"{row['speedup']:.3g}x, {times}", row["speedup"], label, row=2, col=1)
@@ -79,7 +79,7 @@ def region_figure(comparison: Comparison) -> go.Figure:
         _write(figure, text, ratio or 0.0, REGION_NAMES[region], row=1, col=1)
     theirs = published("deep-fusion")
     names = list(REGION_NAMES.values())
-    _add_published(figure, names, theirs["value"], theirs["source"] + UNFUSED, row=1, col=2)
+    add_published(figure, names, theirs["value"], theirs["source"] + UNFUSED, row=1, col=2)
     for name, value in zip(names, theirs["value"], strict=True):
         _write(figure, f"{value:.3g}x", value, name, row=1, col=2)
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {_pair(comparison)}"), row=1, col=1)
@@ -89,9 +89,10 @@ def region_figure(comparison: Comparison) -> go.Figure:
     return _finish(figure, comparison, "Times faster in each of the four fused regions", height=430, left=150)
 
 
-def _add_published(
+def add_published(
     figure: go.Figure, labels: Sequence[str], values: Iterable[float], sources: Iterable[str], *, row: int, col: int
 ) -> None:
+    """Bars of others' figures, on a ground of their own, with their sources below the panel."""
     values, sources = list(values), list(sources)
     bars = go.Bar(
         x=values,

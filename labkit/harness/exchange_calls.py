@@ -31,7 +31,8 @@ class ExchangeCalls:
     def round(self, *, calls: int, seed: int) -> list[dict[str, Any]]:
         """Times `calls` calls in a row of every size and way, in the same random order on all ranks."""
         blocks = [(size, impl) for size in self._parts for impl in WAYS]
-        return [self._block(*blocks[at], calls) for at in np.random.default_rng(seed).permutation(len(blocks))]
+        order = np.random.default_rng(seed).permutation(len(blocks))
+        return [self._block(size, impl, calls) for size, impl in (blocks[at] for at in order)]
 
     def _block(self, size: int, impl: str, calls: int) -> dict[str, Any]:
         part, exchange = self._parts[size], self.exchange

@@ -20,7 +20,8 @@ from rich.markup import escape
 from labkit.harness.bench import stem
 from labkit.harness.bench_report import markdown_table
 from labkit.harness.environment import read_environment
-from labkit.harness.exchange_bench import KB, measure_exchange
+from labkit.harness.exchange_bench import CALLS, KB, measure_exchange
+from labkit.harness.exchange_bench import ROUNDS as EXCHANGE_ROUNDS
 from labkit.harness.exchange_record import WAYS, ExchangeMeasurement, exchange_remarks
 from labkit.harness.exchange_table import kilobytes, microseconds
 from labkit.harness.interleave import SideSpec, take_turns
@@ -55,8 +56,12 @@ def main(
     environment = read_environment(CUT.cores)
     file = (output or Path("runs" if quick else "profiles")) / f"{stem(environment, quick=quick)}-parallel.jsonl"
     with progress_bar(err) as follow:
-        how = {"rounds": QUICK_ROUNDS, "calls": QUICK_CALLS} if quick else {}
-        sums = measure_exchange(CUT.ranks, **how, progress=lambda *step: follow(*step[:2], f"sums: {step[2]}"))
+        sums = measure_exchange(
+            CUT.ranks,
+            rounds=QUICK_ROUNDS if quick else EXCHANGE_ROUNDS,
+            calls=QUICK_CALLS if quick else CALLS,
+            progress=lambda done, total, label: follow(done, total, f"sums: {label}"),
+        )
     found: list[Comparison] = []
     for model in MODELS:
         with progress_bar(err) as follow:

@@ -1,6 +1,8 @@
 """What `labkit profile` runs without a command: one side generates, warm, under the ranges of its stages.
 
 python -P -m labkit.harness.profiled MODEL SIDE [--dtype float32] [--batch 1] [--prompt 32] [--new 16] ...
+
+With --tp it is one rank of so many, which torchrun starts.
 """
 
 from __future__ import annotations
@@ -28,12 +30,14 @@ def main(
     prompt: Annotated[int, typer.Option(min=1)] = 32,
     new: Annotated[int, typer.Option(min=1)] = 16,
     threads: Annotated[int, typer.Option(min=1)] = 1,
+    tp: Annotated[int, typer.Option(min=1)] = 1,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     if dtype not in DTYPES:
         raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     source = resolve(model, seed=seed)
-    loaded = baseline(side, source, DTYPES[dtype], threads)
+    options = {"tensor_parallel": {"tp_size": tp}} if tp > 1 else {}
+    loaded = baseline(side, source, DTYPES[dtype], threads, **options)
     if (settings := getattr(loaded.model, "generation_config", None)) is not None:
         settings.eos_token_id = None  # every run has all of its tokens
     tokens = np.random.default_rng(seed).integers(0, loaded.config.vocab_size, (batch, prompt))

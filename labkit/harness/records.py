@@ -91,7 +91,7 @@ class Measurement(Record):
     runs: tuple[Run, ...] = Field(min_length=1)
     clock: str = CLOCK
     load_s: float | None = None
-    start_to_ready_s: float | None = None  # from the start of the process to the end of its first warm-up run
+    start_to_ready_s: float | None = None  # imports, loading and the first warm-up run, without waiting for a turn
     first_run_s: float | None = None  # the first warm-up run, compilation included
     peak_rss_mb: float | None = None  # beyond what the process held before it loaded the weights; of a GPU its memory
     stages: tuple[StageTime, ...] = ()  # from one extra run, never from the timed ones

@@ -28,6 +28,7 @@ HELP = {
     "threads": "0: as many as torch would use",
     "rounds": "runs of each side, interleaved; 6 or more for an interval",
     "candidate": "the side that is held against the baseline",
+    "tp_sizes": "numbers of ranks, separated by commas; one is always among them",
     "steps": "decode steps of each side",
     "source": "nsys, torch (torch.profiler), bundled (captures that come with labkit), or auto",
 }

@@ -1,4 +1,4 @@
-"""Sides that differ in threads and ranks, in the same rounds: each is told apart, and held against what memory allows."""
+"""Sides that differ in threads and ranks, in the same rounds, and what the memory allows them."""
 
 from typing import Any
 

@@ -1,0 +1,329 @@
+"""Tensor parallelism drawn: what each rank holds, what more ranks gain, and how they wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from labkit.config import ModelConfig
+from labkit.figures.beside import MEASURED_HERE, add_published
+from labkit.figures.frames import number
+from labkit.figures.summary import case_line
+from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading
+from labkit.nsys.analysis.labelled import labelled
+from labkit.nsys.analysis.steps import steps
+from labkit.published import published_scaling
+from labkit.shards import Shard, shard
+from labkit.stages import Phase, Stage
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from labkit.nsys.trace import Trace
+    from labkit.parallel_study import ParallelStudy
+
+RANK_COLORS = ("#2f6db5", "#d9702b", "#2f8f5b", "#8159a8", "#caa01e", "#b8433f", "#2b8a96", "#7d8896")
+MATRICES = ("qkv.weight", "attn_out.weight", "ff1.weight", "ff2.weight")
+IDEAL = "#7d8896"
+TALLEST = 4.5  # of a drawn matrix, in widths of the model; what is larger is not drawn to scale
+GAP = 0.75  # between matrices, in widths of the model
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Lines [begin, end) of a matrix along `dim`, and the ranks that hold them."""
+
+    dim: int
+    begin: int
+    end: int
+    holders: tuple[int, ...]
+
+
+def pieces(shards: tuple[Shard, ...], name: str, shape: tuple[int, ...]) -> list[Piece]:
+    """The canonical weight `name` of this shape, cut where the ranks that hold it change."""
+    cuts = [part.cut(name) for part in shards]
+    dim = next((cut.dim for cut in cuts if cut), 0)
+    ranges = [cut.ranges if cut else ((0, shape[dim]),) for cut in cuts]
+    edges = sorted({edge for held in ranges for pair in held for edge in pair})
+    found = []
+    for begin, end in pairwise(edges):
+        holders = tuple(rank for rank, held in enumerate(ranges) if any(a <= begin and end <= b for a, b in held))
+        found.append(Piece(dim, begin, end, holders))
+    return found
+
+
+def cut_figure(config: ModelConfig, ranks: int) -> go.Figure:
+    """Which rows or columns of the matrices of a layer, and of the head, each rank holds. Striped: more than one rank.
+
+    ValueError for more ranks than the model has heads.
+    """
+    shards = tuple(shard(config, ranks, rank) for rank in range(ranks))
+    shapes = config.layer_shapes() | {"head.weight": (config.vocab_size, config.embedding_size)}
+    figure, left = go.Figure(), 0.0
+    drawn = [(name, shapes[name]) for name in (*MATRICES, "head.weight")]
+    tallest = max(min(rows / config.hidden_size, TALLEST) for _, (rows, _) in drawn)
+    for name, (rows, columns) in drawn:
+        width, height = (min(size / config.hidden_size, TALLEST) for size in (columns, rows))
+        for piece in pieces(shards, name, (rows, columns)):
+            _draw(figure, shards, name, piece, (rows, columns), (left, width, height))
+        _name(figure, name, (rows, columns), left, width, to_scale=rows <= TALLEST * config.hidden_size)
+        for at, part in _parts(config, name):
+            y = (at + 0.5 * part[1]) / rows * height
+            figure.add_annotation(text=part[0], x=left, y=y, xanchor="right", xshift=-5, showarrow=False,
+                                  font={"size": 12, "color": SOFT})  # fmt: skip
+            if at:
+                line = {"color": "white", "width": 3}
+                figure.add_shape(type="line", x0=left, x1=left + width, y0=at / rows * height, y1=at / rows * height,
+                                 line=line)  # fmt: skip
+        left += width + GAP
+    for rank in range(ranks):
+        marker = {"color": RANK_COLORS[rank % len(RANK_COLORS)], "symbol": "square", "size": 12}
+        figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=_holding(shards[rank]))
+    figure.update_xaxes(visible=False, range=[-0.45, left - GAP + 0.1])
+    figure.update_yaxes(visible=False, range=[tallest + 0.1, -0.55])
+    whole = "; ".join(_whole(shards, config))
+    subtitle = (
+        f"{config.architecture}: {config.num_heads} query heads, {config.num_kv_heads} for keys and values, of "
+        f"{config.head_dim}. Striped: held by more than one rank.<br>On every rank: {whole}."
+    )
+    finish(figure, f"What each of {ranks} ranks holds of a layer, and of the head", subtitle, height=560)
+    return figure.update_layout(
+        showlegend=True, legend={"orientation": "h", "x": 0, "y": 0, "yanchor": "top"}, margin={"l": 24, "b": 70}
+    )
+
+
+def _draw(
+    figure: go.Figure,
+    shards: tuple[Shard, ...],
+    name: str,
+    piece: Piece,
+    shape: tuple[int, int],
+    place: tuple[float, float, float],
+) -> None:
+    """One rectangle, or stripes along the lines for its holders."""
+    left, width, height = place
+    stripes = max(1, 12 // len(piece.holders)) * len(piece.holders) if len(piece.holders) > 1 else 1
+    begin, end = piece.begin / shape[piece.dim], piece.end / shape[piece.dim]
+    what = ("rows", "columns")[piece.dim]
+    who = " and ".join(f"rank {rank}" for rank in piece.holders)
+    text = f"{name.removesuffix('.weight')}, {what} {piece.begin:,} to {piece.end - 1:,}: {who}"
+    for stripe in range(stripes):
+        low, high = stripe / stripes, (stripe + 1) / stripes
+        across, along = ((low, high), (begin, end)) if piece.dim == 0 else ((begin, end), (low, high))
+        x = [left + width * edge for edge in (across[0], across[1], across[1], across[0])]
+        y = [height * edge for edge in (along[0], along[0], along[1], along[1])]
+        color = RANK_COLORS[piece.holders[stripe % len(piece.holders)] % len(RANK_COLORS)]
+        figure.add_scatter(
+            x=x, y=y, fill="toself", mode="lines", fillcolor=color, line={"color": "white", "width": 1 / stripes},
+            hoveron="fills", hoverinfo="text", text=text, name=text, showlegend=False,
+        )  # fmt: skip
+
+
+def _name(figure: go.Figure, name: str, shape: tuple[int, int], left: float, width: float, *, to_scale: bool) -> None:
+    text = f"<b>{name.removesuffix('.weight')}</b><br>{shape[0]:,} x {shape[1]:,}"
+    text += "" if to_scale else "<br>not to scale"
+    figure.add_annotation(text=text, x=left + width / 2, y=-0.06, yanchor="bottom", showarrow=False)
+
+
+def _parts(config: ModelConfig, name: str) -> Iterator[tuple[int, tuple[str, int]]]:
+    """Where the parts of a matrix begin that is several in one: first row, and the name and size of the part."""
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    sizes = {}
+    if name == "qkv.weight":
+        sizes = {"Q": query, "K": kv, "V": kv}
+    elif name == "ff1.weight" and config.gated:
+        sizes = {"gate": config.intermediate_size, "up": config.intermediate_size}
+    begin = 0
+    for part, size in sizes.items():
+        yield begin, (part, size)
+        begin += size
+
+
+def _holding(part: Shard) -> str:
+    heads = f"{len(part.query)} query head{'s' if len(part.query) > 1 else ''}"
+    kv = ", ".join(map(str, dict.fromkeys(part.kv)))
+    return f"rank {part.rank}: {heads}, KV {kv}" if len(kv) < 12 else f"rank {part.rank}: {heads}"
+
+
+def _whole(shards: tuple[Shard, ...], config: ModelConfig) -> list[str]:
+    names = config.layer_shapes()
+    return [name for name in names if all(part.cut(name) is None for part in shards)] or ["nothing"]
+
+
+def scaling_figure(study: ParallelStudy) -> go.Figure:
+    """Left the time per token by number of ranks, with the ideal line and the one that the memory allows; right the
+    share of a step in which each rank waits for the others.
+    """
+    figure = make_subplots(rows=1, cols=2, column_widths=[0.62, 0.38], horizontal_spacing=0.14)
+    sides, ranks = study.sides, [side.case.tp for side in study.sides]
+    took = [side.per_token_ms for side in sides]
+    rounds = [side.rounds_ms("per_token") for side in sides]
+    _line(figure, ranks, [took[0] / size for size in ranks], "ideal: 1 / ranks", IDEAL, "dot")
+    limits = [comparison.limit_ratio for comparison in study.comparisons]
+    if None not in limits:
+        allowed = [took[0], *(took[0] / limit for limit in limits if limit)]
+        _line(figure, ranks, allowed, "what the memory allows", LIMIT, "dash")
+    figure.add_scatter(
+        x=ranks, y=took, mode="lines+markers", name="measured", line={"color": SIDE_COLORS["candidate"], "width": 2.4},
+        marker={"size": 10},
+        error_y={
+            "type": "data", "array": [max(each) - median for each, median in zip(rounds, took, strict=True)],
+            "arrayminus": [median - min(each) for each, median in zip(rounds, took, strict=True)], "color": INK,
+            "thickness": 1.4, "width": 5,
+        },
+        hovertemplate="%{x} ranks: %{y:.3g} ms per token<extra></extra>", row=1, col=1,
+    )  # fmt: skip
+    for size, ms in zip(ranks, took, strict=True):
+        figure.add_annotation(text=f"<b>{number(ms)} ms</b>", x=size, y=ms, yanchor="bottom", yshift=12, xshift=4,
+                              xanchor="left", showarrow=False, row=1, col=1)  # fmt: skip
+    labels, shares = [], []
+    for side in sides[1:]:
+        labels += [f"{side.case.tp} ranks: {rank}" for rank in range(side.case.tp)]
+        shares += list(side.communication_shares)
+    figure.add_bar(
+        x=[100 * share for share in shares], y=labels, orientation="h", marker_color=STAGE_COLORS[Stage.ALL_REDUCE],
+        text=[f"{share:.1%}" for share in shares], textposition="outside", cliponaxis=False, showlegend=False,
+        hovertemplate="rank %{y}: %{x:.2f} % of a step<extra></extra>", row=1, col=2,
+    )  # fmt: skip
+    figure.update_xaxes(title="ranks", tickvals=ranks, range=[0.75, ranks[-1] * 1.12], row=1, col=1)
+    figure.update_yaxes(range=[0, max(max(each) for each in rounds) * 1.2], ticksuffix=" ms", row=1, col=1)
+    figure.update_xaxes(range=[0, 120 * max(shares, default=0.01) or 1], ticksuffix=" %", row=1, col=2)
+    figure.update_yaxes(autorange="reversed", row=1, col=2)
+    threads = sides[0].case.threads
+    figure.add_annotation(heading("<b>per token</b>, median; whiskers: all rounds"), row=1, col=1)
+    figure.add_annotation(heading("<b>waiting for other ranks</b>, of a decode step"), row=1, col=2)
+    each = f"each rank has {threads} thread{'s' if threads > 1 else ''}; {sides[0].environment.cpu}"
+    finish(figure, study.headline, f"{case_line(study.most)}<br>{each}", height=460)
+    return figure.update_layout(
+        showlegend=True, legend={"x": 0.6, "xanchor": "right", "y": 0.98, "bgcolor": "rgba(255,255,255,0.7)"},
+        margin={"l": 80},
+    )  # fmt: skip
+
+
+def _line(figure: go.Figure, x: list[int], y: list[float], name: str, color: str, dash: str) -> None:
+    line = {"color": color, "width": 2, "dash": dash}
+    figure.add_scatter(x=x, y=y, mode="lines", name=name, line=line, hovertemplate="%{y:.3g} ms<extra></extra>",
+                       row=1, col=1)  # fmt: skip
+
+
+def waiting_figure(study: ParallelStudy) -> go.Figure | str:
+    """Above one decode step of every rank on one time axis, below how far apart the ranks arrived at each of its sums.
+    Markdown text where there is no capture.
+    """
+    if study.trace is None or study.collectives is None:
+        return " ".join(study.remarks)
+    step = _typical_step(study.trace)
+    begin = step["start_ns"].min()
+    stages = _stages_of(study.trace, step)
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.6, 0.4], vertical_spacing=0.16)
+    for stage in [stage for stage in Stage if stage in set(stages["stage"])]:
+        mine = stages[stages["stage"] == stage]
+        figure.add_bar(
+            base=(mine["start_ns"] - begin) / 1e6, x=(mine["end_ns"] - mine["start_ns"]) / 1e6,
+            y=[f"rank {rank}" for rank in mine["rank"]], orientation="h", width=0.62, name=str(stage),
+            marker={"color": STAGE_COLORS[stage], "line": {"width": 0}},
+            hovertext=[f"{_where(layer)}{stage}" for layer in mine["layer"]],
+            hovertemplate="%{y}, %{hovertext}<br>%{x:.4f} ms<extra></extra>", row=1, col=1,
+        )  # fmt: skip
+    sums = study.collectives.frame
+    sums = sums[(sums["phase"] == Phase.DECODE) & (sums["step"] == int(step["index"].iloc[0]))]
+    for rank, mine in sums[sums["last"]].groupby("rank"):
+        figure.add_bar(
+            x=(mine["start_ns"] - begin) / 1e6, y=mine["skew_ns"] / 1e3, name=f"rank {rank} came last",
+            marker={"color": RANK_COLORS[int(rank) % len(RANK_COLORS)]},
+            width=(step["end_ns"].max() - begin) / 1e6 / max(len(sums), 1) / 2,
+            hovertext=[f"{_where(layer)}sum {order + 1}: rank {rank} came last" for layer, order in
+                       zip(mine["layer"].fillna(-1), mine["order"], strict=True)],
+            hovertemplate="%{hovertext}<br>%{y:.1f} µs after the first<extra></extra>", row=2, col=1,
+        )  # fmt: skip
+    figure.update_layout(barmode="overlay")
+    figure.update_yaxes(autorange="reversed", row=1, col=1)
+    figure.update_yaxes(ticksuffix=" µs", rangemode="tozero", row=2, col=1)
+    figure.update_xaxes(ticksuffix=" ms", range=[0, (step["end_ns"].max() - begin) / 1e6], showticklabels=True)
+    figure.update_xaxes(title="time from the start of the step", row=2, col=1)
+    figure.add_annotation(heading("<b>stages of each rank</b>"), row=1, col=1)
+    figure.add_annotation(heading("<b>from the first to the last rank's arrival</b>, at each sum"), row=2, col=1)
+    finish(figure, "One decode step of every rank on one time axis", _waits(study, sums), height=600)
+    legend = {"orientation": "h", "x": 0, "y": -0.14, "yanchor": "top", "font": {"size": 12}}
+    return figure.update_layout(showlegend=True, legend=legend, margin={"l": 90, "b": 120})
+
+
+def _typical_step(trace: Trace) -> pd.DataFrame:
+    """The rows, one for each rank, of the decode step that took the median time; the first is left out."""
+    found = steps(trace)
+    found = found[found["phase"] == Phase.DECODE]
+    took = found.groupby("index")["duration_ns"].max().iloc[1:].sort_values()
+    return found[found["index"] == took.index[len(took) // 2]]
+
+
+def _stages_of(trace: Trace, step: pd.DataFrame) -> pd.DataFrame:
+    """The ranges of stages within a step: rank, stage, layer (-1: none), start_ns, end_ns."""
+    ranges = labelled(trace)
+    ranges = ranges[ranges["stage"].isin([str(stage) for stage in Stage])]
+    row = step.set_index("process")
+    of_step = ranges["process"].map(row["start_ns"]), ranges["process"].map(row["end_ns"])
+    inside = ranges[(ranges["start_ns"] >= of_step[0]) & (ranges["end_ns"] <= of_step[1])]
+    return inside.assign(rank=inside["process"].map(row["rank"]))
+
+
+def _where(layer: int) -> str:
+    return "" if layer < 0 else f"layer {layer}, "
+
+
+def _waits(study: ParallelStudy, sums: pd.DataFrame) -> str:
+    assert study.capture is not None
+    assert study.collectives is not None
+    skew = sums.loc[sums["last"], "skew_ns"] / 1e3
+    middle = f"median {number(float(np.median(skew)))} µs, at most {number(float(skew.max()))} µs" if len(skew) else ""
+    record = study.capture.record
+    line = f"{len(skew)} sums in the step; their ranks arrive apart by {middle}"
+    remarks = "".join(f"<br>{remark}" for remark in study.collectives.remarks)
+    how = f"{record.profiler}, op by op: the engine itself takes a step in one call, and waits less"
+    return f"{line}<br>{record.case['model']}, {record.case['dtype']}, captured by {how}{remarks}"
+
+
+def gpus_figure(study: ParallelStudy) -> go.Figure:
+    """Above what our ranks gain over one, below what the articles' figures amount to on fewer and on more GPUs."""
+    figure = make_subplots(rows=2, cols=1, row_heights=[0.36, 0.64], vertical_spacing=0.24)
+    ratios = {f"{found.case.tp} ranks against one": found.ratio("per_token") for found in study.comparisons}
+    figure.add_bar(
+        x=[ratio.value for ratio in ratios.values()], y=list(ratios), orientation="h", name=MEASURED_HERE,
+        marker_color=SIDE_COLORS["candidate"],
+        error_x={
+            "type": "data", "array": [ratio.high - ratio.value for ratio in ratios.values()],
+            "arrayminus": [ratio.value - ratio.low for ratio in ratios.values()], "color": INK, "thickness": 1.4,
+            "width": 5,
+        },
+        hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>", row=1, col=1,
+    )  # fmt: skip
+    for found, (name, ratio) in zip(study.comparisons, ratios.items(), strict=True):
+        allowed = "" if found.limit_ratio is None else f"; the memory allows {found.limit_ratio:.2f}x"
+        text = f"{ratio} {ratio.verdict}{allowed}"
+        figure.add_annotation(text=text, x=ratio.high, y=name, xanchor="left", xshift=10, showarrow=False, row=1, col=1)
+    theirs = published_scaling(study.most.case.batch)
+    labels = [
+        f"{row['model']}, batch {row['batch']}, {row['hardware']}<br>{row['method']} {row['precision']}, "
+        f"{row['few_gpus']} to {row['many_gpus']} GPUs".replace("not stated", "hardware not stated")
+        for _, row in theirs.iterrows()
+    ]
+    add_published(figure, labels, theirs["speedup"], theirs["source"], row=2, col=1)
+    for label, (_, row) in zip(labels, theirs.iterrows(), strict=True):
+        times = f"{number(row['few_ms'], 4)} to {number(row['many_ms'], 4)} ms"
+        ideal = row["many_gpus"] / row["few_gpus"]
+        text = f"{row['speedup']:.3g}x of {ideal:.3g}x, {times}"
+        figure.add_annotation(text=text, x=row["speedup"], y=label, xanchor="left", xshift=10, showarrow=False,
+                              row=2, col=1)  # fmt: skip
+    machine = study.most.candidate.environment.machine
+    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {study.most.candidate.name}, {machine}"), row=1, col=1)
+    figure.update_xaxes(ticksuffix="x")
+    figure.update_xaxes(range=[0, max(ratio.high for ratio in ratios.values()) * 2], row=1, col=1)
+    figure.update_xaxes(range=[0, theirs["speedup"].max() * 1.7], row=2, col=1)
+    figure.update_yaxes(autorange="reversed")
+    title = "Times faster with more ranks: ours, and what the articles report"
+    return finish(figure, title, case_line(study.most), height=560).update_layout(margin={"l": 300, "b": 96})

@@ -1,0 +1,48 @@
+"""One rank against more, under controls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.engine.baselines import DTYPES
+from labkit.parallel_study import ParallelStudy, parse_sizes, study_parallel
+from labkit.widgets.bench import Bench
+from labkit.widgets.controls import Follow
+
+SIZES = ("1,2", "1,2,4", "1,2,4,8")
+
+
+class ParallelBench(Bench[ParallelStudy]):
+    """Runs `study_parallel`."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tp_sizes: str = "1,2",
+        dtype: str = "float32",
+        prompt_tokens: int = 128,
+        new_tokens: int = 64,
+        rounds: int = 6,
+        threads: int = 0,
+    ) -> None:
+        """`threads`, of each rank; 0: the cores shared out among the most ranks."""
+        parse_sizes(tp_sizes)
+        texts = {"model": model, "tp_sizes": tp_sizes, "dtype": dtype}
+        sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
+        super().__init__(texts | sizes, {"dtype": DTYPES, "tp_sizes": SIZES})
+
+    def measure(self, settings: dict[str, Any], follow: Follow) -> ParallelStudy:
+        return study_parallel(
+            settings["model"],
+            settings["tp_sizes"],
+            dtype=settings["dtype"],
+            prompt=settings["prompt_tokens"],
+            new=settings["new_tokens"],
+            rounds=settings["rounds"],
+            threads=settings["threads"] or None,
+            progress=follow,
+        )
+
+    def headline(self, found: ParallelStudy) -> str:
+        return found.headline
