@@ -150,9 +150,11 @@ def _check_count(config: ModelConfig, count: int | None) -> str:
         return "not answered yet"
     if count == right:
         return f"**right**: {count}; {WHY_SUMS[right]}"
+    if count in WRONG_SUMS:
+        return f"not yet: {WRONG_SUMS[count]}"
     if count == right * config.num_layers:
         return "not yet: these are those of all layers"
-    return f"not yet: {WRONG_SUMS.get(count, 'which of its matrices leave every rank with a part of every output?')}"
+    return "not yet: which of its matrices leave every rank with a part of every output?"
 
 
 def _config(name: str) -> ModelConfig:

@@ -45,12 +45,12 @@ class ParallelStudy:
 
     @cached_property
     def trace(self) -> Trace | None:
-        return self.capture and self.capture.trace()
+        return None if self.capture is None else self.capture.trace()
 
     @cached_property
     def collectives(self) -> Collectives | None:
         """Who waited for whom, in the capture."""
-        return self.trace and collectives(self.trace)
+        return None if self.trace is None else collectives(self.trace)
 
     @property
     def headline(self) -> str:
@@ -61,7 +61,8 @@ class ParallelStudy:
         waits = max(found.candidate.communication_shares)
         return (
             f"{case.model}, {case.dtype}: {case.tp} ranks of {_threads(case.threads)} against one, per token: "
-            f"{found.ratio('per_token')} {found.verdict}{allowed}; waiting for each other takes at most {waits:.0%}"
+            f"{found.ratio('per_token')} {found.verdict}{allowed}; "
+            f"they wait for each other in at most {waits:.0%} of a step"
         )
 
 

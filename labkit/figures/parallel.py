@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 RANK_COLORS = ("#2f6db5", "#d9702b", "#2f8f5b", "#8159a8", "#caa01e", "#b8433f", "#2b8a96", "#7d8896")
 MATRICES = ("qkv.weight", "attn_out.weight", "ff1.weight", "ff2.weight")
 IDEAL = "#7d8896"
+MILLISECOND = 1_000_000  # in nanoseconds
 TALLEST = 4.5  # of a drawn matrix, in widths of the model; what is larger is not drawn to scale
+HEADS = 3.0  # so tall is the matrix of all heads at least, to tell those of keys and values
 GAP = 0.75  # between matrices, in widths of the model
 
 
@@ -67,12 +69,14 @@ def cut_figure(config: ModelConfig, ranks: int) -> go.Figure:
     shapes = config.layer_shapes() | {"head.weight": (config.vocab_size, config.embedding_size)}
     figure, left = go.Figure(), 0.0
     drawn = [(name, shapes[name]) for name in (*MATRICES, "head.weight")]
-    tallest = max(min(rows / config.hidden_size, TALLEST) for _, (rows, _) in drawn)
+    tallest = 0.0
     for name, (rows, columns) in drawn:
-        width, height = (min(size / config.hidden_size, TALLEST) for size in (columns, rows))
+        width, exact = min(columns / config.hidden_size, TALLEST), rows / config.hidden_size
+        height = min(max(exact, HEADS if name == "qkv.weight" else 0.0), TALLEST)
+        tallest = max(tallest, height)
         for piece in pieces(shards, name, (rows, columns)):
             _draw(figure, shards, name, piece, (rows, columns), (left, width, height))
-        _name(figure, name, (rows, columns), left, width, to_scale=rows <= TALLEST * config.hidden_size)
+        _name(figure, name, (rows, columns), left, width, to_scale=height == exact)
         for at, part in _parts(config, name):
             y = (at + 0.5 * part[1]) / rows * height
             figure.add_annotation(text=part[0], x=left, y=y, xanchor="right", xshift=-5, showarrow=False,
@@ -94,7 +98,7 @@ def cut_figure(config: ModelConfig, ranks: int) -> go.Figure:
     )
     finish(figure, f"What each of {ranks} ranks holds of a layer, and of the head", subtitle, height=560)
     return figure.update_layout(
-        showlegend=True, legend={"orientation": "h", "x": 0, "y": 0, "yanchor": "top"}, margin={"l": 24, "b": 70}
+        showlegend=True, legend={"orientation": "h", "x": 0, "y": 0, "yanchor": "top"}, margin={"l": 24, "b": 90}
     )
 
 
@@ -184,26 +188,27 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
                               xanchor="left", showarrow=False, row=1, col=1)  # fmt: skip
     labels, shares = [], []
     for side in sides[1:]:
-        labels += [f"{side.case.tp} ranks: {rank}" for rank in range(side.case.tp)]
+        labels += [f"rank {rank} of {side.case.tp}" for rank in range(side.case.tp)]
         shares += list(side.communication_shares)
     figure.add_bar(
         x=[100 * share for share in shares], y=labels, orientation="h", marker_color=STAGE_COLORS[Stage.ALL_REDUCE],
         text=[f"{share:.1%}" for share in shares], textposition="outside", cliponaxis=False, showlegend=False,
-        hovertemplate="rank %{y}: %{x:.2f} % of a step<extra></extra>", row=1, col=2,
+        hovertemplate="%{y}: %{x:.2f} % of a step<extra></extra>", row=1, col=2,
     )  # fmt: skip
     figure.update_xaxes(title="ranks", tickvals=ranks, range=[0.75, ranks[-1] * 1.12], row=1, col=1)
     figure.update_yaxes(range=[0, max(max(each) for each in rounds) * 1.2], ticksuffix=" ms", row=1, col=1)
     figure.update_xaxes(range=[0, 120 * max(shares, default=0.01) or 1], ticksuffix=" %", row=1, col=2)
     figure.update_yaxes(autorange="reversed", row=1, col=2)
+    found = study.most
+    limit = "" if found.limit_ratio is None else f"; the memory allows {found.limit_ratio:.2f}x"
     threads = sides[0].case.threads
     figure.add_annotation(heading("<b>per token</b>, median; whiskers: all rounds"), row=1, col=1)
     figure.add_annotation(heading("<b>waiting for other ranks</b>, of a decode step"), row=1, col=2)
-    each = f"each rank has {threads} thread{'s' if threads > 1 else ''}; {sides[0].environment.cpu}"
-    finish(figure, study.headline, f"{case_line(study.most)}<br>{each}", height=460)
-    return figure.update_layout(
-        showlegend=True, legend={"x": 0.6, "xanchor": "right", "y": 0.98, "bgcolor": "rgba(255,255,255,0.7)"},
-        margin={"l": 80},
-    )  # fmt: skip
+    each = f"each rank has {threads} thread{'s' if threads > 1 else ''}; {sides[0].environment.cpu}{limit}"
+    title = f"{found.case.tp} ranks against one, per token: {found.ratio('per_token')} {found.verdict}"
+    finish(figure, title, f"{case_line(found)}<br>{each}", height=480)
+    legend = {"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"}
+    return figure.update_layout(showlegend=True, legend=legend, margin={"l": 80, "b": 90})
 
 
 def _line(figure: go.Figure, x: list[int], y: list[float], name: str, color: str, dash: str) -> None:
@@ -233,25 +238,27 @@ def waiting_figure(study: ParallelStudy) -> go.Figure | str:
         )  # fmt: skip
     sums = study.collectives.frame
     sums = sums[(sums["phase"] == Phase.DECODE) & (sums["step"] == int(step["index"].iloc[0]))]
+    unit, per_unit = ("µs", 1e3) if sums["skew_ns"].max() < MILLISECOND else ("ms", MILLISECOND)
     for rank, mine in sums[sums["last"]].groupby("rank"):
         figure.add_bar(
-            x=(mine["start_ns"] - begin) / 1e6, y=mine["skew_ns"] / 1e3, name=f"rank {rank} came last",
-            marker={"color": RANK_COLORS[int(rank) % len(RANK_COLORS)]},
-            width=(step["end_ns"].max() - begin) / 1e6 / max(len(sums), 1) / 2,
+            x=(mine["start_ns"] - begin) / 1e6, y=mine["skew_ns"] / per_unit, name=f"rank {rank} came last",
+            marker={"color": RANK_COLORS[int(rank) % len(RANK_COLORS)]}, legend="legend2",
+            width=(step["end_ns"].max() - begin) / 1e6 / 150,
             hovertext=[f"{_where(layer)}sum {order + 1}: rank {rank} came last" for layer, order in
                        zip(mine["layer"].fillna(-1), mine["order"], strict=True)],
-            hovertemplate="%{hovertext}<br>%{y:.1f} µs after the first<extra></extra>", row=2, col=1,
+            hovertemplate="%{hovertext}<br>%{y:.3g} " + unit + " after the first<extra></extra>", row=2, col=1,
         )  # fmt: skip
     figure.update_layout(barmode="overlay")
     figure.update_yaxes(autorange="reversed", row=1, col=1)
-    figure.update_yaxes(ticksuffix=" µs", rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(ticksuffix=f" {unit}", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(ticksuffix=" ms", range=[0, (step["end_ns"].max() - begin) / 1e6], showticklabels=True)
     figure.update_xaxes(title="time from the start of the step", row=2, col=1)
     figure.add_annotation(heading("<b>stages of each rank</b>"), row=1, col=1)
     figure.add_annotation(heading("<b>from the first to the last rank's arrival</b>, at each sum"), row=2, col=1)
     finish(figure, "One decode step of every rank on one time axis", _waits(study, sums), height=600)
     legend = {"orientation": "h", "x": 0, "y": -0.14, "yanchor": "top", "font": {"size": 12}}
-    return figure.update_layout(showlegend=True, legend=legend, margin={"l": 90, "b": 120})
+    last = {"orientation": "h", "x": 1, "xanchor": "right", "y": 0.34, "yanchor": "bottom", "font": {"size": 12}}
+    return figure.update_layout(showlegend=True, legend=legend, legend2=last, margin={"l": 90, "b": 110})
 
 
 def _typical_step(trace: Trace) -> pd.DataFrame:
@@ -303,9 +310,10 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
         hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>", row=1, col=1,
     )  # fmt: skip
     for found, (name, ratio) in zip(study.comparisons, ratios.items(), strict=True):
-        allowed = "" if found.limit_ratio is None else f"; the memory allows {found.limit_ratio:.2f}x"
+        allowed = "" if found.limit_ratio is None else f"<br>the memory allows {found.limit_ratio:.2f}x"
         text = f"{ratio} {ratio.verdict}{allowed}"
-        figure.add_annotation(text=text, x=ratio.high, y=name, xanchor="left", xshift=10, showarrow=False, row=1, col=1)
+        figure.add_annotation(text=text, x=ratio.high, y=name, xanchor="left", xshift=10, align="left",
+                              showarrow=False, row=1, col=1)  # fmt: skip
     theirs = published_scaling(study.most.case.batch)
     labels = [
         f"{row['model']}, batch {row['batch']}, {row['hardware']}<br>{row['method']} {row['precision']}, "
@@ -316,7 +324,7 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
     for label, (_, row) in zip(labels, theirs.iterrows(), strict=True):
         times = f"{number(row['few_ms'], 4)} to {number(row['many_ms'], 4)} ms"
         ideal = row["many_gpus"] / row["few_gpus"]
-        text = f"{row['speedup']:.3g}x of {ideal:.3g}x, {times}"
+        text = f"{row['speedup']:.2f}x of {ideal:.3g}x, {times}"
         figure.add_annotation(text=text, x=row["speedup"], y=label, xanchor="left", xshift=10, showarrow=False,
                               row=2, col=1)  # fmt: skip
     machine = study.most.candidate.environment.machine

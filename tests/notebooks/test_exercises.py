@@ -3,7 +3,7 @@
 import pytest
 from comparisons import BANDWIDTH_GB_S, comparison
 
-from labkit.exercises import check_limit, model_shape
+from labkit.exercises import check_limit, check_sums, model_shape
 
 READ_MB = 498.0
 LIMIT_MS = READ_MB / BANDWIDTH_GB_S
@@ -54,3 +54,49 @@ def test_a_models_shape_says_where_its_weights_come_from() -> None:
     text: str = model_shape("tiny-gpt2").data
     assert "random weights, seed 0" in text
     assert "GPT2LMHeadModel" in text
+
+
+SUMS = {"tiny-gptj": 1, "tiny-gpt2": 2, "tiny-llama": 2, "gpt-j-6b": 1, "gpt-neox-20b": 1, "bloom-560m": 2}
+
+
+def sum_verdicts(all_reduces: dict[str, int | None], kb: float | None = None, model: str = "tiny-llama") -> str:
+    text: str = check_sums(model, all_reduces, kb).data
+    return text
+
+
+@pytest.mark.parametrize(("model", "right"), SUMS.items())
+@pytest.mark.parametrize("answer", [0, 1, 2, 3, 4])
+def test_sums_of_a_layer_are_judged_by_each_models_own_architecture(model: str, right: int, answer: int) -> None:
+    line = sum_verdicts({model: answer}).splitlines()[0]
+    assert ("**right**" in line) == (answer == right)
+    assert answer == right or "not yet" in line
+
+
+@pytest.mark.parametrize("answer", [1, 2])
+def test_one_answer_for_all_models_is_never_right_for_all(answer: int) -> None:
+    assert "not yet" in sum_verdicts(dict.fromkeys(SUMS, answer))
+
+
+def test_wrong_sums_get_a_hint() -> None:
+    assert "start from" in sum_verdicts({"tiny-gptj": 2})
+    assert "all layers" in sum_verdicts({"gpt-j-6b": 28})
+    assert "part of each output" in sum_verdicts({"tiny-gpt2": 0})
+    assert "cut by columns" in sum_verdicts({"tiny-gpt2": 4})
+
+
+TINY_KB = 2 * 2 * 64 * 4 / 1e3  # sums, layers, numbers, bytes
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (TINY_KB, "**right**"),
+        (TINY_KB / 2, "half of it"),
+        (TINY_KB / 4, "four bytes"),
+        (TINY_KB / 1.024, "1,024"),
+        (7 * TINY_KB, "too high"),
+        (None, "not answered yet"),
+    ],
+)
+def test_the_kilobytes_of_a_step_are_counted_for_the_model_at_hand(answer: float | None, said: str) -> None:
+    assert said in sum_verdicts({}, answer)

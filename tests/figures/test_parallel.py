@@ -1,0 +1,172 @@
+"""The figures of tensor parallelism show what the shards, the records and the capture say."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+from comparisons import comparison
+from traces import Recorder
+
+from labkit.config import ModelConfig
+from labkit.engine import StageTime
+from labkit.figures import cut_figure, gpus_figure, scaling_figure, waiting_figure
+from labkit.figures.parallel import MATRICES, pieces
+from labkit.harness.records import Comparison, Measurement
+from labkit.nsys.capture.profile import Capture
+from labkit.nsys.capture.record import CaptureRecord
+from labkit.nsys.trace import Trace
+from labkit.parallel_study import ParallelStudy
+from labkit.policies import policy_for
+from labkit.presets import PRESETS
+from labkit.published import NOT_MEASURED_HERE, published_scaling
+from labkit.shards import shard
+from labkit.stages import Phase, Stage
+
+CASES = [("gpt2", 2), ("gpt2", 5), ("qwen2-0.5b", 4), ("bloom-560m", 3), ("gpt-j-6b", 4), ("llama-2-7b", 1)]
+GAINS = {2: 1.7, 4: 2.5}  # of the ranks in the study below
+WAITS = (0.02, 0.05, 0.01, 0.03)
+
+
+def config(name: str) -> ModelConfig:
+    hf_config = PRESETS[name].hf_config
+    return policy_for(hf_config).model_config(hf_config)
+
+
+def side(ranks: int) -> Measurement:
+    """12 ms per token on one rank, and that over GAINS on more; the memory gives them 1.8 times as much, or 3 times."""
+    whole, gain, gb_s = comparison().candidate, GAINS.get(ranks, 1.0), {1: 10.0, 2: 18.0, 4: 30.0}[ranks]
+    runs = tuple(
+        run.model_copy(update={"decode_ms": (12 / gain,) * 3, "bandwidth_gb_s": (gb_s, gb_s)}) for run in whole.runs
+    )
+    case = whole.case.model_copy(update={"tp": ranks, "threads": 1})
+    stages = tuple(waiting(WAITS[rank]) for rank in range(ranks)) if ranks > 1 else ()
+    return whole.model_copy(
+        update={"name": f"fused-tp{ranks}", "case": case, "runs": runs, "rank_stages": stages},
+    )
+
+
+def waiting(share: float) -> tuple[StageTime, ...]:
+    """The stages of a rank that waits for this share of a step."""
+    times = {Stage.MLP: 1 - share, Stage.ALL_REDUCE: share}
+    return tuple(StageTime(Phase.DECODE, stage, 0, 1, 100 * part) for stage, part in times.items())
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ParallelStudy:
+    sides = {ranks: side(ranks) for ranks in (1, 2, 4)}
+    comparisons = tuple(
+        Comparison(baseline=sides[1], candidate=sides[ranks], tokens_equal=True, first_difference=None)
+        for ranks in (2, 4)
+    )
+    record = CaptureRecord(
+        created=datetime(2025, 1, 1, tzinfo=UTC), files=(), command=("x",), window=None, profiler="nsys 1",
+        case={"model": "gpt2", "dtype": "float32"}, exit_code=0, seconds=1.0, tax=None, environment=None,
+    )  # fmt: skip
+    monkeypatch.setattr(Capture, "trace", lambda self: captured([0, 7]))
+    return ParallelStudy(config("gpt2"), comparisons, Capture((tmp_path,), tmp_path, record))
+
+
+def captured(late_us: Sequence[float], steps: int = 3) -> Trace:
+    """Ranks of two layers with two sums each, to each of which they come so much too late."""
+    recorder = Recorder()
+    for process, late in enumerate(late_us):
+        for step in range(steps):
+            begin = 400 * step
+            recorder.range("decode/step", begin, begin + 390, process=process)
+            for at in range(4):
+                arrival = begin + 20 + 80 * at
+                recorder.range(f"decode/layer.{at // 2}/mlp", arrival - 15, arrival - 5, process=process)
+                recorder.range(f"decode/layer.{at // 2}/all_reduce", arrival + late, arrival + 40, process=process)
+    return recorder.trace(ranks=range(len(late_us)))
+
+
+def texts(figure: go.Figure) -> str:
+    return " ".join(annotation.text for annotation in figure.layout.annotations)
+
+
+@pytest.mark.parametrize(("name", "ranks"), CASES)
+def test_pieces_cover_every_matrix_once_and_are_what_the_ranks_hold(name: str, ranks: int) -> None:
+    model = config(name)
+    shards = tuple(shard(model, ranks, rank) for rank in range(ranks))
+    for matrix in MATRICES:
+        shape = model.layer_shapes()[matrix]
+        found = pieces(shards, matrix, shape)
+        assert [found[0].begin, *(piece.end for piece in found)] == [
+            *(piece.begin for piece in found),
+            shape[found[0].dim],
+        ]
+        for rank, part in enumerate(shards):
+            cut = part.cut(matrix)
+            held = sum(end - begin for begin, end in set(cut.ranges)) if cut else shape[0]
+            assert sum(piece.end - piece.begin for piece in found if rank in piece.holders) <= held
+            assert all(piece.holders for piece in found)
+
+
+def test_uneven_heads_and_shared_kv_heads_are_visible() -> None:
+    figure = cut_figure(config("qwen2-0.5b"), 4)
+    names = [trace.name for trace in figure.data]
+    assert "rank 1: 4 query heads, KV 0, 1" in names
+    assert "rank 3: 3 query heads, KV 1" in names
+    assert any(name.startswith("qkv, rows 896 to 959: rank 0 and rank 1") for name in names)
+    assert "norm1.weight" in figure.layout.title.subtitle.text
+    assert "attn_out.weight" not in figure.layout.title.subtitle.text
+
+
+def test_more_ranks_than_heads_are_refused() -> None:
+    with pytest.raises(ValueError, match="use tp_size <= 12"):
+        cut_figure(config("gpt2"), 13)
+
+
+def test_scaling_has_the_measured_the_ideal_and_what_the_memory_allows(study: ParallelStudy) -> None:
+    lines = {trace.name: trace for trace in scaling_figure(study).data if trace.type == "scatter"}
+    assert lines["measured"].y == pytest.approx((12, 12 / 1.7, 12 / 2.5))
+    assert lines["ideal: 1 / ranks"].y == pytest.approx((12, 6, 3))
+    assert lines["what the memory allows"].y == pytest.approx((12, 12 / 1.8, 4))
+    assert all(tuple(line.x) == (1, 2, 4) for line in lines.values())
+
+
+def test_each_rank_has_a_bar_of_its_waiting(study: ParallelStudy) -> None:
+    (bars,) = [trace for trace in scaling_figure(study).data if trace.type == "bar"]
+    assert list(bars.y) == ["rank 0 of 2", "rank 1 of 2", *(f"rank {rank} of 4" for rank in range(4))]
+    assert list(bars.x) == pytest.approx([2, 5, 2, 5, 1, 3])
+
+
+def test_the_step_of_every_rank_is_on_one_axis_with_the_skew_of_its_sums(study: ParallelStudy) -> None:
+    figure = waiting_figure(study)
+    assert isinstance(figure, go.Figure)
+    stages = {trace.name: trace for trace in figure.data if trace.name in ("mlp", "all_reduce")}
+    assert sorted(stages["mlp"].y) == ["rank 0"] * 4 + ["rank 1"] * 4
+    assert min(stages["mlp"].base) == pytest.approx(0.005)
+    (skews,) = [trace for trace in figure.data if trace.name == "rank 1 came last"]
+    assert list(skews.y) == pytest.approx([7.0] * 4)
+    assert "4 sums in the step" in figure.layout.title.subtitle.text
+
+
+def test_without_a_capture_the_reason_is_shown(study: ParallelStudy) -> None:
+    assert waiting_figure(ParallelStudy(study.config, study.comparisons, None, ("no profiler",))) == "no profiler"
+
+
+def test_ours_and_the_articles_are_apart_and_said_to_be(study: ParallelStudy) -> None:
+    figure = gpus_figure(study)
+    ours, theirs = figure.data
+    assert list(ours.x) == pytest.approx([1.7, 2.5])
+    assert theirs.name == NOT_MEASURED_HERE
+    assert ours.xaxis != theirs.xaxis
+    assert "the memory allows 1.80x" in texts(figure)
+    assert "hardware not stated" in " ".join(theirs.y)
+
+
+def test_published_scaling_is_of_one_model_method_and_batch() -> None:
+    frame = published_scaling()
+    assert (frame["few_gpus"] < frame["many_gpus"]).all()
+    (row,) = frame[frame["model"] == "gpt-j-6b"].to_dict("records")
+    assert (row["few_gpus"], row["many_gpus"], row["batch"]) == (1, 4, 4)
+    assert row["speedup"] == pytest.approx(1482.22 / 551.79)
+    bloom = frame[frame["model"] == "bloom-176b"].set_index("method")
+    assert bloom.loc["ds-inference", "speedup"] == pytest.approx(156.51 / 89.09)
+
+
+def test_published_scaling_takes_the_nearest_batch() -> None:
+    assert set(published_scaling(16).query("model == 'bloom-176b'")["batch"]) == {16}
