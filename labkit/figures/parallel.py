@@ -262,10 +262,11 @@ def waiting_figure(study: ParallelStudy) -> go.Figure | str:
 
 
 def _typical_step(trace: Trace) -> pd.DataFrame:
-    """The rows, one for each rank, of the decode step that took the median time; the first is left out."""
+    """The rows, one for each rank, of the decode step that took the median time; of several the first is left out."""
     found = steps(trace)
     found = found[found["phase"] == Phase.DECODE]
-    took = found.groupby("index")["duration_ns"].max().iloc[1:].sort_values()
+    took = found.groupby("index")["duration_ns"].max()
+    took = took.iloc[min(1, len(took) - 1) :].sort_values()
     return found[found["index"] == took.index[len(took) // 2]]
 
 

@@ -2,7 +2,7 @@
 
 python -P -m labkit.harness.profiled MODEL SIDE [--dtype float32] [--batch 1] [--prompt 32] [--new 16] ...
 
-With --tp it is one rank of so many, which torchrun starts.
+With --tp it is one rank of so many, which `labkit launch` starts.
 """
 
 from __future__ import annotations

@@ -26,14 +26,14 @@ def capture_ranks(
 ) -> Capture:
     """Capture `steps` decode steps of the fused engine, cut for `ranks` ranks of `threads` threads each.
 
-    torchrun starts them. source: as for `profile`, which says what is raised.
+    `labkit launch` starts them, each on processors of its own where there are enough. source: as for `profile`, which
+    says what is raised.
     """
     case = {"impl": "fused", "model": model, "dtype": dtype, "prompt": prompt, "new": steps + 1}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    labkit = Path(sys.executable).with_name("labkit")
     return profile(
         [
-            *torchrun,
-            "--no-python",
+            *(str(labkit), "launch", f"--tp={ranks}", f"--threads={threads}", "--no-python"),
             *own_command(model, "fused", dtype=dtype, prompt=prompt, new=steps + 1, threads=threads, tp=ranks),
         ],
         name=f"{Path(model).name}-fused-tp{ranks}",
