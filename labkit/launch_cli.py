@@ -19,9 +19,11 @@ def launch(
     command: Annotated[list[str], typer.Argument(help="After --: a script and its arguments.")],
     tp: Annotated[int, typer.Option(help="Ranks in all: the tp_size of the script.")],
     nodes: Annotated[int, typer.Option(help="Machines that share the ranks.")] = 1,
-    node_rank: Annotated[int, typer.Option(help="Which of the machines this one is, from 0 on.")] = 0,
+    node_rank: Annotated[
+        int | None, typer.Option(help="Which of the machines this one is, from 0 on; by default torchrun decides.")
+    ] = None,
     rendezvous: Annotated[
-        str | None, typer.Option(help="HOST:PORT, the same on every machine: an address of node rank 0.")
+        str | None, typer.Option(help="HOST:PORT, the same on every machine: an address of node rank 0, or of any.")
     ] = None,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of each rank; by default OMP_NUM_THREADS, else its share.", min=1)
@@ -42,7 +44,7 @@ def launch(
         meeting.check_here()
         if nodes > 1:
             err.print(f"node rank 0 of {nodes}, waiting for the others at {meeting}", highlight=False)
-    elif meeting is not None:
+    elif meeting is not None and node_rank is not None:
         try:
             meeting.wait_until_open(timeout, lambda line: err.print(line, highlight=False))
         except TimeoutError as late:

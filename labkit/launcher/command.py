@@ -18,14 +18,15 @@ SHUTDOWN_S = 5  # from Ctrl-C, or another rank's failure, until a rank that does
 
 @dataclass(frozen=True)
 class World:
-    """Which ranks run here: `tp` in all, as many on each of `nodes` machines; of those this is `node_rank`.
+    """Which ranks run here: `tp` in all, as many on each of `nodes` machines. Of those this is `node_rank`; None:
+    torchrun's c10d rendezvous gives the ranks out as it likes.
 
     Raises ValueError for what does not fit together.
     """
 
     tp: int
     nodes: int = 1
-    node_rank: int = 0
+    node_rank: int | None = None
     rendezvous: Rendezvous | None = None
 
     def __post_init__(self) -> None:
@@ -36,7 +37,7 @@ class World:
                 f"got --tp {self.tp} on --nodes {self.nodes}, expected as many ranks on each node: a --tp that "
                 "--nodes divides"
             )
-        if not 0 <= self.node_rank < self.nodes:
+        if self.node_rank is not None and not 0 <= self.node_rank < self.nodes:
             raise ValueError(f"got --node-rank {self.node_rank}, expected 0 to {self.nodes - 1}, one for each node")
         if self.nodes > 1 and self.rendezvous is None:
             raise ValueError(
@@ -69,8 +70,17 @@ def torchrun_arguments(world: World, command: Sequence[str], timeout_s: float) -
     """Of `python -m torch.distributed.run`. timeout_s: how long node rank 0 waits for the others."""
     if world.rendezvous is None:
         where = ["--standalone", "--local-addr=127.0.0.1"]  # this machine's name need not lead to it
+    elif world.node_rank is None:  # told what it would ask the machine's name for, which need not lead anywhere
+        where = [
+            f"--nnodes={world.nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={world.rendezvous}",
+            "--rdzv-id=labkit",
+            f"--rdzv-conf=join_timeout={max(1, round(timeout_s))},is_host={int(world.rendezvous.is_here)}",
+            *(f"--local-addr={address}" for address in [world.rendezvous.own_address()] if address),
+        ]
     else:
-        where = [  # torchrun's c10d rendezvous gives ranks out by address; this one heeds the node rank
+        where = [  # c10d gives ranks out by address; this rendezvous heeds the node rank
             f"--nnodes={world.nodes}",
             f"--node-rank={world.node_rank}",
             f"--master-addr={world.rendezvous.host}",

@@ -71,15 +71,24 @@ class Rendezvous:
                 said = True
             time.sleep(PAUSE_S)
 
-    def interface(self) -> str | None:
-        """The network interface by which this machine reaches the rendezvous, None where that can't be told."""
+    def own_address(self) -> str | None:
+        """The address that this machine has on its way to the rendezvous, None where that can't be told."""
         family, address = self._resolved()
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect(address)  # sends nothing
             except OSError:
                 return None
-            mine = probe.getsockname()[0]
+            return str(probe.getsockname()[0])
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is an address of this machine."""
+        return self.own_address() == self._resolved()[1][0]
+
+    def interface(self) -> str | None:
+        """The network interface by which this machine reaches the rendezvous, None where that can't be told."""
+        mine = self.own_address()
         names = (
             name
             for name, addresses in psutil.net_if_addrs().items()
