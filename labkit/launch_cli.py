@@ -40,10 +40,10 @@ def launch(
     arguments = torchrun_arguments(world, ranks, timeout)
     if world.ranks_here > (cores := len(os.sched_getaffinity(0))):
         err.print(f"note: {world.ranks_here} ranks share {cores} cores; {cores} would be faster", style="yellow")
-    if meeting is not None and node_rank == 0:
+    if meeting is not None and (node_rank == 0 or (node_rank is None and meeting.is_here)):
         meeting.check_here()
         if nodes > 1:
-            err.print(f"node rank 0 of {nodes}, waiting for the others at {meeting}", highlight=False)
+            err.print(f"{nodes} nodes: waiting for the others at {meeting}", highlight=False)
     elif meeting is not None and node_rank is not None:
         try:
             meeting.wait_until_open(timeout, lambda line: err.print(line, highlight=False))

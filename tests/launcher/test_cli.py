@@ -42,7 +42,7 @@ if rank == 1:
 ctypes.PyDLL(None).sleep(120)  # with the GIL: no handler of Python's can run
 """
 SPIN = """
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 ctypes.PyDLL(None).sleep(120)
 """
 
