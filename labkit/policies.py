@@ -187,14 +187,22 @@ class Policy:
         return tensor
 
 
-def policy_for(hf_config: PretrainedConfig, also: Iterable[str] = ()) -> Policy:
-    """The row of a Hugging Face config, by its architecture, or by its model type when it names none. `also`: what the
-    caller takes besides, for the ValueError that lists all.
-    """
+def find_policy(hf_config: PretrainedConfig) -> Policy | None:
+    """As `policy_for`; None where there is no row."""
     named = getattr(hf_config, "architectures", None) or []
     for policy in POLICIES.values():
         if policy.architecture in named or (not named and policy.model_type == hf_config.model_type):
             return policy
+    return None
+
+
+def policy_for(hf_config: PretrainedConfig, also: Iterable[str] = ()) -> Policy:
+    """The row of a Hugging Face config, by its architecture, or by its model type when it names none. `also`: what the
+    caller takes besides, for the ValueError that lists all.
+    """
+    if policy := find_policy(hf_config):
+        return policy
+    named = getattr(hf_config, "architectures", None) or []
     unknown = ", ".join(named) or f"model type {hf_config.model_type!r}"
     raise ValueError(f"unknown architecture {unknown}; expected one of {', '.join((*POLICIES, *also))}")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -113,13 +114,14 @@ class Shard:
         if name == "attn_out.weight":
             return replace(self.of_heads(self.query, config.num_heads), dim=1)
         if name == "ff2.weight":
-            return Cut(1, ((self.inner.start, self.inner.stop),), config.intermediate_size)
+            return replace(self.of_inner(), dim=1)
         return None
 
     def of_heads(self, heads: Iterable[int], count: int) -> Cut:
         """The rows of these heads in a matrix of `count` heads."""
         width = self.config.head_dim
-        return Cut(0, _ranges(heads, width), count * width)
+        rows = joined(range(head * width, (head + 1) * width) for head in heads)
+        return Cut(0, tuple((each.start, each.stop) for each in rows), count * width)
 
     def of_inner(self) -> Cut:
         """This rank's rows of a matrix that is as wide as the MLP."""
@@ -129,7 +131,6 @@ class Shard:
 def shard(config: ModelConfig, size: int = 1, rank: int = 0) -> Shard:
     """The part of rank `rank` of `size`. Heads that do not divide evenly: the first ranks take one more.
 
-    A KV head goes to one rank where there is one for each rank, else it is on every rank whose query heads read it.
     Raises ValueError for more ranks than the model has query heads.
     """
     if not 0 <= rank < size:
@@ -138,16 +139,10 @@ def shard(config: ModelConfig, size: int = 1, rank: int = 0) -> Shard:
         raise ValueError(
             f"{config.num_heads} query heads cannot be split over {size} ranks; use tp_size <= {config.num_heads}"
         )
-    per_kv = config.num_heads // config.num_kv_heads
-    if config.num_kv_heads >= size:
-        own = share(config.num_kv_heads, size, rank)
-        query, kv = range(own.start * per_kv, own.stop * per_kv), tuple(own)
-    else:
-        query = share(config.num_heads, size, rank)
-        kv = _kv_heads(query, per_kv)
+    heads = head_shares(config.num_heads, config.num_kv_heads, size)[rank]
     inner = share(config.intermediate_size, size, rank, BLOCK)
     vocab = share(config.vocab_size, size, rank, BLOCK)
-    return Shard(config, rank, size, query, kv, inner, vocab)
+    return Shard(config, rank, size, heads.query, heads.kv, inner, vocab)
 
 
 def share(count: int, size: int, rank: int, block: int = 1) -> range:
@@ -156,11 +151,50 @@ def share(count: int, size: int, rank: int, block: int = 1) -> range:
     """
     if count < 8 * block * size:
         block = min(block, 2 - count % 2)
-    blocks = -(-count // block)
-    each, more = divmod(blocks, size)
-    begin = rank * each + min(rank, more)
-    end = begin + each + (rank < more)
-    return range(min(begin * block, count), min(end * block, count))
+    blocks = evenly(-(-count // block), size)[rank]
+    return range(min(blocks.start * block, count), min(blocks.stop * block, count))
+
+
+def evenly(count: int, ranks: int) -> tuple[range, ...]:
+    """`count` in `ranks` consecutive ranges; the first ranks take one more where it doesn't divide."""
+    each, more = divmod(count, ranks)
+    starts = [rank * each + min(rank, more) for rank in range(ranks + 1)]
+    return tuple(range(start, stop) for start, stop in pairwise(starts))
+
+
+def joined(pieces: Iterable[range]) -> tuple[range, ...]:
+    """The same numbers in the same order in as few ranges."""
+    merged: list[range] = []
+    for piece in pieces:
+        if merged and merged[-1].stop == piece.start:
+            merged[-1] = range(merged[-1].start, piece.stop)
+        elif len(piece):
+            merged.append(piece)
+    return tuple(merged)
+
+
+@dataclass(frozen=True)
+class HeadShare:
+    """A rank's query heads and its KV heads, the i-th of which serves the i-th of len(query) / len(kv) equal parts."""
+
+    query: range
+    kv: tuple[int, ...]
+
+    @property
+    def group(self) -> int:
+        return len(self.query) // len(self.kv)
+
+
+def head_shares(query_heads: int, kv_heads: int, ranks: int) -> tuple[HeadShare, ...]:
+    """What each rank has of query heads that share KV heads in equal groups.
+
+    With at least as many KV heads as ranks, whole groups are given out. With fewer, query heads are, and a KV head is
+    on every rank whose query heads read it, more than once where that makes their groups of one size.
+    """
+    per_kv = query_heads // kv_heads
+    if kv_heads >= ranks:
+        return tuple(HeadShare(range(kv.start * per_kv, kv.stop * per_kv), tuple(kv)) for kv in evenly(kv_heads, ranks))
+    return tuple(HeadShare(query, _kv_heads(query, per_kv)) for query in evenly(query_heads, ranks))
 
 
 def _kv_heads(query: range, per_kv: int) -> tuple[int, ...]:
@@ -170,15 +204,3 @@ def _kv_heads(query: range, per_kv: int) -> tuple[int, ...]:
         if len(read) % group == 0 and all(read[head] == read[head - head % group] for head in range(len(read))):
             break
     return tuple(read[::group])
-
-
-def _ranges(heads: Iterable[int], width: int) -> tuple[tuple[int, int], ...]:
-    """Rows of these heads, neighbours joined."""
-    out: list[tuple[int, int]] = []
-    for head in heads:
-        begin, end = head * width, (head + 1) * width
-        if out and out[-1][1] == begin:
-            out[-1] = (out[-1][0], end)
-        else:
-            out.append((begin, end))
-    return tuple(out)

@@ -14,6 +14,7 @@ from labkit.checkpoint.saved import saved_weights
 from labkit.checkpoint.tensor_parallel import tensor_parallel_weights
 from labkit.policies import policy_for
 from labkit.source import Checkpoint, ModelSource, Weights, hf_shapes, weight_files
+from labkit.validation import all_problems
 
 TYPES = ("Megatron", "ds_model", "BLOOM", "labkit")
 INDEX = ".index.json"
@@ -87,10 +88,7 @@ def read_description(values: Any) -> Description:
     try:
         return Description(**values)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc']))}: got {item['input']!r}, {item['msg']}" for item in error.errors()
-        )
-        raise ValueError(f"checkpoint description: {problems}") from None
+        raise ValueError(f"checkpoint description: {all_problems(error)}") from None
 
 
 def read_json(path: Path) -> Any:

@@ -22,7 +22,7 @@ from labkit.engine.ranks import join_group, join_ranks
 from labkit.engine.slicing import tensor_parallel_model
 from labkit.engine.weights import TensorSource, build_weights, check_weights
 from labkit.kernels import build, gpu
-from labkit.policies import POLICIES, policy_for
+from labkit.policies import find_policy, policy_for
 from labkit.shards import Cut, cut_of, shard
 
 
@@ -175,11 +175,7 @@ def _runs_without_kernels(read: Options, hf_config: PretrainedConfig, encoder: b
     """
     if read.injection_policy is not None:
         return True
-    named = getattr(hf_config, "architectures", None) or []
-    known = {policy.architecture for policy in POLICIES.values()}
-    types = {policy.model_type for policy in POLICIES.values()}
-    fused = bool(known & set(named)) if named else hf_config.model_type in types
-    return read.tensor_parallel.ranks > 1 and (encoder or not fused)
+    return read.tensor_parallel.ranks > 1 and (encoder or find_policy(hf_config) is None)
 
 
 def _sliced(model: Any, read: Options) -> SlicedEngine:

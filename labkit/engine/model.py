@@ -357,10 +357,15 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
     def _look_up(self, tokens: Tensor) -> Tensor:
         """Rows of the embedding table, float32 [tokens, E]; a rank has some, and the sum of all ranks is whole."""
         w = self.weights
+
+        def found(rows: Tensor) -> Tensor:
+            return unpack_rows(w.head, rows) if w.embedding is None else w.embedding[rows].float()
+
+        if self.ranks is None:
+            return found(tokens)
         here = (tokens >= w.vocab.start) & (tokens < w.vocab.stop)
-        rows = torch.where(here, tokens - w.vocab.start, 0)
-        found = unpack_rows(w.head, rows) if w.embedding is None else w.embedding[rows].float()
-        return found if self.ranks is None else self.ranks.sum(torch.where(here[:, None], found, 0.0).contiguous())
+        mine = found(torch.where(here, tokens - w.vocab.start, 0))
+        return self.ranks.sum(torch.where(here[:, None], mine, 0.0).contiguous())
 
     def _rotary_for(self, reach: int) -> Rotary | None:
         """Cosine and sine tables of at least `reach` positions; they grow by doubling."""

@@ -7,6 +7,8 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from labkit.validation import all_problems
+
 DTYPES = {
     "float32": torch.float32,
     "float": torch.float32,
@@ -188,10 +190,7 @@ def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str,
     try:
         return Options(**merged)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc']))}: got {item['input']!r}, {item['msg']}" for item in error.errors()
-        )
-        raise ValueError(f"init_inference options: {problems}") from None
+        raise ValueError(f"init_inference options: {all_problems(error)}") from None
 
 
 def _translated(key: str, value: Any) -> tuple[str, Any]:

@@ -3,7 +3,7 @@
 V vocabulary, each rank with `len(shard.vocab)` rows of it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
 import torch
@@ -67,7 +67,7 @@ class Ranks:
         lines = self._gather(line)
         if different := [rank for rank, other in enumerate(lines) if not torch.equal(other[:-1], lines[0, :-1])]:
             raise RanksDifferError(
-                f"{what} of rank {_listed(different)} differ from those of rank 0; "
+                f"{what} of rank {', '.join(map(str, different))} differ from those of rank 0; "
                 "all ranks of a model must make the same calls with the same arguments"
             )
         return bool(lines[:, -1].any())
@@ -108,7 +108,3 @@ def join_group(wanted: TensorParallel, device: torch.device, facts: Mapping[str,
         raise ValueError(f"got tp_size={wanted.ranks} and a tp_group of {found} processes; expected as many")
     check_agreement(versions() | dict(facts), group)
     return dist.get_rank(group)
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))

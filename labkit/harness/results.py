@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from labkit.harness.exchange_record import ExchangeMeasurement
 from labkit.harness.records import SCHEMA_VERSION, Comparison, Measurement
 from labkit.harness.region_record import LadderMeasurement, RegionMeasurement
+from labkit.validation import first_problem
 from labkit.whole_file import write_whole
 
 AnyRecord = Measurement | Comparison | RegionMeasurement | LadderMeasurement | ExchangeMeasurement
@@ -54,10 +55,8 @@ def _parse(line: str, where: str) -> AnyRecord:
     try:
         return RECORD.validate_json(line)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the line"
         raise ValueError(
-            f"{where} is not a result of schema version {SCHEMA_VERSION}: {field}: {first['msg']}; "
+            f"{where} is not a result of schema version {SCHEMA_VERSION}: {first_problem(error, 'the line')}; "
             "measure again, or remove the line"
         ) from None
 

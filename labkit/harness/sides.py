@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from labkit.lifetime import kill_session
+
 USER_ERRORS: dict[str, type[Exception]] = {
     error.__name__: error for error in (ValueError, TypeError, NotImplementedError, FileNotFoundError, PermissionError)
 }
@@ -101,8 +103,7 @@ class SideProcess:
 
     def _kill(self) -> None:
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            kill_session(self._process)
 
     def _died(self) -> WorkerError:
         code = self._process.wait()

@@ -16,9 +16,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from labkit.launcher.lifetime import end_with_parent
 from labkit.launcher.shares import PIN, pin_this_rank
 from labkit.launcher.spawn import CALL, ERROR, POLL_S, RESULT
+from labkit.lifetime import end_with_parent
 from labkit.whole_file import whole_file, write_whole
 
 

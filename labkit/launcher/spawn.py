@@ -22,9 +22,9 @@ from typing import Any
 from labkit.appended_lines import AppendedLines
 from labkit.launcher.command import INTERFACE
 from labkit.launcher.failure import Failure, how_it_ended, to_blame
-from labkit.launcher.lifetime import kill_session
 from labkit.launcher.rendezvous import loopback
 from labkit.launcher.shares import PIN, threads_each
+from labkit.lifetime import kill_session
 from labkit.pickled_call import pickle_call
 
 POLL_S = 0.05

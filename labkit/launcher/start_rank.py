@@ -6,8 +6,8 @@ As `taskset` does it: the program takes this process over, so that nothing stand
 import os
 import sys
 
-from labkit.launcher.lifetime import end_with_parent
 from labkit.launcher.shares import PIN, pin_this_rank
+from labkit.lifetime import end_with_parent
 
 if __name__ == "__main__":
     end_with_parent()

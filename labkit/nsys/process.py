@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 import psutil
 
 from labkit.appended_lines import AppendedLines
+from labkit.lifetime import kill_session
 
 POLL_S = 0.1
 GRACE_S = 60.0  # for nsys to write its report after Ctrl-C
@@ -97,8 +97,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(GRACE_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_session(process)
 
 
 def _end_left(mark: str) -> None:

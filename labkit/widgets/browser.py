@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from labkit.lifetime import kill_session
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 TOKEN = "labkit"
@@ -145,9 +146,7 @@ def _server(folder: Path, home: Path, theme: str) -> Iterator[str]:
         server.terminate()  # it ends its kernels
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(15)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+        kill_session(server)
 
 
 def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:

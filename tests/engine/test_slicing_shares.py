@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from labkit.engine.slicing.shares import Features, Heads, evenly, length, take
+from labkit.engine.slicing.shares import Features, Heads, length, take
+from labkit.shards import evenly
 
 GROUPINGS = [(heads, kv) for heads in (1, 2, 4, 5, 6, 12) for kv in range(1, heads + 1) if heads % kv == 0]
 CASES = [(*grouping, ranks) for grouping in GROUPINGS for ranks in (1, 2, 3, 4, 5) if ranks <= grouping[0]]
@@ -20,7 +21,7 @@ def rows(parts: list[tuple[str, int]]) -> torch.Tensor:
 
 def local_order(heads: Heads, rank: int) -> tuple[list[int], list[int]]:
     share = heads.shares[rank]
-    return list(share.queries), list(share.kv)
+    return list(share.query), list(share.kv)
 
 
 def test_the_first_ranks_take_one_more() -> None:
@@ -30,10 +31,10 @@ def test_the_first_ranks_take_one_more() -> None:
 @pytest.mark.parametrize(("heads", "kv", "ranks"), CASES)
 def test_each_query_head_is_kept_once_and_meets_its_own_kv_head(heads: int, kv: int, ranks: int) -> None:
     shared = Heads(heads, kv, SIZE, ranks)
-    assert list(itertools.chain(*(share.queries for share in shared.shares))) == list(range(heads))
+    assert list(itertools.chain(*(share.query for share in shared.shares))) == list(range(heads))
     for share in shared.shares:
-        assert len(share.queries) == share.group * len(share.kv)
-        for place, query in enumerate(share.queries):
+        assert len(share.query) == share.group * len(share.kv)
+        for place, query in enumerate(share.query):
             assert share.kv[place // share.group] == query // shared.group
 
 

@@ -247,7 +247,7 @@ def _local_count(name: str, value: Any, heads: Heads) -> tuple[int, ...]:
     if _is_kv_count(name) and value == heads.kv_count:
         return tuple(len(share.kv) for share in heads.shares)
     if _is_head_count(name) and value == heads.count:
-        return tuple(len(share.queries) for share in heads.shares)
+        return tuple(len(share.query) for share in heads.shares)
     if "group" in name and value == heads.group:
         return tuple(share.group for share in heads.shares)
     return ()
@@ -255,7 +255,7 @@ def _local_count(name: str, value: Any, heads: Heads) -> tuple[int, ...]:
 
 def _local_size(value: Any, heads: Heads) -> tuple[int, ...]:
     if value == heads.count * heads.size:
-        return tuple(len(share.queries) * heads.size for share in heads.shares)
+        return tuple(len(share.query) * heads.size for share in heads.shares)
     if heads.kv_count < heads.count and value == heads.kv_count * heads.size:
         return tuple(len(share.kv) * heads.size for share in heads.shares)
     return ()

@@ -2,20 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from labkit.shards import HeadShare, evenly, head_shares, joined
+
 Share = tuple[range, ...]  # the indices along one axis that a rank keeps, in its order
 Shares = tuple[Share, ...]  # one per rank
-
-
-def evenly(count: int, ranks: int) -> tuple[range, ...]:
-    """`count` in `ranks` consecutive ranges; the first ranks take one more where it doesn't divide."""
-    each, more = divmod(count, ranks)
-    starts = [rank * each + min(rank, more) for rank in range(ranks + 1)]
-    return tuple(range(start, stop) for start, stop in pairwise(starts))
 
 
 GRAINS = (64, 32, 16, 8)
@@ -24,17 +18,6 @@ GRAINS = (64, 32, 16, 8)
 def grain(count: int, ranks: int) -> int:
     """The largest piece of features that is given out whole: GEMMs want sizes that their tiles and loads divide."""
     return next((size for size in GRAINS if count % size == 0 and count // size >= ranks), 1)
-
-
-def joined(pieces: Iterable[range]) -> Share:
-    """The same indices in as few ranges."""
-    merged: list[range] = []
-    for piece in pieces:
-        if merged and merged[-1].stop == piece.start:
-            merged[-1] = range(merged[-1].start, piece.stop)
-        elif len(piece):
-            merged.append(piece)
-    return tuple(merged)
 
 
 def length(share: Share) -> int:
@@ -72,25 +55,8 @@ class Features:
 
 
 @dataclass(frozen=True)
-class HeadShare:
-    """A rank's query heads and its KV heads, the i-th of which serves the i-th of len(queries)/len(kv) equal parts."""
-
-    queries: range
-    kv: tuple[int, ...]
-
-    @property
-    def group(self) -> int:
-        return len(self.queries) // len(self.kv)
-
-
-@dataclass(frozen=True)
 class Heads:
-    """Query heads that share KV heads in equal groups, and how ranks share them.
-
-    With at least as many KV heads as ranks, whole groups are given out, the first ranks taking one more. With fewer,
-    query heads are given out and KV heads are replicated: a rank keeps those that its query heads need, and where
-    they need them unequally often, one copy for each query head.
-    """
+    """Query heads that share KV heads in equal groups, and how ranks share them (`labkit.shards.head_shares`)."""
 
     count: int
     kv_count: int
@@ -103,20 +69,11 @@ class Heads:
 
     @property
     def shares(self) -> tuple[HeadShare, ...]:
-        if self.kv_count >= self.ranks:
-            groups = evenly(self.kv_count, self.ranks)
-            return tuple(HeadShare(range(kv.start * self.group, kv.stop * self.group), tuple(kv)) for kv in groups)
-        return tuple(self._replicated(queries) for queries in evenly(self.count, self.ranks))
-
-    def _replicated(self, queries: range) -> HeadShare:
-        needed = tuple(query // self.group for query in queries)
-        kv = tuple(sorted(set(needed)))
-        equal = len({needed.count(head) for head in kv}) == 1
-        return HeadShare(queries, kv if equal else needed)
+        return head_shares(self.count, self.kv_count, self.ranks)
 
     def by_query(self, width: int) -> Shares:
         """Of rows [heads, width]."""
-        return tuple((range(s.queries.start * width, s.queries.stop * width),) for s in self.shares)
+        return tuple((range(s.query.start * width, s.query.stop * width),) for s in self.shares)
 
     def by_kv(self, width: int) -> Shares:
         """Of rows [KV heads, width]."""
@@ -142,7 +99,7 @@ class Heads:
 
         def rows(share: HeadShare) -> Iterable[range]:
             for index, kv in enumerate(share.kv):
-                for query in share.queries[index * share.group : (index + 1) * share.group]:
+                for query in share.query[index * share.group : (index + 1) * share.group]:
                     yield row(query // self.group, query % self.group)
                 yield row(kv, self.group)
                 yield row(kv, self.group + 1)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from labkit.nsys.capture.tax import Tax
 from labkit.nsys.trace import TraceError
+from labkit.validation import first_problem
 
 
 class CaptureRecord(BaseModel):
@@ -36,9 +37,7 @@ def read_record(path: Path) -> CaptureRecord:
     try:
         return CaptureRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
         raise TraceError(
-            f"{path} is not a record of a capture, schema version 1: {field}: {first['msg']}; "
+            f"{path} is not a record of a capture, schema version 1: {first_problem(error, 'the file')}; "
             "expected the JSON file that labkit profile writes"
         ) from None

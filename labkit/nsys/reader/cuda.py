@@ -116,8 +116,7 @@ def read_calls(export: Export) -> pd.DataFrame:
         {
             "start_ns": rows["start"],
             "end_ns": ends[order],
-            "process": export.process(rows["globalTid"] >> 24),
-            "tid": rows["globalTid"] & 0xFFFFFF,
+            **export.threads(rows["globalTid"]),
             "kind": pd.Categorical.from_codes(np.zeros(len(order), np.int8), ["api"]),
             "name": names.categorical(codes),
             "correlation": np.where(rows["correlationId"] == NULL, 0, rows["correlationId"]),
@@ -139,7 +138,6 @@ def read_graph_nodes(export: Export) -> pd.DataFrame:
             "node": known["graphNodeId"],
             "original": known["originalGraphNodeId"],
             "start_ns": known["start"],
-            "process": export.process(known["globalTid"] >> 24),
-            "tid": known["globalTid"] & 0xFFFFFF,
+            **export.threads(known["globalTid"]),
         },
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -90,6 +91,10 @@ class Export:
         where, used = pd.factorize(keys)
         numbers = [self.processes.setdefault(key, len(self.processes)) for key in used.tolist()]
         return np.array(numbers, np.int32)[where]
+
+    def threads(self, keys: Column) -> dict[str, NDArray[Any]]:
+        """The columns that name a thread in a frame, of threads given as globalTid."""
+        return {"process": self.process(keys >> 24), "tid": keys & 0xFFFFFF}
 
     def codes(self, ids: Column, names: Names, clean: Callable[[str], str] = str) -> NDArray[np.int32]:
         """The numbers in `names` of the texts of StringIds; of "" for ids that it does not have."""

@@ -83,4 +83,4 @@ def _threads(export: Export) -> pd.DataFrame:
     rows = {tid: name for tid, name in rows.items() if tid >> 24 in export.processes}
     tids, names = np.array(list(rows), np.int64), Names()
     name = names.categorical(export.codes(np.array(list(rows.values()), np.int64), names))
-    return typed("threads", {"process": export.process(tids >> 24), "tid": tids & 0xFFFFFF, "name": name})
+    return typed("threads", {**export.threads(tids), "name": name})

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 
@@ -22,7 +23,7 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_session(process: subprocess.Popen[bytes]) -> None:
+def kill_session(process: subprocess.Popen[Any]) -> None:
     """Kill a process that leads a session, with what it started there, and wait for its end."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

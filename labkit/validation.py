@@ -1,0 +1,16 @@
+"""What pydantic finds wrong with data, in words for the error that a reader of files or options raises."""
+
+from pydantic import ValidationError
+
+
+def first_problem(error: ValidationError, whole: str) -> str:
+    """The field and what is wrong with it; `whole`: what to name where no field is to blame."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
+
+
+def all_problems(error: ValidationError) -> str:
+    """Every field, what was got and what is wrong with it."""
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc']))}: got {item['input']!r}, {item['msg']}" for item in error.errors()
+    )
