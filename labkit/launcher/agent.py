@@ -26,6 +26,7 @@ TAIL_LINES = 20
 TRACEBACK = "Traceback (most recent call last):"
 TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ")
 STDERR = "2"
+AT_ONCE_S = 1  # a rank that is killed later than this after the first failure was killed because of it
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             torchrun.run(torchrun.parse_args(["--log-dir", logs, "--tee", STDERR, *arguments]))
         except ChildFailedError as failed:
-            _say(_report(to_blame(_failures(Path(logs), failed.failures))))
+            _say(_report(blamed(Path(logs), failed.failures)))
             return 1
         except SignalException as ended:
             _say(f"interrupted by {ended.sigval.name}; all ranks of this machine have ended")
@@ -48,18 +49,30 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _failures(logs: Path, failed: Mapping[int, Any]) -> list[Failure]:
-    """Those that torchrun saw, and those that it ended before their own error had ended them."""
+def blamed(logs: Path, failed: Mapping[int, Any]) -> Failure:
+    """The cause among the ranks of this machine, by what torchrun tells of them and what they wrote.
+
+    failed: the `ProcessFailure` of each rank, the one that torchrun saw first in front. Ranks that it ended itself are
+    not to blame, unless their own error was about to end them.
+    """
     seen, first = next(iter(failed.items()))
     before = seen - first.local_rank  # ranks of other machines
+    codes = {rank: each.exitcode for rank, each in failed.items() if each is first or not _ended(each, first)}
     logs_by_rank = {before + int(log.parent.name): log for log in logs.glob("*/attempt_*/*/stderr.log")}
     found = []
     for rank, log in logs_by_rank.items():
         said = log.read_text(errors="replace")
-        if rank in failed or TRACEBACK in said:
-            code = failed[rank].exitcode if rank in failed else None
-            found.append(Failure(rank, code, _tail(said), log.stat().st_mtime))
-    return found
+        if rank in codes or TRACEBACK in said:
+            found.append(Failure(rank, codes.get(rank), _tail(said), log.stat().st_mtime))
+    return to_blame(found)
+
+
+def _ended(later: Any, first: Any) -> bool:
+    """Whether torchrun ended a rank because the first had failed, by SIGTERM, or by SIGKILL if it stayed; it lists
+    those too.
+    """
+    killed = later.exitcode == -signal.SIGKILL and later.timestamp > first.timestamp + AT_ONCE_S
+    return bool(killed or later.exitcode == -signal.SIGTERM)
 
 
 def _tail(said: str) -> str:

@@ -1,9 +1,13 @@
 """The rank that is named is the cause, not one that lost its connection to it."""
 
+import os
 import signal
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from labkit.launcher.agent import blamed
 from labkit.launcher.failure import Failure, how_it_ended, last_line, to_blame
 
 LOST = "Traceback\nRuntimeError: Connection closed by peer [127.0.0.1]:36778. Check the logs"
@@ -27,6 +31,39 @@ def test_of_two_errors_the_first_is_the_cause() -> None:
 
 def test_a_rank_that_the_launcher_ended_was_not_killed() -> None:
     assert not Failure(0, -signal.SIGTERM, "", at=0.0).was_killed
+
+
+TERMINATED, KILLED = -signal.SIGTERM, -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("seen", "said", "cause"),
+    [
+        ([(3, 1, 0), (2, TERMINATED, 0)], {2: "warning", 3: OWN}, 3),
+        ([(3, 1, 0), (2, KILLED, 5)], {2: "warning", 3: OWN}, 3),
+        ([(3, 1, 0), (2, KILLED, 5)], {2: "warning", 3: LOST}, 3),
+        ([(2, 1, 0), (3, KILLED, 0)], {2: LOST, 3: "warning"}, 3),
+        ([(3, TERMINATED, 0), (2, 1, 0)], {2: LOST, 3: "warning"}, 3),
+        ([(2, 1, 0), (3, TERMINATED, 0)], {2: LOST, 3: OWN}, 3),
+    ],
+    ids=["terminated with it", "killed with it", "of another machine", "killed", "terminated", "before it could end"],
+)
+def test_a_rank_that_torchrun_ended_is_not_the_cause(
+    seen: list[tuple[int, int, int]], said: dict[int, str], cause: int, tmp_path: Path
+) -> None:
+    """torchrun lists ranks (rank, exit code, seconds after the first) in the order in which it saw them end, and those
+    that it ended itself with them. Ranks 2 and 3 are 0 and 1 of their machine; rank 2 wrote its last line first.
+    """
+    for rank, text in said.items():
+        log = tmp_path / "labkit" / "attempt_0" / str(rank - 2) / "stderr.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(text.replace("Traceback", "Traceback (most recent call last):"))
+        os.utime(log, (rank, rank))
+    failed = {
+        rank: SimpleNamespace(local_rank=rank - 2, exitcode=code, timestamp=1000 + seconds)
+        for rank, code, seconds in seen
+    }
+    assert blamed(tmp_path, failed).rank == cause
 
 
 def test_ends_are_named() -> None:

@@ -17,7 +17,8 @@ from labkit.engine.slicing.trace import BlockTrace, trace
 
 TOLERANCE = 1e-4  # of the largest value, in float32: a wrong cut is off by tenths of it, rounding by 1e-6
 PATIENCE_S = 120.0  # a rank that waits longer for the others' sums than this waits in vain
-FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # a wrong cut's
+# what a wrong cut raises
+FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class ThreadedSum:
