@@ -74,9 +74,9 @@ def save(
     return load(folder, hf_config)
 
 
-def load(folder: Path, hf_config: PretrainedConfig, *, verify: bool = False) -> SavedWeights:
+def load(folder: Path, hf_config: PretrainedConfig) -> SavedWeights:
     policy = policy_for(hf_config)
-    saved = saved_weights(folder, policy, policy.model_config(hf_config), verify=verify)
+    saved = saved_weights(folder, policy, policy.model_config(hf_config))
     assert saved is not None
     return saved
 

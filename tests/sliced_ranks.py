@@ -15,8 +15,8 @@ from transformers.models.t5.modeling_t5 import T5Block
 
 from labkit.engine.slicing import tensor_parallel_model
 
-WORLD = 4
-DEGREES = (2, 3, 4)
+WORLD = 3
+DEGREES = (2, 3)
 T5_POLICY = {T5Block: ("SelfAttention.o", "EncDecAttention.o", "DenseReluDense.wo")}
 SEARCHES: dict[str, dict[str, Any]] = {
     "llama": {"cache_implementation": "static"},

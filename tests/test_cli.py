@@ -1,4 +1,7 @@
-"""The command line as a user meets it: in a process of its own, by its exit code, stdout and stderr."""
+"""The command line as a user meets it: by its exit code, stdout and stderr.
+
+In this process where it makes no difference, to spare each test the seconds that torch and transformers take to load.
+"""
 
 import json
 import os
@@ -6,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from rich.console import Console
 
-from labkit.cli import main
+from labkit import cli
 
 SMALL = ("--prompt", "9", "--new", "5", "--threads", "1", "--rounds", "3")
 SIDE_KEYS = {"name", "ttft_ms", "per_token_ms", "end_to_end_ms", "floor_share", "peak_rss_mb"}
@@ -29,31 +34,56 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "TRI
 ENVIRONMENT |= {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 
 
-def labkit(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*LABKIT, *arguments], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False
-    )
+Labkit = Callable[..., tuple[int, str, str]]
 
 
+@pytest.fixture
+def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labkit:
+    """Runs a command line in the test's folder: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", ENVIRONMENT["HF_HUB_OFFLINE"])
+    monkeypatch.setattr(cli, "out", Console(width=200))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["labkit", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.timeout(240)
 def test_compare_ends_with_one_json_object(tmp_path: Path) -> None:
-    done = labkit("compare", "tiny-gpt2", *SMALL, "--json", cwd=tmp_path)
+    """Of two ranks against one process, and as a process of its own."""
+    done = subprocess.run(
+        [*LABKIT, "compare", "tiny-gpt2", "--baseline", "fused", "--tp", "2", *SMALL, "--json"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert set(figures) >= KEYS
-    for side, name in (("baseline", "hf-eager"), ("candidate", "fused")):
+    for side, name in (("baseline", "fused"), ("candidate", "fused-tp2")):
         assert set(figures[side]) >= SIDE_KEYS
         assert figures[side]["name"] == name
     assert figures["per_token_ratio_low"] <= figures["per_token_ratio"] <= figures["per_token_ratio_high"]
+    assert figures["limit_ratio"] > 0
     assert figures["tokens_equal"] is True
     assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 1
 
 
-def test_compare_shows_speed_with_interval_baseline_and_limit(tmp_path: Path) -> None:
-    done = labkit("compare", "tiny-llama", *SMALL, "--dtype", "bfloat16", "--output", "elsewhere", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "random weights" in done.stdout
-    assert "fused against hf-eager: " in done.stdout
-    assert "share of the limit" in done.stdout
+def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, tmp_path: Path) -> None:
+    code, said, errors = labkit("compare", "tiny-llama", *SMALL, "--dtype", "bfloat16", "--output", "elsewhere")
+    assert code == 0, errors
+    assert "random weights" in said
+    assert "fused against hf-eager: " in said
+    assert "share of the limit" in said
     assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
 
 
@@ -79,41 +109,30 @@ def test_compare_shows_speed_with_interval_baseline_and_limit(tmp_path: Path) ->
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_mistake_is_explained_without_a_traceback(
-    arguments: tuple[str, ...],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], message: str, labkit: Labkit, tmp_path: Path
 ) -> None:
-    """In this process, to spare each of them the seconds that torch takes to load."""
-    for name in ("HF_HUB_OFFLINE", "COLUMNS"):
-        monkeypatch.setenv(name, ENVIRONMENT[name])
-    monkeypatch.setattr(sys, "argv", ["labkit", *arguments])
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert "Traceback" not in said.err
-    assert said.out == ""
+    code, said, errors = labkit(*arguments)
+    assert code == 2
+    assert message in errors
+    assert "Traceback" not in errors
+    assert said == ""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_kernels_ends_with_one_json_object(tmp_path: Path) -> None:
-    done = labkit("kernels", "--model", "tiny-gpt2", "--rounds", "2", "--context", "9", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+def test_kernels_ends_with_one_json_object(labkit: Labkit, tmp_path: Path) -> None:
+    code, said, errors = labkit("kernels", "--model", "tiny-gpt2", "--rounds", "2", "--context", "9", "--json")
+    assert code == 0, errors
+    rows = json.loads(said.splitlines()[-1])["rows"]
     assert [row["region"] for row in rows] == ["qkv", "attention", "mlp", "residual"]
     assert set(rows[0]) >= REGION_KEYS
     assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 1
 
 
-def test_kernels_shows_each_region_with_its_interval_and_what_was_published(tmp_path: Path) -> None:
-    done = labkit("kernels", "--op", "mlp", "--op", "mlp_out", "--model", "tiny-llama", "--rounds", "2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_kernels_shows_each_region_with_its_interval_and_what_was_published(labkit: Labkit) -> None:
+    code, said, errors = labkit("kernels", "--op", "mlp", "--op", "mlp_out", "--model", "tiny-llama", "--rounds", "2")
+    assert code == 0, errors
     for text in ("mlp_out", "unfused, own GEMM", "3.0x", "published, not measured here", "machine: ", "[95 %]"):
-        assert text in done.stdout
+        assert text in said
 
 
 def test_interrupted_compare_leaves_no_process_and_no_file(tmp_path: Path) -> None:
@@ -133,39 +152,37 @@ def test_interrupted_compare_leaves_no_process_and_no_file(tmp_path: Path) -> No
     assert list(tmp_path.rglob("*.*")) == []
 
 
-def test_generate_continues_the_prompt_and_says_where_the_weights_come_from(tmp_path: Path) -> None:
-    done = labkit("generate", "tiny-gpt2", "--prompt", "Once upon", "--new", "5", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Once upon")
-    assert len(done.stdout.strip()) > len("Once upon")
-    assert "random weights, seed 0" in done.stderr
+def test_generate_continues_the_prompt_and_says_where_the_weights_come_from(labkit: Labkit) -> None:
+    code, said, errors = labkit("generate", "tiny-gpt2", "--prompt", "Once upon", "--new", "5")
+    assert code == 0, errors
+    assert said.startswith("Once upon")
+    assert len(said.strip()) > len("Once upon")
+    assert "random weights, seed 0" in errors
 
 
-def test_sampling_repeats_with_its_seed(tmp_path: Path) -> None:
-    texts = [
-        labkit(
-            *("generate", "tiny-llama", "--prompt", "Once", "--new", "8", "--temperature", "1", "--seed", seed),
-            cwd=tmp_path,
-        ).stdout
-        for seed in ("1", "1", "2")
-    ]
+def test_sampling_repeats_with_its_seed(labkit: Labkit) -> None:
+    sampled = ("generate", "tiny-llama", "--prompt", "Once", "--new", "8", "--temperature", "1", "--seed")
+    texts = [labkit(*sampled, seed)[1] for seed in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_models_lists_the_presets(tmp_path: Path) -> None:
-    done = labkit("models", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_models_lists_the_presets(labkit: Labkit) -> None:
+    code, said, errors = labkit("models")
+    assert code == 0, errors
     for name in ("gpt2-medium", "gpt-j-6b", "bloom-7b1", "gpt-neox-20b", "llama-2-7b"):
-        assert name in done.stdout
+        assert name in said
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
     "arguments", [("tune",), ("kernels", "--impl", "triton", "--model", "tiny-gpt2")], ids=" ".join
 )
-def test_without_a_gpu_triton_says_what_to_do(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    done = labkit(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "impl 'triton' needs an NVIDIA GPU" in done.stderr
-    assert "use impl='cpp'" in done.stderr
+def test_without_a_gpu_triton_says_what_to_do(
+    arguments: tuple[str, ...], labkit: Labkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    code, _, errors = labkit(*arguments)
+    assert code == 2
+    assert "impl 'triton' needs an NVIDIA GPU" in errors
+    assert "use impl='cpp'" in errors
     assert not list(tmp_path.iterdir())

@@ -31,7 +31,7 @@ class Shards(BaseModel):
 
 
 class Description(BaseModel):
-    """What DeepSpeed's JSON says, and `verify` of labkit's own: compare the digests of the files, not just sizes."""
+    """What DeepSpeed's JSON says."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,7 +42,6 @@ class Description(BaseModel):
     parallelization: Literal["tp", "pp"] | None = None
     tp_size: int | None = Field(default=None, validation_alias=AliasChoices("tp_size", "mp_size"))
     dtype: str | None = None
-    verify: bool = False
 
     @field_validator("type", mode="before")
     @classmethod
@@ -118,7 +117,7 @@ def _weights(described: Description, folder: Path, hf_config: PretrainedConfig) 
     if not names:
         raise ValueError("checkpoints lists no file; expected at least one")
     if described.type == "labkit" or (len(names) == 1 and (own := saved_weights(folder / names[0], policy, config))):
-        own = saved_weights(folder / names[0], policy, config, verify=described.verify)
+        own = saved_weights(folder / names[0], policy, config)
         if own is None:
             raise ValueError(f"{folder / names[0]} is no checkpoint of labkit's; expected a folder that it saved")
         return own

@@ -33,12 +33,11 @@ class MatrixRecord(Record):
 
 
 class FileRecord(Record):
-    """The file of one rank. `tensors` is their number; `matrices` names those of them that have a layout."""
+    """The file of one rank: the XXH3 digest of each tensor, and in `matrices` those that have a layout."""
 
     name: str
     bytes: int
-    blake2b: str
-    tensors: int
+    digests: dict[str, str]
     matrices: dict[str, MatrixRecord]
 
 

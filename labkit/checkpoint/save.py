@@ -110,9 +110,8 @@ class Saving:
     def _write(self) -> FileRecord:
         name = f"rank-{self.part.rank:02d}-of-{self.part.size:02d}.safetensors"
         metadata = {"save": self.name, "format": "labkit"}
-        size, digest = write_tensors(self.folder / name, self._tensors, metadata)
-        count = len(self._tensors)
-        return FileRecord(name=name, bytes=size, blake2b=digest, tensors=count, matrices=self._matrices)
+        size, digests = write_tensors(self.folder / name, self._tensors, metadata)
+        return FileRecord(name=name, bytes=size, digests=digests, matrices=self._matrices)
 
     def _describe(self, files: list[FileRecord], generation: GenerationConfig | None, source: Path | None) -> int:
         what = self.what

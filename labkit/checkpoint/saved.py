@@ -27,8 +27,8 @@ def layout_of(impl: str, dtype: torch.dtype) -> str:
     return {"cpp": "panels", "reference": "rows", "triton": "words" if dtype == torch.int8 else "rows"}[impl]
 
 
-def saved_weights(folder: Path, policy: Policy, config: ModelConfig, *, verify: bool = False) -> SavedWeights | None:
-    """The checkpoint of labkit's in a folder; None: there is none. `verify`: compare the digest of what is read.
+def saved_weights(folder: Path, policy: Policy, config: ModelConfig) -> SavedWeights | None:
+    """The checkpoint of labkit's in a folder; None: there is none.
 
     Raises ValueError for one that is damaged, incomplete, or of another model, naming the file.
     """
@@ -52,14 +52,14 @@ def saved_weights(folder: Path, policy: Policy, config: ModelConfig, *, verify: 
             raise ValueError(f"{path} is missing; {AGAIN}")
         if (size := path.stat().st_size) != file.bytes:
             raise ValueError(f"{path} has {size} bytes, expected {file.bytes}; {AGAIN}")
-    return SavedWeights(folder, manifest, policy, config, verify)
+    return SavedWeights(folder, manifest, policy, config)
 
 
 class SavedWeights:
     """A checkpoint of labkit's: canonical weights for an engine (`part`), or Hugging Face's tensors by name."""
 
-    def __init__(self, folder: Path, manifest: Manifest, policy: Policy, config: ModelConfig, verify: bool) -> None:
-        self.folder, self.manifest, self.policy, self.config, self.verify = folder, manifest, policy, config, verify
+    def __init__(self, folder: Path, manifest: Manifest, policy: Policy, config: ModelConfig) -> None:
+        self.folder, self.manifest, self.policy, self.config = folder, manifest, policy, config
         self._files: dict[int, ShardFile] = {}
 
     @property
@@ -95,7 +95,7 @@ class SavedWeights:
     def file(self, rank: int) -> ShardFile:
         if rank not in self._files:
             record = self.manifest.files[rank]
-            self._files[rank] = ShardFile(self.folder, record, self.manifest.save, verify=self.verify)
+            self._files[rank] = ShardFile(self.folder, record, self.manifest.save)
         return self._files[rank]
 
     @cached_property

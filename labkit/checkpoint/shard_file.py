@@ -10,7 +10,7 @@ from torch import Tensor
 
 from labkit.checkpoint.manifest import FileRecord, MatrixRecord
 from labkit.checkpoint.pieces import Range
-from labkit.checkpoint.tensor_stream import TensorStream, digest_of
+from labkit.checkpoint.tensor_stream import TensorStream
 from labkit.kernels.gemm import BLOCK, packed_shape, unpack, unpack_words
 from labkit.kernels.types import Linear
 
@@ -30,17 +30,15 @@ def scales_of(key: str) -> str:
 class ShardFile:
     """One rank's file, whole and in parts. Raises ValueError, naming it, for one that is damaged or of another save."""
 
-    def __init__(self, folder: Path, record: FileRecord, save: str, *, verify: bool) -> None:
+    def __init__(self, folder: Path, record: FileRecord, save: str) -> None:
         self.record, self.path = record, folder / record.name
-        if verify and (digest := digest_of(self.path)) != record.blake2b:
-            raise ValueError(f"{self.path} was altered: its digest is {digest}, expected {record.blake2b}; {AGAIN}")
-        self._stream = TensorStream(self.path)
+        self._stream = TensorStream(self.path, record.digests)
         if (found := self._stream.metadata.get("save")) != save:
             raise ValueError(
                 f"{self.path} is of save {found}, the manifest of {save}; keep the files of each save together"
             )
-        if (count := len(self._stream.tensors)) != record.tensors:
-            raise ValueError(f"{self.path} holds {count} tensors, expected {record.tensors}; {AGAIN}")
+        if different := self._stream.tensors.keys() ^ record.digests.keys():
+            raise ValueError(f"{self.path} and the manifest have different tensors, {min(different)} for one; {AGAIN}")
 
     def vector(self, key: str) -> Tensor:
         """A tensor that is no matrix, float32."""

@@ -1,4 +1,4 @@
-"""The safetensors format, written and read without a second copy of any tensor.
+"""The safetensors format, written and read without a second copy of any tensor, and checked while it is read.
 
 The library's own writer holds all tensors twice, and its reader maps the file: filling memory that is there already
 from a mapping costs a page fault for every few pages, which reading does not.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from xxhash import xxh3_128
 
 from labkit.checkpoint.pieces import Range
 from labkit.whole_file import whole_file
@@ -29,7 +29,7 @@ NAMES = {
 }
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 LENGTH = 8  # bytes that tell the length of the header
-AT_ONCE = 16 << 20
+AT_ONCE = 256 << 10  # bytes that are read and digested at once, while they are in a core's own cache
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,13 @@ class Stored:
     shape: tuple[int, ...]
     offset: int
 
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[int, str]:
-    """Writes a safetensors file, whole or not at all: (its bytes, its BLAKE2b digest)."""
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[int, dict[str, str]]:
+    """Writes a safetensors file, whole or not at all: (its bytes, the XXH3 digest of each tensor)."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, tensor in tensors.items():
@@ -50,32 +54,31 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 64 + 64 - LENGTH)  # so that tensors are aligned in a mapping of the file
-    digest = blake2b(digest_size=32)
+    digests = {}
     with whole_file(path) as temporary, temporary.open("wb") as file:
-        for data in (memoryview(len(text).to_bytes(LENGTH, "little") + text), *map(_bytes_of, tensors.values())):
-            for at in range(0, len(data), AT_ONCE):
-                digest.update(data[at : at + AT_ONCE])
-                file.write(data[at : at + AT_ONCE])
+        file.write(len(text).to_bytes(LENGTH, "little") + text)
+        for name, tensor in tensors.items():
+            digest = xxh3_128()
+            for part in _parts(_bytes_of(tensor)):
+                digest.update(part)
+                file.write(part)
+            digests[name] = digest.hexdigest()
         file.flush()
         os.fsync(file.fileno())
-    return LENGTH + len(text) + end, digest.hexdigest()
-
-
-def digest_of(path: Path) -> str:
-    """The BLAKE2b digest of a file."""
-    digest = blake2b(digest_size=32)
-    with path.open("rb") as file:
-        while data := file.read(AT_ONCE):
-            digest.update(data)
-    return digest.hexdigest()
+    return LENGTH + len(text) + end, digests
 
 
 class TensorStream:
-    """A safetensors file to read tensors of into memory that is there, whole or some of their first dimension."""
+    """A safetensors file to read tensors of into memory that is there, whole or some of their first dimension.
 
-    def __init__(self, path: Path) -> None:
-        """Raises ValueError for a file whose header can't be read."""
-        self.path = path
+    No number of a tensor is given out before all of it was held against its digest. Raises ValueError, naming the
+    file, for one that is damaged.
+    """
+
+    def __init__(self, path: Path, digests: Mapping[str, str]) -> None:
+        """digests: what `write_tensors` told of the tensors."""
+        self.path, self._digests = path, digests
+        self._intact: set[str] = set()
         self._file = path.open("rb", buffering=0)
         try:
             length = int.from_bytes(self._file.read(LENGTH), "little")
@@ -93,9 +96,14 @@ class TensorStream:
             raise ValueError(f"{path} is damaged ({error!r}); copy it again, or save the checkpoint again") from error
 
     def read_into(self, name: str, out: Tensor) -> Tensor:
-        """Fills `out`, contiguous, with the whole tensor. Raises ValueError for a file that ends within it."""
+        """Fills `out`, contiguous, with the whole tensor."""
         assert (out.dtype, tuple(out.shape)) == (self.tensors[name].dtype, self.tensors[name].shape)
-        self._fill(name, _bytes_of(out), 0)
+        digest, at = xxh3_128(), 0
+        for part in _parts(_bytes_of(out)):
+            self._fill(name, part, at)
+            digest.update(part)
+            at += len(part)
+        self._check(name, digest.hexdigest())
         return out
 
     def whole(self, name: str) -> Tensor:
@@ -106,6 +114,8 @@ class TensorStream:
     def slab(self, name: str, outer: Range, inner: Range | None = None) -> Tensor:
         """[begin, end) of the first dimension, and of the second if given, in memory of its own."""
         stored = self.tensors[name]
+        if name not in self._intact:
+            self._read_through(name)
         first, last = inner or (0, stored.shape[1])
         out = torch.empty((outer[1] - outer[0], last - first, *stored.shape[2:]), dtype=stored.dtype)
         data = _bytes_of(out)
@@ -118,6 +128,22 @@ class TensorStream:
             self._fill(name, data[index * run : (index + 1) * run], (outer[0] + index) * row + first * entry)
         return out
 
+    def _read_through(self, name: str) -> None:
+        digest, size, buffer = xxh3_128(), self.tensors[name].nbytes, memoryview(bytearray(AT_ONCE))
+        for at in range(0, size, AT_ONCE):
+            part = buffer[: min(AT_ONCE, size - at)]
+            self._fill(name, part, at)
+            digest.update(part)
+        self._check(name, digest.hexdigest())
+
+    def _check(self, name: str, digest: str) -> None:
+        if digest != (expected := self._digests.get(name)):
+            raise ValueError(
+                f"{self.path} was altered: the digest of {name} is {digest}, expected {expected}; copy it again, or "
+                "save the checkpoint again"
+            )
+        self._intact.add(name)
+
     def _fill(self, name: str, data: memoryview, skipped: int) -> None:
         done, offset = 0, self.tensors[name].offset + skipped
         while done < len(data):
@@ -125,6 +151,10 @@ class TensorStream:
             if read == 0:
                 raise ValueError(f"{self.path} ends within {name}; copy it again, or save the checkpoint again")
             done += read
+
+
+def _parts(data: memoryview) -> Iterator[memoryview]:
+    return (data[at : at + AT_ONCE] for at in range(0, len(data), AT_ONCE))
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -80,15 +80,18 @@ def test_a_truncated_file_is_named(folder: Path, tmp_path: Path) -> None:
         described({"type": "ds_model", "checkpoints": "all.pt"}, tmp_path)
 
 
-def test_an_altered_file_is_named_when_asked_to_verify(folder: Path) -> None:
-    load(folder, CONFIG, verify=True).file(1)
-    data = bytearray((folder / SECOND).read_bytes())
-    data[-5] ^= 1
-    (folder / SECOND).write_bytes(data)
-    with pytest.raises(ValueError, match=rf"{SECOND} was altered: its digest is .*, expected .*; copy it again"):
-        built(load(folder, CONFIG, verify=True), CONFIG, torch.float32, 2, 1)
-    with pytest.raises(ValueError, match=rf"{SECOND} was altered"):
-        labkit.init_inference(MODEL, checkpoint={"type": "labkit", "checkpoints": str(folder), "verify": True})
+@pytest.mark.parametrize("key", ["layers.1.qkv.weight", "layers.2.qkv.bias", "layers.0.ff2.weight"])
+@pytest.mark.parametrize(("size", "rank"), [(1, 0), (2, 1), (3, 2)])
+def test_an_altered_tensor_is_named_whatever_part_of_it_is_read(
+    size: int, rank: int, key: str, folder: Path, tmp_path: Path
+) -> None:
+    whole = (folder / SECOND).read_bytes()
+    stored = load(folder, CONFIG).file(1)._stream.tensors[key]
+    for at in (stored.offset, stored.offset + stored.nbytes - 1):
+        (folder / SECOND).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        message = rf"{SECOND} was altered: the digest of {key} is \w+, expected \w+; copy it again"
+        with pytest.raises(ValueError, match=message):
+            built(load(folder, CONFIG), CONFIG, torch.float32, size, rank)
 
 
 @pytest.mark.parametrize("at", [0, 20, 60])

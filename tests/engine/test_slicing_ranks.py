@@ -1,4 +1,4 @@
-"""Sliced models on 2, 3 and 4 processes against the whole one: logits, greedy tokens, searches, refusals.
+"""Sliced models on 2 and 3 processes against the whole one: logits, greedy tokens, searches, refusals.
 
 One world of processes runs all of it, once.
 """
