@@ -12,8 +12,8 @@ from enum import StrEnum
 from itertools import product
 
 import numpy as np
+import scipy  # loads scipy.stats when it is first asked for it
 from numpy.typing import NDArray
-from scipy import stats
 
 CONFIDENCE = 0.95
 RESAMPLES = 4999
@@ -93,7 +93,7 @@ def ratio(baseline: Sequence[float], candidate: Sequence[float], *, seed: int = 
             f"got {len(baseline)} rounds of the baseline and {len(candidate)} of the candidate; "
             "an interval needs as many of each and at least 2"
         )
-    interval = stats.bootstrap(
+    interval = scipy.stats.bootstrap(
         (np.asarray(baseline), np.asarray(candidate)),
         lambda a, b, axis: np.median(a, axis=axis) / np.median(b, axis=axis),
         paired=True,
@@ -133,7 +133,7 @@ def noise_floor(rounds: Sequence[float]) -> float:
 def outliers(samples: Sequence[float]) -> NDArray[np.bool_]:
     """Which samples have a modified z, |x - median| / MAD, above 14.8. They are reported and stay in every figure."""
     distance = np.abs(np.asarray(samples, dtype=float) - np.median(samples))
-    return distance > OUTLIER_Z * stats.median_abs_deviation(samples)
+    return distance > OUTLIER_Z * scipy.stats.median_abs_deviation(samples)
 
 
 def summarise(samples: Sequence[float]) -> Summary:

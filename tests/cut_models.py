@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -117,16 +118,10 @@ def few_models() -> dict[str, dict[str, Any]]:
     return {name: {} for name in FEW}
 
 
-def in_low_precision(size: int) -> list[dict[str, Found]]:
-    types = (torch.bfloat16, torch.float16, torch.int8)
-    return [against_one_process(size, dtype, "cpp", few_models()) for dtype in types]
-
-
 def by_gloo() -> tuple[bool, float, str]:
-    from labkit.kernels.all_reduce import exchange
-
-    exchange._system = lambda: (str(dist.get_rank()),)  # as on two machines: no memory is shared
-    found = against_one_process(2, torch.float32, "cpp", {"gptj": {}, "llama": {}})
+    of_its_own = (str(dist.get_rank()),)
+    with mock.patch("labkit.kernels.all_reduce.exchange._system", return_value=of_its_own):
+        found = against_one_process(2, torch.float32, "cpp", {"gptj": {}, "llama": {}})
     each = found["llama"]
     return all(one.tokens_equal for one in found.values()), each.logits, each.transport
 
@@ -193,3 +188,28 @@ def without_kernels() -> dict[str, bool]:
         wanted, got = (model(**padded_batch("bert"))[0] for model in (bert, cut))
     found["BERT"] = torch.allclose(wanted, got, atol=1e-4) and len(cut.model_times()) == 1 and cut.impl == "torch"
     return found
+
+
+def two_ranks() -> dict[str, Any]:
+    """All that is asked of two ranks."""
+    return {
+        "float32": against_one_process(2, torch.float32, "cpp", small_models()),
+        "reference": against_one_process(2, torch.float32, "reference", few_models()),
+        "ways": ways_to_generate(),
+        "stages": stages_of_a_layer(),
+        "mistakes": mistakes(),
+        "gloo": by_gloo(),
+        "without kernels": without_kernels(),
+    }
+
+
+def three_ranks() -> dict[str, Any]:
+    """All that is asked of three."""
+    low = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+    found = {name: against_one_process(3, dtype, "cpp", few_models()) for name, dtype in low.items()}
+    return found | {"float32": against_one_process(3, torch.float32, "cpp", ONE_OF_EACH_ROW)}
+
+
+def four_ranks() -> dict[str, Any]:
+    """All that is asked of four."""
+    return {"float32": against_one_process(4, torch.float32, "cpp", ONE_OF_EACH_ROW)}

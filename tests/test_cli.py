@@ -11,13 +11,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from comparisons import comparison
 from rich.console import Console
 
 from labkit import cli
+from labkit.harness import Comparison
 
 SMALL = ("--prompt", "9", "--new", "5", "--threads", "1", "--rounds", "3")
 SIDE_KEYS = {"name", "ttft_ms", "per_token_ms", "end_to_end_ms", "floor_share", "peak_rss_mb"}
@@ -78,13 +81,23 @@ def test_compare_ends_with_one_json_object(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 1
 
 
-def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, tmp_path: Path) -> None:
+def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a comparison that was not measured here; those of the test above, and of README's commands, are."""
+    asked: dict[str, Any] = {}
+
+    def measured(*sides: str, **settings: Any) -> Comparison:
+        asked.update(settings, sides=sides)
+        return comparison(dtype=settings["dtype"])
+
+    monkeypatch.setattr("labkit.harness.compare", measured)
     code, said, errors = labkit("compare", "tiny-llama", *SMALL, "--dtype", "bfloat16", "--output", "elsewhere")
     assert code == 0, errors
     assert "random weights" in said
     assert "fused against hf-eager: " in said
     assert "share of the limit" in said
-    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    wanted = {"dtype": "bfloat16", "prompt": 9, "new": 5, "threads": 1, "rounds": 3, "output": Path("elsewhere")}
+    assert asked.items() >= wanted.items()
+    assert asked["sides"] == ("hf-eager", "fused")
 
 
 @pytest.mark.parametrize(

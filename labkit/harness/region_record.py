@@ -10,7 +10,6 @@ from pydantic import Field
 
 from labkit.harness.environment import Environment
 from labkit.harness.records import SCHEMA_VERSION, Record
-from labkit.published import published
 from labkit.region_sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
 from labkit.stages import Stage
 from labkit.statistics import Ratio, ratio
@@ -149,6 +148,8 @@ class RegionMeasurement(LayerRecord):
 
 def published_region(region: str) -> tuple[float, str] | None:
     """The speedup that DeepSpeed published for a fused region, and where."""
+    from labkit.published import published  # loads pandas, which is not for every process that measures
+
     frame = published("deep-fusion")
     found = frame[frame["method"].str.partition(":")[0] == region]
     return None if found.empty else (float(found.iloc[0]["value"]), str(found.iloc[0]["source"]))

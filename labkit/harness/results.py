@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import pandas as pd
 from pydantic import Field, TypeAdapter, ValidationError
 
 from labkit.harness.exchange_record import ExchangeMeasurement
@@ -15,6 +14,9 @@ from labkit.harness.records import SCHEMA_VERSION, Comparison, Measurement
 from labkit.harness.region_record import LadderMeasurement, RegionMeasurement
 from labkit.validation import first_problem
 from labkit.whole_file import write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 AnyRecord = Measurement | Comparison | RegionMeasurement | LadderMeasurement | ExchangeMeasurement
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
@@ -47,6 +49,8 @@ def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
 
     Records of regions and of sums over ranks, which have no such runs, are left out.
     """
+    import pandas as pd  # half a second, which is not for every process that measures
+
     runs = [record for record in load_records(path) if isinstance(record, Measurement | Comparison)]
     return pd.DataFrame([row for record in runs for row in _rows(record)])
 

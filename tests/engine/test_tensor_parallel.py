@@ -1,6 +1,6 @@
 """A model cut over several ranks computes what it computes in one process, whatever its heads and however it is asked.
 
-Each launched world runs many models: to start one takes longer than all that it computes.
+Each launched world is asked all that is asked of as many ranks: to start one takes longer than all that it computes.
 """
 
 import re
@@ -8,21 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cut_models import (
-    ONE_OF_EACH_ROW,
-    WAYS,
-    Found,
-    against_one_process,
-    by_gloo,
-    engine,
-    few_models,
-    in_low_precision,
-    mistakes,
-    small_models,
-    stages_of_a_layer,
-    ways_to_generate,
-    without_kernels,
-)
+from cut_models import WAYS, Found, engine, four_ranks, three_ranks, two_ranks
 from engines import vanilla
 
 import labkit
@@ -30,10 +16,22 @@ from labkit.stages import Stage
 
 pytestmark = pytest.mark.timeout(300)
 TIMEOUT_S = 240
+Answers = list[dict[str, Any]]  # of each rank
 
 
-def run(function: Any, *arguments: Any, size: int = 2) -> list[Any]:
-    return labkit.launch(function, *arguments, tp_size=size, timeout_s=TIMEOUT_S)
+@pytest.fixture(scope="module")
+def of_two() -> Answers:
+    return labkit.launch(two_ranks, tp_size=2, timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def of_three() -> Answers:
+    return labkit.launch(three_ranks, tp_size=3, timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def of_four() -> Answers:
+    return labkit.launch(four_ranks, tp_size=4, timeout_s=TIMEOUT_S)
 
 
 def check(found: list[dict[str, Found]], tolerance: float) -> None:
@@ -44,52 +42,51 @@ def check(found: list[dict[str, Found]], tolerance: float) -> None:
         assert each.by_stages <= tolerance, name
 
 
-@pytest.mark.parametrize(
-    ("size", "models"), [(2, small_models()), (3, ONE_OF_EACH_ROW), (4, ONE_OF_EACH_ROW)], ids=["tp2", "tp3", "tp4"]
-)
-def test_ranks_give_the_tokens_of_one_process(size: int, models: dict[str, dict[str, Any]]) -> None:
-    found = run(against_one_process, size, torch.float32, "cpp", models, size=size)
+@pytest.mark.parametrize("ranks", ["of_two", "of_three", "of_four"])
+def test_ranks_give_the_tokens_of_one_process(ranks: str, request: pytest.FixtureRequest) -> None:
+    found = [rank["float32"] for rank in request.getfixturevalue(ranks)]
     check(found, 5e-5)
     assert [name for name, each in found[0].items() if not each.tokens_equal] == []
 
 
-def test_ranks_agree_with_one_process_in_low_precision() -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_ranks_agree_with_one_process_in_low_precision(of_three: Answers, dtype: str) -> None:
     """Rows are rounded at the same places, but after sums of another order: now and then to a neighbour."""
-    for found in zip(*run(in_low_precision, 3, size=3), strict=True):
-        check(list(found), 0.25)
+    check([rank[dtype] for rank in of_three], 0.25)
 
 
-def test_the_reference_is_cut_as_the_kernels_are() -> None:
-    found = run(against_one_process, 2, torch.float32, "reference", few_models())
+def test_the_reference_is_cut_as_the_kernels_are(of_two: Answers) -> None:
+    found = [rank["reference"] for rank in of_two]
     check(found, 5e-5)
     assert all(each.tokens_equal for each in found[0].values())
 
 
-def test_every_way_to_generate_gives_all_ranks_the_tokens_of_one_process() -> None:
+def test_every_way_to_generate_gives_all_ranks_the_tokens_of_one_process(of_two: Answers) -> None:
     """The seed of the first rank counts, whatever the others were seeded with."""
-    for rank in run(ways_to_generate):
-        for way, (wanted, got) in zip(WAYS, rank, strict=True):
+    for rank in of_two:
+        for way, (wanted, got) in zip(WAYS, rank["ways"], strict=True):
             assert torch.equal(wanted, got), way
 
 
-def test_ranks_that_share_no_memory_exchange_by_gloo() -> None:
-    for equal, difference, transport in run(by_gloo):
+def test_ranks_that_share_no_memory_exchange_by_gloo(of_two: Answers) -> None:
+    for rank in of_two:
+        equal, difference, transport = rank["gloo"]
         assert transport == "gloo"
         assert equal
         assert difference <= 5e-5
 
 
-def test_a_layer_has_two_sums_and_one_with_a_parallel_residual() -> None:
-    for rank in run(stages_of_a_layer):
-        names, stages = rank["llama"]
+def test_a_layer_has_two_sums_and_one_with_a_parallel_residual(of_two: Answers) -> None:
+    for rank in of_two:
+        names, stages = rank["stages"]["llama"]
         assert Stage.ALL_REDUCE in names
         assert stages == 8
-        names, stages = rank["gptj"]
+        names, stages = rank["stages"]["gptj"]
         assert Stage.ALL_REDUCE in names
         assert stages == 7
 
 
-def test_ranks_that_are_not_of_one_mind_are_told_so_and_can_go_on() -> None:
+def test_ranks_that_are_not_of_one_mind_are_told_so_and_can_go_on(of_two: Answers) -> None:
     wanted = {
         "dtype": r"do not agree.*dtype is \"torch.float32\" on rank 0 and \"torch.bfloat16\" on rank 1",
         "weights": "do not agree.*weights",
@@ -100,9 +97,10 @@ def test_ranks_that_are_not_of_one_mind_are_told_so_and_can_go_on() -> None:
         "heads": "1 query heads cannot be split over 2 ranks; use tp_size <= 1",
         "equal": "nothing",
     }
-    for rank in run(mistakes):
+    for rank in of_two:
         for what, message in wanted.items():
-            assert re.search(message, rank[what]), f"{what}: {rank[what]}"
+            said = rank["mistakes"][what]
+            assert re.search(message, said), f"{what}: {said}"
 
 
 def test_without_other_processes_tensor_parallelism_says_how_to_start_them() -> None:
@@ -110,9 +108,9 @@ def test_without_other_processes_tensor_parallelism_says_how_to_start_them() -> 
         engine("gpt2", 2)
 
 
-def test_models_without_kernels_are_cut_too() -> None:
-    for rank in run(without_kernels):
-        assert all(rank.values()), rank
+def test_models_without_kernels_are_cut_too(of_two: Answers) -> None:
+    for rank in of_two:
+        assert all(rank["without kernels"].values()), rank["without kernels"]
 
 
 def test_what_needs_kernels_is_refused_by_a_model_without_them() -> None:

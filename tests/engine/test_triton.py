@@ -146,7 +146,7 @@ def test_repeated_runs_are_bitwise_the_same() -> None:
     engine, ids, options = engine_of("gpt2", 1), prompt(1, 3), {"return_dict_in_generate": True, "output_logits": True}
     first, second = (greedy(engine, ids, 3, **options) for _ in range(2))
     assert all(torch.equal(*logits) for logits in zip(first.logits, second.logits, strict=True))
-    for _ in range(18):
+    for _ in range(18 if torch.cuda.is_available() else 3):  # Triton's interpreter runs one program at a time
         assert torch.equal(greedy(engine, ids, 3), first.sequences)
 
 

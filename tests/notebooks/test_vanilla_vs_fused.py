@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from pages import Page, run_in
 
-from labkit.notebooks import RunReport, read_parameters, run_notebook
+from labkit.notebooks import RunReport, read_parameters
 from labkit.notebooks.report import PLOTLY_MIME_TYPE
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_vanilla_vs_fused.ipynb"
@@ -60,19 +60,12 @@ def test_published_figures_are_labelled_in_the_page(report: RunReport) -> None:
     assert len(labelled) == 2
 
 
-def test_plain_papermill_runs_it_too(tmp_path: Path) -> None:
-    parameters = [part for name, value in SMALL.items() for part in ("-p", name, str(value))]
+def test_under_plain_papermill_a_wrong_model_fails_the_run_with_the_cell_named(tmp_path: Path) -> None:
+    """As a failure of `labkit run` is tested in test_run_notebook; a whole run under papermill, in test_timelines."""
+    parameters = [part for name, value in (SMALL | {"model": "gpt-17"}).items() for part in ("-p", name, str(value))]
     command = [sys.executable, "-m", "papermill", str(NOTEBOOK), "out.ipynb", *parameters]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode != 0
+    assert "model_shape(model)" in done.stderr
+    assert "gpt-17" in done.stderr
     assert "Passed unknown parameter" not in done.stderr
-    notebook = nbformat.read(tmp_path / "out.ipynb", as_version=4)
-    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
-    assert "tiny-gpt2" in json.dumps(notebook)
-
-
-def test_a_wrong_model_fails_the_run_with_the_cell_named(tmp_path: Path) -> None:
-    report = run_notebook(NOTEBOOK, SMALL | {"model": "gpt-17"}, tmp_path / "out")
-    assert report.failure is not None
-    assert report.failure.code == "model_shape(model)"
-    assert "gpt-17" in report.failure.reason
