@@ -33,7 +33,7 @@ bench: $(READY) ## measure this machine against the targets and write profiles/
 	@echo "bench: two ranks against one and two threads, and the sums that they exchange"
 	@$(BIN)/python -P -m labkit.harness.parallel_bench
 	@echo "bench: two ranks that load a model of 2 GB from one file, and each from its own"
-	@$(BIN)/python -P -m labkit.checkpoint.bench
+	@$(BIN)/python -P -m labkit.harness.load_bench
 	@echo "bench: what announcing stages costs; large traces, read, projected and drawn"
 	@$(BIN)/python -P -m labkit.harness.range_bench
 	@$(BIN)/python -P -m labkit.nsys.bench

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from labkit import cli
 from labkit.harness import Comparison
+from labkit.kernels import gpu
 
 SMALL = ("--prompt", "9", "--new", "5", "--threads", "1", "--rounds", "3")
 SIDE_KEYS = {"name", "ttft_ms", "per_token_ms", "end_to_end_ms", "floor_share", "peak_rss_mb"}
@@ -194,6 +195,7 @@ def test_without_a_gpu_triton_says_what_to_do(
     arguments: tuple[str, ...], labkit: Labkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(gpu, "unavailable", gpu.unavailable.__wrapped__)  # what was found with the interpreter is kept
     code, _, errors = labkit(*arguments)
     assert code == 2
     assert "impl 'triton' needs an NVIDIA GPU" in errors

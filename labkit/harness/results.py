@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from labkit.harness.exchange_record import ExchangeMeasurement
+from labkit.harness.load_record import LoadMeasurement
 from labkit.harness.records import SCHEMA_VERSION, Comparison, Measurement
 from labkit.harness.region_record import LadderMeasurement, RegionMeasurement
 from labkit.validation import first_problem
@@ -18,7 +19,7 @@ from labkit.whole_file import write_whole
 if TYPE_CHECKING:
     import pandas as pd
 
-AnyRecord = Measurement | Comparison | RegionMeasurement | LadderMeasurement | ExchangeMeasurement
+AnyRecord = Measurement | Comparison | RegionMeasurement | LadderMeasurement | ExchangeMeasurement | LoadMeasurement
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
 
@@ -47,7 +48,7 @@ def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
 def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
     """One row per timed run of the records under `path`: case, side, the run's figures, and its share of the limit.
 
-    Records of regions and of sums over ranks, which have no such runs, are left out.
+    Records of regions, of sums over ranks and of loading, which have no such runs, are left out.
     """
     import pandas as pd  # half a second, which is not for every process that measures
 

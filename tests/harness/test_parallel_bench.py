@@ -1,13 +1,13 @@
 """The bench of tensor parallelism: what is judged, and that the page is made of the records."""
 
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 from comparisons import comparison, environment
 
 from labkit.harness import Comparison, load_records, parallel_bench
 from labkit.harness.exchange_record import ExchangeMeasurement
-from labkit.harness.parallel_bench import BASELINES, checks, exchange_checks
+from labkit.harness.parallel_bench import BASELINES, QUICK_ROUNDS, checks, exchange_checks
 from labkit.presets import PRESETS
 
 
@@ -62,19 +62,57 @@ def test_every_model_is_a_preset() -> None:
     assert set(parallel_bench.MODELS) <= PRESETS.keys()
 
 
-@pytest.mark.timeout(240)
-def test_a_bench_writes_records_and_a_page_made_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel_bench, "MODELS", ("tiny-gptj",))
-    monkeypatch.setattr(parallel_bench, "PROMPT", 9)
-    monkeypatch.setattr(parallel_bench, "QUICK_CALLS", 2)
-    parallel_bench.main(quick=True, output=tmp_path)
-    (records,), (written,) = tmp_path.glob("*-quick-parallel.jsonl"), tmp_path.glob("*-quick-parallel.md")
+@dataclass(frozen=True)
+class Benched:
+    exchanged: list[ExchangeMeasurement]
+    compared: list[Comparison]
+    page: str
+
+
+@pytest.fixture(scope="module")
+def benched(tmp_path_factory: pytest.TempPathFactory) -> Benched:
+    """What a quick bench of a tiny model wrote."""
+    folder = tmp_path_factory.mktemp("benched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel_bench, "MODELS", ("tiny-gptj",))
+        patch.setattr(parallel_bench, "PROMPT", 9)
+        patch.setattr(parallel_bench, "QUICK_CALLS", 2)
+        parallel_bench.main(quick=True, output=folder)
+    (records,), (written,) = folder.glob("*-quick-parallel.jsonl"), folder.glob("*-quick-parallel.md")
     loaded = load_records(records)
     exchanged = [record for record in loaded if isinstance(record, ExchangeMeasurement)]
-    compared = [record for record in loaded if isinstance(record, Comparison)]
+    return Benched(exchanged, [record for record in loaded if isinstance(record, Comparison)], written.read_text())
+
+
+@pytest.mark.timeout(240)
+def test_a_bench_writes_records_and_a_page_made_of_them(benched: Benched) -> None:
+    compared, text = benched.compared, benched.page
     assert [record.candidate.name for record in compared] == ["fused-tp2"] * len(BASELINES)
-    assert [record.baseline.name for record in compared] == ["hf-eager", "fused, 1 thread", "fused, 2 threads"]
-    text = written.read_text()
-    assert text == parallel_bench.page(exchanged, compared)
+    assert text == parallel_bench.page(benched.exchanged, compared)
     for part in ("## tiny-gptj", "start to ready", "that the memory allows", "wait for each other in"):
         assert part in text
+
+
+@pytest.mark.timeout(240)
+def test_sides_of_one_name_are_told_apart(benched: Benched) -> None:
+    sides = [*(found.baseline for found in benched.compared), benched.compared[0].candidate]
+    assert [side.name for side in sides] == ["hf-eager", "fused, 1 thread", "fused, 2 threads", "fused-tp2"]
+    assert [(side.case.threads, side.case.tp) for side in sides] == [(2, 1), (1, 1), (2, 1), (1, 2)]
+    assert [side.environment.threads for side in sides] == [2, 1, 2, 2]
+
+
+@pytest.mark.timeout(240)
+def test_all_sides_produce_the_same_tokens_in_as_many_rounds(benched: Benched) -> None:
+    for found in benched.compared:
+        assert found.tokens_equal
+        assert len(found.baseline.runs) == len(found.candidate.runs) == QUICK_ROUNDS
+
+
+@pytest.mark.timeout(240)
+def test_only_a_side_on_several_ranks_has_stages_of_ranks_and_waits(benched: Benched) -> None:
+    assert not any(found.baseline.rank_stages for found in benched.compared)
+    assert not any(found.baseline.communication_shares for found in benched.compared)
+    cut = benched.compared[0].candidate
+    assert len(cut.rank_stages) == 2
+    assert len(cut.communication_shares) == 2
+    assert all(0 < share < 1 for share in cut.communication_shares)

@@ -5,37 +5,10 @@ from typing import Any
 import pytest
 from comparisons import comparison
 
-from labkit.harness.interleave import SideSpec, Turns, labels, take_turns
+from labkit.harness.interleave import SideSpec, labels, take_turns
 
 SMALL: dict[str, Any] = {"model": "tiny-llama", "prompt": 9, "new": 5, "rounds": 2}
 ONE, TWO, CUT = SideSpec("fused", 1), SideSpec("fused", 2), SideSpec("fused", 1, ranks=2)
-
-
-@pytest.fixture(scope="module")
-def turns() -> Turns:
-    return take_turns((ONE, TWO, CUT), **SMALL)
-
-
-@pytest.mark.timeout(180)
-def test_sides_of_one_name_are_told_apart(turns: Turns) -> None:
-    assert [side.name for side in turns.sides] == ["fused, 1 thread", "fused, 2 threads", "fused-tp2"]
-    assert [(side.case.threads, side.case.tp) for side in turns.sides] == [(1, 1), (2, 1), (1, 2)]
-    assert [side.environment.threads for side in turns.sides] == [1, 2, 2]
-
-
-@pytest.mark.timeout(180)
-def test_all_sides_produce_the_same_tokens_in_as_many_rounds(turns: Turns) -> None:
-    for baseline in (0, 1):
-        found = turns.comparison(baseline, 2)
-        assert found.tokens_equal
-        assert len(found.baseline.runs) == len(found.candidate.runs) == SMALL["rounds"]
-
-
-@pytest.mark.timeout(180)
-def test_only_a_side_on_several_ranks_has_stages_of_ranks_and_waits(turns: Turns) -> None:
-    assert [len(side.rank_stages) for side in turns.sides] == [0, 0, 2]
-    assert [len(side.communication_shares) for side in turns.sides] == [0, 0, 2]
-    assert all(0 < share < 1 for share in turns.sides[2].communication_shares)
 
 
 def test_memory_allows_nothing_to_sides_of_as_many_cores() -> None:

@@ -1,7 +1,7 @@
-"""One rank of `labkit.checkpoint.bench`: saves its file of a checkpoint, or loads its share of one when it is told to.
+"""One rank of `labkit.harness.load_bench`: saves its file of a checkpoint, or loads its share of one when told to.
 
-python -P -m labkit.checkpoint.bench_worker save FROM TO RANKS, under torchrun
-python -P -m labkit.checkpoint.bench_worker load FROM RANKS RANK [--watch]
+python -P -m labkit.harness.load_worker save FROM TO RANKS, under torchrun
+python -P -m labkit.harness.load_worker load FROM RANKS RANK [--watch]
 """
 
 from __future__ import annotations
