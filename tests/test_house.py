@@ -64,12 +64,14 @@ def test_notebooks_carry_no_outputs() -> None:
 
 
 def test_types_agree(tmp_path: Path) -> None:
-    """mypy cannot map kernels/ to labkit.kernels, so it sees the tree as a wheel would lay it out."""
+    """mypy cannot map kernels/ to labkit.kernels, so it sees the tree as a wheel would lay it out, with a cache of its
+    own: it would believe one of the tree as it is.
+    """
     skip = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "labkit", tmp_path / "labkit", ignore=skip)
     shutil.copytree(ROOT / "kernels", tmp_path / "labkit" / "kernels", ignore=skip)
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=skip)
-    config = ("--config-file", ROOT / "pyproject.toml", "--cache-dir", ROOT / ".mypy_cache")
+    config = ("--config-file", ROOT / "pyproject.toml", "--cache-dir", ROOT / ".mypy_cache" / "wheel")
     check(BIN / "mypy", *config, "labkit", "tests", cwd=tmp_path)
 
 
