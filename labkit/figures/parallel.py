@@ -195,7 +195,7 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
         text=[f"{share:.1%}" for share in shares], textposition="outside", cliponaxis=False, showlegend=False,
         hovertemplate="%{y}: %{x:.2f} % of a step<extra></extra>", row=1, col=2,
     )  # fmt: skip
-    figure.update_xaxes(title="ranks", tickvals=ranks, range=[0.75, ranks[-1] * 1.12], row=1, col=1)
+    figure.update_xaxes(title="ranks", tickvals=ranks, range=[0.75, ranks[-1] * 1.2], row=1, col=1)
     figure.update_yaxes(range=[0, max(max(each) for each in rounds) * 1.2], ticksuffix=" ms", row=1, col=1)
     figure.update_xaxes(range=[0, 120 * max(shares, default=0.01) or 1], ticksuffix=" %", row=1, col=2)
     figure.update_yaxes(autorange="reversed", row=1, col=2)
@@ -203,7 +203,7 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
     limit = "" if found.limit_ratio is None else f"; the memory allows {found.limit_ratio:.2f}x"
     threads = sides[0].case.threads
     figure.add_annotation(heading("<b>per token</b>, median; whiskers: all rounds"), row=1, col=1)
-    figure.add_annotation(heading("<b>waiting for other ranks</b>, of a decode step"), row=1, col=2)
+    figure.add_annotation(heading("<b>waiting for others</b>, of a step"), row=1, col=2)
     each = f"each rank has {threads} thread{'s' if threads > 1 else ''}; {sides[0].environment.cpu}{limit}"
     title = f"{found.case.tp} ranks against one, per token: {found.ratio('per_token')} {found.verdict}"
     finish(figure, title, f"{case_line(found)}<br>{each}", height=480)
