@@ -127,6 +127,29 @@ def test_a_failing_program_is_quoted_and_what_was_captured_is_kept(tmp_path: Pat
     assert failed.value.capture.record.exit_code == 5
 
 
+@pytest.fixture
+def losing_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The real nsys, but that it loses its agent as often as this file says: as it does, rarely, on a busy machine."""
+    losses, program = tmp_path / "losses", tmp_path / "nsys"
+    lost = f"echo $(($(cat {losses}) - 1)) > {losses}; echo 'End of file'; exit 1"
+    asked = f'[ "$1 $2" != "profile --help" ] && [ "$1" = profile ] && [ $(cat {losses}) -gt 0 ]'
+    assert NSYS is not None
+    program.write_text(f'#!/bin/sh\nif {asked}; then {lost}; fi\nexec {NSYS.path} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("LABKIT_NSYS", str(program))
+    return losses
+
+
+@needs_nsys
+def test_nsys_that_loses_its_agent_is_started_again(losing_agents: Path, tmp_path: Path) -> None:
+    command = script(tmp_path, "generate()")
+    losing_agents.write_text("1")
+    assert names(profile(command, output=tmp_path / "out", tax=False)) == expected(Phase.PREFILL, Phase.DECODE)
+    losing_agents.write_text("2")
+    with pytest.raises(CommandFailedError, match=r"nsys lost its agent twice before the command began.*; run it again"):
+        profile(command, output=tmp_path / "out", tax=False)
+
+
 @needs_nsys
 @pytest.mark.parametrize(
     ("text", "window", "message"),

@@ -35,6 +35,7 @@ from labkit.stages import STEP_TIMES, Phase
 from labkit.whole_file import write_whole
 
 PROFILED, PLAIN = "profiled.jsonl", "plain.jsonl"  # the times of the steps of either run, as labkit takes them itself
+LOST_AGENT = "End of file"  # all that nsys says where its own agent went away before the command began: try again
 Progress = Callable[[float, float, str], None]  # done, total, what happens now
 
 
@@ -136,6 +137,8 @@ def profile(
         say(0, total, f"profiling with {job.profiler}")
         profiled = job.environment | {STEP_TIMES: str(workplace / PROFILED)}
         ended = _run(job.profile_command(ranks, sampling), profiled, timeout_s, echo)
+        if nsys is not None and ended.exit_code and ended.said == (LOST_AGENT,):
+            ended = _run(job.profile_command(ranks, sampling), profiled, timeout_s, echo)
         say(1, total, "reading and scrubbing the report")
         reports = job.collect(ended)
         plain = None
@@ -304,4 +307,6 @@ def _failure(ended: Ended, capture: Capture | None, places: Iterable[Path]) -> s
     said = "\n".join(f"    {line}" for line in ended.said) or "    (it said nothing)"
     kept = f"what was captured is in {capture.files[0]}" if capture else "nothing was captured"
     how = f"was ended after {ended.seconds:.0f} s" if ended.late else f"ended with exit code {ended.exit_code}"
+    if ended.said == (LOST_AGENT,):
+        return f"nsys lost its agent twice before the command began ({LOST_AGENT!r}){full(places)}; run it again"
     return f"the command {how}; {kept}{full(places)}. Its last lines:\n{said}"
