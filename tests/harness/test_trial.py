@@ -79,10 +79,10 @@ def test_a_mistake_that_takes_its_process_down_is_too(edited: Path, new: str, me
 
 def test_a_kernel_that_never_ends_is_stopped(edited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace(edited / RESIDUAL, SUM, "for (volatile bool on = true; on;) {}")
-    monkeypatch.setattr("labkit.harness.trial.SECONDS", 12)
+    monkeypatch.setattr("labkit.harness.trial.SECONDS", 9)
     problem = try_kernel("residual", threads=1).problem
     assert problem is not None
-    assert "did not come to an end within 12 s" in problem
+    assert "did not come to an end within 9 s" in problem
 
 
 def test_an_unknown_op_is_refused_with_the_known() -> None:

@@ -1,12 +1,16 @@
 """Parameters come from the tagged cell, and values are held to it."""
 
+from pathlib import Path
 from typing import Any
 
+import nbformat
+import papermill
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit.notebooks import NotebookError, ParameterError, checked_values, read_parameters
 
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 CELL = """
 model: str = "gpt2"  # a preset
 batch: int = 1  # sequences at once
@@ -95,3 +99,16 @@ def test_no_parameters_cell_says_what_to_do() -> None:
 def test_a_parameters_cell_that_is_not_python_names_the_line() -> None:
     with pytest.raises(NotebookError, match="line 2"):
         parameters("a = 1\nb = = 2")
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_plain_papermill_takes_every_parameter_of_ours(
+    notebook: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A whole run under plain papermill is in test_timelines."""
+    values = {each.name: each.default for each in read_parameters(nbformat.read(notebook, as_version=4))}
+    made = papermill.execute_notebook(notebook, tmp_path / "out.ipynb", values, prepare_only=True, progress_bar=False)
+    assert values
+    assert "unknown parameter" not in caplog.text
+    (injected,) = [cell for cell in made.cells if "injected-parameters" in cell.metadata.get("tags", [])]
+    assert all(f"{name} = {value!r}" in injected.source.replace('"', "'") for name, value in values.items())

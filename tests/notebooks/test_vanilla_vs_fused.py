@@ -1,9 +1,7 @@
-"""The first notebook: that it runs under papermill and as `labkit run` does it."""
+"""The first notebook, as `labkit run` does it."""
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -58,14 +56,3 @@ def test_published_figures_are_labelled_in_the_page(report: RunReport) -> None:
     figures = Page(report.html.read_text()).figures
     labelled = [figure for figure in figures if "published, not measured here" in json.dumps(figure)]
     assert len(labelled) == 2
-
-
-def test_under_plain_papermill_a_wrong_model_fails_the_run_with_the_cell_named(tmp_path: Path) -> None:
-    """As a failure of `labkit run` is tested in test_run_notebook; a whole run under papermill, in test_timelines."""
-    parameters = [part for name, value in (SMALL | {"model": "gpt-17"}).items() for part in ("-p", name, str(value))]
-    command = [sys.executable, "-m", "papermill", str(NOTEBOOK), "out.ipynb", *parameters]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode != 0
-    assert "model_shape(model)" in done.stderr
-    assert "gpt-17" in done.stderr
-    assert "Passed unknown parameter" not in done.stderr

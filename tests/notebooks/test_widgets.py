@@ -9,6 +9,7 @@ from comparisons import comparison
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
+from labkit import figures
 from labkit.notebooks.report import PLOTLY_MIME_TYPE
 from labkit.widgets import Workbench
 from labkit.widgets.controls import Controls, Stopped
@@ -74,8 +75,8 @@ def test_live_there_are_controls_and_run_redraws_every_view() -> None:
 
 
 def test_a_view_before_the_run_says_what_to_do() -> None:
-    with pytest.raises(Exception, match="run the cell that calls run"):
-        execute(NotebookClient, "bench.view(figures.per_token_figure)")
+    with pytest.raises(RuntimeError, match="run the cell that calls run"):
+        Workbench(**SETTINGS).view(figures.per_token_figure)
 
 
 def test_outside_a_kernel_nobody_is_there() -> None:
