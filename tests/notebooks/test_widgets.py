@@ -16,7 +16,7 @@ from labkit.widgets.controls import Controls, Stopped
 from labkit.widgets.live import is_live
 
 TESTS = Path(__file__).parents[1]
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "model": "tiny-gpt2", "dtype": "float32", "batch": 1, "prompt_tokens": 16, "new_tokens": 8, "baseline": "hf-eager",
     "threads": 0, "rounds": 3,
 }  # fmt: skip
