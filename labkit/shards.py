@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from labkit.config import ModelConfig, Shapes, alibi_slopes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 32  # rows of a packed block: what is cut in whole blocks needs no padding
 SUMMED = ("attn_out.weight", "ff2.weight")  # cut along their inputs, so that each rank has a part of every output
@@ -33,6 +34,8 @@ class Cut:
         """A view where the cut is one range, else a copy. Raises ValueError for a tensor that has not `whole`."""
         if tensor.shape[self.dim] != self.whole:
             raise ValueError(f"has {tensor.shape[self.dim]} in dimension {self.dim}, expected {self.whole}")
+        import torch  # figures of what is cut where do without it
+
         pieces = [tensor.narrow(self.dim, begin, end - begin) for begin, end in self.ranges]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.dim)
 

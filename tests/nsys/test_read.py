@@ -270,5 +270,8 @@ def test_without_a_variable_the_cache_is_in_the_users_folder(tmp_path: Path, mon
 
 
 def test_reading_and_projecting_need_no_torch() -> None:
-    code = "import sys, labkit.nsys as n; all(map(n.__getattr__, n.__all__)); assert 'torch' not in sys.modules"
+    code = (
+        "import sys, labkit.figures, labkit.nsys as n; all(map(n.__getattr__, n.__all__)); "
+        "assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
