@@ -57,6 +57,7 @@ def test_a_rank_that_has_ended_or_does_not_come_is_named() -> None:
         said = []
         for ended in (True, False):
             exchange = Exchange(None, 4096, timeout_s=60.0 if ended else 0.5)
+            dist.barrier()  # every rank has written down who the others are
             if dist.get_rank() == 0:
                 if ended:  # as if rank 1 were this process, which is gone
                     with subprocess.Popen(["true"]) as gone:
