@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,7 @@ class TensorStream:
     def read_into(self, name: str, out: Tensor) -> Tensor:
         """Fills `out`, contiguous, with the whole tensor."""
         assert (out.dtype, tuple(out.shape)) == (self.tensors[name].dtype, self.tensors[name].shape)
-        digest, at = xxh3_128(), 0
-        for part in _parts(_bytes_of(out)):
-            self._fill(name, part, at)
-            digest.update(part)
-            at += len(part)
-        self._check(name, digest.hexdigest())
+        self._read(name, _parts(_bytes_of(out)))
         return out
 
     def whole(self, name: str) -> Tensor:
@@ -115,7 +110,8 @@ class TensorStream:
         """[begin, end) of the first dimension, and of the second if given, in memory of its own."""
         stored = self.tensors[name]
         if name not in self._intact:
-            self._read_through(name)
+            buffer = memoryview(bytearray(AT_ONCE))
+            self._read(name, (buffer[: stored.nbytes - at] for at in range(0, stored.nbytes, AT_ONCE)))
         first, last = inner or (0, stored.shape[1])
         out = torch.empty((outer[1] - outer[0], last - first, *stored.shape[2:]), dtype=stored.dtype)
         data = _bytes_of(out)
@@ -128,18 +124,16 @@ class TensorStream:
             self._fill(name, data[index * run : (index + 1) * run], (outer[0] + index) * row + first * entry)
         return out
 
-    def _read_through(self, name: str) -> None:
-        digest, size, buffer = xxh3_128(), self.tensors[name].nbytes, memoryview(bytearray(AT_ONCE))
-        for at in range(0, size, AT_ONCE):
-            part = buffer[: min(AT_ONCE, size - at)]
+    def _read(self, name: str, parts: Iterable[memoryview]) -> None:
+        """All of a tensor into one part after the other, held against its digest."""
+        digest, at = xxh3_128(), 0
+        for part in parts:
             self._fill(name, part, at)
             digest.update(part)
-        self._check(name, digest.hexdigest())
-
-    def _check(self, name: str, digest: str) -> None:
-        if digest != (expected := self._digests.get(name)):
+            at += len(part)
+        if (found := digest.hexdigest()) != (expected := self._digests.get(name)):
             raise ValueError(
-                f"{self.path} was altered: the digest of {name} is {digest}, expected {expected}; copy it again, or "
+                f"{self.path} was altered: the digest of {name} is {found}, expected {expected}; copy it again, or "
                 "save the checkpoint again"
             )
         self._intact.add(name)
