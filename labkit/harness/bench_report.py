@@ -150,7 +150,6 @@ def _environment(records: Sequence[Comparison]) -> str:
     environment, loads = environments[0], [one.load_average for one in environments]
     measured = [record.candidate.created for record in records]
     sides = {side.name: side.impl for record in records for side in (record.baseline, record.candidate)}
-    packages = ", ".join(f"{name} {version}" for name, version in environment.packages.items())
     lines = {
         "measured": f"{min(measured):%Y-%m-%d %H:%M} to {max(measured):%Y-%m-%d %H:%M} UTC",
         "weights": "; ".join(sorted({record.case.origin for record in records})),
@@ -160,7 +159,7 @@ def _environment(records: Sequence[Comparison]) -> str:
         "governor": environment.governor or "unknown",
         "transparent huge pages": environment.transparent_huge_pages or "unknown",
         "load average before the first round": f"{min(loads)} to {max(loads)}",
-        "software": f"Python {environment.python}, {packages}",
+        "software": f"Python {environment.python}, {environment.versions}",
         "compiler of the kernels": environment.compiler or "none",
         "commit": ", ".join(sorted({one.commit or "unknown" for one in environments})),
     }

@@ -46,6 +46,16 @@ class Environment(BaseModel):
     cuda: str | None = None  # that PyTorch was built with
 
     @property
+    def versions(self) -> str:
+        """The packages, "torch 2.13.0, triton 3.9.0"."""
+        return ", ".join(f"{package} {version}" for package, version in self.packages.items())
+
+    @property
+    def origin(self) -> str:
+        """Where figures come from, in the last line of a page: processor, packages, compiler and commit."""
+        return f"{self.cpu}; {self.versions}; {self.compiler}; commit {self.commit}"
+
+    @property
     def machine(self) -> str:
         """One line for the foot of a table or a figure."""
         if self.gpu is not None:

@@ -286,8 +286,7 @@ def page(records: Sequence[Comparison], rows: Sequence[RegionMeasurement], envir
         cases = [row for row in rows if (row.case.model, row.case.dtype) == name]
         title = f"## Regions of {name[0]}, {name[1]}, batch 1: µs"
         lines += [title, "", markdown_table(REGION_TITLES, _cells(cases)), ""]
-    versions = ", ".join(f"{package} {version}" for package, version in environment.packages.items())
-    lines += [f"{environment.machine}; {versions}; commit {environment.commit}", ""]
+    lines += [f"{environment.machine}; {environment.versions}; commit {environment.commit}", ""]
     return "\n".join(lines)
 
 

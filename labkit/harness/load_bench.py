@@ -154,7 +154,6 @@ def checks(found: LoadMeasurement) -> Iterator[Check]:
 def page(found: LoadMeasurement) -> str:
     """The Markdown page of a record."""
     environment = found.environment
-    versions = ", ".join(f"{package} {version}" for package, version in environment.packages.items())
     sides = [
         (way, f"{np.median(found.seconds(way)):.2f}", f"{min(found.seconds(way)):.2f}", f"{found.peak_share(way):.2f}")
         for way in (ONE_FILE, OWN_FILES)
@@ -171,7 +170,7 @@ def page(found: LoadMeasurement) -> str:
         "",
         markdown_table(("bar", "measured", ""), ((check.what, check.figure, str(check)) for check in checks(found))),
         "",
-        f"{environment.cpu}; {versions}; {environment.compiler}; commit {environment.commit}",
+        environment.origin,
         "",
     ]
     return "\n".join(lines)

@@ -118,7 +118,6 @@ def page(sums: Sequence[ExchangeMeasurement], found: Sequence[Comparison]) -> st
     missed = [f"- {name}, {check.what}: {check.figure} ({check})" for name, check in judged if not check.met]
     case, environment = found[0].case, found[0].candidate.environment
     remarks = [f"{record.case.model}: {remark}" for record in found for remark in record.remarks]
-    versions = ", ".join(f"{package} {version}" for package, version in environment.packages.items())
     lines = [
         f"# Tensor parallelism on {environment.machine}",
         "",
@@ -138,7 +137,7 @@ def page(sums: Sequence[ExchangeMeasurement], found: Sequence[Comparison]) -> st
         lines += ["", f"The ranks wait for each other in {waits} of a decode step."]
     lines += ["", "## Sums over two ranks, µs per call: median (P95)", "", _sums_table(sums), "", "## Remarks", ""]
     lines += [f"- {remark}" for remark in dict.fromkeys([*exchange_remarks(sums), *remarks])] or ["None."]
-    lines += ["", f"{environment.cpu}; {versions}; {environment.compiler}; commit {environment.commit}", ""]
+    lines += ["", environment.origin, ""]
     return "\n".join(lines)
 
 

@@ -105,8 +105,7 @@ def page(rows: Sequence[RegionMeasurement]) -> str:
         cases = [row for row in rows if _name(row) == name]
         lines += ["", f"## {name}", "", markdown_table(TITLES, [_cells(row) for row in cases])]
     environment = first.environment
-    versions = ", ".join(f"{package} {version}" for package, version in environment.packages.items())
-    lines += ["", f"{environment.cpu}; {versions}; {environment.compiler}; commit {environment.commit}", ""]
+    lines += ["", environment.origin, ""]
     return "\n".join(lines)
 
 
