@@ -28,21 +28,21 @@ test: $(READY) ## style, types and every test
 
 bench: $(READY) ## measure this machine against the targets and write profiles/
 	@echo "bench: every model against its baselines, every region against the unfused ops; writes profiles/"
-	@$(BIN)/python -P -m labkit.harness.bench
-	@$(BIN)/python -P -m labkit.harness.region_bench
+	@$(BIN)/python -P -m labkit.bench.models
+	@$(BIN)/python -P -m labkit.bench.regions
 	@echo "bench: two ranks against one and two threads, and the sums that they exchange"
-	@$(BIN)/python -P -m labkit.harness.parallel_bench
+	@$(BIN)/python -P -m labkit.bench.parallel
 	@echo "bench: two ranks that load a model of 2 GB from one file, and each from its own"
-	@$(BIN)/python -P -m labkit.harness.load_bench
+	@$(BIN)/python -P -m labkit.bench.loading
 	@echo "bench: what announcing stages costs; large traces, read, projected and drawn"
-	@$(BIN)/python -P -m labkit.harness.range_bench
-	@$(BIN)/python -P -m labkit.nsys.bench
-	@$(BIN)/python -P -m labkit.widgets.timeline_bench
+	@$(BIN)/python -P -m labkit.bench.ranges
+	@$(BIN)/python -P -m labkit.bench.traces
+	@$(BIN)/python -P -m labkit.bench.timeline
 
 bench-gpu: $(READY) ## measure an NVIDIA GPU: the engine against vanilla, every region; writes profiles/
 	@echo "bench-gpu: the GPU tests, then three models of 6 to 7 billion parameters; about 20 minutes; writes profiles/"
 	@$(BIN)/pytest -q -m gpu
-	@$(BIN)/python -P -m labkit.harness.gpu_bench
+	@$(BIN)/python -P -m labkit.bench.gpu
 
 clean: ## remove .venv, caches and runs/
 	@echo "clean: removes .venv, caches and runs/"

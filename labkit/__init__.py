@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.engine import InferenceEngine, init_inference
-    from labkit.harness import compare, measure_latency
+    from labkit.harness import measure_latency
+    from labkit.harness.compare.interleave import compare
     from labkit.launcher.spawn import RankError, launch
-    from labkit.presets import resolve
+    from labkit.weights.resolve import resolve
 
 __version__ = "0.1.0"
 __all__ = ["InferenceEngine", "RankError", "compare", "init_inference", "launch", "measure_latency", "resolve"]
@@ -16,10 +17,10 @@ _HOME = {
     "InferenceEngine": "labkit.engine",
     "init_inference": "labkit.engine",
     "RankError": "labkit.launcher.spawn",
-    "compare": "labkit.harness",
+    "compare": "labkit.harness.compare.interleave",
     "launch": "labkit.launcher.spawn",
     "measure_latency": "labkit.harness",
-    "resolve": "labkit.presets",
+    "resolve": "labkit.weights.resolve",
 }
 
 

@@ -17,8 +17,8 @@ from functools import cache, lru_cache
 from time import perf_counter_ns
 from typing import Any
 
-from labkit.nvtx_ranges import DOMAIN as DOMAIN
-from labkit.nvtx_ranges import pop, push
+from labkit.system.nvtx_ranges import DOMAIN as DOMAIN
+from labkit.system.nvtx_ranges import pop, push
 
 STEP_TIMES = "LABKIT_STEP_TIMES"  # names a file that gets the times of the steps when the process ends
 INJECTED = ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH", "NSYS_PROFILING_SESSION_ID")  # set by the tools

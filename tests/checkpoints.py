@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from labkit.checkpoint.save import Gather, Saved, Saving
-from labkit.checkpoint.saved import SavedWeights, saved_weights
-from labkit.engine.init import ModelTensors
-from labkit.engine.options import Quantization, WeightQuantization
-from labkit.engine.weights import TensorSource, build_weights
 from labkit.kernels import ModelWeights
-from labkit.policies import policy_for
-from labkit.shards import shard
+from labkit.models.policies import policy_for
+from labkit.models.shards import shard
+from labkit.weights.build import build_weights
+from labkit.weights.checkpoint.save import Gather, Saved, Saving
+from labkit.weights.checkpoint.saved import SavedWeights, saved_weights
+from labkit.weights.model_tensors import ModelTensors
+from labkit.weights.protocol import TensorSource
+from labkit.weights.quantise import Quantization, WeightQuantization
 
 T = TypeVar("T")
 

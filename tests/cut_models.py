@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from engines import FEW
-from models import SMALL_CONFIGS, VOCAB, small_model
+from small_models import SMALL_CONFIGS, VOCAB, small_model
 from torch import Tensor
 
 import labkit

@@ -5,13 +5,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from models import SMALL_CONFIGS, VOCAB, small_model
+from small_models import SMALL_CONFIGS, VOCAB, small_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import labkit
 from labkit.engine import InferenceEngine
-from labkit.policies import policy_for
+from labkit.models.policies import policy_for
 from labkit.stages import parse
 
 IMPLS = ("cpp", "reference")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from sliced_models import ENCODERS, MODELS, logits, seeded, tokens
 from transformers.models.t5.modeling_t5 import T5Block
 
-from labkit.engine.slicing import tensor_parallel_model
+from labkit.engine.parallel.slicing import tensor_parallel_model
 
 WORLD = 3
 DEGREES = (2, 3)

@@ -8,7 +8,7 @@ PROGRAM = """
 import sys
 sys.modules["triton"] = None  # an import of it fails
 import torch
-import labkit, labkit.cli, labkit.harness, labkit.widgets, labkit.figures, labkit.notebooks
+import labkit, labkit.cli.main, labkit.harness, labkit.widgets, labkit.figures, labkit.notebooks
 from labkit.kernels import gpu
 source = labkit.resolve("tiny-gpt2")
 engine = labkit.init_inference(source, dtype=torch.float32)

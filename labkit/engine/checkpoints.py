@@ -7,11 +7,13 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from labkit.checkpoint.save import Saved, Saving, gather_of
-from labkit.config import ModelConfig
-from labkit.engine.options import Options, Quantization, WeightQuantization
-from labkit.engine.weights import TensorSource, saved_in
-from labkit.shards import Shard
+from labkit.engine.options import Options
+from labkit.models.config import ModelConfig
+from labkit.models.shards import Shard
+from labkit.weights.build import saved_in
+from labkit.weights.checkpoint.save import Saved, Saving, gather_of
+from labkit.weights.protocol import TensorSource
+from labkit.weights.quantise import Quantization, WeightQuantization
 
 
 def as_saved(options: Options, source: TensorSource) -> Options:

@@ -8,14 +8,14 @@ import torch.distributed as dist
 from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from labkit.config import ModelConfig
-from labkit.engine.encoder import FusedEncoder
-from labkit.engine.model import FusedCausalLM
+from labkit.engine.hf.causal_lm import FusedCausalLM
+from labkit.engine.hf.encoder import FusedEncoder
 from labkit.engine.options import Options
-from labkit.engine.stage_clock import StageClock, StageTime
+from labkit.engine.runners.stage_clock import StageClock, StageTime
+from labkit.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from labkit.engine.graph import Node
+    from labkit.engine.runners.cuda_graph import Node
 
 
 class InferenceEngine(nn.Module):
@@ -133,7 +133,8 @@ class EncoderEngine(InferenceEngine):
 
 
 class SlicedEngine(InferenceEngine):
-    """A model that has no kernels, its linears cut over ranks (`labkit.engine.slicing`). `module` is transformers' own.
+    """A model that has no kernels, its linears cut over ranks (`labkit.engine.parallel.slicing`). `module` is
+    transformers' own.
 
     It runs torch's ops, announces no stages, and every rank calls it with the same arguments.
     """

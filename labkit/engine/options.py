@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
-from labkit.validation import all_problems
+from labkit.system.validation import all_problems
+from labkit.weights.quantise import Quantization, Strict
 
 DTYPES = {
     "float32": torch.float32,
@@ -35,10 +36,6 @@ LATER = {
 }
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, strict=True)
-
-
 class TensorParallel(Strict):
     enabled: bool = True
     tp_size: int = Field(default=1, ge=1)
@@ -61,27 +58,6 @@ class MixtureOfExperts(Strict):
     @property
     def wanted(self) -> bool:
         return self.enabled and (self.ep_size > 1 or self.moe_experts != [1])
-
-
-class WeightQuantization(Strict):
-    enabled: bool = True
-    num_bits: Literal[8] = 8
-    q_type: Literal["symmetric"] = "symmetric"
-    q_groups: int = Field(default=1, ge=1)
-
-
-class Quantization(Strict):
-    """What dtype=int8 means: weights only, in `weight.q_groups` groups per output row, each with its own scale, and
-    the LM head too with `lm_head` (labkit's own).
-    """
-
-    enabled: bool = True
-    weight: WeightQuantization = WeightQuantization()
-    lm_head: bool = False
-
-    @property
-    def groups(self) -> int:
-        return self.weight.q_groups
 
 
 class Options(Strict):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from IPython.display import Markdown
 
 if TYPE_CHECKING:
-    from labkit.nsys.capture.pair import Pair
+    from labkit.studies.traces import Pair
 
 
 def captures_table(pair: Pair) -> Markdown:

@@ -11,22 +11,22 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.config import ModelConfig
 from labkit.figures.beside import MEASURED_HERE, add_published
 from labkit.figures.frames import number
 from labkit.figures.summary import case_line
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading
+from labkit.models.config import ModelConfig
+from labkit.models.shards import Shard, shard
 from labkit.nsys.analysis.labelled import labelled
 from labkit.nsys.analysis.steps import steps
 from labkit.published import published_scaling
-from labkit.shards import Shard, shard
 from labkit.stages import Phase, Stage
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from labkit.nsys.trace import Trace
-    from labkit.parallel_study import ParallelStudy
+    from labkit.studies.parallel import ParallelStudy
 
 RANK_COLORS = ("#2f6db5", "#d9702b", "#2f8f5b", "#8159a8", "#caa01e", "#b8433f", "#2b8a96", "#7d8896")
 MATRICES = ("qkv.weight", "attn_out.weight", "ff1.weight", "ff2.weight")

@@ -10,12 +10,12 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.frames import number
 from labkit.figures.theme import INK, LIMIT, PUBLISHED, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading
-from labkit.region_sides import GRAPH, TITLES, UNFUSED
+from labkit.harness.regions.sides import GRAPH, TITLES, UNFUSED
 from labkit.stages import Stage
 
 if TYPE_CHECKING:
-    from labkit.harness.kernel_study import KernelStudy
-    from labkit.harness.region_record import LayerCase, RegionMeasurement
+    from labkit.harness.regions.records import LayerCase, RegionMeasurement
+    from labkit.studies.kernels import KernelStudy
 
 OPACITY = {"unfused": 0.3, "torch SDPA": 0.45, "unfused, own GEMM": 0.55, "fused": 0.8, "one call": 1.0}
 SYMBOLS = {"unfused": "circle-open", "fused": "circle", "one call": "diamond"}

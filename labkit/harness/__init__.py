@@ -1,10 +1,10 @@
 """Measure: raw samples on honest clocks, beside the machine's limit, with intervals instead of bare speedups."""
 
-from labkit.harness.interleave import Progress, compare
+from labkit.harness.compare.interleave import Progress
+from labkit.harness.compare.sides import WorkerError
 from labkit.harness.latency import measure_latency
 from labkit.harness.records import Case, Comparison, Measurement, Run
 from labkit.harness.results import load_records, load_results, save
-from labkit.harness.sides import WorkerError
 from labkit.statistics import Ratio, Verdict
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "Run",
     "Verdict",
     "WorkerError",
-    "compare",
     "load_records",
     "load_results",
     "measure_latency",

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from labkit.config import ModelConfig
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Case, Measurement, Run
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.timing import timed_generate
-from labkit.policies import policy_for
+from labkit.models.config import ModelConfig
+from labkit.models.policies import policy_for
 
 
 def measure_latency(

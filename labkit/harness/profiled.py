@@ -14,10 +14,10 @@ import numpy as np
 import torch
 import typer
 
-from labkit.engine.baselines import DTYPES, baseline
+from labkit.harness.compare.baselines import DTYPES, baseline
 from labkit.harness.timing import wait_for_gpu
-from labkit.presets import resolve
 from labkit.stages import unwatched
+from labkit.weights.resolve import resolve
 
 WARM_UP = 4  # new tokens of the run before, which nobody watches
 

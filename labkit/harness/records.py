@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from labkit.engine.stage_clock import StageTime
+from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.environment import Environment
 from labkit.harness.roofline import Work
 from labkit.harness.timing import CLOCK, Times

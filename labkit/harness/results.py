@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from labkit.harness.exchange_record import ExchangeMeasurement
+from labkit.harness.exchange.records import ExchangeMeasurement
 from labkit.harness.load_record import LoadMeasurement
 from labkit.harness.records import SCHEMA_VERSION, Comparison, Measurement
-from labkit.harness.region_record import LadderMeasurement, RegionMeasurement
-from labkit.validation import first_problem
-from labkit.whole_file import write_whole
+from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
+from labkit.system.validation import first_problem
+from labkit.system.whole_file import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd

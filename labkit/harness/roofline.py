@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from labkit.config import ModelConfig
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
 from labkit.kernels.gpu import CPU
 from labkit.kernels.probe import read_bandwidth_gb_s
+from labkit.models.config import ModelConfig
 
 PROBE_SECONDS = 0.05
 

@@ -9,7 +9,6 @@ from importlib.metadata import version
 
 import torch.distributed as dist
 
-from labkit import __version__
 from labkit.kernels.build import sources_digest
 
 SHOWN = 3
@@ -19,7 +18,7 @@ NOT_GIVEN = "not given"
 def versions() -> dict[str, object]:
     """What has to be the same on every machine of a run: labkit with its kernels, torch, transformers and Python."""
     return {
-        "labkit": __version__,
+        "labkit": version("labkit"),
         "kernels": sources_digest(),
         "torch": version("torch"),
         "transformers": version("transformers"),

@@ -18,8 +18,8 @@ from typing import Any
 
 from labkit.launcher.shares import PIN, pin_this_rank
 from labkit.launcher.spawn import CALL, ERROR, POLL_S, RESULT
-from labkit.lifetime import end_with_parent
-from labkit.whole_file import whole_file, write_whole
+from labkit.system.lifetime import end_with_parent
+from labkit.system.whole_file import whole_file, write_whole
 
 
 def main(folder: Path) -> None:

@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.appended_lines import AppendedLines
 from labkit.launcher.command import INTERFACE
 from labkit.launcher.failure import Failure, how_it_ended, to_blame
 from labkit.launcher.rendezvous import loopback
 from labkit.launcher.shares import PIN, threads_each
-from labkit.lifetime import kill_session
-from labkit.pickled_call import pickle_call
+from labkit.system.appended_lines import AppendedLines
+from labkit.system.lifetime import kill_session
+from labkit.system.pickled_call import pickle_call
 
 POLL_S = 0.05
 GRACE_S = 1.0  # for the cause of a lost connection to show

@@ -7,7 +7,7 @@ import os
 import sys
 
 from labkit.launcher.shares import PIN, pin_this_rank
-from labkit.lifetime import end_with_parent
+from labkit.system.lifetime import end_with_parent
 
 if __name__ == "__main__":
     end_with_parent()

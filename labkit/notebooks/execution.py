@@ -23,8 +23,8 @@ from traitlets.config import Config
 
 from labkit.notebooks.parameters import NotebookError, checked_values, read_parameters
 from labkit.notebooks.report import html_report
-from labkit.progress import HEADLINE_MIME_TYPE, MIME_TYPE
-from labkit.whole_file import whole_file
+from labkit.system.progress import HEADLINE_MIME_TYPE, MIME_TYPE
+from labkit.system.whole_file import whole_file
 
 SECONDS_TO_END = 5.0  # that a cell has after an interrupt
 Progress = Callable[[float, int, str], None]  # cells done, a running cell counting in part; cells in all; what runs now

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from labkit.nsys.analysis.projection import kernel_summary, project, projection_summary
     from labkit.nsys.analysis.stage_table import stage_table
     from labkit.nsys.capture.command import Window
-    from labkit.nsys.capture.pair import bundled_pair, capture_pair
     from labkit.nsys.capture.profile import Capture, CaptureError, profile
     from labkit.nsys.capture.scrubbing import scrub
     from labkit.nsys.doctor.examination import doctor_table, examine
@@ -25,8 +24,6 @@ __all__ = [
     "TraceError",
     "Window",
     "attribute",
-    "bundled_pair",
-    "capture_pair",
     "collectives",
     "doctor_table",
     "examine",
@@ -48,8 +45,6 @@ _HOME = {
     "TraceError": "trace",
     "Window": "capture.command",
     "attribute": "analysis.attribution",
-    "bundled_pair": "capture.pair",
-    "capture_pair": "capture.pair",
     "collectives": "analysis.collectives",
     "doctor_table": "doctor.examination",
     "examine": "doctor.examination",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from labkit.appended_lines import AppendedLines
-from labkit.lifetime import kill_session
+from labkit.system.appended_lines import AppendedLines
+from labkit.system.lifetime import kill_session
 
 POLL_S = 0.1
 GRACE_S = 60.0  # for nsys to write its report after Ctrl-C

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from labkit.progress import HEADLINE_MIME_TYPE, as_output
+from labkit.system.progress import HEADLINE_MIME_TYPE, as_output
 from labkit.widgets.controls import SIZES, Controls, Follow
 from labkit.widgets.live import Slot, is_live
 

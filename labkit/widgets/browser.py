@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labkit.lifetime import kill_session
+from labkit.system.lifetime import kill_session
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 TOKEN = "labkit"

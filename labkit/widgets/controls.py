@@ -11,7 +11,7 @@ from typing import Any
 import ipywidgets as ipw
 from IPython.display import display
 
-from labkit.presets import PRESETS
+from labkit.models.presets import PRESETS
 
 Follow = Callable[[int, int, str], None]
 Measure = Callable[[dict[str, Any], Follow], object]

@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from IPython.display import display
 
 from labkit.figures.regions import fusion_figure, layer_figure
-from labkit.harness.kernel_study import KernelStudy, study_kernels
-from labkit.harness.kernels import DTYPES, IMPLS
+from labkit.harness.regions.measure import DTYPES, IMPLS
+from labkit.studies.kernels import KernelStudy, study_kernels
 from labkit.widgets.bench import Bench
 from labkit.widgets.controls import Follow
 from labkit.widgets.live import Slot, is_live

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.engine.baselines import DTYPES
-from labkit.parallel_study import ParallelStudy, parse_sizes, study_parallel
+from labkit.harness.compare.baselines import DTYPES
+from labkit.studies.parallel import ParallelStudy, parse_sizes, study_parallel
 from labkit.widgets.bench import Bench
 from labkit.widgets.controls import Follow
 

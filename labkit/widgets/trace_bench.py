@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.engine.baselines import BASELINES
 from labkit.figures.captures import captures_table
 from labkit.figures.difference import difference_figure, difference_table, stage_difference_table
 from labkit.figures.stage_table import stage_table_figure
 from labkit.figures.timeline import timeline
-from labkit.nsys.capture.pair import SOURCES, Pair, capture_pair
+from labkit.harness.compare.baselines import BASELINES
+from labkit.studies.traces import SOURCES, Pair, capture_pair
 from labkit.widgets.bench import Bench
 from labkit.widgets.controls import Follow
 from labkit.widgets.timeline import Timeline
@@ -18,7 +18,7 @@ STEPS_SHOWN = 2  # of the timelines, to begin with
 
 
 class TraceBench(Bench[Pair]):
-    """Runs `labkit.nsys.capture_pair`."""
+    """Runs `labkit.studies.traces.capture_pair`."""
 
     def __init__(
         self,

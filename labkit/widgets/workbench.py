@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.engine.baselines import BASELINES, DTYPES
 from labkit.figures.summary import headline
-from labkit.harness import Comparison, compare
+from labkit.harness import Comparison
+from labkit.harness.compare.baselines import BASELINES, DTYPES
+from labkit.harness.compare.interleave import compare
 from labkit.widgets.bench import Bench
 from labkit.widgets.controls import Follow
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from engines import fused, greedy, prompt
-from models import VOCAB
+from small_models import VOCAB
 from transformers import pipeline
 
-from labkit.tokenizer import byte_tokenizer
+from labkit.models.tokenizer import byte_tokenizer
 
 
 @pytest.mark.parametrize("ids", [torch.empty(1, 0, dtype=torch.long), torch.empty(0, 3, dtype=torch.long)])

@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from labkit.tokenizer import byte_tokenizer
+from labkit.models.tokenizer import byte_tokenizer
 
 MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1, 1], [1] * 9])
 PADDED = prompt(3, 9).where(MASK.bool(), 0)

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import pytest
 import torch
 from engines import FEW, IMPLS, greedy, prompt, vanilla
-from models import SMALL_CONFIGS, small_model
+from small_models import SMALL_CONFIGS, small_model
 from torch import nn
 from transformers import ElectraConfig, ElectraModel, GPT2Config, GPT2Model, PreTrainedModel
 
 import labkit
-from labkit.engine.layer import FusedLayer
+from labkit.engine.runners.layer import FusedLayer
 from labkit.kernels import build
+from labkit.models.policies import policy_for
 from labkit.ops.transformer.inference import DeepSpeedTransformerInference
-from labkit.policies import policy_for
 
 WIDE = {"n_embd": 64, "n_head": 4, "vocab_size": 128}  # nothing is padded, so that nothing is copied by chance
 

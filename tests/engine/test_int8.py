@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
-from models import SMALL_CONFIGS
+from small_models import SMALL_CONFIGS
 from torch import Tensor
 from transformers import PreTrainedModel
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from engines import IMPLS, error, fused, greedy, prompt, vanilla
-from models import SMALL_CONFIGS
+from small_models import SMALL_CONFIGS
 
 import labkit
-from labkit.engine import model as engine_model
+from labkit.engine.hf import causal_lm as engine_model
 
 TOLERANCE = 1e-4  # of the range of the logits, against transformers in float32
 SAME = 1e-5  # of that range, between two ways through the engine that sum in another order

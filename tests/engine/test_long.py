@@ -3,7 +3,7 @@
 import pytest
 import torch
 from engines import fused, greedy, prompt, vanilla
-from models import POSITIONS
+from small_models import POSITIONS
 
 LONG = 2000
 

@@ -7,7 +7,7 @@ rounded to bfloat16. Vanilla models round every intermediate result, so the engi
 import pytest
 import torch
 from engines import IMPLS, greedy, prompt
-from models import SMALL_CONFIGS, small_model
+from small_models import SMALL_CONFIGS, small_model
 from torch import Tensor
 
 import labkit

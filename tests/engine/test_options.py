@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import small_model
+from small_models import small_model
 
 import labkit
 from labkit.engine.options import Options, read_options

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from engines import FEW, IMPLS, WHOLE, error, fused, greedy, prompt, vanilla
-from models import SMALL_CONFIGS
+from small_models import SMALL_CONFIGS
 from torch import Tensor
 
 LENGTHS = (5, 11, 1, 8)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import small_model
+from small_models import small_model
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, pipeline, set_seed
 
 import labkit
-from labkit.tokenizer import byte_tokenizer
+from labkit.models.tokenizer import byte_tokenizer
 
 VOCAB = 300
 PAYLOAD = (

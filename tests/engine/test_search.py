@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
-from models import small_model
+from small_models import small_model
 from transformers import set_seed
 
 import labkit

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from engines import IMPLS, greedy, prompt
-from models import small_model
+from small_models import small_model
 from transformers import PreTrainedModel
 
 import labkit

@@ -11,12 +11,12 @@ import pytest
 import torch
 from engines import error, greedy, prompt, shallow, vanilla
 from gpus import INTERPRETED
-from models import small_model
+from small_models import small_model
 from transformers import set_seed
 
 import labkit
 from labkit.engine import InferenceEngine
-from labkit.engine.graph import Node
+from labkit.engine.runners.cuda_graph import Node
 from labkit.kernels import gpu
 from labkit.kernels.decode_step import STAGES_PER_LAYER
 from labkit.kernels.tuned import Tile

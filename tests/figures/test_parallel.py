@@ -9,20 +9,20 @@ import pytest
 from comparisons import comparison
 from traces import Recorder
 
-from labkit.config import ModelConfig
 from labkit.engine import StageTime
 from labkit.figures import cut_figure, gpus_figure, scaling_figure, waiting_figure
 from labkit.figures.parallel import MATRICES, pieces
 from labkit.harness.records import Comparison, Measurement
+from labkit.models.config import ModelConfig
+from labkit.models.policies import policy_for
+from labkit.models.presets import PRESETS
+from labkit.models.shards import shard
 from labkit.nsys.capture.profile import Capture
 from labkit.nsys.capture.record import CaptureRecord
 from labkit.nsys.trace import Trace
-from labkit.parallel_study import ParallelStudy
-from labkit.policies import policy_for
-from labkit.presets import PRESETS
 from labkit.published import NOT_MEASURED_HERE, published_scaling
-from labkit.shards import shard
 from labkit.stages import Phase, Stage
+from labkit.studies.parallel import ParallelStudy
 
 CASES = [("gpt2", 2), ("gpt2", 5), ("qwen2-0.5b", 4), ("bloom-560m", 3), ("gpt-j-6b", 4), ("llama-2-7b", 1)]
 GAINS = {2: 1.7, 4: 2.5}  # of the ranks in the study below

@@ -7,7 +7,7 @@ import pytest
 from comparisons import comparison, measurement
 
 from labkit.harness import Comparison, load_records, load_results, save
-from labkit.whole_file import write_whole
+from labkit.system.whole_file import write_whole
 
 
 def test_a_record_comes_back_equal(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import VOCAB, small_model
+from small_models import VOCAB, small_model
 from tokenizers import Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from labkit.harness import measure_latency, roofline
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.timing import timed_generate
-from labkit.policies import policy_for
+from labkit.models.policies import policy_for
 
 ARGS = {"do_sample": False, "min_new_tokens": 6, "max_new_tokens": 6}
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from labkit.harness.regions import region_bytes, region_flops
+from labkit.harness.regions.layer_stack import region_bytes, region_flops
 from labkit.kernels.mlp_gemm.cases import CASES as MLP_CASES
 from labkit.kernels.mlp_gemm.cases import MlpCase
 from labkit.kernels.qkv_gemm.cases import CASES as QKV_CASES
 from labkit.kernels.qkv_gemm.cases import QkvCase
-from labkit.policies import policy_for
-from labkit.presets import PRESETS
+from labkit.models.policies import policy_for
+from labkit.models.presets import PRESETS
 from labkit.stages import Stage
 
 BATCH, CONTEXT = 3, 128

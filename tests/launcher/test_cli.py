@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit.cli import main
+from labkit.cli.main import main
 
-LABKIT = (sys.executable, "-P", "-c", "from labkit.cli import main; main()")
+LABKIT = (sys.executable, "-P", "-c", "from labkit.cli.main import main; main()")
 TORCHRUN = (sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 CORES = sorted(os.sched_getaffinity(0))
 TOLD = ("OMP_NUM_THREADS", "LABKIT_PIN", "GLOO_SOCKET_IFNAME")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from two_machines import Machine, missing, two_machines
 
-LABKIT = (sys.executable, "-P", "-c", "from labkit.cli import main; main()")
+LABKIT = (sys.executable, "-P", "-c", "from labkit.cli.main import main; main()")
 REASON = missing()
 TOLD = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
 SCRIPT = """

@@ -3,7 +3,7 @@
 import pytest
 from comparisons import BANDWIDTH_GB_S, comparison
 
-from labkit.exercises import check_limit, check_sums, model_shape
+from labkit.notebooks.exercises import check_limit, check_sums, model_shape
 
 READ_MB = 498.0
 LIMIT_MS = READ_MB / BANDWIDTH_GB_S

@@ -57,7 +57,7 @@ def test_the_notebook_itself_is_not_touched(tmp_path: Path) -> None:
 
 def test_progress_counts_cells_and_passes_on_what_a_cell_shows(tmp_path: Path) -> None:
     source = (
-        "from IPython.display import display\nfrom labkit.progress import as_output\n"
+        "from IPython.display import display\nfrom labkit.system.progress import as_output\n"
         "display(as_output(1, 4, 'a quarter'), raw=True)"
     )
     seen: list[tuple[float, float, str]] = []
@@ -72,7 +72,7 @@ def test_progress_counts_cells_and_passes_on_what_a_cell_shows(tmp_path: Path) -
 
 def test_declared_results_are_in_the_report(tmp_path: Path) -> None:
     source = (
-        "from IPython.display import display\nfrom labkit.progress import HEADLINE_MIME_TYPE\n"
+        "from IPython.display import display\nfrom labkit.system.progress import HEADLINE_MIME_TYPE\n"
         "display({HEADLINE_MIME_TYPE: 'twice as fast', 'text/plain': ''}, raw=True)"
     )
     assert run_notebook(write(tmp_path / "n.ipynb", source), None, tmp_path / "out").headlines == ("twice as fast",)

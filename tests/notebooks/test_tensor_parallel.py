@@ -8,7 +8,7 @@ import pytest
 from pages import Page, run_in
 
 from labkit.notebooks import RunReport, read_parameters
-from labkit.parallel_study import parse_sizes
+from labkit.studies.parallel import parse_sizes
 from labkit.widgets import ParallelBench
 from labkit.widgets.controls import Controls
 

@@ -18,7 +18,7 @@ from installations import fake_nsys, nsys_here, without_host_folder
 from rich.console import Console
 from typer.testing import CliRunner
 
-from labkit.cli import app
+from labkit.cli.main import app
 from labkit.nsys import tool
 from labkit.nsys.doctor import examination as doctor
 from labkit.nsys.doctor import machine_checks, profiler_checks

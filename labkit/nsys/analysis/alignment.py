@@ -45,7 +45,7 @@ def align(vanilla: Side, fused: Side) -> Aligned:
         )
         raise TraceError(
             f"the two captures share no stage ({told}); expected the same stages on both sides: "
-            "annotate the vanilla model (labkit.engine.annotate), or capture both with `labkit profile`"
+            "annotate the vanilla model (labkit.engine.vanilla.annotate), or capture both with `labkit profile`"
         )
     layers = [_layers(side, names) for side in sides]
     unequal = {stage for stage in found[0] & found[1] if layers[0].get(stage) != layers[1].get(stage)}

@@ -30,9 +30,9 @@ from labkit.nsys.reader.reading import read
 from labkit.nsys.timeline.export import write_chrome
 from labkit.nsys.tool import Nsys, find_nsys
 from labkit.nsys.trace import Trace
-from labkit.pickled_call import pickle_call
 from labkit.stages import STEP_TIMES, Phase
-from labkit.whole_file import write_whole
+from labkit.system.pickled_call import pickle_call
+from labkit.system.whole_file import write_whole
 
 PROFILED, PLAIN = "profiled.jsonl", "plain.jsonl"  # the times of the steps of either run, as labkit takes them itself
 LOST_AGENT = "End of file"  # all that nsys says where its own agent went away before the command began: try again

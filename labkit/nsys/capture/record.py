@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from labkit.nsys.capture.tax import Tax
 from labkit.nsys.trace import TraceError
-from labkit.validation import first_problem
+from labkit.system.validation import first_problem
 
 
 class CaptureRecord(BaseModel):

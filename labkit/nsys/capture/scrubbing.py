@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 
 from labkit.nsys.trace import TraceError
 from labkit.stages import DOMAIN, parse
-from labkit.whole_file import whole_file
+from labkit.system.whole_file import whole_file
 
 REDACTED = "<redacted>"
 LONG_ENOUGH = 8  # shorter values, such as "1" or "python", are part of every file

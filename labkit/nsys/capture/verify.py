@@ -82,7 +82,7 @@ def cause(workplace: Path, reports: list[Path], window: Window, profiler: str) -
         times = "" if window.occurrence == 1 else f" {window.occurrence} times"
         return (
             f"the range {window.name!r} never opened{times}; the program must announce it (labkit's engine does, "
-            "vanilla models do within labkit.engine.annotate), in a process that was not forked"
+            "vanilla models do within labkit.engine.vanilla.annotate), in a process that was not forked"
         )
     if not reports:
         return f"the profiler left no report{full([workplace.parent])}"

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 import labkit
-from labkit.inventory import FACTS
 from labkit.nsys.doctor.check import Check, Status
+from labkit.nsys.doctor.inventory import FACTS
 from labkit.nsys.process import run
 from labkit.nsys.tool import DOWNLOAD, Nsys
 
@@ -39,7 +39,7 @@ Fact = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Inventory:
-    """What `labkit.inventory` found, in a process of its own, which may die of what it loads."""
+    """What `labkit.nsys.doctor.inventory` found, in a process of its own, which may die of what it loads."""
 
     facts: Mapping[str, Fact]
 
@@ -56,7 +56,7 @@ class Inventory:
 
 
 def take_inventory() -> Inventory:
-    command = [sys.executable, "-P", "-m", "labkit.inventory"]
+    command = [sys.executable, "-P", "-m", "labkit.nsys.doctor.inventory"]
     said: list[str] = []
     ended = run(command, os.environ, timeout_s=INVENTORY_S, echo=said.append)
     if ended.interrupted:

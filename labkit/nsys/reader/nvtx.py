@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from labkit.nsys.reader.database import NULL, Column, Export
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import typed
-from labkit.nvtx_ranges import RANK_MARK
+from labkit.system.nvtx_ranges import RANK_MARK
 
 TABLE = "NVTX_EVENTS"
 PUSH_POP, START_END = (59, 70), (60, 71)  # by eventType; 70 and 71 were imported

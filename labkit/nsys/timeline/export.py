@@ -25,7 +25,7 @@ from labkit.nsys.analysis.nesting import Ints, order_by_nesting
 from labkit.nsys.timeline.tracks import Placed, Tracks, tracks
 from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, parse
-from labkit.whole_file import whole_file
+from labkit.system.whole_file import whole_file
 
 CHUNK = 20_000  # events that are text at a time
 COMPRESSION = 5

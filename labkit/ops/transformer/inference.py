@@ -3,6 +3,6 @@
 assert isinstance(engine.module.transformer.h[0], DeepSpeedTransformerInference)
 """
 
-from labkit.engine.layer import FusedLayer as DeepSpeedTransformerInference
+from labkit.engine.runners.layer import FusedLayer as DeepSpeedTransformerInference
 
 __all__ = ["DeepSpeedTransformerInference"]

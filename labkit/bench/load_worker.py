@@ -1,0 +1,93 @@
+"""One rank of `labkit.bench.loading`: saves its file of a checkpoint, or loads its share of one when told to.
+
+python -P -m labkit.bench.load_worker save FROM TO RANKS, under torchrun
+python -P -m labkit.bench.load_worker load FROM RANKS RANK [--watch]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Annotated
+
+import torch
+import typer
+
+from labkit.engine import init_inference
+from labkit.harness.environment import anonymous_memory
+from labkit.models.policies import policy_for
+from labkit.models.shards import Shard, shard
+from labkit.weights.build import build_weights
+from labkit.weights.quantise import Quantization
+from labkit.weights.resolve import resolve
+
+WATCHED_EVERY = 0.0005  # seconds
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def save(folder: Path, target: Path, ranks: int) -> None:
+    init_inference(resolve(folder), impl="cpp", tensor_parallel={"tp_size": ranks}, save_mp_checkpoint_path=target)
+
+
+@app.command()
+def load(folder: Path, ranks: int, rank: int, watch: Annotated[bool, typer.Option()] = False) -> None:
+    """Says "ready", waits for a line, and answers with one: seconds, and with --watch the peak of anonymous memory."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+    config = policy_for(resolve(folder).hf_config).model_config(resolve(folder).hf_config)
+    part = shard(config, ranks, rank)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    before = anonymous_memory()
+    with watched(watch) as peaks:
+        began = perf_counter()
+        source = resolve(folder)
+        dtype = source.hf_config.dtype
+        policy = policy_for(source.hf_config)
+        with torch.inference_mode():
+            weights = build_weights(policy, config, source, dtype, "cpp", Quantization(), part=part)
+        seconds = perf_counter() - began
+    share, largest = sizes(part, dtype)
+    del weights
+    found = {"seconds": seconds, "peak": max(peaks, default=before) - before, "share": share, "largest": largest}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def sizes(part: Shard, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of all that a rank holds, and of the largest tensor."""
+    layers = [list(part.layer_shapes.values())] * part.config.num_layers
+    tensors = [dtype.itemsize * math.prod(shape) for shapes in (part.top_shapes.values(), *layers) for shape in shapes]
+    return sum(tensors), max(tensors)
+
+
+@contextmanager
+def watched(wanted: bool) -> Iterator[list[int]]:
+    """The anonymous memory of this process, again and again while the block runs."""
+    seen: list[int] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            seen.append(anonymous_memory())
+            sleep(WATCHED_EVERY)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    if wanted:
+        watcher.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        if wanted:
+            watcher.join()
+
+
+if __name__ == "__main__":
+    app()

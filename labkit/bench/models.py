@@ -1,0 +1,196 @@
+"""`make bench`: measure this machine against the targets and write the records, with a page made of them.
+
+python -P -m labkit.bench.models [--quick] [--only MODEL] [--fresh] [--output FOLDER]
+
+The files are written again, whole, after each case, so a run that was stopped goes on where it was: a case of the same
+day, machine, commit and settings is kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from labkit.bench.report import report, summary
+from labkit.bench.targets import NEW, PROMPT, TARGETS, Target, key, rows
+from labkit.harness.compare import peers
+from labkit.harness.compare.baselines import DTYPES, comparison_device
+from labkit.harness.compare.interleave import compare_with_each
+from labkit.harness.environment import Environment, read_environment
+from labkit.harness.records import Comparison
+from labkit.harness.results import load_records
+from labkit.harness.roofline import count_work, probe_bandwidth
+from labkit.kernels.tuned import slug
+from labkit.models.policies import policy_for
+from labkit.models.presets import PRESETS
+from labkit.system.progress import progress_bar
+from labkit.system.whole_file import write_whole
+
+ROUNDS, WARM_UP = 5, 16
+QUICK_ROUNDS, QUICK_NEW = 2, 8
+# What a run takes, roughly: only for the estimate beforehand.
+LIMIT_SHARES = {"hf-eager": 0.22, peers.LLAMA_CPP: 0.45, peers.LLAMA_CPP_INT8: 0.3}
+OUR_SHARE = 0.7
+GFLOP_S = {"float32": 130.0, "bfloat16": 400.0}
+START_S, LOAD_S_PER_GB, CONVERT_S_PER_GB = 5.0, 3.0, 8.0
+GB_S = 20.0  # where the read bandwidth cannot be probed
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How every case of one call is measured. `peer`: whether llama.cpp takes part."""
+
+    new: int
+    rounds: int
+    threads: int
+    peer: bool
+
+    def baselines(self, target: Target) -> tuple[str, ...]:
+        sides = target.sides
+        return (sides.baseline, sides.peer) if self.peer and target.llama_cpp is not None else (sides.baseline,)
+
+
+def main(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few tokens and rounds: whether it works, not how fast it is.")
+    ] = False,
+    only: Annotated[list[str] | None, typer.Option(help="A model; may be given again.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is already there.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Folder; profiles, or runs with --quick.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default one per core.")] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="Runs of each side, interleaved.")] = ROUNDS,
+) -> None:
+    """Measure this machine against the targets."""
+    targets = _select(only)
+    if missing := peers.unavailable():
+        err.print(f"note: without llama.cpp: {escape(missing)}", style="yellow")
+    settings = Settings(
+        new=QUICK_NEW if quick else NEW,
+        rounds=QUICK_ROUNDS if quick else rounds,
+        threads=threads or torch.get_num_threads(),
+        peer=not missing,
+    )
+    environment = read_environment(settings.threads)
+    file = (output or Path("runs" if quick else "profiles")) / f"{stem(environment, quick=quick)}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    records = _read(file)
+    todo = [target for target in targets if fresh or not _done(target, settings, records, environment.commit)]
+    minutes = sum(_seconds(target, settings) for target in todo) / 60
+    kept = f", {len(targets) - len(todo)} kept from {file}" if len(todo) < len(targets) else ""
+    out.print(f"about {minutes:.0f} min for {len(todo)} cases{kept}", soft_wrap=True)
+
+    failed = False
+    for target in todo:
+        found = _attempt(target, settings)
+        if found is None:
+            failed = True
+            continue
+        records = [record for record in records if key(record) != target.key] + list(found)
+        _write(file, records)
+        out.print(f"{target.name}: {escape(summary(rows(found)[0]))}", soft_wrap=True)
+    if records:
+        _write(file, records)
+        out.print(str(file.with_suffix(".md")), soft_wrap=True)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _select(models: Sequence[str] | None) -> list[Target]:
+    known = list(dict.fromkeys(target.model for target in TARGETS))
+    for model in models or ():
+        if model not in known:
+            raise typer.BadParameter(f"got {model!r}, expected one of {', '.join(known)}", param_hint="--only")
+    return [target for target in TARGETS if not models or target.model in models]
+
+
+def _attempt(target: Target, settings: Settings) -> tuple[Comparison, ...] | None:
+    """What was measured; None, and why on the console, where nothing can be. A peer that fails costs no more than its
+    own column.
+    """
+    try:
+        return _measure(target, settings)
+    except (RuntimeError, ValueError, OSError) as error:
+        err.print(f"error: {target.name}: {escape(str(error))}", style="red", soft_wrap=True)
+    if settings.baselines(target) == (target.sides.baseline,):
+        return None
+    err.print(f"{target.name}: again without {target.sides.peer}", soft_wrap=True)
+    return _attempt(target, replace(settings, peer=False))
+
+
+def _measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
+    with progress_bar(err) as follow:
+        return compare_with_each(
+            settings.baselines(target),
+            target.sides.candidate,
+            model=target.model,
+            dtype=target.dtype,
+            batch=target.batch,
+            prompt=PROMPT,
+            new=settings.new,
+            threads=settings.threads,
+            rounds=settings.rounds,
+            warm_up=min(WARM_UP, settings.new),
+            stages=False,
+            output=None,
+            progress=lambda done, total, label: follow(done, total, f"{target.name}: {label}"),
+        )
+
+
+def stem(environment: Environment, *, quick: bool) -> str:
+    """Of the files that a bench writes: processor and day."""
+    kind, name = ("gpu", environment.gpu) if environment.gpu else ("cpu", environment.cpu)
+    return f"{kind}-{slug(name)}-{datetime.now(UTC):%Y-%m-%d}{'-quick' if quick else ''}"
+
+
+def _read(file: Path) -> list[Comparison]:
+    return [record for record in load_records(file) if isinstance(record, Comparison)] if file.exists() else []
+
+
+def _write(file: Path, records: Sequence[Comparison]) -> None:
+    write_whole(file, "".join(record.model_dump_json() + "\n" for record in records))
+    write_whole(file.with_suffix(".md"), report(records))
+
+
+def _done(target: Target, settings: Settings, records: Sequence[Comparison], commit: str | None) -> bool:
+    found = {
+        record.baseline.name
+        for record in records
+        if key(record) == target.key
+        and (record.case.threads, record.case.new_tokens) == (settings.threads, settings.new)
+        and record.candidate.environment.commit == commit
+    }
+    return found.issuperset(settings.baselines(target))
+
+
+def _seconds(target: Target, settings: Settings) -> float:
+    """What this case is likely to take, from the bytes it has to read and the FLOPs it has to do."""
+    hf_config = PRESETS[target.model].hf_config
+    config = policy_for(hf_config).model_config(hf_config)
+    work = count_work(config, DTYPES[target.dtype], target.batch, PROMPT, settings.new)  # int8 has less, at most
+    floor_s = work.floor_ms(probe_bandwidth(settings.threads, comparison_device()) or GB_S) / 1e3
+    arithmetic_s = (work.prefill_flops + settings.new * work.decode_flops) / GFLOP_S[target.dtype] / 1e9
+    baselines = settings.baselines(target)
+    total = CONVERT_S_PER_GB * work.weight_bytes / 1e9 if target.sides.peer in baselines else 0.0
+    for side in (*baselines, target.sides.candidate):
+        run_s = arithmetic_s + settings.new * floor_s / LIMIT_SHARES.get(side, OUR_SHARE)
+        total += START_S + LOAD_S_PER_GB * work.weight_bytes / 1e9 + settings.rounds * run_s
+    return total
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except (ValueError, OSError) as error:
+        err.print(f"error: {escape(str(error))}", style="red", soft_wrap=True)
+        sys.exit(2)

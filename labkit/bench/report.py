@@ -1,0 +1,171 @@
+"""The records of `make bench` as a page in Markdown: tables for a reader, made of nothing but the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from labkit.bench.targets import FUSED, INT8, TARGETS, Row, Sides, memory_share, rows, tokens
+from labkit.harness.records import Comparison, Measurement
+
+NONE = "–"
+TITLES = {FUSED: "", INT8: "int8 weights: "}
+
+
+def report(records: Sequence[Comparison]) -> str:
+    """The page of at least one case. Ratios are baseline / candidate, with their 95 % intervals over rounds."""
+    measured = rows(records)
+    case, environment = records[0].case, records[0].candidate.environment
+    checks = [(row, check) for row in measured for check in row.checks.values()]
+    missed = [f"- {row.target.name}, {check.what}: {check.figure} ({check})" for row, check in checks if not check.met]
+    sections = [
+        f"# Fused against vanilla on {environment.machine}",
+        f"Prompt {case.prompt_tokens}, {case.new_tokens} new greedy tokens, {case.threads} threads; "
+        f"{_span(len(record.candidate.runs) for record in records)} rounds, one run of every side in each, in random "
+        "order, each side in a process of its own. Times are medians over rounds. In brackets is the share of the "
+        "limit: the least time in which the memory, probed before and after each run, could deliver the bytes of a "
+        "step, over the time that the step took. Ratios are baseline / candidate with 95 % intervals.",
+        f"**{len(checks) - len(missed)} of {len(checks)} bars met**, {len(measured)} of {len(TARGETS)} cases measured."
+        + (" Missed:" if missed else ""),
+        *(["\n".join(missed)] if missed else []),
+        *(section for sides in TITLES for section in _sections(sides, measured)),
+        "## Environment",
+        _environment(records),
+        "## Remarks",
+        "\n".join(f"- {row.target.name}: {remark}" for row in measured for remark in _remarks(row)) or "None.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
+    """The tables of the cases with the same sides."""
+    measured = [row for row in measured if row.target.sides == sides]
+    if not measured:
+        return []
+    title, ratio = TITLES[sides], f"{sides.baseline} / {sides.candidate}"
+    beside_peer = [(row, row.peer) for row in measured if row.peer]
+    return [
+        f"## {title}Per token",
+        markdown_table(
+            ("case", *sides.names, ratio, "bar", "bar, share of the limit", "GB/s read: min – median – max"),
+            [
+                (
+                    *_cells(row, _per_token),
+                    _ratio(row.main, "per_token"),
+                    *_bars(row, "per_token", "limit_share"),
+                    _bandwidth(row),
+                )
+                for row in measured
+            ],
+        ),
+        f"## {title}First token",
+        markdown_table(
+            ("case", *sides.names, ratio, "bar"),
+            [(*_cells(row, _first_token), _ratio(row.main, "ttft"), *_bars(row, "ttft")) for row in measured],
+        ),
+        f"## {title}Memory and tokens",
+        "Peak memory beyond what the process held before loading; in brackets, over weights plus KV cache.",
+        markdown_table(
+            ("case", *sides.names, "bar", f"tokens of {sides.baseline} and {sides.candidate}", "bar"),
+            [
+                (*_cells(row, _memory), *_bars(row, "memory"), tokens(row.main), *_bars(row, "tokens"))
+                for row in measured
+            ],
+        ),
+        f"## {title}Against llama.cpp, per token",
+        markdown_table(
+            (
+                "case",
+                *sides.names,
+                f"{sides.peer} / {sides.candidate}",
+                "bar",
+                f"tokens of {sides.peer} and {sides.candidate}",
+            ),
+            [
+                (*_cells(row, _per_token), _ratio(peer, "per_token"), *_bars(row, "llama_cpp"), tokens(peer))
+                for row, peer in beside_peer
+            ],
+        )
+        if beside_peer
+        else "It was not found; `README.md` says how to have it measured.",
+    ]
+
+
+def summary(row: Row) -> str:
+    """One case in one line."""
+    ratios = ", ".join(f"{_ratio(one, 'per_token')} against {one.baseline.name}" for one in row.comparisons)
+    met = sum(check.met for check in row.checks.values())
+    return f"{_per_token(row.main.candidate)} per token, {ratios}; {met} of {len(row.checks)} bars met"
+
+
+def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))
+
+
+def _cells(row: Row, cell: Callable[[Measurement], str]) -> list[str]:
+    """The name of the case, and one cell for each side."""
+    return [row.target.name, *(cell(row.sides[name]) if name in row.sides else NONE for name in row.target.sides.names)]
+
+
+def _bars(row: Row, *names: str) -> list[str]:
+    checks = [row.checks.get(name) for name in names]
+    return [NONE if check is None else str(check) if check.met else f"**{check}**" for check in checks]
+
+
+def _ratio(comparison: Comparison, metric: str) -> str:
+    return str(comparison.ratio(metric))
+
+
+def _per_token(side: Measurement) -> str:
+    share = "unknown" if side.floor_share is None else f"{side.floor_share:.0%}"
+    return f"{_milliseconds(side.per_token_ms)} ({share})"
+
+
+def _first_token(side: Measurement) -> str:
+    return _milliseconds(side.ttft_ms)
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
+def _memory(side: Measurement) -> str:
+    share = memory_share(side)
+    return NONE if share is None else f"{side.peak_rss_mb:,.0f} MB ({share:.2f}x)"
+
+
+def _bandwidth(row: Row) -> str:
+    probes = [probe for side in row.sides.values() for run in side.runs for probe in run.bandwidth_gb_s or ()]
+    return f"{min(probes):.0f} – {np.median(probes):.0f} – {max(probes):.0f}" if probes else "unknown"
+
+
+def _remarks(row: Row) -> Iterable[str]:
+    return dict.fromkeys(remark for comparison in row.comparisons for remark in comparison.remarks)
+
+
+def _environment(records: Sequence[Comparison]) -> str:
+    environments = [record.candidate.environment for record in records]
+    environment, loads = environments[0], [one.load_average for one in environments]
+    measured = [record.candidate.created for record in records]
+    sides = {side.name: side.impl for record in records for side in (record.baseline, record.candidate)}
+    lines = {
+        "measured": f"{min(measured):%Y-%m-%d %H:%M} to {max(measured):%Y-%m-%d %H:%M} UTC",
+        "weights": "; ".join(sorted({record.case.origin for record in records})),
+        **sides,
+        "processor": f"{environment.cpu} ({' '.join(environment.cpu_flags)})",
+        "system": environment.system,
+        "governor": environment.governor or "unknown",
+        "transparent huge pages": environment.transparent_huge_pages or "unknown",
+        "load average before the first round": f"{min(loads)} to {max(loads)}",
+        "software": f"Python {environment.python}, {environment.versions}",
+        "compiler of the kernels": environment.compiler or "none",
+        "commit": ", ".join(sorted({one.commit or "unknown" for one in environments})),
+    }
+    return "\n".join(f"- {name}: {text}" for name, text in lines.items())
+
+
+def _span(counts: Iterable[int]) -> str:
+    values = sorted(set(counts))
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"

@@ -1,0 +1,134 @@
+"""`make bench`: a timeline of a million events in JupyterLab, held against its bars.
+
+python -P -m labkit.bench.timeline [--events N]
+
+Needs playwright and Chromium, which the tests bring and labkit itself does without.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import nbformat
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from labkit.widgets.browser import Lab, jupyterlab
+
+OPEN_BAR_S, FRAMES_BAR = 2.0, 30.0
+OPENINGS = 5
+PAN_S = 2.0
+ZOOMS = (0, 4, 8, 12, 15, 18, 21)  # presses of "+", from everything
+MAKE = """from labkit.nsys.timeline.synthetic import trace_of
+from labkit.widgets.timeline import Timeline
+import time
+trace = trace_of({events})"""
+SHOW = "print(time.time())\nTimeline(trace)"
+# The page's frames until `on` is false: when each was, and how often the timeline had drawn by then.
+WATCH = """() => {{
+  const seen = (window.labkitSeen = {{ on: true, frames: [] }});
+  const note = (now) => {{
+    seen.frames.push([now, {view}.frames]);
+    if (seen.on) requestAnimationFrame(note);
+  }};
+  requestAnimationFrame(note);
+}}"""
+SHOWN = """() => {{
+  const view = {view};
+  return [view.painter.shown.reduce((sum, {{ tile }}) => sum + tile.start.length, 0), view.room * view.perPixel];
+}}"""
+VIEW = "document.querySelectorAll('.labkit-timeline')[{at}].timeline"
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+@dataclass(frozen=True)
+class Pan:
+    """What was drawn while the mouse dragged the timeline to and fro."""
+
+    span_ms: float
+    events: int  # in tiles that were shown, those drawn one by one
+    frames_per_s: float
+    longest_ms: float  # between two frames of the page
+
+
+def main(events: Annotated[int, typer.Option(min=1000, help="Events of the trace.")] = 1_000_000) -> None:
+    """Open and pan a timeline in Chromium."""
+    opened_s, pans = measure(events)
+    median, frames = statistics.median(opened_s), min(pan.frames_per_s for pan in pans)
+    each = ", ".join(f"{second:.2f}" for second in opened_s)
+    out.print(f"{events:,} events, from the call to the first whole picture: {median:.2f} s ({each})", soft_wrap=True)
+    for pan in pans:
+        out.print(
+            f"  panning {pan.span_ms:,.2f} ms, {pan.events:,} events singly: {pan.frames_per_s:.0f} frames a second, "
+            f"at most {pan.longest_ms:.0f} ms between two",
+            soft_wrap=True,
+        )
+    out.print(_held("open", f"{median:.2f} s", f"{OPEN_BAR_S:g} s", median < OPEN_BAR_S))
+    out.print(_held("pan", f"{frames:.0f} frames a second", f"{FRAMES_BAR:g}", frames >= FRAMES_BAR))
+
+
+def _held(what: str, found: str, bar: str, met: bool) -> str:
+    return f"{what}: {found}, bar {bar}: {'met' if met else 'MISSED'}"
+
+
+def measure(events: int, openings: int = OPENINGS) -> tuple[list[float], list[Pan]]:
+    """Seconds of each opening, and what panning the last one at several zooms gave."""
+    with tempfile.TemporaryDirectory(prefix="labkit-timeline-") as folder:
+        cells = [nbformat.v4.new_code_cell(source) for source in (MAKE.format(events=events), *[SHOW] * openings)]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), Path(folder) / "timeline.ipynb")
+        with jupyterlab(Path(folder)) as lab:
+            lab.open("timeline.ipynb")
+            lab.run_next()
+            opened_s = [_open(lab, at) for at in range(openings)]
+            return opened_s, [_pan(lab, openings - 1, zoom) for zoom in ZOOMS]
+
+
+def _open(lab: Lab, at: int) -> float:
+    """From the call of Timeline, in the kernel, to the first frame that had every tile, in the browser: one clock."""
+    lab.run_next()
+    lab.page.wait_for_function(f"() => {VIEW.format(at=at)}.readyAt")
+    called_s = float(lab.page.locator(".jp-OutputArea-output pre").nth(at).inner_text())
+    return float(lab.page.evaluate(f"{VIEW.format(at=at)}.readyAt")) / 1e3 - called_s
+
+
+def _pan(lab: Lab, at: int, zoom: int) -> Pan:
+    page, view = lab.page, VIEW.format(at=at)
+    canvas = page.locator(".labkit-timeline canvas").nth(at)
+    canvas.focus()
+    page.keyboard.press("0")
+    for _ in range(zoom):
+        page.keyboard.press("+")
+    page.wait_for_timeout(500)
+    box = canvas.bounding_box()
+    left, right, y = box["x"] + 240, box["x"] + box["width"] - 40, box["y"] + 100
+    page.evaluate(WATCH.format(view=view))
+    page.mouse.move(x := right, y)
+    page.mouse.down()
+    towards, until = -14.0, time.monotonic() + PAN_S
+    while time.monotonic() < until:
+        towards = -towards if not left < x + towards < right else towards
+        page.mouse.move(x := x + towards, y)
+    page.mouse.up()
+    seen: list[tuple[float, int]] = page.evaluate("(window.labkitSeen.on = false, window.labkitSeen.frames)")
+    gaps = [after[0] - before[0] for before, after in pairwise(seen)]
+    drawn = seen[-1][1] - seen[0][1]
+    events, span_ns = page.evaluate(SHOWN.format(view=view))
+    return Pan(span_ns / 1e6, events, drawn / (seen[-1][0] - seen[0][0]) * 1e3, max(gaps))
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except (RuntimeError, OSError) as error:
+        err.print(f"error: {escape(str(error))}", style="red", soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,100 @@
+"""How long traces take: python -P -m labkit.bench.traces [--rounds N]
+
+Two made-up exports are opened and projected, each time in a fresh process, and held against what is promised. Times
+are those of the calls, without the start of Python; the memory is the most that the process ever held.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from labkit.bench.trace_export import Size, write_export
+
+ROUNDS = 3
+SMALL, LARGE = Size(ranges=17_000, kernels=3_400), Size(ranges=200_000, kernels=1_000_000)
+CHILD = """
+import json, resource, sys, time
+from labkit.nsys.analysis.projection import project
+from labkit.nsys.reader.reading import read
+began = time.perf_counter()
+trace = read(sys.argv[1])
+opened = time.perf_counter()
+rows = len(project(trace))
+ended = time.perf_counter()
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+took = {"open_s": opened - began, "project_s": ended - opened, "peak_mib": peak, "rows": rows}
+sys.stdout.write(json.dumps(took))
+"""
+
+out = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Took:
+    """What one process needed, and how many rows its projection had."""
+
+    open_s: float
+    project_s: float
+    peak_mib: float
+    rows: int
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Processes for each figure: medians count.")] = ROUNDS,
+) -> None:
+    """Measure reading and projecting a small and a large export."""
+    table = Table(
+        Column("nsys export"), Column(""), Column("measured", justify="right"), Column("promised"), Column("")
+    )
+    with tempfile.TemporaryDirectory(prefix="labkit-bench-") as folder:
+        for size in (SMALL, LARGE):
+            for row in measured(Path(folder), size, rounds):
+                table.add_row(*row)
+    out.print(table)
+
+
+def measured(folder: Path, size: Size, rounds: int) -> Iterator[tuple[str, ...]]:
+    """Rows of the table for an export of this size, which is made in `folder`, as are the caches."""
+    path = write_export(folder / f"{size.kernels}.sqlite", size)
+    first = [took(path, folder / f"cache-{size.kernels}-{each}") for each in range(rounds)]
+    again = [took(path, folder / f"cache-{size.kernels}-0") for _ in range(rounds)]
+    open_s, project_s, peak_mib = (_median(first, what) for what in ("open_s", "project_s", "peak_mib"))
+    if size.kernels < LARGE.kernels:
+        yield _row(str(size), "project", project_s, 0.15, "s")
+        return
+    yield _row(str(size), f"open {open_s:.2f} s, project {project_s:.2f} s", open_s + project_s, 12, "s")
+    yield _row("", "memory", peak_mib / 1024, 2, "GiB")
+    yield _row("", "open again", _median(again, "open_s"), 1, "s")
+
+
+def took(path: Path, cache: Path) -> Took:
+    """Opens and projects the export in a process of its own."""
+    command = [sys.executable, "-P", "-c", CHILD, str(path)]
+    environment = {**os.environ, "LABKIT_CACHE": str(cache)}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return Took(**json.loads(done.stdout))
+
+
+def _median(all_took: Sequence[Took], what: str) -> float:
+    return median(getattr(each, what) for each in all_took)
+
+
+def _row(what: str, how: str, value: float, promised: float, unit: str) -> tuple[str, ...]:
+    return what, how, f"{value:.2f} {unit}", f"<= {promised:g} {unit}", "" if value <= promised else "MISSED"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,283 @@
+"""The command line: a thin layer over `labkit.harness`, `labkit.models.presets` and `labkit.notebooks`.
+
+Results go to stdout, progress and remarks to stderr. Exit code 2: the request cannot be served as it stands; 1: it
+failed on the way; 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from labkit.cli import launch as launch_cli
+from labkit.cli import trace as trace_cli
+from labkit.system.progress import progress_bar
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Make transformer inference fast, and measure how fast it really is.",
+)
+out = Console()
+err = Console(stderr=True)
+
+Model = Annotated[str, typer.Argument(help="A preset (see `labkit models`), a checkpoint folder, or a hub id.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; by default one per core.")]
+
+
+@app.command()
+def compare(
+    model: Model,
+    baseline: Annotated[
+        str, typer.Option(help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused or fused-int8.")
+    ] = "hf-eager",
+    candidate: Annotated[str, typer.Option(help="What is measured against the baseline.")] = "fused",
+    dtype: Dtype = "float32",
+    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
+    new: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
+    threads: Threads = None,
+    tp: Annotated[
+        int, typer.Option(help="Cut the candidate for as many ranks, of --threads threads each; the baseline is whole.")
+    ] = 1,
+    rounds: Annotated[int, typer.Option(help="Runs of each side, interleaved.")] = 7,
+    seed: Annotated[int, typer.Option(help="Of random weights, prompts and the order of the runs.")] = 0,
+    output: Annotated[Path, typer.Option(help="Folder for the record, as JSON lines.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+) -> None:
+    """Measure a candidate against a baseline, side by side, with intervals and the machine's limit."""
+    from labkit.harness.compare.interleave import compare as run_comparison
+    from labkit.harness.compare.table import comparison_table
+
+    with progress_bar(err) as follow:
+        comparison = run_comparison(
+            baseline,
+            candidate,
+            model=model,
+            dtype=dtype,
+            batch=batch,
+            prompt=prompt,
+            new=new,
+            threads=threads,
+            tp=tp,
+            rounds=rounds,
+            seed=seed,
+            output=output,
+            progress=follow,
+        )
+    if as_json:
+        typer.echo(json.dumps(comparison.as_dict()))
+    else:
+        out.print(comparison_table(comparison))
+    for remark in comparison.remarks:
+        err.print(f"note: {escape(remark)}", style="yellow", highlight=False)
+
+
+@app.command()
+def kernels(
+    op: Annotated[
+        list[str] | None,
+        typer.Option(help="qkv, attention, attn_out, mlp, mlp_out or residual, may be given again; or all_reduce."),
+    ] = None,
+    impl: Annotated[str, typer.Option(help="cpp, or triton on a GPU.")] = "cpp",
+    model: Annotated[str, typer.Option(help="The shape of a layer: a preset or a checkpoint folder.")] = "gpt2",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
+    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    context: Annotated[int, typer.Option(help="Tokens in the KV cache of each.")] = 128,
+    threads: Threads = None,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
+    ranks: Annotated[int, typer.Option(help="Processes that all_reduce sums over, on a core each.")] = 2,
+    output: Annotated[Path, typer.Option(help="Folder for the records, as JSON lines.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+) -> None:
+    """Measure the fused regions of a layer against the unfused ops, one by one, or the sums over ranks."""
+    if op and "all_reduce" in op:
+        _all_reduce(op, ranks, rounds, output, as_json)
+        return
+    from labkit.harness.regions.measure import measure_regions
+    from labkit.harness.regions.table import region_table
+
+    with progress_bar(err) as follow:
+        rows = measure_regions(
+            model,
+            regions=op,
+            impl=impl,
+            dtype=dtype,
+            batch=batch,
+            context=context,
+            threads=threads,
+            rounds=rounds,
+            output=output,
+            progress=follow,
+        )
+    if as_json:
+        typer.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
+    else:
+        out.print(region_table(rows))
+
+
+def _all_reduce(ops: list[str], ranks: int, rounds: int, output: Path, as_json: bool) -> None:
+    from labkit.harness.exchange.measure import measure_exchange
+    from labkit.harness.exchange.table import exchange_table
+
+    if others := sorted(set(ops) - {"all_reduce"}):
+        raise ValueError(f"got --op all_reduce beside {', '.join(others)}, expected it alone: it runs on several ranks")
+    with progress_bar(err) as follow:
+        rows = measure_exchange(ranks, rounds=rounds, output=output, progress=follow)
+    if as_json:
+        typer.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
+    else:
+        out.print(exchange_table(rows))
+
+
+@app.command()
+def tune(
+    model: Annotated[list[str] | None, typer.Option(help="A preset; may be given again. Default: gpt-j-6b.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="May be given again. Default: float16.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="May be given again. Default: 1.")] = None,
+) -> None:
+    """Find the fastest tiles of the Triton kernels on this GPU and keep them for all later runs."""
+    from labkit.harness.regions.tune import tune as run_tuning
+
+    with progress_bar(err) as follow:
+        path, found = run_tuning(
+            tuple(model or ("gpt-j-6b",)),
+            dtypes=tuple(dtype or ("float16",)),
+            batches=tuple(batch or (1,)),
+            progress=follow,
+        )
+    table = Table("kernel", "tile", Column("step before", justify="right"), Column("after", justify="right"))
+    for each in found:
+        tile = f"{each.tile.rows} x {each.tile.depth}, {each.tile.warps} warps, {each.tile.stages} stages"
+        table.add_row(each.key, tile, f"{each.before_us:,.0f} µs", f"{each.after_us:,.0f} µs")
+    out.print(table)
+    out.print(str(path), soft_wrap=True)
+
+
+@app.command()
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
+    dtype: Dtype = "float32",
+    threads: Threads = None,
+    temperature: Annotated[float, typer.Option(help="0: greedy; else sampling.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of random weights and of sampling.")] = 0,
+) -> None:
+    """Continue a prompt with the fused engine, printing the text as it comes."""
+    import torch
+    from transformers import TextStreamer, set_seed
+
+    from labkit.engine import init_inference
+    from labkit.harness.compare.baselines import DTYPES
+    from labkit.harness.compare.interleave import check_positions
+    from labkit.weights.resolve import resolve
+
+    if dtype not in DTYPES:
+        raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"got threads = {threads}, expected at least 1")
+    if new < 1:
+        raise ValueError(f"got new = {new}, expected at least 1")
+    if temperature < 0:
+        raise ValueError(f"got temperature = {temperature}, expected 0 (greedy) or more")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with err.status(f"loading {escape(model)}"):
+        source = resolve(model, seed=seed)
+        inputs = source.tokenizer(prompt, return_tensors="pt")
+        if inputs["input_ids"].shape[1] == 0:
+            raise ValueError("got an empty prompt, expected text of at least one token")
+        engine = init_inference(source, dtype=DTYPES[dtype], replace_with_kernel_inject=True)
+        check_positions(engine.model_config, inputs["input_ids"].shape[1], new)
+    err.print(escape(source.origin), style="dim", highlight=False)
+    set_seed(seed)
+    engine.generate(
+        input_ids=inputs["input_ids"].to(engine.device),
+        attention_mask=inputs["attention_mask"].to(engine.device),
+        max_new_tokens=new,
+        streamer=TextStreamer(source.tokenizer),
+        **({"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}),
+    )
+
+
+@app.command()
+def models() -> None:
+    """List the presets: the shapes that `compare` and `generate` know by name."""
+    import torch
+
+    from labkit.models.policies import policy_for
+    from labkit.models.presets import PRESETS
+
+    table = Table(Column("name", no_wrap=True), Column("architecture", overflow="ellipsis"))
+    for size in ("layers", "hidden", "heads", "vocabulary", "parameters"):
+        table.add_column(size, justify="right")
+    for name, preset in PRESETS.items():
+        policy = policy_for(preset.hf_config)
+        config = policy.model_config(preset.hf_config)
+        sizes = (config.num_layers, config.hidden_size, config.num_heads, config.vocab_size)
+        millions = config.weight_bytes(torch.int8) / 1e6
+        table.add_row(name, policy.architecture, *(f"{size:,}" for size in sizes), f"{millions:,.1f} M")
+    out.print(table)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    notebook: Annotated[Path, typer.Argument(help="The notebook to execute.")],
+    output: Annotated[Path, typer.Option(help="Folder for the executed notebook and its HTML report.")] = Path("runs"),
+) -> None:
+    """Execute a notebook with parameters, each given as `-p NAME VALUE`, and write one HTML report."""
+    from labkit.notebooks import run_notebook
+
+    parameters = _pairs(context.args)
+    with progress_bar(err) as follow:
+        report = run_notebook(notebook, parameters, output, follow)
+    for headline in report.headlines:
+        typer.echo(headline)
+    typer.echo(f"{report.status} in {report.seconds:.0f} s: {report.html}")
+    if report.failure:
+        err.print(escape(str(report.failure)), style="red", highlight=False)
+        raise typer.Exit(1)
+
+
+for command in (trace_cli.profile, trace_cli.doctor, trace_cli.stages, trace_cli.explain, trace_cli.timeline):
+    app.command()(command)
+app.command(context_settings={"allow_interspersed_args": False})(launch_cli.launch)
+
+
+def main() -> None:
+    """The `labkit` command."""
+    try:
+        app()
+    except (ValueError, TypeError, NotImplementedError, OSError) as error:
+        _fail(error, 2)
+    except RuntimeError as error:
+        _fail(error, 1)
+
+
+def _fail(error: Exception, code: int) -> None:
+    err.print(f"error: {escape(str(error))}", style="red", highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def _pairs(arguments: list[str]) -> dict[str, str]:
+    """`-p NAME VALUE` repeated; ValueError shows what was expected where something else stands."""
+    pairs: dict[str, str] = {}
+    for at in range(0, len(arguments), 3):
+        flag, *pair = arguments[at : at + 3]
+        if flag not in ("-p", "--parameters") or len(pair) != 2:
+            raise ValueError(f"got {' '.join([flag, *pair])!r}, expected -p NAME VALUE")
+        if pair[0] in pairs:
+            raise ValueError(f"the parameter {pair[0]!r} is given twice; give it once")
+        pairs[pair[0]] = pair[1]
+    return pairs

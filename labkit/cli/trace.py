@@ -1,0 +1,216 @@
+"""The commands about captures: take one, read what it says. A thin layer over `labkit.nsys` and `labkit.figures`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from labkit.nsys.capture.command import Ranks, Source
+from labkit.stages import Phase
+from labkit.system.progress import progress_bar
+from labkit.system.whole_file import write_whole
+
+out = Console()
+err = Console(stderr=True)
+
+Captures = Annotated[list[Path], typer.Argument(help="An nsys export (.sqlite) or a Chrome trace; one for each rank.")]
+STAGE_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "runs": ("count", "{:,.0f}".format),
+    "ms a step": ("step_ms", "{:.3f}".format),
+    "share": ("share", "{:.1%}".format),
+    "median µs": ("median_ms", lambda ms: f"{ms * 1e3:,.1f}"),
+    "P95 µs": ("p95_ms", lambda ms: f"{ms * 1e3:,.1f}"),
+    "operations": ("operations", "{:,.1f}".format),
+    "GPU busy ms": ("gpu_busy_ms", "{:,.3f}".format),
+    "gaps ms": ("launch_gap_ms", "{:,.3f}".format),
+    "exposed ms": ("exposed_ms", "{:,.3f}".format),
+}
+PhaseOption = Annotated[Phase, typer.Option("--phase", help="Which steps are looked at.")]
+
+
+def profile(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="After --: a program and its arguments, torchrun's too.")
+    ] = None,
+    impl: Annotated[
+        str,
+        typer.Option(help="Without a command: fused, hf-eager, ...; a command finds it in LABKIT_IMPL."),
+    ] = "fused",
+    model: Annotated[str, typer.Option(help="Without a command: a preset, a checkpoint folder, or a hub id.")] = "gpt2",
+    dtype: Annotated[str, typer.Option(help="Without a command: float32, bfloat16 or float16.")] = "float32",
+    batch: Annotated[int, typer.Option(help="Without a command: sequences at once.")] = 1,
+    prompt: Annotated[int, typer.Option(help="Without a command: tokens of each prompt.")] = 32,
+    new: Annotated[int, typer.Option(help="Without a command: tokens to generate.")] = 16,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads; by default one per core, or as a command has it.")
+    ] = None,
+    stage: Annotated[Phase | None, typer.Option(help="Capture only this phase, instead of the whole run.")] = None,
+    range_: Annotated[
+        str | None, typer.Option("--range", help="Capture only this NVTX range, NAME@DOMAIN, or cudaProfilerApi.")
+    ] = None,
+    occurrence: Annotated[int, typer.Option(help="Which phase or range of that name, from 1 on.")] = 1,
+    ranks: Annotated[
+        str, typer.Option(help="Of a torchrun command: one report of all ranks, or one per-rank.")
+    ] = "one",
+    source: Annotated[
+        str, typer.Option(help="nsys, torch (torch.profiler), or auto: nsys where there is one.")
+    ] = "auto",
+    tax: Annotated[bool, typer.Option(help="Run once more unprofiled, to tell what profiling costs.")] = True,
+    sampling: Annotated[bool, typer.Option(help="Let nsys sample the CPUs too.")] = False,
+    keep_raw: Annotated[bool, typer.Option(help="Keep nsys's own report, with the secrets in it.")] = False,
+    name: Annotated[str | None, typer.Option(help="Of the files; by default of the command and the time.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the capture and its record.")] = Path("runs"),
+) -> None:
+    """Profile a command given after `--`, or without one labkit's own run of a model, and scrub what it leaves."""
+    from labkit.nsys.capture import profile as capture
+    from labkit.studies.traces import own_command
+
+    if stage is not None and range_ is not None:
+        raise ValueError(f"got --stage {stage} and --range {range_}; give one of them")
+    case: dict[str, Any] = {"impl": impl}
+    if not command:
+        threads = threads or len(os.sched_getaffinity(0))
+        case |= {"model": model, "dtype": dtype, "batch": batch, "prompt": prompt, "new": new, "threads": threads}
+        options = {option: case[option] for option in ("dtype", "batch", "prompt", "new", "threads")}
+        command = own_command(model, impl, **options)
+        name = name or f"{Path(model).name}-{impl}"
+    window = capture.Window.of_phase(stage, occurrence) if stage else capture.Window(range_, occurrence)
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # ends the profiler and keeps what there is, as Ctrl-C does
+    try:
+        with progress_bar(err) as follow:
+            taken = capture.profile(
+                command,
+                name=name,
+                output=output,
+                case=case,
+                window=window,
+                ranks=cast(Ranks, ranks),
+                source=cast(Source, source),
+                tax=tax,
+                sampling=sampling,
+                keep_raw=keep_raw,
+                environment={"LABKIT_IMPL": impl} | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
+                echo=lambda line: err.print(line, markup=False, highlight=False),
+                progress=follow,
+            )
+    except capture.CommandFailedError as failed:
+        err.print(f"error: {escape(str(failed))}", style="red", highlight=False, soft_wrap=True)
+        raise typer.Exit(failed.exit_code if 0 < failed.exit_code < 256 else 1) from None
+    except capture.CaptureInterrupted as stopped:
+        err.print(f"interrupted; kept: {stopped.capture.files[0] if stopped.capture else 'nothing'}", highlight=False)
+        raise typer.Exit(130) from None
+    out.print(f"captured by {taken.record.profiler}", highlight=False)
+    if taken.record.tax:
+        out.print(f"profiling tax {taken.record.tax}", highlight=False)
+    for file in (*taken.files, taken.record_file):
+        out.print(str(file), soft_wrap=True, highlight=False)
+
+
+def doctor(
+    sampling: Annotated[bool, typer.Option(help="Check what sampling the CPUs needs, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Say whether this machine can be profiled, with one line for each fault that would repair it."""
+    from labkit.nsys.doctor.examination import Status, as_dict, doctor_table, examine, worst
+
+    with err.status("examining this machine"):
+        checks = examine(sampling=sampling)
+    if as_json:
+        typer.echo(json.dumps(as_dict(checks)))
+    else:
+        out.print(doctor_table(checks, repairs=False))
+        for check in checks:
+            if check.repair:
+                out.print(f"{check.name}: {check.repair}", markup=False, highlight=False, soft_wrap=True)
+    if worst(checks) is Status.FAIL:
+        raise typer.Exit(1)
+
+
+def stages(
+    captures: Captures,
+    by: Annotated[str, typer.Option(help="What rows tell apart: phase, layer, stage, rank, process.")] = "phase,stage",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Say where the time of the steps in a capture goes, stage by stage."""
+    from pandas import NA
+
+    from labkit.nsys.analysis.stage_table import stage_table
+    from labkit.nsys.reader.reading import read
+
+    found = stage_table(read(captures), tuple(by.split(",")))
+    if as_json:
+        rows = json.loads(found.frame.to_json(orient="records"))
+        typer.echo(json.dumps({"rows": rows, "coverage": found.coverage, "clock": found.clock}))
+        return
+    columns = {title: column for title, column in STAGE_COLUMNS.items() if found.frame[column[0]].any()}
+    table = Table(*(Column(key, no_wrap=True) for key in found.by))
+    for title in columns:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in found.frame.to_dict("records"):
+        keys = ["" if row[key] is NA else str(row[key]) for key in found.by]
+        table.add_row(*keys, *(form(row[name]) for name, form in columns.values()))
+    out.print(table)
+    out.print(f"{found.coverage:.1%} of the {found.clock}'s time has a stage", highlight=False)
+    for remark in found.remarks:
+        err.print(f"note: {escape(remark)}", style="yellow", highlight=False)
+
+
+def explain(
+    vanilla: Annotated[Path, typer.Argument(help="The capture that is compared with.")],
+    fused: Annotated[Path, typer.Argument(help="The capture that is explained.")],
+    phase: PhaseOption = Phase.DECODE,
+    output: Annotated[Path | None, typer.Option(help="Write the waterfall as one HTML page, too.")] = None,
+) -> None:
+    """Take the difference of a step of two captures apart until its parts add up to it."""
+    from labkit.figures.difference import difference_figure
+    from labkit.nsys.analysis.difference import explain as explained
+    from labkit.nsys.reader.reading import read
+
+    first, second = _names(vanilla, fused)
+    found = explained(read(vanilla), read(fused), phase, names=(first, second))
+    out.print(found.text(), markup=False, highlight=False, soft_wrap=True)
+    if output is not None:
+        write_whole(output, difference_figure(found).to_html(include_plotlyjs=True))
+        out.print(str(output), soft_wrap=True, highlight=False)
+
+
+def timeline(
+    capture: Annotated[Path, typer.Argument(help="An nsys export (.sqlite) or a Chrome trace.")],
+    other: Annotated[Path | None, typer.Argument(help="A second one, to stand under the first.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Show only the first decode steps.", min=1)] = None,
+    output: Annotated[
+        Path, typer.Option(help=".html: a page; .json or .json.gz: for Perfetto and chrome://tracing.")
+    ] = Path("runs/timeline.html"),
+) -> None:
+    """Draw a capture, or two on one time axis, as a page that opens without a network; or convert one for Perfetto."""
+    from labkit.figures.timeline import timeline as draw
+    from labkit.nsys.reader.reading import read
+    from labkit.nsys.timeline.export import write_chrome
+
+    files = [capture] if other is None else [capture, other]
+    traces = dict(zip(_names(*files), map(read, files), strict=True))
+    if output.name.endswith((".json", ".json.gz")):
+        if other is not None:
+            raise ValueError(f"got two captures for {output.name}; a trace file holds one: leave the second out")
+        write_chrome(traces[_names(capture)[0]], output)
+    elif output.suffix == ".html":
+        write_whole(output, draw(traces, steps=steps).to_html(include_plotlyjs=True))
+    else:
+        raise ValueError(f"got --output {output}, expected a name that ends in .html, .json or .json.gz")
+    out.print(str(output), soft_wrap=True, highlight=False)
+
+
+def _names(*files: Path) -> tuple[str, ...]:
+    names = [file.name.partition(".")[0] for file in files]
+    return tuple(names) if len(set(names)) == len(names) else tuple(str(file) for file in files)

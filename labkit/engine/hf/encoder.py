@@ -1,0 +1,238 @@
+"""Encoders: transformers' embeddings, pooler and heads around layers that run on labkit's kernels.
+
+Letters: B sequences, T tokens of each, N = B * T rows, H hidden, L layers.
+"""
+
+import copy
+import ctypes
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from labkit.engine.hf.causal_lm import CHUNK_ROWS
+from labkit.engine.runners.layer import FusedLayer, Wiring
+from labkit.engine.runners.stage_clock import StageClock, StageTime
+from labkit.kernels import DecodeStep, ModelWeights
+from labkit.kernels.plain import normalise
+from labkit.kernels.types import CCache, LayerCache, Rows, float_dtype, padded_head_dim
+from labkit.models.config import ModelConfig
+from labkit.models.policies import Policy
+from labkit.stages import Phase, Stage, listening, stage
+
+
+class FusedEncoder(nn.Module):
+    """All layers of an encoder, with the interface of the module that transformers keeps them in.
+
+    It computes in float32 sums and answers in the type that it is asked in. Not for training.
+    """
+
+    gpu = None  # no steps to record
+
+    def __init__(
+        self,
+        hf_config: PretrainedConfig,
+        config: ModelConfig,
+        weights: ModelWeights,
+        impl: str,
+        device: torch.device,
+        vanilla_layer: type[nn.Module],
+    ) -> None:
+        super().__init__()
+        self.config, self.model_config, self.weights, self.impl = hf_config, config, weights, impl
+        self.clock = LayersClock(config.num_layers, weights.stages(1))
+        self.step_times_ms: list[float] | None = None  # appended to by every pass once somebody puts a list here
+        wiring = Wiring(weights.heads, weights.parallel_residual, weights.residual_from_norm)
+        self.layer = nn.ModuleList(FusedLayer(index, w, wiring, impl) for index, w in enumerate(weights.layers))
+        tap = tap_class(vanilla_layer)
+        self.taps = nn.ModuleList(tap() for _ in weights.layers)
+        self._device = device
+        self._step = DecodeStep(weights) if impl == "cpp" else None
+        self._one_at_a_time = Lock()  # threads may share an engine: a pass owns the workspace
+
+    @torch.no_grad()
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: object = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: object = None,
+        is_causal: bool | None = None,
+        **unused: object,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """hidden_states [B, T, H], embedded tokens -> last_hidden_state [B, T, H].
+
+        attention_mask: as transformers makes it for scaled_dot_product_attention. Large batches go through in groups of
+        whole sequences, CHUNK_ROWS rows or one sequence at a time.
+        """
+        start = perf_counter()
+        if output_attentions if output_attentions is not None else self.config.output_attentions:
+            raise ValueError("fused attention keeps no attention weights; use the vanilla model for output_attentions")
+        if encoder_hidden_states is not None or past_key_values is not None or is_causal:
+            raise ValueError(
+                "encoder_hidden_states, past_key_values and is_causal are for decoders, the fused layers are an "
+                "encoder's; leave them out, or use the vanilla model"
+            )
+        batch, tokens = hidden_states.shape[:2]
+        keys_BT = seen_keys(attention_mask, batch, tokens)
+        inputs_BTH = hidden_states.to(self._device, torch.float32).contiguous()
+        tapped = bool(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
+        group = batch if tapped else max(1, CHUNK_ROWS // tokens)
+        outputs: list[Tensor] = []
+        with self._one_at_a_time:
+            for begin in range(0, batch, group):
+                some_BTH = inputs_BTH[begin : begin + group]
+                keys = None if keys_BT is None else keys_BT[begin : begin + group]
+                rows = encoder_rows(keys, len(some_BTH), tokens, self._device)
+                slots = SharedSlots.of(self.weights, rows, self._device)
+                if self._step is None or tapped or listening():
+                    outputs.append(self._run_stages(some_BTH, rows, slots, hidden_states.dtype, tapped=tapped))
+                else:
+                    outputs.append(self._run_at_once(self._step, some_BTH, rows, slots))
+        if self.step_times_ms is not None:
+            self.step_times_ms.append((perf_counter() - start) * 1e3)
+        last_BTH = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last_BTH.to(hidden_states.dtype))
+
+    def _run_at_once(self, step: DecodeStep, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots") -> Tensor:
+        outputs_BTH = torch.empty_like(inputs_BTH)
+        step.encode(
+            inputs_BTH.view(-1, inputs_BTH.shape[2]),
+            outputs_BTH.view(-1, inputs_BTH.shape[2]),
+            rows,
+            slots.c,
+            torch.get_num_threads(),
+        )
+        self.clock.add(Phase.PREFILL, step.stamps, head=False)
+        return outputs_BTH
+
+    def _run_stages(
+        self, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots", dtype: torch.dtype, *, tapped: bool
+    ) -> Tensor:
+        """The same, one op at a time under the stage ranges: for profilers, hidden states and the other impls."""
+        threads, seen_BTH = torch.get_num_threads(), inputs_BTH.to(dtype)
+        hidden_NH = inputs_BTH.view(-1, inputs_BTH.shape[2])
+        for index, (layer, tap) in enumerate(zip(self.layer, self.taps, strict=True)):
+            hidden_NH = layer(hidden_NH, rows, None, slots, Phase.PREFILL, threads)
+            if tapped:
+                before, seen_BTH = seen_BTH, self._after(index, hidden_NH).view_as(inputs_BTH).to(dtype)
+                tap(before, seen_BTH)
+        last = len(self.layer) - 1
+        with stage(Phase.PREFILL, Stage.RESIDUAL, last):
+            return self._after(last, hidden_NH).view_as(inputs_BTH)
+
+    def _after(self, index: int, hidden_NH: Tensor) -> Tensor:
+        """What layer `index` answers: its second norm is due, which the kernels take with what comes next."""
+        following = self.weights.layers[index + 1 :]
+        return normalise(following[0].qkv.norm if following else self.weights.final_norm, hidden_NH)
+
+
+class LayersClock(StageClock):
+    """Of the layers alone: transformers embeds, and computes the heads."""
+
+    def times(self) -> list[StageTime]:
+        return [time for time in super().times() if time.layer is not None]
+
+
+@dataclass(frozen=True)
+class SharedSlots:
+    """Keys and values [B, Hkv, T, padded D] of one pass. Nothing is kept for later, so all layers use the same."""
+
+    keys: Tensor
+    values: Tensor
+    num_layers: int
+
+    @classmethod
+    def of(cls, weights: ModelWeights, rows: Rows, device: torch.device) -> "SharedSlots":
+        shape = (rows.batch, weights.heads.kv, rows.tokens, padded_head_dim(weights.heads.dim))
+        keys, values = (torch.empty(shape, dtype=weights.cache_dtype, device=device) for _ in range(2))
+        return cls(keys, values, len(weights.layers))
+
+    @cached_property
+    def _shared(self) -> LayerCache:
+        return LayerCache(self.keys, self.values, 0)
+
+    def layer(self, index: int) -> LayerCache:
+        return self._shared
+
+    @cached_property
+    def c(self) -> "ctypes.Array[CCache]":
+        return (CCache * self.num_layers)(*[self._shared.c] * self.num_layers)
+
+
+class Tap(nn.Module):
+    """Where transformers hooks its own layers to collect hidden states."""
+
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        return after
+
+
+def tap_class(vanilla_layer: type[nn.Module]) -> type[nn.Module]:
+    """A tap that passes for `vanilla_layer`, the class that the hooks look for, and has none of its weights."""
+    return type(f"{vanilla_layer.__name__}Tap", (Tap, vanilla_layer), {"__init__": nn.Module.__init__})
+
+
+def seen_keys(mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
+    """bool [B, T]: the tokens of each sequence that all of its tokens see; None: all. From bool [B, 1, T, T].
+
+    Raises ValueError for a mask of another kind, and where tokens of one sequence see different ones.
+    """
+    if mask is None:
+        return None
+    if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[3] != tokens:
+        raise ValueError(
+            f"attention_mask: expected [{batch}, {tokens}], 0 where a token is padding, got what transformers makes "
+            f"{mask.dtype} {list(mask.shape)} of"
+        )
+    keys_BT = mask[:, 0, 0]
+    if mask.stride(2) != 0 and not torch.equal(mask, keys_BT[:, None, None].expand_as(mask)):
+        raise ValueError(
+            f"attention_mask: tokens of one sequence see different ones; pass [{batch}, {tokens}], or use the vanilla "
+            "model"
+        )
+    return keys_BT.expand(batch, tokens)
+
+
+def encoder_rows(keys_BT: Tensor | None, batch: int, tokens: int, device: torch.device) -> Rows:
+    """Rows of whole sequences, in which the tokens are seen that `keys_BT` says; positions are in the embedding."""
+    positions = torch.zeros(batch * tokens, dtype=torch.int32, device=device)
+    if keys_BT is None:
+        return Rows(batch, tokens, positions, torch.zeros(batch, dtype=torch.int32, device=device))
+    keys_BT = keys_BT.to(device, torch.uint8).contiguous()
+    first = torch.where(keys_BT.bool().any(1), keys_BT.argmax(1), tokens).to(torch.int32)
+    holes = int((keys_BT == 0).sum()) != int(first.sum())
+    return Rows(batch, tokens, positions, first, keys_BT if holes else None)
+
+
+def fused_encoder_model(
+    model: PreTrainedModel,
+    policy: Policy,
+    config: ModelConfig,
+    weights: ModelWeights,
+    dtype: torch.dtype,
+    impl: str,
+    device: torch.device,
+    *,
+    consume: bool,
+) -> PreTrainedModel:
+    """A copy of `model`, itself if `consume`, with a FusedEncoder in place of its layers; the rest is cast to `dtype`,
+    to bfloat16 beside int8.
+    """
+    name, stack = policy.layers.split(".")
+    vanilla = getattr(model.base_model, name)
+    vanilla_layer = type(getattr(vanilla, stack)[0])
+    module = model if consume else copy.deepcopy(model, {id(vanilla): nn.Identity()})
+    module.config._attn_implementation = "sdpa"  # its masks are small, and are None where nothing is hidden
+    setattr(module.base_model, name, FusedEncoder(module.config, config, weights, impl, device, vanilla_layer))
+    for part in module.modules():  # hooks that the original has had are on its own layers
+        part.__dict__.pop("_output_capturing_hooks_installed", None)
+    return module.to(device=device, dtype=float_dtype(dtype)).requires_grad_(False).eval()

@@ -1,0 +1,323 @@
+"""Keys and values of a batch of sequences, with what the engine must know of them: length, padding, positions.
+
+A Hugging Face `Cache`, so that `generate`, beams and assisted decoding can hold, reorder and crop it. Only the engine
+writes it.
+"""
+
+import copy
+import ctypes
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from labkit.engine.memory.slots import SlotPool, Slots
+from labkit.kernels.types import CCache, LayerCache, Rows, padded_head_dim, pointer
+from labkit.models.config import ModelConfig
+
+BLOCK = 128  # slots by which a full cache grows, at least
+
+
+class KVCache(Cache):
+    """[B, Hkv, capacity, padded head_dim] per layer for keys and for values; slots before `length` are filled.
+
+    Every sequence has `length` slots; shorter ones are padded (left, right or with holes) and `mask` says where.
+    `pool`: where memory on a GPU is borrowed; without one the cache has its own on the CPU.
+    """
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, capacity: int = 0, pool: SlotPool | None = None
+    ) -> None:
+        super().__init__(layers=[])
+        self.config, self.dtype, self.pool = config, dtype, pool
+        self.device = torch.device("cpu") if pool is None else pool.device
+        self.reserved = capacity
+        self.length = 0
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.mask: Tensor | None = None  # uint8 [B, capacity], None: no padding anywhere
+        self.holes = False  # whether `mask` hides more than the slots before `first`
+        self.first: Tensor | None = None  # int32 [B], first visible slot
+        self.positions: Tensor | None = None  # int32 [B, capacity], of each slot's token; counted on beyond `length`
+        self.reach = 0  # 1 + the largest position so far
+        self._c: ctypes.Array[CCache] | None = None
+        self._borrowed: tuple[Slots, weakref.finalize] | None = None
+
+    @property
+    def slots(self) -> Slots:
+        """The borrowed memory, taken anew if keys and values have moved elsewhere (beams), or hold too few slots."""
+        if self.pool is None:
+            raise RuntimeError("a cache on the CPU borrows no slots")
+        self.reserve(self.batch_size, self.length + 1)
+        if self._borrowed is None:
+            self._borrow(self.batch_size, self.capacity)
+        assert self._borrowed is not None
+        return self._borrowed[0]
+
+    @property
+    def capacity(self) -> int:
+        return self.keys[0].shape[2] if self.keys else 0
+
+    @property
+    def batch_size(self) -> int:
+        return self.keys[0].shape[0] if self.keys else 0
+
+    @property
+    def c(self) -> "ctypes.Array[CCache]":
+        """The layers' C views; valid until the cache grows or is reordered."""
+        if self._c is None:
+            views = (
+                CCache(pointer(k), pointer(v), self.capacity, 0) for k, v in zip(self.keys, self.values, strict=True)
+            )
+            self._c = (CCache * len(self.keys))(*views)
+        return self._c
+
+    def layer(self, index: int) -> LayerCache:
+        counter = None if self._borrowed is None else self._borrowed[0].past
+        return LayerCache(self.keys[index], self.values[index], self.length, counter)
+
+    def reserve(self, batch: int, slots: int) -> None:
+        """Makes room for `slots` tokens in each of `batch` sequences, layer by layer; a first call fixes `batch`."""
+        if self.keys and batch != self.batch_size:
+            raise ValueError(f"the cache holds {self.batch_size} sequences, got {batch}; use one cache per batch")
+        if slots <= self.capacity:
+            return
+        old = self.capacity
+        capacity = max(slots, self.reserved, old + max(BLOCK, old // 2) if old else 0)
+        if self.pool is not None:
+            self._borrow(batch, capacity)
+            return
+        shape = (batch, self.config.num_kv_heads, capacity, padded_head_dim(self.config.head_dim))
+        if not self.keys:
+            self.keys = [torch.zeros(shape, dtype=self.dtype) for _ in range(self.config.num_layers)]
+            self.values = [torch.zeros(shape, dtype=self.dtype) for _ in range(self.config.num_layers)]
+            self.positions = torch.zeros(batch, capacity, dtype=torch.int32)
+            self.first = torch.zeros(batch, dtype=torch.int32)
+        else:
+            for tensors in (self.keys, self.values):
+                for index, tensor in enumerate(tensors):
+                    tensors[index] = torch.zeros(shape, dtype=self.dtype)
+                    tensors[index][:, :, :old] = tensor
+            self.positions = _widened(self.positions, capacity)
+            self.mask = None if self.mask is None else _widened(self.mask, capacity, fill=1)
+        self._count_on(self.length)
+        self._c = None
+
+    def _borrow(self, batch: int, slots: int) -> None:
+        """Moves to slots of the pool, with whatever is there already."""
+        assert self.pool is not None
+        before, keys, values, old = self._borrowed, self.keys, self.values, self.length
+        self._borrowed = self.pool.take(self, batch, slots)
+        new = self._borrowed[0]
+        self.keys, self.values = ([each[:batch] for each in tensors] for tensors in (new.keys, new.values))
+        positions, first = self.positions, self.first
+        self.positions, self.first = new.positions[:batch], new.first[:batch]
+        if positions is not None and first is not None:
+            for target, source in zip((*self.keys, *self.values), (*keys, *values), strict=True):
+                target[:, :, :old] = source[:, :, :old]
+            self.positions[:, :old] = positions[:, :old]
+            self.first.copy_(first)
+        if self.mask is not None:
+            mask, self.mask = self.mask, self._all_visible()
+            self.mask[:, :old] = mask[:, :old]
+        self._count_on(old)
+        if before is not None:
+            before[1]()
+
+    def place(
+        self, batch: int, tokens: int, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Rows:
+        """Room and row description for `tokens` new tokens per sequence. `attention_mask` [B, length + tokens] is the
+        whole story so far; without one the new tokens are visible and the old padding stays. Positions are
+        `position_ids` [B or 1, tokens], else they count visible tokens, on from the sequence's largest.
+        """
+        past, total = self.length, self.length + tokens
+        self.reserve(batch, total)
+        assert self.positions is not None
+        assert self.first is not None
+        if self._borrowed is not None:
+            self._borrowed[0].past.fill_(past)
+            self._borrowed[0].at = -1
+        if attention_mask is not None:
+            self._set_mask(attention_mask)
+        if position_ids is not None:
+            self.positions[:, past:total] = position_ids
+            self._count_on(total)
+        elif attention_mask is not None:
+            self.positions[:, past:total] = _counted(attention_mask)[:, past:]
+            self._count_on(total)
+        else:
+            self.reach += tokens
+        return Rows(
+            batch,
+            tokens,
+            self.positions[:, past:total].flatten().contiguous(),
+            self.first,
+            self.mask if self.holes else None,
+            self.positions if self.config.position == "alibi" else None,
+        )
+
+    def _count_on(self, length: int) -> None:
+        """From slot `length` on, positions go on from each sequence's largest before it."""
+        assert self.positions is not None
+        how: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
+        last = self.positions[:, :length].amax(1, keepdim=True) if length else torch.tensor([[-1]], **how)
+        self.positions[:, length:] = last + torch.arange(1, self.capacity - length + 1, **how)
+        self.reach = 1 + int(last.max())
+
+    def _set_mask(self, attention_mask: Tensor) -> None:
+        visible = attention_mask != 0
+        total = visible.shape[1]
+        assert self.first is not None
+        if bool(visible.all()):
+            self.mask, self.holes = None, False
+            self.first.zero_()
+            return
+        if self.mask is None:
+            self.mask = self._all_visible()
+        self.mask[:, :total] = visible
+        self.first.copy_(torch.where(visible.any(1), visible.to(torch.uint8).argmax(1), total))
+        self.holes = bool((~visible).sum() != self.first.sum())
+
+    def _all_visible(self) -> Tensor:
+        """A mask that hides nothing, where decode steps on a GPU look for it."""
+        if self._borrowed is not None:
+            return self._borrowed[0].visible[: self.batch_size].fill_(1)
+        return torch.ones(self.batch_size, self.capacity, dtype=torch.uint8, device=self.device)
+
+    def adopt(self, cache: Cache, attention_mask: Tensor | None = None) -> None:
+        """Copies what another Hugging Face cache holds. `attention_mask` [B, >= its length] tells its padding."""
+        length = int(cache.get_seq_length())
+        if len(cache.layers) != self.config.num_layers:
+            raise ValueError(f"the given cache has {len(cache.layers)} layers, the model {self.config.num_layers}")
+        for index, layer in enumerate(cache.layers):
+            if layer.keys.shape[2] < length:
+                raise ValueError(
+                    f"layer {index} of the given cache kept only {layer.keys.shape[2]} of {length} tokens; "
+                    "give a DynamicCache() without a config, which keeps all"
+                )
+            if index == 0:
+                self.reserve(layer.keys.shape[0], length)
+            dim = self.config.head_dim
+            self.keys[index][:, :, :length, :dim] = layer.keys[:, :, :length]
+            self.values[index][:, :, :length, :dim] = layer.values[:, :, :length]
+        assert self.positions is not None
+        if attention_mask is not None:
+            self.positions[:, :length] = _counted(attention_mask[:, :length])
+        self._count_on(length)
+        self.length = length
+
+    def hand_back(self, cache: Cache) -> None:
+        """Appends to another Hugging Face cache what it lacks, so that whoever gave it can go on with it."""
+        new = slice(cache.get_seq_length(), self.length)
+        for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            dim = self.config.head_dim
+            cache.update(keys[:, :, new, :dim], values[:, :, new, :dim], index)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        return bool(self.keys)
+
+    @property
+    def is_croppable(self) -> bool:
+        return True
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * self.config.num_layers
+
+    def __len__(self) -> int:
+        return self.config.num_layers
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "KVCache":
+        """The same contents in memory of its own: to go on from one prompt in several ways."""
+        other = copy.copy(self)
+        other.keys, other.values = list(self.keys), list(self.values)
+        other._c = other._borrowed = None
+        if self.pool is not None and self.keys:
+            other._borrow(self.batch_size, self.capacity)
+        else:
+            other._select(torch.clone)
+        return other
+
+    def __repr__(self) -> str:
+        return f"KVCache(batch={self.batch_size}, length={self.length}, capacity={self.capacity}, dtype={self.dtype})"
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError(
+            "a KVCache is filled by labkit's engine; give other models a transformers DynamicCache"
+        )
+
+    def activate_past_recording(self) -> None:
+        """Nothing to do: all slots are kept."""
+
+    def is_recording_past(self, layer_idx: int = 0) -> bool:
+        return True
+
+    def reset(self) -> None:
+        self.length, self.mask, self.holes, self.reach = 0, None, False, 0
+        if self.first is not None:
+            self.first.zero_()
+            self._count_on(0)
+
+    def crop(self, tokens: int) -> None:
+        """Drops the last -`tokens` tokens; a positive number is the length to keep (transformers' older meaning)."""
+        length = self.length + tokens if tokens <= 0 else min(tokens, self.length)
+        if length < 0:
+            raise ValueError(f"can't drop {-tokens} of {self.length} tokens")
+        self.length = length
+        if self.first is not None:
+            self.first.clamp_(max=length)
+            self._count_on(length)
+        if self.mask is not None:
+            self.mask[:, length:] = 1
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._select(lambda tensor: tensor.index_select(0, beam_idx.to(self.device)))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._select(lambda tensor: tensor[indices].contiguous())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._select(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def _select(self, rows: Any) -> None:
+        for tensors in (self.keys, self.values):
+            for index, tensor in enumerate(tensors):
+                tensors[index] = rows(tensor)
+        for name in ("mask", "first", "positions"):
+            if (tensor := getattr(self, name)) is not None:
+                setattr(self, name, rows(tensor))
+        if self._borrowed is not None:
+            self._borrowed[1]()
+            self._borrowed = None
+        self._c = None
+
+
+def _counted(attention_mask: Tensor) -> Tensor:
+    """The position of each slot: how many visible ones come before it."""
+    return attention_mask.ne(0).cumsum(1).sub_(1).clamp_(min=0)
+
+
+def _widened(table: Tensor | None, capacity: int, fill: int = 0) -> Tensor:
+    assert table is not None
+    wide = torch.full((table.shape[0], capacity), fill, dtype=table.dtype, device=table.device)
+    wide[:, : table.shape[1]] = table
+    return wide

@@ -1,0 +1,102 @@
+"""The memory of KV caches on a GPU, lent to one cache after another with the graphs that were recorded on it.
+
+A CUDA graph reads and writes the addresses that it was recorded with. So a cache that ends gives its memory back, and
+the next one of its size goes on with it, and with its graphs.
+"""
+
+import weakref
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.kernels.types import padded_head_dim
+from labkit.models.config import ModelConfig
+
+BUCKETS = (1, 2, 4, 8, 16)
+BLOCK = 128  # slots by which capacities differ, so that a slightly longer text still finds a graph
+
+
+def bucket(batch: int) -> int:
+    """Sequences that are computed for a batch: the next power of two up to 16, beyond that the batch itself."""
+    return next((size for size in BUCKETS if size >= batch), batch)
+
+
+@dataclass(eq=False)
+class Slots:
+    """Keys and values [bucket, Hkv, C, padded D] of each layer, and what else a decode step reads or moves on.
+
+    `visible` counts only for a cache with holes. `at`: the number of tokens that `tokens`, `next_positions` and `past`
+    stand at; -1 if they are to be set anew.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    first: Tensor
+    visible: Tensor
+    positions: Tensor
+    tokens: Tensor
+    next_positions: Tensor
+    past: Tensor
+    at: int = -1
+    recordings: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(sequences, slots of each)."""
+        return self.positions.shape[0], self.positions.shape[1]
+
+
+class SlotPool:
+    """Makes slots for one model on one device, and keeps those that came back."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.config, self.dtype, self.device = config, dtype, device
+        self.free: list[Slots] = []
+        self._one_at_a_time = Lock()
+
+    def take(self, owner: object, batch: int, capacity: int) -> tuple[Slots, weakref.finalize]:
+        """Slots for at least `batch` sequences of `capacity` tokens, until `owner` is collected or the call is made."""
+        wanted, capacity = bucket(batch), -(-capacity // BLOCK) * BLOCK
+        sizes = range(capacity, 2 * capacity + 1)
+        with self._one_at_a_time:
+            fitting = [slots for slots in self.free if slots.shape[0] == wanted and slots.shape[1] in sizes]
+            slots = min(fitting, key=lambda slots: slots.shape[1], default=None)
+            if slots is None:  # those of other buckets stay, with their graphs
+                self.free[:] = [each for each in self.free if each.shape[0] != wanted]
+            else:
+                self.free.remove(slots)
+        if slots is None:
+            with torch.inference_mode(False):  # who takes them next may write to them outside of it
+                slots = self._make(wanted, capacity)
+        slots.at = -1
+        slots.first.zero_()
+        slots.positions.zero_()  # also of sequences that are only computed: tables are read there too
+        return slots, weakref.finalize(owner, self.free.append, slots)
+
+    def _make(self, batch: int, capacity: int) -> Slots:
+        try:
+            return self._filled_with_zeros(batch, capacity)
+        except torch.OutOfMemoryError:
+            self.free.clear()
+            return self._filled_with_zeros(batch, capacity)
+
+    def _filled_with_zeros(self, batch: int, capacity: int) -> Slots:
+        config = self.config
+        shape = (batch, config.num_kv_heads, capacity, padded_head_dim(config.head_dim))
+
+        def zeros(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(sizes, dtype=dtype, device=self.device)
+
+        return Slots(
+            keys=[zeros(*shape, dtype=self.dtype) for _ in range(config.num_layers)],
+            values=[zeros(*shape, dtype=self.dtype) for _ in range(config.num_layers)],
+            first=zeros(batch),
+            visible=zeros(batch, capacity, dtype=torch.uint8),
+            positions=zeros(batch, capacity),
+            tokens=zeros(batch, dtype=torch.int64),
+            next_positions=zeros(batch),
+            past=zeros(1),
+        )

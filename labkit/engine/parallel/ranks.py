@@ -1,0 +1,110 @@
+"""What a rank of a tensor-parallel model does together with the others.
+
+V vocabulary, each rank with `len(shard.vocab)` rows of it.
+"""
+
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from labkit.engine.options import TensorParallel
+from labkit.kernels.all_reduce import Exchange, all_gather, all_reduce, slot_bytes
+from labkit.launcher.agreement import check_agreement, versions
+from labkit.launcher.group import ensure_process_group
+from labkit.models.config import ModelConfig
+from labkit.models.shards import Shard, shard
+
+CHUNK_ROWS = 512  # rows per pass through the layers: bounds the workspace of a long prompt, and what ranks exchange
+DIGEST = 16
+
+
+class RanksDifferError(RuntimeError):
+    """The ranks of a model were given different work, or came to different results."""
+
+
+class Ranks:
+    """This rank's part of the model, and the way to the others. Every method is called by all ranks alike."""
+
+    def __init__(self, shard: Shard, exchange: Exchange, impl: str) -> None:
+        self.shard, self.exchange, self.impl = shard, exchange, impl
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' float32 `x`."""
+        return all_reduce(x, self.exchange, impl=self.impl)
+
+    def side_by_side(self, part: Tensor) -> Tensor:
+        """[..., this rank's part of V] of each rank -> [..., V]."""
+        widths = [len(self.shard.vocab_of(rank)) for rank in range(self.shard.size)]
+        padded = F.pad(part, (0, max(widths) - part.shape[-1])).contiguous()
+        parts = all_gather(padded, self.exchange, impl=self.impl)
+        return torch.cat([of_rank[..., :width] for of_rank, width in zip(parts, widths, strict=True)], dim=-1)
+
+    def largest(self, part: Tensor, count: int) -> Tensor:
+        """[..., this rank's part of V] of each rank -> [..., V]: at least the `count` largest numbers in their places,
+        and -inf elsewhere. (Of numbers equal to the smallest of them some may be missing.)
+        """
+        widest = max(len(self.shard.vocab_of(rank)) for rank in range(self.shard.size))
+        padded = F.pad(part, (0, widest - part.shape[-1]), value=-torch.inf)
+        values, indices = padded.topk(min(count, widest))
+        indices = (indices + self.shard.vocab.start).clamp(max=self.shard.config.vocab_size - 1)
+        pairs = torch.stack((values.double(), indices.double()))
+        whole = part.new_full((*part.shape[:-1], self.shard.config.vocab_size), -torch.inf)
+        for values, indices in all_gather(pairs, self.exchange, impl=self.impl):
+            whole.scatter_reduce_(-1, indices.long(), values.float(), "amax")
+        return whole
+
+    def agree(self, what: str, *parts: object, flag: bool = False) -> bool:
+        """Whether `flag` is set on any rank. Raises RanksDifferError if `parts`, of `what`, are not the same on all."""
+        digest = blake2b(digest_size=DIGEST)
+        for part in parts:
+            data = part.contiguous().cpu().numpy().tobytes() if isinstance(part, Tensor) else repr(part).encode()
+            digest.update(data + b"\0")
+        line = torch.frombuffer(bytearray(digest.digest() + bytes([flag])), dtype=torch.uint8)
+        lines = self._gather(line)
+        if different := [rank for rank, other in enumerate(lines) if not torch.equal(other[:-1], lines[0, :-1])]:
+            raise RanksDifferError(
+                f"{what} of rank {', '.join(map(str, different))} differ from those of rank 0; "
+                "all ranks of a model must make the same calls with the same arguments"
+            )
+        return bool(lines[:, -1].any())
+
+    def share_randomness(self) -> None:
+        """From here on all ranks draw the random numbers that rank 0 draws."""
+        torch.set_rng_state(self._gather(torch.get_rng_state())[0])
+
+    def _gather(self, x: Tensor) -> Tensor:
+        impl = "cpp" if self.impl == "cpp" else "reference"
+        return all_gather(x, self.exchange, impl=impl)
+
+
+def join_ranks(
+    config: ModelConfig, wanted: TensorParallel, impl: str, device: torch.device, facts: Callable[[], dict[str, object]]
+) -> Ranks | None:
+    """This process among the ranks that share the model; None where it has the model to itself.
+
+    facts: of the model and its options. Raises ValueError as `join_group` does, and for more ranks than heads.
+    """
+    if wanted.ranks == 1:
+        return None
+    rank = join_group(wanted, device, {"impl": impl} | facts())
+    part = shard(config, wanted.ranks, rank)
+    width = max(config.hidden_size, config.embedding_size)
+    return Ranks(part, Exchange(wanted.tp_group, slot_bytes(CHUNK_ROWS, width, config.vocab_size)), impl)
+
+
+def join_group(wanted: TensorParallel, device: torch.device, facts: Mapping[str, object]) -> int:
+    """This process's rank among the `wanted.ranks` that share a model, once all of them agree on the facts.
+
+    Raises ValueError where there are not as many processes, or they differ in the facts or in their software.
+    """
+    group = wanted.tp_group
+    if group is None:
+        ensure_process_group(device.type, tp_size=wanted.ranks)
+    elif (found := dist.get_world_size(group)) != wanted.ranks:
+        raise ValueError(f"got tp_size={wanted.ranks} and a tp_group of {found} processes; expected as many")
+    check_agreement(versions() | dict(facts), group)
+    return dist.get_rank(group)

@@ -1,0 +1,106 @@
+"""A model whose weights are shared by the ranks of a process group."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from labkit.engine.parallel.slicing.linear import GroupSum
+from labkit.engine.parallel.slicing.plan import SlicingPlan, Unit
+from labkit.engine.parallel.slicing.planner import InjectionPolicy, plan_slicing
+from labkit.engine.parallel.slicing.sliced import sliced_copy
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def slice_model(
+    model: Model,
+    plan: SlicingPlan,
+    rank: int,
+    group: dist.ProcessGroup | None = None,
+    *,
+    consume: bool = False,
+) -> Model:
+    """A model of the same class that holds `rank`'s share of `model`'s weights and sums over `group`.
+
+    Forward and generate are the model's own; every rank calls them with the same inputs and gets the same outputs,
+    but for attention weights, of which each returns its own heads'. For inference: parameters need no gradient.
+
+    `model` stays usable: cut weights are copies, so that the whole ones can be freed with it; the others (embeddings,
+    norms, LM head) share its memory. With `consume`, each cut weight is freed as soon as its share is taken, and
+    `model` can't be used afterwards.
+
+    Raises ValueError for a rank that the plan doesn't have.
+    """
+    if not 0 <= rank < plan.tp_size:
+        raise ValueError(f"rank {rank} is not one of the plan's {plan.tp_size} ranks")
+    units: dict[str, tuple[Unit, ...]] = {name: block.units for block in plan.blocks for name in block.names}
+    reduce = GroupSum(group) if plan.tp_size > 1 else _alone
+    sliced: Model = sliced_copy(model, units, rank, reduce, consume=consume).eval()
+    return sliced
+
+
+def tensor_parallel_model(
+    model: Model,
+    *,
+    rank: int,
+    size: int,
+    group: dist.ProcessGroup | None = None,
+    injection_policy: InjectionPolicy | None = None,
+    keep_whole: tuple[str, ...] = (),
+    example: Mapping[str, Tensor] | None = None,
+    consume: bool = False,
+) -> Model:
+    """The rank's model, ready to run on all `size` ranks of `group` (None: all processes of torch.distributed).
+
+    What `plan_slicing` and `slice_model` do, one after the other. Every rank must call it with the same model; the
+    first one plans, so that a machine proves its cuts once.
+
+    Raises ValueError as they do, on every rank; for a group of another size; and for models of different structure.
+    """
+
+    def plan() -> SlicingPlan:
+        return plan_slicing(model, size, injection_policy, keep_whole=keep_whole, example=example)
+
+    agreed = plan() if size == 1 else _of_first(plan, _structure(model), size, group)
+    return slice_model(model, agreed, rank, group, consume=consume)
+
+
+def _of_first(
+    plan: Callable[[], SlicingPlan], structure: str, size: int, group: dist.ProcessGroup | None
+) -> SlicingPlan:
+    """The plan of the group's first rank, or its error, on all ranks."""
+    if (found := dist.get_world_size(group)) != size:
+        raise ValueError(f"the process group has {found} ranks, expected size={size}")
+    sent: list[Any] = [None, None, structure]
+    if dist.get_rank(group) == 0:
+        try:
+            sent[0] = plan()
+        except Exception as error:
+            sent[1] = str(error)
+            raise
+        finally:
+            dist.broadcast_object_list(sent, group=group, group_src=0)
+    else:
+        dist.broadcast_object_list(sent, group=group, group_src=0)
+    made, problem, expected = sent
+    if problem is not None:
+        raise ValueError(problem)
+    alike: list[Any] = [None] * size
+    dist.all_gather_object(alike, structure == expected, group=group)
+    if not all(alike):
+        odd = ", ".join(str(rank) for rank, same in enumerate(alike) if not same)
+        raise ValueError(f"ranks {odd} have another model than rank 0; give every rank the same one")
+    agreed: SlicingPlan = made
+    return agreed
+
+
+def _alone(partial: Tensor) -> Tensor:
+    return partial
+
+
+def _structure(model: nn.Module) -> str:
+    shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in model.named_parameters()]
+    return hashlib.sha256(repr(shapes).encode()).hexdigest()

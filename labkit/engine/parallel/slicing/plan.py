@@ -1,0 +1,180 @@
+"""What is cut of a model for tensor parallelism, as data: nothing here touches a weight."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Literal
+
+from labkit.engine.parallel.slicing.shares import Shares, length
+
+
+class Role(StrEnum):
+    COLUMN = "column"
+    ROW = "row"
+    WHOLE = "replicated"
+
+
+class Kind(StrEnum):
+    ATTENTION = "attention"
+    FEATURES = "feed-forward"
+    EXPERTS = "experts"
+
+
+@dataclass(frozen=True)
+class LinearCut:
+    """Of the linear `name`: by output features (COLUMN) or input features (ROW)."""
+
+    name: str
+    role: Role
+    shares: Shares = field(repr=False)
+
+
+@dataclass(frozen=True)
+class TensorCut:
+    """Of the parameter `name`, such as a bias per head, along `axis`."""
+
+    name: str
+    axis: int
+    shares: Shares = field(repr=False)
+
+
+@dataclass(frozen=True)
+class AttributeCut:
+    """Of a number that the forward of `module` reads: `name`, or that of its own copy of the config."""
+
+    module: str
+    name: str
+    whole: int
+    local: tuple[int, ...]
+    of_config: bool = False
+
+    def __str__(self) -> str:
+        owner = f"{self.module}.config" if self.of_config else self.module
+        return f"{owner}.{self.name} {self.whole} -> {_per_rank(self.local)}"
+
+
+@dataclass(frozen=True)
+class ArgumentCut:
+    """Of a table with one entry per head that `module` is called with: heads are an axis, or batch × heads is its
+    axis 0 ("batch").
+    """
+
+    module: str
+    argument: int | str
+    heads_at: int | Literal["batch"]
+    heads: int
+    shares: Shares = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Matrices that are cut together, from replicated rows to one all-reduce.
+
+    module: the smallest module that holds them all; names are relative to the block.
+    heads, kv_heads: per rank; empty where there are none.
+    layout: how the rows of the column-parallel matrices are read.
+    """
+
+    kind: Kind
+    module: str
+    linears: tuple[LinearCut, ...]
+    layout: str
+    tensors: tuple[TensorCut, ...] = ()
+    attributes: tuple[AttributeCut, ...] = ()
+    arguments: tuple[ArgumentCut, ...] = ()
+    heads: tuple[int, ...] = ()
+    kv_heads: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        return tuple(cut.name for cut in self.linears if cut.role == Role.ROW)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(cut.name for cut in self.linears if cut.role == Role.COLUMN)
+
+    def __str__(self) -> str:
+        cut = f"{', '.join(self.columns)} by columns, {', '.join(self.rows)} by rows"
+        if self.kind == Kind.EXPERTS:
+            cut = f"{', '.join(tensor.name for tensor in self.tensors)}, summed after {self.module}"
+        text = f"{self.kind}: {cut} ({self.layout})"
+        if self.heads:
+            text += f"; heads {_per_rank(self.heads)}, KV heads {_per_rank(self.kv_heads)}"
+        tables = [] if self.kind == Kind.EXPERTS else [cut.name for cut in self.tensors]
+        tables += [f"argument {cut.argument} of {cut.module}" for cut in self.arguments]
+        if tables:
+            text += f"; by head: {', '.join(tables)}"
+        if self.attributes:
+            text += f"; {', '.join(map(str, self.attributes))}"
+        return text
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What is cut of the blocks `names`, which have the same structure."""
+
+    layer_class: str
+    names: tuple[str, ...] = field(repr=False)
+    units: tuple[Unit, ...]
+    replicated: tuple[str, ...]
+    """Linears that stay whole."""
+
+    @property
+    def all_reduces(self) -> int:
+        return len(self.units)
+
+    @cached_property
+    def roles(self) -> dict[str, Role]:
+        cut = {linear.name: linear.role for unit in self.units for linear in unit.linears}
+        return cut | dict.fromkeys(self.replicated, Role.WHOLE)
+
+    def __str__(self) -> str:
+        where = self.names[0] if len(self.names) == 1 else f"{len(self.names)} like {self.names[0]}"
+        lines = [f"{self.layer_class} ({where}): {self.all_reduces} all-reduces per layer"]
+        lines += [f"  {unit}" for unit in self.units]
+        if self.replicated:
+            lines.append(f"  replicated: {', '.join(self.replicated)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class SlicingPlan:
+    """What each of `tp_size` ranks keeps of a model; `str` of it says so in a few lines.
+
+    chosen_by: what named the row-parallel linears. Everything outside the blocks is replicated.
+    """
+
+    model_class: str
+    tp_size: int
+    chosen_by: str
+    blocks: tuple[BlockPlan, ...]
+
+    @cached_property
+    def roles(self) -> dict[str, Role]:
+        """Of every linear of every block, by its name in the model; linears outside the blocks are replicated."""
+        return {
+            f"{name}.{linear}": role
+            for block in self.blocks
+            for name in block.names
+            for linear, role in block.roles.items()
+        }
+
+    @property
+    def all_reduces(self) -> int:
+        """Of one pass through all blocks."""
+        return sum(block.all_reduces * len(block.names) for block in self.blocks)
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.model_class} over {self.tp_size} ranks, {self.all_reduces} all-reduces; row-parallel linears "
+            f"from {self.chosen_by}, each cut proved on a block with random weights"
+        )
+        return "\n".join([head, *map(str, self.blocks)])
+
+
+def _per_rank(values: tuple[int, ...]) -> str:
+    return str(values[0]) if len(set(values)) == 1 else "/".join(map(str, values))
+
+
+def kept(shares: Shares) -> tuple[int, ...]:
+    return tuple(length(share) for share in shares)

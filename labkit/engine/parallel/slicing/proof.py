@@ -1,0 +1,145 @@
+"""The proof that a cut is right: all ranks of a block, run side by side in this process, against the whole block."""
+
+import copy
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+from labkit.engine.parallel.slicing.linear import Reduce
+from labkit.engine.parallel.slicing.plan import Unit
+from labkit.engine.parallel.slicing.recording import Call, mapped, randomise, randomised, tensors
+from labkit.engine.parallel.slicing.sliced import sliced_copy
+from labkit.engine.parallel.slicing.trace import BlockTrace, trace
+
+TOLERANCE = 1e-4  # of the largest value, in float32: a wrong cut is off by tenths of it, rounding by 1e-6
+PATIENCE_S = 120.0  # a rank that waits longer for the others' sums than this waits in vain
+# what a wrong cut raises
+FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class ThreadedSum:
+    """An all-reduce over `ranks` threads."""
+
+    def __init__(self, ranks: int) -> None:
+        self.barrier = threading.Barrier(ranks, timeout=PATIENCE_S)
+        self.partials: list[Tensor | None] = [None] * ranks
+
+    def of_rank(self, rank: int) -> Reduce:
+        def reduce(partial: Tensor) -> Tensor:
+            self.partials[rank] = partial
+            self.barrier.wait()
+            total = torch.stack([each for each in self.partials if each is not None]).sum(0)
+            self.barrier.wait()
+            return total
+
+        return reduce
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A block with random weights in float32, the calls that it gets, what it returns, and its trace."""
+
+    block: nn.Module
+    calls: tuple[Call, ...]
+    outputs: list[list[Tensor]]
+    trace: BlockTrace
+
+    @classmethod
+    def of(cls, block: nn.Module, calls: Sequence[Call]) -> "Bench":
+        generator = torch.Generator().manual_seed(0)
+        whole = sliced_copy(block, {}, 0, lambda partial: partial).eval()
+        randomise(whole, generator)
+        for module in whole.modules():
+            module._buffers.update(
+                {name: buffer.float() for name, buffer in module._buffers.items() if _low_precision(buffer)}
+            )
+        noisy = tuple(randomised(call, generator) for call in calls)
+        return cls(whole, noisy, run(whole, noisy), trace(whole, _with_own_cache(noisy[0])))
+
+    def objection(self, units: Sequence[Unit], ranks: int) -> str | None:
+        """What is wrong with cutting `units`: None where all ranks return what the whole block does."""
+        summed = ThreadedSum(ranks)
+        outputs: list[list[list[Tensor]] | Exception] = [[] for _ in range(ranks)]
+
+        def work(rank: int) -> list[list[Tensor]] | Exception:
+            try:
+                return run(sliced_copy(self.block, {"": units}, rank, summed.of_rank(rank)), self.calls)
+            except threading.BrokenBarrierError as error:
+                return error
+            except FAILURES as error:
+                summed.barrier.abort()
+                return error
+
+        threads = [
+            threading.Thread(target=lambda rank=rank: outputs.__setitem__(rank, work(rank)), daemon=True)
+            for rank in range(ranks)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        failed = [output for output in outputs if isinstance(output, Exception)]
+        failed.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
+        if failed:
+            return f"{type(failed[0]).__name__}: {failed[0]}".split("\n")[0]
+        return self._difference([output for output in outputs if not isinstance(output, Exception)])
+
+    def _difference(self, ranks: list[list[list[Tensor]]]) -> str | None:
+        for step, expected in enumerate(self.outputs):
+            for place, whole in enumerate(expected):
+                parts = [rank[step][place] for rank in ranks]
+                found = parts if parts[0].shape == whole.shape else [_by_heads(parts, whole)]
+                for rank, part in enumerate(found):
+                    if part is None or part.shape != whole.shape:
+                        return f"output {place} has shape {list(parts[0].shape)}, expected {list(whole.shape)}"
+                    if not (difference := _relative(part, whole)) <= TOLERANCE:
+                        return f"rank {rank} differs by {difference:.1e} of the largest value in call {step + 1}"
+        return None
+
+
+def run(block: nn.Module, calls: Sequence[Call]) -> list[list[Tensor]]:
+    """The tensors that each call returns. Calls after the first see the KV cache that the first one filled."""
+    caches: list[Cache] = []
+
+    def own(value: object) -> object:
+        if not isinstance(value, Cache):
+            return value
+        if not caches:
+            caches.append(copy.deepcopy(value))
+        return caches[0]
+
+    with torch.no_grad():
+        return [list(tensors(block(*mapped(own, call.args), **mapped(own, call.kwargs)))) for call in calls]
+
+
+def _with_own_cache(call: Call) -> Call:
+    def own(value: object) -> object:
+        return copy.deepcopy(value) if isinstance(value, Cache) else value
+
+    return Call(mapped(own, call.args), mapped(own, call.kwargs))
+
+
+def _low_precision(buffer: Tensor | None) -> bool:
+    return buffer is not None and buffer.is_floating_point() and buffer.dtype != torch.float32
+
+
+def _by_heads(parts: list[Tensor], whole: Tensor) -> Tensor | None:
+    """The ranks' heads side by side, as in attention weights and position biases."""
+    axes = [axis for axis, (part, all_) in enumerate(zip(parts[0].shape, whole.shape, strict=False)) if part != all_]
+    same = len(axes) == 1 and all(part.ndim == whole.ndim for part in parts)
+    return torch.cat(parts, axes[0]) if same else None
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(found, expected) else float("inf")
+    masked = torch.finfo(expected.dtype).min / 2  # masks hold the smallest number, which would hide all others
+    kept = expected > masked
+    if not torch.equal(kept, found > masked):
+        return float("inf")
+    largest = expected[kept].abs().max().clamp(min=1e-6)
+    return float((found[kept] - expected[kept]).abs().max() / largest)

@@ -1,0 +1,110 @@
+"""One rank's copy of a module: its share of what is cut, and everything else shared with the original."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.engine.parallel.slicing.linear import ColumnParallelLinear, Reduce, RowParallelLinear, emptied
+from labkit.engine.parallel.slicing.plan import ArgumentCut, Kind, Role, Unit
+from labkit.engine.parallel.slicing.shares import Share, take
+
+
+class LocalHeads:
+    """A forward pre-hook that cuts a table with one entry per head down to the rank's heads.
+
+    The model that makes such tables (ALiBi slopes, position biases) knows nothing of ranks, but T5's first layer,
+    which makes one of its own heads, hands it on to the others: one that is cut already passes through.
+    """
+
+    def __init__(self, cut: ArgumentCut, rank: int) -> None:
+        self.cut, self.share = cut, cut.shares[rank]
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key = self.cut.argument
+        if isinstance(key, str):
+            return args, kwargs | ({key: self._local(kwargs[key])} if key in kwargs else {})
+        return tuple(self._local(value) if place == key else value for place, value in enumerate(args)), kwargs
+
+    def _local(self, table: Any) -> Any:
+        if not isinstance(table, Tensor):
+            return table
+        if self.cut.heads_at != "batch":
+            whole = table.shape[self.cut.heads_at] == self.cut.heads
+            return take(table, self.cut.heads_at, self.share) if whole else table
+        by_head = table.unflatten(0, (-1, self.cut.heads))
+        return take(by_head, 1, self.share).flatten(0, 1)
+
+
+class SummedOutput:
+    """A forward hook that sums a module's output over the ranks."""
+
+    def __init__(self, reduce: Reduce) -> None:
+        self.reduce = reduce
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return self.reduce(output)
+
+
+def child(prefix: str, name: str) -> str:
+    return ".".join(part for part in (prefix, name) if part)
+
+
+def sliced_copy(
+    module: nn.Module,
+    units: Mapping[str, Sequence[Unit]],
+    rank: int,
+    reduce: Reduce,
+    *,
+    consume: bool = False,
+) -> Any:
+    """A copy of `module` for `rank`; `units` lists what is cut by the prefix of the block that holds it.
+
+    Cut weights are copies of the rank's share. The others share their memory with the module's but are parameters of
+    their own, so that moving the copy to a device leaves the module where it is; what was tied stays tied. With
+    `consume` each cut weight of the module is freed once its share is taken.
+    """
+    memo: dict[int, Any] = {id(tensor): _own(tensor) for tensor in module.parameters()}
+    for prefix, cuts in units.items():
+        for unit in cuts:
+            for cut in unit.linears:
+                linear = module.get_submodule(child(prefix, cut.name))
+                memo[id(linear)] = _linear(linear, cut.role, cut.shares[rank], reduce)
+                if consume:
+                    emptied(linear)
+            for tensor in unit.tensors:
+                whole = module.get_parameter(child(prefix, tensor.name))
+                memo[id(whole)] = _own(take(whole.detach(), tensor.axis, tensor.shares[rank]))
+                if consume:
+                    whole.data = torch.empty(0, dtype=whole.dtype)
+    made = copy.deepcopy(module, memo)
+    for prefix, cuts in units.items():
+        for unit in cuts:
+            _adjust(made, prefix, unit, rank, reduce)
+    return made
+
+
+def _own(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach(), requires_grad=False)
+
+
+def _linear(linear: nn.Module, role: Role, share: Share, reduce: Reduce) -> nn.Module:
+    if role == Role.COLUMN:
+        return ColumnParallelLinear.of(linear, share)
+    return RowParallelLinear.of(linear, share, reduce)
+
+
+def _adjust(made: nn.Module, prefix: str, unit: Unit, rank: int, reduce: Reduce) -> None:
+    for module in {cut.module for cut in unit.attributes if cut.of_config}:  # the others' configs stay whole
+        reader: Any = made.get_submodule(child(prefix, module))
+        reader.config = copy.copy(reader.config)
+    for cut in unit.attributes:
+        owner: Any = made.get_submodule(child(prefix, cut.module))
+        setattr(owner.config if cut.of_config else owner, cut.name, cut.local[rank])
+    for argument in unit.arguments:
+        caller = made.get_submodule(child(prefix, argument.module))
+        caller.register_forward_pre_hook(LocalHeads(argument, rank), with_kwargs=True)
+    if unit.kind == Kind.EXPERTS:
+        made.get_submodule(child(prefix, unit.module)).register_forward_hook(SummedOutput(reduce))

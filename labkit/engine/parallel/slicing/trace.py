@@ -1,0 +1,121 @@
+"""Which linears of a block feed which: found by following every tensor of one run.
+
+Each storage carries the names of the linears that it was computed from since the last linear; the residual stream is a
+source of its own. A linear whose input comes from other linears alone, and whose output joins the residual stream, is
+where a cut can end: it takes features that no one else sees.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from labkit.engine.parallel.slicing.linear import is_linear
+from labkit.engine.parallel.slicing.recording import Call, hidden_states, tensors
+
+RESIDUAL = "<residual>"
+ATTENDED = "<attention>"  # passed through a softmax over positions
+Sources = frozenset[str]
+NOTHING: Sources = frozenset()
+
+
+@dataclass(frozen=True)
+class BlockTrace:
+    """inputs: what each linear's input was computed from. outputs: the same of the block. calls: of all modules."""
+
+    inputs: dict[str, Sources]
+    outputs: Sources
+    calls: dict[str, Call]
+
+    @property
+    def row_candidates(self) -> tuple[str, ...]:
+        """Linears that a cut can end at, in the order of execution."""
+        joining = [sources for sources in (*self.inputs.values(), self.outputs) if RESIDUAL in sources]
+        joins = frozenset().union(self.outputs, *joining)
+        rows: list[str] = []
+        for name, sources in self.inputs.items():
+            fed_by = sources - {ATTENDED}
+            if name in joins and fed_by and RESIDUAL not in fed_by and not fed_by & set(rows):
+                rows.append(name)
+        return tuple(rows)
+
+    def columns(self, row: str) -> tuple[str, ...]:
+        """The linears that feed `row`, in the order of execution, without those that feed another of them."""
+        feeding = [name for name in self.inputs if name in self.inputs[row]]
+        return tuple(name for name in feeding if not any(name in self.inputs[other] for other in feeding))
+
+    def attended(self, row: str) -> bool:
+        """Whether `row` takes what attention made."""
+        return ATTENDED in self.inputs[row]
+
+
+class _Following(TorchDispatchMode):
+    """Every operation's outputs get the sources of all its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: dict[int, Sources] = {}
+        self.alive: list[Any] = []  # a freed storage's address could come again
+
+    def of(self, values: Any) -> Sources:
+        return NOTHING.union(*(self.sources.get(_key(tensor), NOTHING) for tensor in _leaves(values)))
+
+    def set(self, values: Any, sources: Sources) -> None:
+        for tensor in _leaves(values):
+            self.sources[_key(tensor)] = sources
+            self.alive.append(tensor.untyped_storage())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        sources = self.of((args, kwargs))
+        if sources and any(word in func.name() for word in ("softmax", "attention")):
+            sources |= {ATTENDED}
+        if sources:
+            self.set(output, sources)  # an in-place operation's output is its input
+        return output
+
+
+def _leaves(values: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def trace(block: nn.Module, call: Call) -> BlockTrace:
+    """Follows one call of the block."""
+    following = _Following()
+    inputs: dict[str, Sources] = {}
+    calls: dict[str, Call] = {}
+
+    def entering(name: str, linear: bool) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            calls.setdefault(name, Call(args, kwargs))
+            if linear:
+                inputs[name] = inputs.get(name, NOTHING) | following.of((args, kwargs))
+
+        return hook
+
+    def leaving(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            following.set(output, frozenset({name}))
+
+        return hook
+
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in block.named_modules():
+            linear = is_linear(module)
+            hooks.enter_context(module.register_forward_pre_hook(entering(name, linear), with_kwargs=True))
+            if linear:
+                hooks.enter_context(module.register_forward_hook(leaving(name)))
+        following.set(hidden_states(call), frozenset({RESIDUAL}))
+        with following:
+            output = block(*call.args, **call.kwargs)
+        first = next(tensors(output), None)
+    return BlockTrace(inputs, following.of(first), calls)

@@ -1,0 +1,1 @@
+"""Who runs a step: one C++ call, one op after another, or a CUDA graph."""

@@ -1,0 +1,141 @@
+"""Decode steps on a GPU: recorded once as a CUDA graph, then played; launched one by one where a profiler looks on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.slots import Slots
+from labkit.kernels import ModelWeights
+from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
+from labkit.kernels.gpu import Launcher
+from labkit.kernels.types import LayerCache, Rotary, Rows
+from labkit.stages import Phase, Stage, listening, message, stage
+
+
+@dataclass(frozen=True)
+class Node:
+    """One kernel of a step: its name, and the stage that it belongs to ("decode/layer.3/qkv"), in order of launch."""
+
+    kernel: str
+    stage: str
+
+
+@dataclass
+class Recording:
+    """A step on certain slots: what it reads and writes, and, once recorded, its graph."""
+
+    state: StepState
+    buffers: Buffers
+    rows: Rows
+    rotary: Rotary | None
+    caches: list[LayerCache]
+    greedy: bool
+    output: Tensor | None = None
+    graph: "torch.cuda.CUDAGraph | None" = None
+    nodes: list[Node] = field(default_factory=list)
+
+
+class GpuDecoder:
+    """Runs one model's decode steps. `graphs`: record and play; else every step is launched kernel by kernel.
+
+    A profiler sees launched steps, each kernel within the range of its stage, unless graphs are played `watched` too:
+    the ranges are then announced once, while a graph is recorded, and its nodes lead back to them.
+    """
+
+    def __init__(
+        self, weights: ModelWeights, launch: Launcher, device: torch.device, *, graphs: bool, watched: bool = False
+    ) -> None:
+        self.weights, self.launch, self.device, self.graphs, self.watched = weights, launch, device, graphs, watched
+        self.step = TritonStep(weights, launch)
+        self.last: Recording | None = None
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The kernels of the latest step, in the order of a graph's nodes, each with its stage."""
+        return tuple(self.last.nodes) if self.last else ()
+
+    def __call__(self, tokens_B1: Tensor, cache: KVCache, rotary: Rotary | None, *, greedy: bool) -> Tensor:
+        """One more token for each sequence: the next tokens int64 [B, 1] if `greedy`, else logits float32 [B, 1, V].
+
+        The caller counts the cache's length up.
+        """
+        slots, batch = cache.slots, len(tokens_B1)
+        recording = self._recording(slots, cache, rotary, greedy)
+        if slots.at != cache.length:
+            slots.past.fill_(cache.length)
+            slots.next_positions.copy_(slots.positions[:, cache.length])
+        slots.tokens[:batch].copy_(tokens_B1[:, 0])
+        if not self.graphs or (listening() and not self.watched):
+            self._launch(recording)
+        else:
+            if recording.graph is None:
+                self._record(recording, slots)
+            assert recording.graph is not None
+            recording.graph.replay()
+        slots.at = cache.length + 1
+        assert recording.output is not None
+        return recording.output[:batch].clone().unsqueeze(1)
+
+    def _recording(self, slots: Slots, cache: KVCache, rotary: Rotary | None, greedy: bool) -> Recording:
+        key = (greedy, cache.holes, rotary is None or rotary.cosine.data_ptr())
+        if key not in slots.recordings:
+            batch = slots.shape[0]
+            alibi = cache.config.position == "alibi"
+            visible = slots.visible if cache.holes else None
+            with torch.inference_mode(False):  # as the slots are
+                buffers = Buffers(self.weights, batch, self.device)
+            slots.recordings[key] = Recording(
+                state=StepState(slots.tokens, slots.next_positions, slots.past),
+                buffers=buffers,
+                rows=Rows(batch, 1, slots.next_positions, slots.first, visible, slots.positions if alibi else None),
+                rotary=rotary,
+                caches=[LayerCache(k, v, 0, slots.past) for k, v in zip(slots.keys, slots.values, strict=True)],
+                greedy=greedy,
+            )
+        self.last = slots.recordings[key]
+        return slots.recordings[key]
+
+    def _launch(self, recording: Recording) -> None:
+        nodes: list[Node] = []
+        launched: list[str] = []
+
+        @contextmanager
+        def around(name: str, layer: int | None) -> Iterator[None]:
+            begin = len(launched)
+            what = Stage(name)
+            with stage(Phase.DECODE, what, layer):
+                yield
+            text = message(Phase.DECODE, what, layer)
+            nodes.extend(Node(kernel, text) for kernel in launched[begin:])
+
+        self.launch.launched = launched
+        recording.output = self.step(
+            recording.state,
+            recording.buffers,
+            recording.rows,
+            recording.rotary,
+            recording.caches,
+            around,
+            greedy=recording.greedy,
+        )
+        recording.nodes = nodes
+
+    def _record(self, recording: Recording, slots: Slots) -> None:
+        """A first run compiles the kernels; what it moved on is set back, its keys and values will be written again."""
+        moved = (slots.tokens, slots.next_positions, slots.past)
+        before = [tensor.clone() for tensor in moved]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._launch(recording)
+            for tensor, value in zip(moved, before, strict=True):
+                tensor.copy_(value)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._launch(recording)
+        recording.graph = graph

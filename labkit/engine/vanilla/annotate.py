@@ -1,0 +1,115 @@
+"""Name the stages of a vanilla Hugging Face model, so that it lines up with the engine stage by stage.
+
+A module knows where it starts and ends, a stage often spans several modules and the functions between them. So the
+hooks only mark boundaries: each one ends the stage before it and starts the next, and every moment belongs to one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter_ns
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from labkit.engine.runners.stage_clock import StageTime
+from labkit.models.policies import Policy
+from labkit.stages import Phase, Range, Stage, StepRanges, message
+
+
+class HookClock:
+    """Sums up the time between boundaries, and announces each stage to whatever profiler listens."""
+
+    def __init__(self) -> None:
+        self._phase = Phase.PREFILL
+        self._current: tuple[Phase, Stage, int | None] | None = None
+        self._range: Range
+        self._steps = StepRanges()
+        self._since_ns = 0
+        self._calls: dict[tuple[Phase, Stage, int | None], int] = defaultdict(int)
+        self._total_ns: dict[tuple[Phase, Stage, int | None], int] = defaultdict(int)
+
+    def begin_forward(self, phase: Phase) -> None:
+        self._end_stage()
+        self._phase = phase
+        self._steps.begin(phase)
+        self.switch(Stage.EMBED)
+
+    def switch(self, stage: Stage, layer: int | None = None) -> None:
+        """The boundary: from here on it is `stage`."""
+        key = (self._phase, stage, layer)
+        if key == self._current:
+            return
+        self._end_stage()
+        self._current = key
+        self._calls[key] += 1
+        self._range = Range(message(*key)).open()
+        self._since_ns = perf_counter_ns()
+
+    def end(self) -> None:
+        """End the running stage and step, if any."""
+        self._end_stage()
+        self._steps.end()
+
+    def _end_stage(self) -> None:
+        if self._current is None:
+            return
+        self._total_ns[self._current] += perf_counter_ns() - self._since_ns
+        self._range.close()
+        self._current = None
+
+    def stage_times(self) -> list[StageTime]:
+        """What has been collected, in the order of first appearance."""
+        return [StageTime(*key, self._calls[key], total / 1e6) for key, total in self._total_ns.items()]
+
+
+@contextmanager
+def annotate(model: PreTrainedModel, policy: Policy) -> Iterator[HookClock]:
+    """Hook the modules that `policy` names for as long as the context lasts; the model computes what it always did.
+
+    The times are the CPU's. Whatever happens between two forward passes counts as SAMPLE.
+    """
+    clock = HookClock()
+
+    def before_model(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        past = kwargs.get("past_key_values")
+        clock.begin_forward(Phase.DECODE if past is not None and past.get_seq_length() else Phase.PREFILL)
+
+    def mark(module: nn.Module, before: Stage | None, after: Stage | None, layer: int | None = None) -> None:
+        if before:
+            hooks.append(module.register_forward_pre_hook(lambda *_: clock.switch(before, layer)))
+        if after:
+            hooks.append(module.register_forward_hook(lambda *_: clock.switch(after, layer)))
+
+    hooks: list[RemovableHandle] = [model.register_forward_pre_hook(before_model, with_kwargs=True)]
+    modules = dict(model.named_modules())
+    try:
+        mark(model, None, Stage.SAMPLE)
+        for name in (policy.final_norm, policy.project_out, policy.head):
+            if name in modules:
+                mark(modules[name], Stage.LM_HEAD, None)
+        for index, layer in enumerate(modules[policy.layers].children()):
+            for name, before, after in _layer_boundaries(policy):
+                mark(layer.get_submodule(name), before, after, index)
+        yield clock
+    finally:
+        clock.end()
+        for hook in hooks:
+            hook.remove()
+
+
+def _layer_boundaries(policy: Policy) -> list[tuple[str, Stage | None, Stage | None]]:
+    """Module of a layer ("": the layer itself), the stage that begins before it, the stage that begins after it.
+
+    What follows the attention's output, the first residual included, belongs to the MLP, as in the fused region.
+    """
+    return [
+        ("", Stage.QKV, None),
+        (policy.qkv[-1], None, Stage.ATTENTION),
+        (policy.attn_out, Stage.ATTN_OUT, Stage.MLP),
+        (policy.ff2, Stage.MLP_OUT, Stage.RESIDUAL),
+    ]

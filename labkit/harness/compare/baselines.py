@@ -1,0 +1,225 @@
+"""The ladder that the fused engine is compared with, every rung and the engine itself behind one interface.
+
+`hf-gemm` is vanilla with the engine's GEMM: what it gains over `hf-eager` is the GEMM's merit, the rest the fusion's.
+On a GPU `hf-graph` tells them apart: it gains what launching kernels costs, the rest is the kernels'.
+Vanilla rungs run as fast as their library lets them: the attention that transformers picks (SDPA where it has one),
+inference mode, and the same threads or the same GPU as the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel, __version__
+from transformers.pytorch_utils import Conv1D
+
+from labkit.engine.plan import init_inference
+from labkit.engine.runners.stage_clock import StageTime
+from labkit.engine.vanilla.annotate import annotate
+from labkit.engine.vanilla.hf_graph import GraphedModel, check_static_cache
+from labkit.kernels import gpu
+from labkit.kernels.build import unavailable
+from labkit.kernels.gemm import gemm, packed
+from labkit.kernels.gpu import CPU
+from labkit.kernels.types import Linear
+from labkit.models.policies import policy_for
+from labkit.weights.source import ModelSource
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FEW_ROWS = 64  # as many sequences as a decode step may have; most prompts have more
+StageProbe = Callable[[Callable[[], object]], list[StageTime]]
+
+
+def _no_stages(run: Callable[[], object]) -> list[StageTime]:
+    return []
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A model that is ready to generate. `impl` tells what really computes, `weights` how its matrices are stored."""
+
+    name: str
+    impl: str
+    weights: torch.dtype
+    model: Any
+    tokenizer: Any
+    stage_times: StageProbe = _no_stages  # the stages of one call; empty where they cannot be told apart
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> PretrainedConfig:
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        return getattr(self.model, "device", CPU)
+
+    @property
+    def graph_nodes(self) -> tuple[tuple[str, str], ...]:
+        """Kernel and stage of each node of the CUDA graph that the latest step was; empty for all but the engine's."""
+        return tuple((node.kernel, node.stage) for node in getattr(self.model, "graph_nodes", ()))
+
+    def generate(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        """Hugging Face's `generate`. Tensors may lie anywhere; the result lies where the model does."""
+        moved = {key: value.to(self.device) if torch.is_tensor(value) else value for key, value in kwargs.items()}
+        with torch.inference_mode():
+            return self.model.generate(input_ids.to(self.device), **self.options, **moved)
+
+
+def comparison_device() -> torch.device:
+    """Where all sides of a comparison run: the current GPU, or the CPU of a machine without one."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else CPU
+
+
+def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int, **options: Any) -> Baseline:
+    """Load `source` as the rung `name` of the ladder, for `threads` threads of this process, or for its GPU.
+
+    `options`: of `init_inference`, for the rungs that are the engine.
+
+    Raises ValueError as `check_baseline` does, and for a model that the rung cannot run.
+    """
+    check_baseline(name)
+    torch.set_num_threads(threads)
+    return BASELINES[name](name, source, dtype, **options)
+
+
+def check_baseline(name: str) -> None:
+    """ValueError for an unknown name, for one whose package is not installed, and for one of another device."""
+    if name not in BASELINES:
+        raise ValueError(f"unknown baseline {name!r}; expected one of {', '.join(BASELINES)}")
+    if name == "accelerate" and find_spec("accelerate") is None:
+        raise ValueError("the baseline 'accelerate' needs a package that is not installed; pip install accelerate")
+    on_gpu = torch.cuda.is_available()
+    if name == "hf-graph" and not on_gpu:
+        raise ValueError(
+            "the baseline 'hf-graph' got no GPU, expected an NVIDIA GPU and PyTorch's CUDA build; use hf-static"
+        )
+    if name == "hf-gemm" and on_gpu:
+        raise ValueError(
+            "the baseline 'hf-gemm' got a GPU, expected none: it runs labkit's C++ GEMM; use hf-graph, or hide the GPU "
+            "with CUDA_VISIBLE_DEVICES=-1"
+        )
+    if name.startswith("fused") and on_gpu and (reason := gpu.unavailable()):
+        raise ValueError(f"the baseline {name!r} would not run on the GPU, where the others do: {reason}")
+
+
+def _hf_eager(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
+    return _vanilla(name, "eager", source, _hf_model(source, dtype))
+
+
+def _hf_static(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
+    """Static cache, not compiled. On a GPU transformers would compile its steps if it were not told."""
+    model = _hf_model(source, dtype)
+    check_static_cache(model)
+    options = {"cache_implementation": "static", "disable_compile": True}
+    return _vanilla(name, "eager, static cache", source, model, options)
+
+
+def _hf_graph(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
+    model = GraphedModel(_hf_model(source, dtype))
+    impl = f"transformers {__version__}, CUDA graph, static cache, {model.config._attn_implementation} attention"
+    return Baseline(name, impl, dtype, model, source.tokenizer)
+
+
+def _hf_gemm(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
+    """Every linear of vanilla on packed weights, unfused. A prompt stays with torch, so the weights are held twice."""
+    if reason := unavailable():
+        raise ValueError(f"the baseline 'hf-gemm' runs labkit's C++ GEMM: {reason}")
+    model = source.hf_model(dtype)
+    for path, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear | Conv1D):
+            model.set_submodule(path, PackedLinear(module))
+    return _vanilla(name, "eager with labkit's GEMM", source, model)
+
+
+class PackedLinear(nn.Module):
+    """A linear that multiplies a few rows (a decode step) with `labkit.kernels.gemm` and many with torch."""
+
+    def __init__(self, original: nn.Linear | Conv1D) -> None:
+        super().__init__()
+        self.original = original
+        weight = original.weight.T if isinstance(original, Conv1D) else original.weight
+        self.outputs, inputs = weight.size(0), weight.size(1)
+        bias = None if original.bias is None else original.bias.detach().float()
+        self.packed = packed(Linear(weight.detach().contiguous(), bias, self.outputs, inputs, "rows"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(0, -2)
+        if len(rows) > FEW_ROWS:
+            return self.original(x)
+        y = gemm(rows.float().contiguous(), self.packed, threads=torch.get_num_threads(), impl="cpp")
+        return y.to(x.dtype).view(*x.shape[:-1], self.outputs)
+
+
+def _hf_compile(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
+    """Static cache and `torch.compile`; one graph for the prompt and one for a step, compiled by the first call.
+
+    On a GPU transformers compiles by itself, with CUDA graphs ("reduce-overhead"), and the steps only.
+    """
+    model = _hf_model(source, dtype)
+    how = "torch.compile"
+    if model.device.type == "cuda":
+        how += " (reduce-overhead)"
+    else:
+        model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
+    impl = f"transformers {__version__}, {how}, static cache, {model.config._attn_implementation} attention"
+    return Baseline(name, impl, dtype, model, source.tokenizer, options={"cache_implementation": "static"})
+
+
+def _accelerate(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
+    import accelerate
+
+    model = accelerate.dispatch_model(source.hf_model(dtype), {"": str(comparison_device())}, force_hooks=True)
+    return _vanilla(name, f"accelerate {accelerate.__version__}", source, model)
+
+
+def _fused_int8(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -> Baseline:
+    """The engine with int8 weights, LM head included, whatever `dtype` the others have."""
+    return _fused(name, source, torch.int8, quant={"lm_head": True}, **options)
+
+
+def _fused(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -> Baseline:
+    engine = init_inference(source, dtype=dtype, replace_with_kernel_inject=True, **options)
+
+    def stage_times(run: Callable[[], object]) -> list[StageTime]:
+        engine.stage_times(reset=True)
+        run()
+        return engine.stage_times()
+
+    reason = unavailable() if engine.impl == "reference" else None
+    what = f"{engine.impl} kernels" + (", int8 weights" if dtype == torch.int8 else "")
+    impl = f"labkit, {what}" + (f" ({reason.partition(':')[0]})" if reason else "")
+    return Baseline(name, impl, dtype, engine, source.tokenizer, stage_times)
+
+
+def _hf_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
+    return source.hf_model(dtype).to(comparison_device())
+
+
+def _vanilla(
+    name: str, how: str, source: ModelSource, model: PreTrainedModel, options: Mapping[str, Any] | None = None
+) -> Baseline:
+    def stage_times(run: Callable[[], object]) -> list[StageTime]:
+        with annotate(model, policy_for(model.config)) as clock:
+            run()
+        return clock.stage_times()
+
+    impl = f"transformers {__version__}, {how}, {model.config._attn_implementation} attention"
+    return Baseline(name, impl, model.dtype, model, source.tokenizer, stage_times, options or {})
+
+
+BASELINES: dict[str, Callable[..., Baseline]] = {
+    "hf-eager": _hf_eager,
+    "hf-gemm": _hf_gemm,
+    "hf-static": _hf_static,
+    "hf-compile": _hf_compile,
+    "hf-graph": _hf_graph,
+    "accelerate": _accelerate,
+    "fused": _fused,
+    "fused-int8": _fused_int8,
+}

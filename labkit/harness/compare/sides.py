@@ -1,0 +1,170 @@
+"""The parent's end of a side: start its worker process, or one for each of its ranks, ask, end them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from labkit.system.lifetime import kill_session
+
+USER_ERRORS: dict[str, type[Exception]] = {
+    error.__name__: error for error in (ValueError, TypeError, NotImplementedError, FileNotFoundError, PermissionError)
+}
+FIXED = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # the parent has already resolved the model
+SECONDS_TO_END = 10
+JOINING = ("load", "open_exchange")  # what the ranks of a side meet for
+
+
+class WorkerError(RuntimeError):
+    """A side's process failed or died."""
+
+
+class SideProcess:
+    """A fresh process for one side, with its thread count fixed before any library starts its pool.
+
+    Use as a context: it ends the worker, at once when something went wrong. The worker has a session of its own, so
+    that Ctrl-C reaches the parent alone, and ends by itself when the parent disappears.
+    """
+
+    def __init__(self, name: str, threads: int, cores: Collection[int] = ()) -> None:
+        """cores: the only ones that it may run on; none: all of this process's."""
+        self.name = name
+        self._errors = tempfile.TemporaryFile("a+")  # noqa: SIM115 - open as long as the process, which appends to it
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "labkit.harness.compare.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=os.environ | FIXED | {"OMP_NUM_THREADS": str(threads)},
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self.replies = self._process.stdin, self._process.stdout
+        if cores:
+            os.sched_setaffinity(self._process.pid, cores)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, op: str, **request: Any) -> dict[str, Any]:
+        """Answer to one request. What is wrong with the user's input comes back as its own error, else WorkerError."""
+        self.send(op, **request)
+        return self.receive()
+
+    def send(self, op: str, **request: Any) -> None:
+        """A request, whose answer `receive` waits for."""
+        try:
+            self._requests.write(json.dumps({"op": op, **request}) + "\n")
+            self._requests.flush()
+        except BrokenPipeError:
+            raise self._died() from None
+
+    def receive(self) -> dict[str, Any]:
+        """The answer to the last request; raises as `ask` does."""
+        line = self.replies.readline()
+        if not line:
+            raise self._died()
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            self._process.wait()
+            message = f"{self.name}: {reply['message']}"
+            if reply["error"] in USER_ERRORS:
+                raise USER_ERRORS[reply["error"]](message)
+            raise WorkerError(f"{message} ({reply['error']})\n{self._last_errors()}")
+        return reply
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None:
+            self._kill()
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.close()
+        try:
+            self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        self.replies.close()
+        self._errors.close()
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            kill_session(self._process)
+
+    def _died(self) -> WorkerError:
+        code = self._process.wait()
+        if code < 0:
+            cause = f"was killed by {signal.Signals(-code).name}"
+            if -code == signal.SIGKILL:
+                cause += ", as the system does when memory runs out; use a smaller model, dtype or batch"
+        else:
+            cause = f"ended with exit code {code}"
+        return WorkerError(f"the process of {self.name} {cause}\n{self._last_errors()}".rstrip())
+
+    def _last_errors(self, lines: int = 12) -> str:
+        self._errors.seek(0)
+        return "\n".join(self._errors.read().splitlines()[-lines:])
+
+
+class Side:
+    """One side of a comparison: a `SideProcess`, or one for each of its ranks, on cores of its own if there are enough.
+
+    Use as a context. What goes wrong on one rank ends the side: the others would wait for it.
+    """
+
+    def __init__(self, name: str, threads: int, ranks: int = 1) -> None:
+        self.name, self.ranks = name, ranks
+        self._stack = contextlib.ExitStack()
+        if ranks == 1:
+            self._joins: list[dict[str, Any]] = [{}]
+            self._processes = [self._stack.enter_context(SideProcess(name, threads))]
+            return
+        rendezvous = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="labkit-"))) / "store"
+        joins = [{"rank": rank, "ranks": ranks, "rendezvous": rendezvous.as_uri()} for rank in range(ranks)]
+        self._joins = [{"join": join} for join in joins]
+        self._processes = [
+            self._stack.enter_context(SideProcess(f"{name}, rank {rank}", threads, cores))
+            for rank, cores in enumerate(cores_of_ranks(ranks, threads))
+        ]
+
+    def ask(self, op: str, **request: Any) -> list[dict[str, Any]]:
+        """The answers of all ranks, by rank; the first error among them is raised, as SideProcess.ask does."""
+        for process, join in zip(self._processes, self._joins, strict=True):
+            process.send(op, **request, **(join if op in JOINING else {}))
+        answers: dict[int, dict[str, Any]] = {}
+        with selectors.DefaultSelector() as waiting:
+            for rank, process in enumerate(self._processes):
+                waiting.register(process.replies, selectors.EVENT_READ, rank)
+            while len(answers) < len(self._processes):
+                for ready, _ in waiting.select():
+                    answers[ready.data] = self._processes[ready.data].receive()
+                    waiting.unregister(ready.fileobj)
+        return [answers[rank] for rank in range(len(self._processes))]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, at)
+
+
+def cores_of_ranks(ranks: int, threads: int) -> list[list[int]]:
+    """Cores for each rank's threads, neighbours for one rank; none where there are too few for all."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < ranks * threads:
+        return [[] for _ in range(ranks)]
+    return [cores[rank * threads : (rank + 1) * threads] for rank in range(ranks)]

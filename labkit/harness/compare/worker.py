@@ -1,0 +1,192 @@
+"""One side of a comparison in a process of its own: `python -P -m labkit.harness.compare.worker`.
+
+Requests come as lines of JSON on stdin, each answered by one line on what was stdout when the process started;
+anything that a library prints goes to stderr. When stdin ends, because the parent is done or dead, so does the worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from queue import SimpleQueue
+from time import perf_counter, time
+from typing import Any, TextIO
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+from transformers.utils import logging
+
+from labkit.harness.compare.baselines import DTYPES, baseline, comparison_device
+from labkit.harness.compare.peers import PEERS, llama_cpp
+from labkit.harness.environment import read_memory, reset_peak_memory
+from labkit.harness.exchange.calls import ExchangeCalls
+from labkit.harness.timing import timed_generate, wait_for_gpu
+from labkit.kernels.memory import return_freed_memory
+from labkit.weights.resolve import resolve
+
+MEETING = timedelta(minutes=10)  # for the slowest rank to load
+
+
+class Worker:
+    """Loads one side on request and generates with it. Every method answers with plain JSON data."""
+
+    def __init__(self) -> None:
+        self._started_s = time() - psutil.Process().create_time()
+
+    def load(
+        self,
+        *,
+        name: str,
+        model: str,
+        dtype: str,
+        batch: int,
+        prompt: int,
+        new: int,
+        threads: int,
+        seed: int,
+        warm_up: int | None = None,
+        gguf: str | None = None,
+        join: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Load the weights and warm up, with `warm_up` new tokens instead of `new` if it is given.
+
+        `join`: the rank of this process among those of the side, and where they meet. Memory counts from here: imports,
+        the model's description and its tokenizer come before.
+        """
+        asked = perf_counter()
+        source = resolve(model, seed=seed)
+        _ = source.tokenizer
+        options: dict[str, Any] = {}
+        if join is not None:
+            _join(join)
+            options = {"tensor_parallel": {"tp_size": join["ranks"]}}
+        return_freed_memory()
+        self._device = comparison_device()
+        reset_peak_memory(self._device)
+        self._memory_before = read_memory(self._device).now
+        self._shape = (batch, prompt)
+        started = perf_counter()
+        if name in PEERS:
+            assert gguf is not None
+            self._side = llama_cpp(name, gguf, source, DTYPES[dtype], threads=threads, positions=prompt + new)
+        else:
+            self._side = baseline(name, source, DTYPES[dtype], threads, **options)
+        wait_for_gpu()
+        loaded = perf_counter()
+        if (settings := getattr(self._side.model, "generation_config", None)) is not None:
+            settings.eos_token_id = None  # every run has all of its tokens, with no processor to forbid an early end
+        self._vocab = self._side.config.vocab_size
+        pad = self._side.config.pad_token_id
+        self._generation_args = {
+            "attention_mask": torch.ones(self._shape, dtype=torch.long),
+            "do_sample": False,
+            "num_beams": 1,
+            "pad_token_id": 0 if pad is None else pad,
+        }
+        self._new = warm_up or new
+        self.run(seed=seed)
+        self._new = new
+        warm = perf_counter()
+        return {
+            "impl": self._side.impl,
+            "weights": str(self._side.weights).removeprefix("torch."),
+            "load_s": loaded - started,
+            "first_run_s": warm - loaded,
+            "start_to_ready_s": self._started_s + warm - asked,  # others load between the two
+            "nodes": self._side.graph_nodes,
+        }
+
+    def run(self, *, seed: int) -> dict[str, Any]:
+        """Generate from the prompt of this seed: its times, and the new tokens of each sequence."""
+        prompt = np.random.default_rng(seed).integers(0, self._vocab, self._shape)
+        arguments = self._generation_args | {"max_new_tokens": self._new}
+        if dist.is_initialized():
+            dist.barrier()  # the ranks begin together
+        times, sequences = timed_generate(self._side, torch.from_numpy(prompt), **arguments)
+        return {"times": asdict(times), "tokens": sequences[:, self._shape[1] :].tolist()}
+
+    def stages(self, *, seed: int) -> dict[str, Any]:
+        """Generate once more with the stages told apart: they, and the times of that run."""
+        runs: list[dict[str, Any]] = []
+        stages = self._side.stage_times(lambda: runs.append(self.run(seed=seed)))
+        return {"stages": [asdict(stage) for stage in stages], "times": runs[0]["times"] if runs else None}
+
+    def peak_memory(self) -> dict[str, Any]:
+        """Bytes beyond what the process held before it loaded the weights, in the memory of the device."""
+        return {"bytes": read_memory(self._device).peak - self._memory_before}
+
+    def open_exchange(self, *, sizes: list[int], join: dict[str, Any]) -> dict[str, Any]:
+        """Meet the other ranks without a model, for `time_exchange`."""
+        torch.set_num_threads(1)
+        _join(join)
+        self._calls = ExchangeCalls(sizes)
+        return {"transport": self._calls.exchange.transport}
+
+    def time_exchange(self, *, calls: int, seed: int) -> dict[str, Any]:
+        """One round of sums over the ranks."""
+        return {"blocks": self._calls.round(calls=calls, seed=seed)}
+
+
+def _join(join: dict[str, Any]) -> None:
+    meeting = {"init_method": join["rendezvous"], "rank": join["rank"], "world_size": join["ranks"]}
+    dist.init_process_group("gloo", timeout=MEETING, **meeting)
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    replies = _claim_stdout()
+    logging.set_verbosity_error()
+    worker = Worker()
+    operations: dict[str, Callable[..., dict[str, Any]]] = {
+        "load": worker.load,
+        "run": worker.run,
+        "stages": worker.stages,
+        "peak_memory": worker.peak_memory,
+        "open_exchange": worker.open_exchange,
+        "time_exchange": worker.time_exchange,
+    }
+    requests = _read_requests()
+    while True:
+        request = requests.get()
+        try:
+            reply = operations[request.pop("op")](**request)
+        except Exception as error:
+            _send(replies, {"error": type(error).__name__, "message": str(error)})
+            raise
+        _send(replies, reply)
+
+
+def _claim_stdout() -> TextIO:
+    """The stdout that the parent reads; from here on, printing goes to stderr."""
+    claimed = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return claimed
+
+
+def _read_requests() -> SimpleQueue[dict[str, Any]]:
+    """Requests as they come. The end of stdin ends the process at once, in the middle of a run too."""
+    requests: SimpleQueue[dict[str, Any]] = SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            requests.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return requests
+
+
+def _send(replies: TextIO, reply: dict[str, Any]) -> None:
+    replies.write(json.dumps(reply) + "\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main()

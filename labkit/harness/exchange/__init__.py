@@ -1,0 +1,1 @@
+"""The sums that tensor-parallel ranks exchange, timed alone."""

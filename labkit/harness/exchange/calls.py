@@ -1,0 +1,47 @@
+"""One rank's part in timing the sums over ranks: both ways in turn, in the same processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from labkit.harness.exchange.records import WAYS
+from labkit.kernels.all_reduce import Exchange, all_reduce
+
+UNTIMED = 5  # calls at the beginning of a block, until both ways are warm and the ranks in step
+
+
+class ExchangeCalls:
+    """Parts of `sizes` bytes of this rank, and the way to the others, all of whom make one at the same time."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.exchange = Exchange(None, max(sizes))
+        own = torch.Generator().manual_seed(self.exchange.rank)
+        self._parts = {size: torch.randn(size // 4, generator=own) for size in sizes}
+        for size in sizes:
+            ours, theirs = (all_reduce(self._parts[size], self.exchange, impl=impl) for impl in WAYS)
+            if not torch.allclose(ours, theirs, atol=1e-5):
+                raise RuntimeError(f"sums of {size} bytes differ by {(ours - theirs).abs().max():.2g}")
+
+    def round(self, *, calls: int, seed: int) -> list[dict[str, Any]]:
+        """Times `calls` calls in a row of every size and way, in the same random order on all ranks."""
+        blocks = [(size, impl) for size in self._parts for impl in WAYS]
+        order = np.random.default_rng(seed).permutation(len(blocks))
+        return [self._block(size, impl, calls) for size, impl in (blocks[at] for at in order)]
+
+    def _block(self, size: int, impl: str, calls: int) -> dict[str, Any]:
+        part, exchange = self._parts[size], self.exchange
+        stamps = []
+        dist.barrier()
+        for _ in range(UNTIMED):
+            all_reduce(part, exchange, impl=impl)
+        for _ in range(calls):
+            stamps.append(perf_counter_ns())
+            all_reduce(part, exchange, impl=impl)
+        stamps.append(perf_counter_ns())
+        return {"bytes": size, "impl": impl, "us": (np.diff(stamps) / 1e3).tolist()}

@@ -1,0 +1,1 @@
+"""The fused regions of a layer against the unfused ops, on the same numbers."""

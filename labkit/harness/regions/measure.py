@@ -1,0 +1,284 @@
+"""`labkit kernels`: each region of a model's layers, unfused against fused, with what the memory allows beside it."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import torch
+
+from labkit.harness.compare import baselines
+from labkit.harness.compare.interleave import Progress
+from labkit.harness.environment import read_environment
+from labkit.harness.regions.layer_stack import (
+    REGIONS,
+    WITH_GEMM,
+    LayerStack,
+    OneCall,
+    Samples,
+    Side,
+    layer_stack,
+    region_bytes,
+    region_flops,
+)
+from labkit.harness.regions.on_gpu import GpuCalls, Graph
+from labkit.harness.regions.records import LadderMeasurement, LayerCase, RegionMeasurement
+from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA
+from labkit.harness.roofline import probe_bandwidth
+from labkit.kernels import gpu
+from labkit.kernels.build import load
+from labkit.models.policies import policy_for
+from labkit.stages import FUSED_REGIONS, Stage
+from labkit.system.whole_file import write_whole
+from labkit.weights.resolve import resolve
+
+IMPLS = ("cpp", "triton")
+DTYPES = baselines.DTYPES | {"int8": torch.int8}
+ROUNDS = 15
+NOTHING = nullcontext()
+QKV, ATTENTION, MLP, RESIDUAL = FUSED_REGIONS
+RUNGS: dict[str, tuple[Stage, ...]] = {
+    "unfused": (),
+    "+ 1 QKV": (QKV,),
+    "+ 2 attention": (QKV, ATTENTION),
+    "+ 3 MLP": (QKV, ATTENTION, MLP),
+    "+ 4 bias and residual": FUSED_REGIONS,
+    "+ own GEMM between": REGIONS,
+}
+Timer = Callable[[], dict[str, Samples]]
+Table = defaultdict[Stage, defaultdict[str, list[float]]]  # microseconds by region and side, one per round
+
+
+class LayerBench:
+    """Layers of a model's shape, built once, to be timed region by region and rung by rung.
+
+    `model`: a preset or a checkpoint's folder, of which only the shape counts: the weights are random. `layers`: as
+    many as no cache holds, unless given.
+
+    Raises ValueError for an unknown impl, dtype or model, for sizes that make no sense, and for impl "triton" without a
+    GPU; BuildError where the C++ kernels can't be compiled.
+    """
+
+    def __init__(
+        self,
+        model: str = "gpt2",
+        *,
+        impl: str = "cpp",
+        dtype: str = "float32",
+        batch: int = 1,
+        context: int = 128,
+        threads: int | None = None,
+        layers: int | None = None,
+    ) -> None:
+        threads = torch.get_num_threads() if threads is None else threads
+        _check(impl, dtype, batch=batch, context=context, threads=threads, layers=1 if layers is None else layers)
+        hf_config = resolve(model).hf_config
+        config = policy_for(hf_config).model_config(hf_config)
+        if config.max_positions is not None and context + 1 > config.max_positions:
+            raise ValueError(
+                f"a context of {context} and a new token are more than {model}'s {config.max_positions} positions; "
+                "use a shorter context"
+            )
+        if impl == "triton":
+            gpu.require()
+        else:
+            load(dtype)
+        self.stack = layer_stack(
+            config, DTYPES[dtype], impl, batch=batch, context=context, threads=threads, layers=layers
+        )
+        self.case = LayerCase(
+            impl=impl,
+            model=model,
+            dtype=dtype,
+            batch=batch,
+            context=context,
+            threads=threads,
+            layers=self.stack.config.num_layers,
+        )
+
+    def regions(
+        self, regions: Iterable[str] | None = None, *, rounds: int = ROUNDS, progress: Progress | None = None
+    ) -> tuple[RegionMeasurement, ...]:
+        """Times regions, the four fused ones if None, of all sides in random order within each round.
+
+        ValueError for an unknown region and for less than two rounds.
+        """
+        chosen = _chosen(regions)
+        stack, case = self.stack, self.case
+        counted = stack.counted()
+        sides, warm_sides = self._timers()
+        cold: Table = defaultdict(lambda: defaultdict(list))
+        warm: Table = defaultdict(lambda: defaultdict(list))
+
+        def one_round(order: Sequence[int]) -> None:
+            for which in order:
+                _note(cold, sides[which]())
+
+        def after_round() -> None:
+            for times in warm_sides:
+                _note(warm, times())
+
+        bandwidth = self._rounds(len(sides), rounds, one_round, after_round, progress)
+        environment = read_environment(case.threads)
+        dtype = DTYPES[case.dtype]
+        return tuple(
+            RegionMeasurement(
+                region=region,
+                case=case,
+                environment=environment,
+                ops=tuple(counted[region].ops),
+                unfused_bytes=counted[region].bytes,
+                bytes=region_bytes(stack.config, region, dtype, case.batch, case.context),
+                flops=region_flops(stack.config, region, case.batch, case.context),
+                rounds_us=_of(region, cold[region], rounds),
+                warm_us=_of(region, warm[region], rounds),
+                bandwidth_gb_s=bandwidth,
+            )
+            for region in chosen
+        )
+
+    def ladder(self, *, rounds: int = ROUNDS, progress: Progress | None = None) -> LadderMeasurement:
+        """Times whole steps with one region after another fused, the rungs in random order within each round."""
+        stack, case = self.stack, self.case
+        partly: list[Callable[[], object]] = [partial(_step, stack.with_fused(fused)) for fused in RUNGS.values()]
+        if stack.gpu_step is not None:
+            steps = [_gpu_timer(run) for run in (*partly, stack.gpu_step)]
+        else:
+            steps = [*(partial(_wall_us, run) for run in partly), partial(_stamped_us, stack)]
+        names = [*RUNGS, ONE_CALL if stack.gpu_step is None else FUSED + GRAPH]
+        samples: dict[str, list[float]] = {name: [] for name in names}
+
+        def one_round(order: Sequence[int]) -> None:
+            for which in order:
+                samples[names[which]].append(steps[which]() / case.layers)
+
+        bandwidth = self._rounds(len(steps), rounds, one_round, lambda: None, progress)
+        dtype = DTYPES[case.dtype]
+        return LadderMeasurement(
+            case=case,
+            environment=read_environment(case.threads),
+            bytes=sum(region_bytes(stack.config, region, dtype, case.batch, case.context) for region in REGIONS),
+            rounds_us={name: tuple(taken[-rounds:]) for name, taken in samples.items()},
+            bandwidth_gb_s=bandwidth,
+        )
+
+    def _timers(self) -> tuple[list[Timer], list[Timer]]:
+        """One of every side for a round, and one for a layer that stays in the cache."""
+        stack = self.stack
+        if self.case.impl == "triton":
+            calls = [GpuCalls(side) for side in stack.sides]
+            return [each.times for each in calls], [each.warm_times for each in calls]
+        assert stack.one_call is not None
+        cold: list[Timer] = [*(partial(_named, side) for side in stack.sides), partial(_named, stack.one_call)]
+        return cold, [partial(_named, side, warm=True) for side in stack.sides]
+
+    def _rounds(
+        self,
+        sides: int,
+        rounds: int,
+        one_round: Callable[[Sequence[int]], None],
+        after_round: Callable[[], None],
+        progress: Progress | None,
+    ) -> tuple[float, ...] | None:
+        """A warm-up and `rounds` rounds; the read bandwidth beside each of the latter."""
+        if rounds < 2:
+            raise ValueError(f"got rounds = {rounds}, expected at least 2 (an interval needs two)")
+        follow = progress or (lambda done, total, label: None)
+        device = self.stack.sides[0].hidden_NH.device
+        bandwidth: list[float] = []
+        order = np.random.default_rng(0)
+        for index in range(rounds + 1):
+            follow(index, rounds + 1, f"round {index} of {rounds}" if index else "warming up")
+            before = probe_bandwidth(self.case.threads, device)
+            one_round(order.permutation(sides).tolist())
+            after = probe_bandwidth(self.case.threads, device)
+            after_round()
+            if index and before is not None and after is not None:
+                bandwidth.append((before + after) / 2)
+        follow(rounds + 1, rounds + 1, "done")
+        return tuple(bandwidth) or None
+
+
+def measure_regions(
+    model: str = "gpt2",
+    *,
+    regions: Iterable[str] | None = None,
+    rounds: int = ROUNDS,
+    output: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    **case: Any,
+) -> tuple[RegionMeasurement, ...]:
+    """Regions of a `LayerBench(model, **case)`, which see; `output`: a folder for the records."""
+    _chosen(regions)
+    measured = LayerBench(model, **case).regions(regions, rounds=rounds, progress=progress)
+    if output is not None:
+        first = measured[0]
+        stem = f"{first.created:%Y%m%dT%H%M%S%f}-{Path(model).name}-{first.case.dtype}-b{first.case.batch}-regions"
+        write_whole(Path(output) / f"{stem}.jsonl", "".join(row.model_dump_json() + "\n" for row in measured))
+    return measured
+
+
+def _named(side: Side | OneCall, **how: bool) -> dict[str, Samples]:
+    return {side.name: side.times(**how)}
+
+
+def _step(side: Side) -> None:
+    side.step(lambda region: NOTHING)
+
+
+def _gpu_timer(run: Callable[[], object]) -> Callable[[], float]:
+    """Microseconds of the GPU; in the interpreter, of the wall clock."""
+    return Graph(run).busy_us if torch.cuda.is_available() else partial(_wall_us, run)
+
+
+def _stamped_us(stack: LayerStack) -> float:
+    assert stack.one_call is not None
+    return sum(map(sum, stack.one_call.times().values())) / 1e3
+
+
+def _wall_us(run: Callable[[], object]) -> float:
+    with torch.inference_mode():
+        start = perf_counter_ns()
+        run()
+        return (perf_counter_ns() - start) / 1e3
+
+
+def _note(table: Table, samples: dict[str, Samples]) -> None:
+    for side, regions in samples.items():
+        for region, calls in regions.items():
+            table[region][side].append(float(np.median(calls)) / 1e3)
+
+
+def _of(region: Stage, sides: dict[str, list[float]], rounds: int) -> dict[str, tuple[float, ...]]:
+    """Only the sides that differ in this region, without the warm-up."""
+    skipped = {SDPA} if region is not Stage.ATTENTION else set()
+    if region not in WITH_GEMM:
+        skipped.add(OWN_GEMM)
+    return {name: tuple(taken[-rounds:]) for name, taken in sides.items() if name.removesuffix(GRAPH) not in skipped}
+
+
+def _chosen(regions: Iterable[str] | None) -> tuple[Stage, ...]:
+    if regions is None:
+        return FUSED_REGIONS
+    chosen = tuple(dict.fromkeys(regions))
+    for name in chosen:
+        if name not in REGIONS:
+            raise ValueError(f"unknown op {name!r}; expected one of {', '.join(REGIONS)}")
+    return tuple(Stage(name) for name in chosen) or FUSED_REGIONS
+
+
+def _check(impl: str, dtype: str, **counts: int) -> None:
+    if impl not in IMPLS:
+        raise ValueError(f"unknown impl {impl!r}; expected one of {', '.join(IMPLS)}")
+    if dtype not in DTYPES:
+        raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"got {name} = {value}, expected at least 1")

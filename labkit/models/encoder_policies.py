@@ -1,0 +1,53 @@
+"""One row per encoder: the layers that the kernels take over from a BERT-like model of transformers.
+
+Embeddings, pooler and heads stay transformers' own. Names count from the base model, which the models with heads hold:
+BertModel in BertForMaskedLM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from labkit.models.hf_config import read_bert, read_distilbert
+from labkit.models.policies import Policy
+
+BERT = Policy(
+    architecture="BertModel",
+    model_type="bert",
+    read=read_bert,
+    layers="encoder.layer",
+    norm1="attention.output.LayerNorm",
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+    attention="attention.self",
+    attn_out="attention.output.dense",
+    norm2="output.LayerNorm",
+    ff1=("intermediate.dense",),
+    ff2="output.dense",
+    tokens="embeddings.word_embeddings",
+    positions="embeddings.position_embeddings",
+    embed_norm="embeddings.LayerNorm",
+)
+ROBERTA = replace(BERT, architecture="RobertaModel", model_type="roberta")
+DISTILBERT = replace(
+    BERT,
+    architecture="DistilBertModel",
+    model_type="distilbert",
+    read=read_distilbert,
+    layers="transformer.layer",
+    norm1="sa_layer_norm",
+    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    attention="attention",
+    attn_out="attention.out_lin",
+    norm2="output_layer_norm",
+    ff1=("ffn.lin1",),
+    ff2="ffn.lin2",
+)
+
+ENCODERS: dict[str, Policy] = {policy.architecture: policy for policy in (BERT, ROBERTA, DISTILBERT)}
+
+
+def encoder_policy_for(model: object) -> Policy | None:
+    """The row of a model whose base model is an encoder of the table, or None."""
+    return ENCODERS.get(type(model.base_model).__name__) if isinstance(model, PreTrainedModel) else None

@@ -1,0 +1,271 @@
+"""What a Hugging Face config says, in the fields of `ModelConfig`: one reader per family.
+
+A switch whose effect would not be computed exactly is refused with its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from labkit.models.config import Rotary
+
+Fields = dict[str, Any]
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+CONSTANT_ROPES = ("default", "linear", "llama3", "yarn")
+ALL_LINEARS = frozenset({"qkv", "attn_out", "ff1", "ff2"})
+
+
+def _fields(
+    hf: PretrainedConfig,
+    *,
+    activation: str,
+    intermediate_size: int,
+    head_dim: int | None = None,
+    scales: tuple[float, ...] | None = None,
+    windows: Iterable[int | None] | None = None,
+    **fields: Any,
+) -> Fields:
+    """What every architecture spells alike, or can be derived; `fields` are taken as they are."""
+    _require(hf, quantization_config=None)
+    heads, layers = hf.num_attention_heads, hf.num_hidden_layers
+    if head_dim is None:
+        head_dim, rest = divmod(hf.hidden_size, heads)
+        if rest:
+            raise ValueError(
+                f"hidden size {hf.hidden_size} cannot be split over {heads} heads; use a multiple of {heads}"
+            )
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r} is not supported; expected one of {', '.join(ACTIVATIONS)}")
+    known = {
+        "hidden_size": hf.hidden_size,
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate_size,
+        "vocab_size": hf.vocab_size,
+        "embedding_size": hf.hidden_size,
+        "activation": ACTIVATIONS[activation],
+        "gated": False,
+        "attention_scales": scales or (head_dim**-0.5,) * layers,
+        "windows": (None,) * layers if windows is None else tuple(windows),
+        "tied_head": bool(hf.tie_word_embeddings),
+    }
+    return known | fields
+
+
+def read_gpt2(hf: PretrainedConfig) -> Fields:
+    _require(hf, add_cross_attention=False)
+    scale = (hf.hidden_size // hf.num_attention_heads) ** -0.5 if hf.scale_attn_weights else 1.0
+    by_layer = hf.scale_attn_by_inverse_layer_idx
+    return _fields(
+        hf,
+        activation=hf.activation_function,
+        intermediate_size=hf.n_inner or 4 * hf.hidden_size,
+        max_positions=hf.max_position_embeddings,
+        position="learned",
+        norm="layer",
+        norm_eps=hf.layer_norm_epsilon,
+        biases=ALL_LINEARS,
+        scales=tuple(scale / (i + 1) if by_layer else scale for i in range(hf.num_hidden_layers)),
+    )
+
+
+def read_gptj(hf: PretrainedConfig) -> Fields:
+    if not 0 < hf.rotary_dim <= hf.hidden_size // hf.num_attention_heads or hf.rotary_dim % 2:
+        raise ValueError(f"rotary_dim = {hf.rotary_dim} is not supported; expected an even number that fits in a head")
+    exponents = torch.arange(0, hf.rotary_dim, 2, dtype=torch.int64) / hf.rotary_dim
+    return _fields(
+        hf,
+        activation=hf.activation_function,
+        intermediate_size=hf.n_inner or 4 * hf.hidden_size,
+        max_positions=hf.max_position_embeddings,
+        position="rotary",
+        rotary=Rotary(hf.rotary_dim, interleaved=True, inv_freq=tuple((1.0 / 10000**exponents).tolist())),
+        norm="layer",
+        norm_eps=hf.layer_norm_epsilon,
+        biases=frozenset({"ff1", "ff2", "head"}),
+        parallel_residual=True,
+        shared_norm=True,
+    )
+
+
+def read_gpt_neo(hf: PretrainedConfig) -> Fields:
+    kinds = {"global": None, "local": hf.window_size}
+    if unknown := set(hf.attention_layers) - set(kinds):
+        raise ValueError(f"attention_layers names {sorted(unknown)}; expected only {sorted(kinds)}")
+    return _fields(
+        hf,
+        activation=hf.activation_function,
+        intermediate_size=hf.intermediate_size or 4 * hf.hidden_size,
+        max_positions=hf.max_position_embeddings,
+        position="learned",
+        norm="layer",
+        norm_eps=hf.layer_norm_epsilon,
+        biases=frozenset({"attn_out", "ff1", "ff2"}),
+        scales=(1.0,) * hf.num_hidden_layers,
+        windows=[kinds[kind] for kind in hf.attention_layers],
+    )
+
+
+def read_gpt_neox(hf: PretrainedConfig) -> Fields:
+    return _fields(
+        hf,
+        activation=hf.hidden_act,
+        intermediate_size=hf.intermediate_size,
+        max_positions=hf.max_position_embeddings,
+        position="rotary",
+        rotary=_rotary(hf, hf.hidden_size // hf.num_attention_heads, partial=True),
+        norm="layer",
+        norm_eps=hf.layer_norm_eps,
+        biases=ALL_LINEARS if hf.attention_bias else frozenset({"ff1", "ff2"}),
+        parallel_residual=hf.use_parallel_residual,
+    )
+
+
+def read_bloom(hf: PretrainedConfig) -> Fields:
+    return _fields(
+        hf,
+        activation="gelu_new",
+        intermediate_size=4 * hf.hidden_size,
+        max_positions=None,
+        position="alibi",
+        norm="layer",
+        norm_eps=hf.layer_norm_epsilon,
+        biases=ALL_LINEARS,
+        embedding_norm=True,
+        residual_from_norm=hf.apply_residual_connection_post_layernorm,
+    )
+
+
+def read_opt(hf: PretrainedConfig) -> Fields:
+    _require(hf, layer_norm_elementwise_affine=True)
+    return _fields(
+        hf,
+        activation=hf.activation_function,
+        intermediate_size=hf.ffn_dim,
+        max_positions=hf.max_position_embeddings,
+        position="learned",
+        position_offset=2,
+        norm="layer",
+        norm_eps=1e-5,
+        biases=ALL_LINEARS if hf.enable_bias else frozenset(),
+        pre_norm=hf.do_layer_norm_before,
+        final_norm=hf.do_layer_norm_before and not hf._remove_final_layer_norm,
+        embedding_size=hf.word_embed_proj_dim,
+    )
+
+
+def _llama_like(hf: PretrainedConfig, **fields: Any) -> Fields:
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    common = {
+        "num_kv_heads": hf.num_key_value_heads,
+        "max_positions": hf.max_position_embeddings,
+        "position": "rotary",
+        "rotary": _rotary(hf, head_dim),
+        "norm": "rms",
+        "norm_eps": hf.rms_norm_eps,
+        "gated": True,
+    }
+    return _fields(
+        hf,
+        activation=hf.hidden_act,
+        intermediate_size=hf.intermediate_size,
+        head_dim=head_dim,
+        **(common | fields),
+    )
+
+
+def read_llama(hf: PretrainedConfig) -> Fields:
+    attention = {"qkv", "attn_out"} if hf.attention_bias else set()
+    return _llama_like(hf, biases=frozenset(attention | ({"ff1", "ff2"} if hf.mlp_bias else set())))
+
+
+def read_mistral(hf: PretrainedConfig) -> Fields:
+    return _llama_like(hf, windows=(hf.sliding_window,) * hf.num_hidden_layers)
+
+
+def read_qwen2(hf: PretrainedConfig) -> Fields:
+    return _llama_like(hf, biases=frozenset({"qkv"}), windows=_layer_windows(hf))
+
+
+def read_qwen3(hf: PretrainedConfig) -> Fields:
+    biases = frozenset({"qkv", "attn_out"} if hf.attention_bias else ())
+    return _llama_like(hf, biases=biases, windows=_layer_windows(hf), qk_norm=True)
+
+
+def read_bert(hf: PretrainedConfig) -> Fields:
+    """RoBERTa's too."""
+    return _encoder(hf, activation=hf.hidden_act, intermediate_size=hf.intermediate_size, norm_eps=hf.layer_norm_eps)
+
+
+def read_distilbert(hf: PretrainedConfig) -> Fields:
+    return _encoder(hf, activation=hf.activation, intermediate_size=hf.hidden_dim, norm_eps=1e-12)
+
+
+def _encoder(hf: PretrainedConfig, **fields: Any) -> Fields:
+    """What transformers embeds comes with positions and normed; each layer's norms follow its sums."""
+    _require(hf, is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
+    common = {
+        "max_positions": hf.max_position_embeddings,
+        "position": "learned",
+        "norm": "layer",
+        "biases": ALL_LINEARS,
+        "pre_norm": False,
+        "final_norm": False,
+        "causal": False,
+        "tied_head": False,
+    }
+    return _fields(hf, **(common | fields))
+
+
+def _layer_windows(hf: PretrainedConfig) -> tuple[int | None, ...]:
+    kinds = {"full_attention": None, "sliding_attention": hf.sliding_window}
+    if unknown := set(hf.layer_types) - set(kinds):
+        raise ValueError(f"layer_types names {sorted(unknown)}; expected only {sorted(kinds)}")
+    return tuple(kinds[kind] for kind in hf.layer_types)
+
+
+def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> Rotary:
+    """The rotation of transformers' `rope_parameters`, of the kinds whose frequencies do not depend on the length."""
+    rope = hf.rope_parameters
+    kind = rope.get("rope_type")
+    if kind not in CONSTANT_ROPES:
+        raise ValueError(
+            f"rope_parameters with rope_type = {kind!r} is not supported; expected one of {CONSTANT_ROPES}"
+        )
+    factor = rope.get("partial_rotary_factor", 1.0)
+    if factor != 1.0 and not partial:
+        raise ValueError(f"partial_rotary_factor = {factor} is not supported for {hf.model_type}; expected 1.0")
+    if kind == "default":
+        dim = int(head_dim * factor)
+        frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
+        scaling = 1.0
+    else:
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
+    return Rotary(
+        2 * len(frequencies), interleaved=False, inv_freq=tuple(frequencies.tolist()), attention_scaling=scaling
+    )
+
+
+def _require(hf: PretrainedConfig, **switches: object) -> None:
+    for name, wanted in switches.items():
+        if (got := getattr(hf, name, wanted)) != wanted:
+            raise ValueError(f"{name} = {got!r} is not supported for {hf.model_type}; expected {wanted!r}")

@@ -1,0 +1,209 @@
+"""What each of several ranks holds of a model under tensor parallelism: heads, rows of the MLP and of the vocabulary.
+
+A rank computes its own query heads and its own part of the MLP whole, and so a part of each sum over all heads and of
+each sum over the MLP's width; adding these up is all that the ranks exchange within a layer. Norms, position tables
+and the biases behind those sums are on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from labkit.models.config import ModelConfig, Shapes, alibi_slopes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK = 32  # rows of a packed block: what is cut in whole blocks needs no padding
+SUMMED = ("attn_out.weight", "ff2.weight")  # cut along their inputs, so that each rank has a part of every output
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Some of a tensor along `dim`: these ranges [begin, end), in this order, of the `whole` that it has."""
+
+    dim: int
+    ranges: tuple[tuple[int, int], ...]
+    whole: int
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """A view where the cut is one range, else a copy. Raises ValueError for a tensor that has not `whole`."""
+        if tensor.shape[self.dim] != self.whole:
+            raise ValueError(f"has {tensor.shape[self.dim]} in dimension {self.dim}, expected {self.whole}")
+        import torch  # figures of what is cut where do without it
+
+        pieces = [tensor.narrow(self.dim, begin, end - begin) for begin, end in self.ranges]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.dim)
+
+
+def cut_of(name: str, tensor: Tensor, cut: Cut | None) -> Tensor:
+    """The part of the tensor that the cut takes, all of it without one. A ValueError names the tensor."""
+    if cut is None:
+        return tensor
+    try:
+        return cut(tensor)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}; check that the checkpoint and its config.json belong together") from None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of a model that rank `rank` of `size` holds.
+
+    `query`: its query heads; `kv`: the KV head of each KV head that it has, the same one more than once where that
+    keeps its query heads in groups of equal size; `inner`: its rows of the MLP; `vocab`: its rows of embedding and LM
+    head. `sums_whole`: the matrices in SUMMED are not cut yet, because int8 takes its scales from whole rows.
+    """
+
+    config: ModelConfig
+    rank: int
+    size: int
+    query: range
+    kv: tuple[int, ...]
+    inner: range
+    vocab: range
+    sums_whole: bool = False
+
+    @cached_property
+    def local(self) -> ModelConfig:
+        """The layers of this rank, as of a model with fewer heads and a narrower MLP; the vocabulary stays whole."""
+        return replace(
+            self.config,
+            num_heads=len(self.query),
+            num_kv_heads=len(self.kv),
+            intermediate_size=len(self.inner),
+        )
+
+    @cached_property
+    def layer_shapes(self) -> Shapes:
+        """As `ModelConfig.layer_shapes`, of what this rank reads."""
+        shapes = self.local.layer_shapes()
+        return shapes | {name: self.config.layer_shapes()[name] for name in SUMMED} if self.sums_whole else shapes
+
+    @cached_property
+    def top_shapes(self) -> Shapes:
+        """As `ModelConfig.top_shapes`, of what this rank reads."""
+        return replace(self.local, vocab_size=len(self.vocab)).top_shapes()
+
+    def vocab_of(self, rank: int) -> range:
+        """The rows of embedding and LM head that another rank holds."""
+        return share(self.config.vocab_size, self.size, rank, BLOCK)
+
+    @cached_property
+    def alibi_slopes(self) -> tuple[float, ...]:
+        """Those of this rank's query heads."""
+        return alibi_slopes(self.config.num_heads)[self.query.start : self.query.stop]
+
+    def cut(self, name: str) -> Cut | None:
+        """What this rank holds of the canonical weight `name`; None: all of it."""
+        if self.size == 1 or (self.sums_whole and name in SUMMED):
+            return None
+        config, role = self.config, name.split(".")[0]
+        if role == "qkv":
+            keys, values = config.num_heads, config.num_heads + config.num_kv_heads
+            heads = (*self.query, *(keys + head for head in self.kv), *(values + head for head in self.kv))
+            return self.of_heads(heads, values + config.num_kv_heads)
+        if role == "ff1":
+            parts = 2 if config.gated else 1
+            starts = [part * config.intermediate_size + self.inner.start for part in range(parts)]
+            ranges = tuple((start, start + len(self.inner)) for start in starts)
+            return Cut(0, ranges, parts * config.intermediate_size)
+        if role in ("embed", "head"):
+            return Cut(0, ((self.vocab.start, self.vocab.stop),), config.vocab_size)
+        if name == "attn_out.weight":
+            return replace(self.of_heads(self.query, config.num_heads), dim=1)
+        if name == "ff2.weight":
+            return replace(self.of_inner(), dim=1)
+        return None
+
+    def of_heads(self, heads: Iterable[int], count: int) -> Cut:
+        """The rows of these heads in a matrix of `count` heads."""
+        width = self.config.head_dim
+        rows = joined(range(head * width, (head + 1) * width) for head in heads)
+        return Cut(0, tuple((each.start, each.stop) for each in rows), count * width)
+
+    def of_inner(self) -> Cut:
+        """This rank's rows of a matrix that is as wide as the MLP."""
+        return Cut(0, ((self.inner.start, self.inner.stop),), self.config.intermediate_size)
+
+
+def shard(config: ModelConfig, size: int = 1, rank: int = 0) -> Shard:
+    """The part of rank `rank` of `size`. Heads that do not divide evenly: the first ranks take one more.
+
+    Raises ValueError for more ranks than the model has query heads.
+    """
+    if not 0 <= rank < size:
+        raise ValueError(f"rank {rank} of {size}: expected 0 to {size - 1}")
+    if size > config.num_heads:
+        raise ValueError(
+            f"{config.num_heads} query heads cannot be split over {size} ranks; use tp_size <= {config.num_heads}"
+        )
+    heads = head_shares(config.num_heads, config.num_kv_heads, size)[rank]
+    inner = share(config.intermediate_size, size, rank, BLOCK)
+    vocab = share(config.vocab_size, size, rank, BLOCK)
+    return Shard(config, rank, size, heads.query, heads.kv, inner, vocab)
+
+
+def share(count: int, size: int, rank: int, block: int = 1) -> range:
+    """Rank `rank`'s share of `count` things, in whole blocks where there are plenty, else in pairs if that comes out
+    even (int8 is stored in pairs); the first shares are larger.
+    """
+    if count < 8 * block * size:
+        block = min(block, 2 - count % 2)
+    blocks = evenly(-(-count // block), size)[rank]
+    return range(min(blocks.start * block, count), min(blocks.stop * block, count))
+
+
+def evenly(count: int, ranks: int) -> tuple[range, ...]:
+    """`count` in `ranks` consecutive ranges; the first ranks take one more where it doesn't divide."""
+    each, more = divmod(count, ranks)
+    starts = [rank * each + min(rank, more) for rank in range(ranks + 1)]
+    return tuple(range(start, stop) for start, stop in pairwise(starts))
+
+
+def joined(pieces: Iterable[range]) -> tuple[range, ...]:
+    """The same numbers in the same order in as few ranges."""
+    merged: list[range] = []
+    for piece in pieces:
+        if merged and merged[-1].stop == piece.start:
+            merged[-1] = range(merged[-1].start, piece.stop)
+        elif len(piece):
+            merged.append(piece)
+    return tuple(merged)
+
+
+@dataclass(frozen=True)
+class HeadShare:
+    """A rank's query heads and its KV heads, the i-th of which serves the i-th of len(query) / len(kv) equal parts."""
+
+    query: range
+    kv: tuple[int, ...]
+
+    @property
+    def group(self) -> int:
+        return len(self.query) // len(self.kv)
+
+
+def head_shares(query_heads: int, kv_heads: int, ranks: int) -> tuple[HeadShare, ...]:
+    """What each rank has of query heads that share KV heads in equal groups.
+
+    With at least as many KV heads as ranks, whole groups are given out. With fewer, query heads are, and a KV head is
+    on every rank whose query heads read it, more than once where that makes their groups of one size.
+    """
+    per_kv = query_heads // kv_heads
+    if kv_heads >= ranks:
+        return tuple(HeadShare(range(kv.start * per_kv, kv.stop * per_kv), tuple(kv)) for kv in evenly(kv_heads, ranks))
+    return tuple(HeadShare(query, _kv_heads(query, per_kv)) for query in evenly(query_heads, ranks))
+
+
+def _kv_heads(query: range, per_kv: int) -> tuple[int, ...]:
+    """The KV head of each group of query heads, the groups of one size and as large as can be."""
+    read = [head // per_kv for head in query]
+    for group in range(len(read), 0, -1):
+        if len(read) % group == 0 and all(read[head] == read[head - head % group] for head in range(len(read))):
+            break
+    return tuple(read[::group])

@@ -1,0 +1,75 @@
+"""What one finds out by loading it only: the GPU's driver, PyTorch, Triton, the kernels, the OpenMP runtimes.
+
+For `labkit doctor`, which must neither load torch nor end with it: `python -P -m labkit.nsys.doctor.inventory` writes
+one JSON line for each fact as soon as it knows it. A fact that can't be had is {"error": why}.
+"""
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def driver() -> dict[str, Any]:
+    """The CUDA version that the NVIDIA driver serves, and the GPUs that it lets this process use."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    version, count, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(128)
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    started = cuda.cuInit(0)
+    if started == 0:
+        cuda.cuDeviceGetCount(ctypes.byref(count))
+    names = []
+    for device in range(count.value):
+        cuda.cuDeviceGetName(name, len(name), device)
+        names.append(name.value.decode())
+    return {"cuda": [version.value // 1000, version.value % 1000 // 10], "gpus": names, "cu_init": started}
+
+
+def torch() -> dict[str, Any]:
+    import torch
+
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "gpu": torch.cuda.is_available(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def triton() -> dict[str, Any]:
+    import triton
+
+    return {"version": triton.__version__}
+
+
+def kernels() -> dict[str, Any]:
+    from labkit.kernels import build
+
+    build.load("float32")
+    return {"compiler": " ".join(build.compiler()), "instruction_set": build.instruction_set()}
+
+
+def openmp() -> dict[str, Any]:
+    """The OpenMP runtimes in this process, now that PyTorch and the kernels are loaded."""
+    mapped = {line[line.index("/") :] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    names = ("libgomp", "libomp", "libiomp")
+    return {"libraries": sorted(path for path in mapped if Path(path).name.startswith(names))}
+
+
+FACTS: tuple[Callable[[], dict[str, Any]], ...] = (driver, torch, triton, kernels, openmp)
+
+
+def main() -> None:
+    for fact in FACTS:
+        try:
+            found = fact()
+        except (ImportError, OSError, RuntimeError, AttributeError) as error:
+            found = {"error": f"{error}".partition("\n")[0] or type(error).__name__}
+        sys.stdout.write(json.dumps({"fact": fact.__name__} | found) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""All that a notebook shows of the kernels of one shape: regions, ladder, the timeline of a layer, the roof."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from labkit.harness.compare.interleave import Progress
+from labkit.harness.regions.layer_stack import REGIONS, Side
+from labkit.harness.regions.measure import DTYPES, ROUNDS, LayerBench
+from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
+from labkit.harness.regions.sides import FUSED, UNFUSED
+from labkit.kernels.types import float_dtype
+from labkit.stages import Phase, message, stage
+
+PEAK_SIZE, PEAK_SIZE_ON_GPU = 1024, 8192
+PEAK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that ran: a region, or a torch op within one (`op` None: the region itself). Microseconds."""
+
+    lane: str
+    region: str
+    op: str | None
+    start_us: float
+    took_us: float
+
+
+@dataclass(frozen=True)
+class KernelStudy:
+    """What `study_kernels` found. `timeline`: one layer, unfused and fused. `peak_gflop_s`: of a large product."""
+
+    regions: tuple[RegionMeasurement, ...]
+    ladder: LadderMeasurement
+    timeline: tuple[Span, ...]
+    peak_gflop_s: float
+
+    @property
+    def headline(self) -> str:
+        """What fusing gives a layer, with its interval, and the share of the limit."""
+        case, last = self.ladder.case, self.ladder.rungs[-1]
+        floor = self.ladder.floor_us
+        share = "" if floor is None else f", {floor / self.ladder.median_us(last):.0%} of the limit"
+        how = "in the one-call step"
+        if case.impl == "triton":
+            how = "in a CUDA graph" if self.ladder.environment.gpu else "interpreted, so that no time means anything,"
+        return (
+            f"{case.model}, {case.dtype}, batch {case.batch}: a layer fused {how} against unfused torch ops: "
+            f"{self.ladder.ratio(last)}{share}"
+        )
+
+
+def study_kernels(
+    model: str = "gpt2", *, rounds: int = ROUNDS, progress: Progress | None = None, **case: Any
+) -> KernelStudy:
+    """Measures a `LayerBench(model, **case)`, which see."""
+    follow = progress or (lambda done, total, label: None)
+    total = 2 * (rounds + 1) + 2
+    follow(0, total, "building the layers")
+    bench = LayerBench(model, **case)
+
+    def part(begin: int, what: str) -> Progress:
+        return lambda done, _, label: follow(begin + done, total, f"{what}: {label}")
+
+    regions = bench.regions(rounds=rounds, progress=part(1, "regions"))
+    ladder = bench.ladder(rounds=rounds, progress=part(rounds + 2, "one region after another"))
+    device = bench.stack.sides[0].hidden_NH.device
+    found = KernelStudy(regions, ladder, layer_timeline(bench), peak_gflop_s(bench.case.dtype, device))
+    follow(total, total, "done")
+    return found
+
+
+def layer_timeline(bench: LayerBench) -> tuple[Span, ...]:
+    """A typical layer of the unfused and of the fused side, as torch.profiler saw it; each starts at 0."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once; else each profile writes lines to stderr
+    return tuple(span for name in (UNFUSED, FUSED) for span in _spans(bench.stack.side(name)))
+
+
+def peak_gflop_s(dtype: str, device: torch.device) -> float:
+    """GFLOP/s of the best of several products of square matrices with torch; int8 counts as bfloat16."""
+    size = PEAK_SIZE_ON_GPU if device.type == "cuda" else PEAK_SIZE
+    a, b = (torch.randn(size, size).to(device, float_dtype(DTYPES[dtype])) for _ in range(2))
+    best, until = float("inf"), perf_counter_ns() + PEAK_SECONDS * 1e9
+    while perf_counter_ns() < until:
+        start = perf_counter_ns()
+        torch.mm(a, b)
+        _wait(device)
+        best = min(best, perf_counter_ns() - start)
+    return 2 * size**3 / best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _spans(side: Side) -> list[Span]:
+    layer = -1
+
+    @contextmanager
+    def around(region: Any) -> Iterator[None]:
+        nonlocal layer
+        layer += region is REGIONS[0]
+        with stage(Phase.DECODE, region, layer):
+            yield
+            _wait(side.hidden_NH.device)  # a GPU's work belongs to the region that started it
+
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as profiler:
+        side.step(around)
+    events = {event.name: event for event in profiler.events() if event.name.startswith(Phase.DECODE)}
+    layers = [[events[message(Phase.DECODE, region, index)] for region in REGIONS] for index in range(layer + 1)]
+    whole = [ranges[-1].time_range.end - ranges[0].time_range.start for ranges in layers]
+    ranges = layers[int(np.argsort(whole)[len(whole) // 2])]
+    start = ranges[0].time_range.start
+    spans = []
+    for region, outer in zip(REGIONS, ranges, strict=True):
+        ops = [(event.name.removeprefix("aten::"), event) for event in outer.cpu_children]
+        for op, event in [(None, outer), *ops]:
+            took = event.time_range.elapsed_us()
+            spans.append(Span(side.name, region, op, event.time_range.start - start, took))
+    return spans

@@ -1,0 +1,143 @@
+"""All that a notebook shows of tensor parallelism: one rank against more, and how the ranks of a step wait."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+
+from labkit.harness.compare.interleave import Progress, SideSpec, take_turns
+from labkit.harness.records import Comparison, Measurement
+from labkit.harness.results import save
+from labkit.models.config import ModelConfig
+from labkit.models.policies import policy_for
+from labkit.nsys.analysis.collectives import Collectives, collectives
+from labkit.nsys.capture.profile import Capture, CaptureError
+from labkit.nsys.trace import Trace
+from labkit.studies.rank_capture import capture_ranks
+from labkit.weights.resolve import resolve
+
+STEPS = 8  # of the capture
+CAPTURE_S = 600.0  # after which a capture that hangs is given up
+
+
+@dataclass(frozen=True)
+class ParallelStudy:
+    """What `study_parallel` found. `comparisons`: one rank against each number of ranks, in their order.
+
+    `capture`: of the most ranks; None where nothing could be captured, for the reason in `remarks`.
+    """
+
+    config: ModelConfig
+    comparisons: tuple[Comparison, ...]
+    capture: Capture | None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def sides(self) -> tuple[Measurement, ...]:
+        """By number of ranks, from one on."""
+        return (self.comparisons[0].baseline, *(comparison.candidate for comparison in self.comparisons))
+
+    @property
+    def most(self) -> Comparison:
+        """The one with most ranks."""
+        return self.comparisons[-1]
+
+    @cached_property
+    def trace(self) -> Trace | None:
+        return None if self.capture is None else self.capture.trace()
+
+    @cached_property
+    def collectives(self) -> Collectives | None:
+        """Who waited for whom, in the capture."""
+        return None if self.trace is None else collectives(self.trace)
+
+    @property
+    def headline(self) -> str:
+        """What the most ranks gain over one, with the interval and what the memory allows."""
+        found, case = self.most, self.most.case
+        limit = found.limit_ratio
+        allowed = "" if limit is None else f"; the memory allows {limit:.2f}x"
+        waits = max(found.candidate.communication_shares)
+        return (
+            f"{case.model}, {case.dtype}: {case.tp} ranks of {_threads(case.threads)} against one, per token: "
+            f"{found.ratio('per_token')} {found.verdict}{allowed}; "
+            f"they wait for each other in at most {waits:.0%} of a step"
+        )
+
+
+def study_parallel(
+    model: str = "gpt2",
+    tp_sizes: str = "1,2",
+    *,
+    dtype: str = "float32",
+    prompt: int = 128,
+    new: int = 64,
+    rounds: int = 6,
+    threads: int | None = None,
+    output: str | os.PathLike[str] = "runs",
+    progress: Progress | None = None,
+) -> ParallelStudy:
+    """Measures the fused engine on one rank and on each number of ranks in `tp_sizes`, "1,2,4", in the same rounds, and
+    captures some steps of the most ranks.
+
+    threads: of each rank; None: the cores shared out among the most. Records and capture are written under `output`.
+    ValueError as from `take_turns`, and for a `tp_sizes` without a number above 1.
+    """
+    sizes = parse_sizes(tp_sizes)
+    threads = max(1, len(os.sched_getaffinity(0)) // sizes[-1]) if threads is None else threads
+    hf_config = resolve(model).hf_config
+    config = policy_for(hf_config).model_config(hf_config)
+    follow = progress or (lambda done, total, label: None)
+    captured: list[int] = []  # the steps of the runs are known when the first of them begins
+
+    def runs(done: int, total: int, label: str) -> None:
+        captured[:] = [total]
+        follow(done, total + 1, label)
+
+    turns = take_turns(
+        [SideSpec("fused", threads, size) for size in sizes],
+        model=model,
+        dtype=dtype,
+        prompt=prompt,
+        new=new,
+        rounds=rounds,
+        output=output,
+        progress=runs,
+    )
+    comparisons = tuple(turns.comparison(0, which) for which in range(1, len(sizes)))
+    for comparison in comparisons:
+        save(comparison, output)
+    (total,) = captured
+    follow(total, total + 1, f"capturing {sizes[-1]} ranks")
+    capture, remarks = None, tuple[str, ...]()
+    try:
+        capture = capture_ranks(
+            model,
+            sizes[-1],
+            steps=STEPS,
+            prompt=min(prompt, 32),
+            dtype=dtype,
+            threads=threads,
+            output=output,
+            timeout_s=CAPTURE_S,
+        )
+    except CaptureError as error:
+        remarks = (f"the ranks could not be captured: {error}",)
+    follow(total + 1, total + 1, "done")
+    return ParallelStudy(config, comparisons, capture, remarks)
+
+
+def parse_sizes(text: str) -> list[int]:
+    """The numbers of ranks in "1,2,4", one among them, in their order. ValueError for anything else."""
+    try:
+        sizes = sorted({1, *(int(part) for part in text.split(","))})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 1 or sizes[-1] < 2:
+        raise ValueError(f"got tp_sizes = {text!r}, expected numbers of ranks, one of them above 1, such as '1,2'")
+    return sizes
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"

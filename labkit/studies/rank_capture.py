@@ -1,0 +1,48 @@
+"""A capture of the ranks of one model, each in a report of its own, all on one clock."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from labkit.nsys.capture.command import Source
+from labkit.nsys.capture.profile import Capture, Progress, profile
+from labkit.studies.traces import own_command
+
+
+def capture_ranks(
+    model: str,
+    ranks: int,
+    *,
+    steps: int = 8,
+    prompt: int = 32,
+    dtype: str = "float32",
+    threads: int = 1,
+    source: Source = "auto",
+    output: str | os.PathLike[str] = "runs",
+    timeout_s: float | None = None,
+    progress: Progress | None = None,
+) -> Capture:
+    """Capture `steps` decode steps of the fused engine, cut for `ranks` ranks of `threads` threads each.
+
+    `labkit launch` starts them, each on processors of its own where there are enough. source: as for `profile`, which
+    says what is raised.
+    """
+    case = {"impl": "fused", "model": model, "dtype": dtype, "prompt": prompt, "new": steps + 1}
+    labkit = Path(sys.executable).with_name("labkit")
+    return profile(
+        [
+            *(str(labkit), "launch", f"--tp={ranks}", f"--threads={threads}", "--no-python"),
+            *own_command(model, "fused", dtype=dtype, prompt=prompt, new=steps + 1, threads=threads, tp=ranks),
+        ],
+        name=f"{Path(model).name}-fused-tp{ranks}",
+        output=output,
+        case=case | {"threads": threads, "tp": ranks},
+        ranks="per-rank",
+        source=source,
+        tax=False,
+        environment={"OMP_NUM_THREADS": str(threads)},
+        timeout_s=timeout_s,
+        progress=progress,
+    )

@@ -1,0 +1,134 @@
+"""Two captures of the same work, vanilla and fused, taken one after the other, or those that come with labkit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast, get_args
+
+from labkit.nsys.analysis.difference import Difference, explain
+from labkit.nsys.analysis.stage_table import StageTable, stage_table
+from labkit.nsys.capture.command import Source
+from labkit.nsys.capture.profile import Capture, CaptureError, Progress, profile
+from labkit.nsys.capture.record import read_record
+from labkit.nsys.trace import Trace
+from labkit.stages import Phase
+
+SOURCES = (*get_args(Source), "bundled")
+BUNDLED = Path(__file__).parents[2] / "profiles" / "captures"
+BUNDLED_SIDES = ("gpt2-hf-eager", "gpt2-fused")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`remarks`: what the reader of a figure made of these has to know."""
+
+    vanilla: Capture
+    fused: Capture
+    remarks: tuple[str, ...] = ()
+
+    @cached_property
+    def traces(self) -> tuple[Trace, Trace]:
+        return self.vanilla.trace(), self.fused.trace()
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What each side is called; the same side twice is told apart by its place."""
+        vanilla, fused = (str(side.record.case.get("impl", "capture")) for side in (self.vanilla, self.fused))
+        return (vanilla, fused) if vanilla != fused else (f"{vanilla}, first", f"{fused}, second")
+
+    @property
+    def named_traces(self) -> dict[str, Trace]:
+        return dict(zip(self.names, self.traces, strict=True))
+
+    @property
+    def decode_steps(self) -> int:
+        """How many both sides have."""
+        return min(table.step_count.get(Phase.DECODE, 0) for table in self.tables)
+
+    @cached_property
+    def tables(self) -> tuple[StageTable, StageTable]:
+        """Where the time of each side goes, by phase and stage."""
+        vanilla, fused = (stage_table(trace, ("phase", "stage")) for trace in self.traces)
+        return vanilla, fused
+
+    @cached_property
+    def difference(self) -> Difference:
+        """Why a decode step of one is faster than the other's."""
+        return explain(*self.traces, names=self.names)
+
+
+def capture_pair(
+    model: str = "gpt2",
+    vanilla: str = "hf-eager",
+    fused: str = "fused",
+    *,
+    steps: int = 8,
+    prompt: int = 32,
+    dtype: str = "float32",
+    threads: int | None = None,
+    source: str = "auto",
+    tax: bool = True,
+    output: str | os.PathLike[str] = "runs",
+    progress: Progress | None = None,
+) -> Pair:
+    """Capture `steps` decode steps of both sides after a prompt of `prompt` random tokens, each in its own process.
+
+    vanilla, fused: names of `labkit.harness.compare.baselines`. source: "nsys", "torch", "bundled" for the captures
+    that come with labkit, or "auto": nsys where it is installed, else torch.profiler, and the bundled captures, with a
+    remark, where neither can be used here. tax: run each side once more, unprofiled, to tell what profiling costs.
+
+    Raises ValueError for a request that cannot be served, CaptureError where "nsys" or "torch" captured nothing.
+    """
+    if source not in SOURCES:
+        raise ValueError(f"got source = {source!r}, expected one of {', '.join(SOURCES)}")
+    if steps < 1:
+        raise ValueError(f"got steps = {steps}, expected at least 1")
+    if source == "bundled":
+        return bundled_pair()
+    threads = threads or len(os.sched_getaffinity(0))
+    say = progress or (lambda done, total, label: None)
+
+    def take(place: int, side: str) -> Capture:
+        case = {"impl": side, "model": model, "dtype": dtype, "prompt": prompt, "new": steps + 1, "threads": threads}
+        return profile(
+            own_command(model, side, dtype=dtype, prompt=prompt, new=steps + 1, threads=threads),
+            name=f"{Path(model).name}-{side}{f'-{place + 1}' if vanilla == fused else ''}",
+            output=output,
+            case=case,
+            source=cast(Source, source),
+            tax=tax,
+            environment={"OMP_NUM_THREADS": str(threads)},
+            progress=lambda done, total, label: say(place * total + done, 2 * total, f"{side}: {label}"),
+        )
+
+    try:
+        return Pair(take(0, vanilla), take(1, fused))
+    except CaptureError as error:
+        if source != "auto":
+            raise
+        bundled = bundled_pair()
+        remark = f"nothing could be captured here, so these are the captures that come with labkit: {error}"
+        return Pair(bundled.vanilla, bundled.fused, (remark, *bundled.remarks))
+
+
+def own_command(model: str, side: str, **options: object) -> list[str]:
+    """The command that generates with one side, warm, under the ranges of its stages."""
+    command = [sys.executable, "-u", "-P", "-m", "labkit.harness.profiled", model, side]
+    return [*command, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+
+
+def bundled_pair() -> Pair:
+    """The captures of gpt2 under profiles/captures. Raises ValueError where labkit was installed without them."""
+    taken = []
+    for name in BUNDLED_SIDES:
+        record_file = BUNDLED / f"{name}.json"
+        if not record_file.exists():
+            raise ValueError(f"{BUNDLED} has no {name}.json; the bundled captures come with a checkout of labkit")
+        record = read_record(record_file)
+        taken.append(Capture(tuple(BUNDLED / file for file in record.files), record_file, record))
+    cpu = (taken[0].record.environment or {}).get("cpu", "another machine")
+    return Pair(taken[0], taken[1], (f"captured on another day, on {cpu}: not on this machine",))

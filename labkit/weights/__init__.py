@@ -1,0 +1,1 @@
+"""Where weights come from and how they are kept: sources, checkpoints, quantisation, records that kernels read."""

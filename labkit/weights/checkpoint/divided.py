@@ -1,0 +1,71 @@
+"""A model whose tensors are divided among files, as DeepSpeed describes them, by Hugging Face names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from labkit.models.shards import Cut
+from labkit.weights.checkpoint.files import TensorFile
+from labkit.weights.checkpoint.pieces import Divided, Part
+
+
+class DividedWeights:
+    """Tensors that are put together, or cut again, as they are asked for; never more of them than that."""
+
+    def __init__(self, tensors: Mapping[str, Divided]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
+        if name not in self._tensors:
+            raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
+        try:
+            tensor = self._tensors[name].get(cut)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}; check that the checkpoint and the model belong together") from None
+        return tensor if dtype is None else tensor.to(dtype, copy=True)
+
+
+def same_names(files: Sequence[TensorFile], prefix: str = "") -> list[str]:
+    """The names of the tensors that each of the files, parts of one model, holds a part of, those with the prefix.
+
+    Raises ValueError where one has others.
+    """
+    first, *others = [{name for name in file.names() if name.startswith(prefix)} for file in files]
+    for file, names in zip(files[1:], others, strict=True):
+        if different := first ^ names:
+            raise ValueError(
+                f"{files[0].path} and {file.path} hold different tensors, {min(different)} for one; "
+                "all shards must come from one save of one model"
+            )
+    return sorted(first)
+
+
+def replicated(name: str, files: Sequence[TensorFile], tensors: Sequence[Tensor]) -> Divided:
+    """A tensor that every file holds whole. Raises ValueError where they differ."""
+    for file, tensor in zip(files, tensors, strict=True):
+        if tensor.shape != tensors[0].shape or not torch.equal(tensor, tensors[0]):
+            raise ValueError(
+                f"{name} is not the same in {files[0].path} and {file.path}; "
+                "all shards must come from one save of one model"
+            )
+    only = tensors[0]
+    return Divided(tuple(only.shape), 0, (Part(lambda: only, ((0, len(only)),)),))
+
+
+def side_by_side(lengths: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:
+    """The ranges of parts of these lengths, one behind the other."""
+    ends = [sum(lengths[: count + 1]) for count in range(len(lengths))]
+    return [((end - length, end),) for length, end in zip(lengths, ends, strict=True)]
+
+
+def by_thirds(lengths: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:
+    """The ranges of parts of these lengths that each hold query, key and value rows of their own heads."""
+    thirds = side_by_side([length // 3 for length in lengths])
+    whole = thirds[-1][0][1]
+    return [tuple((third * whole + begin, third * whole + end) for third in range(3)) for ((begin, end),) in thirds]

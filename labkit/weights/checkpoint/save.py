@@ -1,0 +1,166 @@
+"""What an engine holds, written as it stands: a file for each rank, and the manifest when all of them are there."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import GenerationConfig, PretrainedConfig
+
+from labkit.kernels.types import Linear, float_dtype
+from labkit.models.config import ModelConfig
+from labkit.models.shards import Shard
+from labkit.system.whole_file import whole_file, write_whole
+from labkit.weights.checkpoint.manifest import FORMAT, MANIFEST, FileRecord, Manifest, MatrixRecord, described_model
+from labkit.weights.checkpoint.saved import Canonical, key_of, layout_of
+from labkit.weights.checkpoint.shard_file import scales_of
+from labkit.weights.checkpoint.tensor_stream import write_tensors
+from labkit.weights.source import weight_files
+
+TEXT_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+)
+Gather = Callable[[Any], list[Any]]  # what this rank has -> what all ranks have, in their order
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What is saved: the model, and how its matrices are stored; see `Manifest`."""
+
+    config: ModelConfig
+    hf_config: PretrainedConfig
+    dtype: torch.dtype
+    impl: str
+    groups: int
+    lm_head: bool
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A save on its way: `keep` takes weights while they are built, `finish` writes them. Ranks do all of it together.
+
+    Nothing counts until the manifest is there, which rank 0 writes last: a save that is interrupted leaves files that
+    the next one replaces. The matrices are written from where the engine has them, and not held twice.
+    """
+
+    folder: Path
+    what: Saved
+    part: Shard
+    gather: Gather
+    name: str
+    _tensors: dict[str, Tensor] = field(default_factory=dict)
+    _matrices: dict[str, MatrixRecord] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, folder: Path, what: Saved, part: Shard, gather: Gather) -> Saving:
+        """Raises ValueError on all ranks where the folder holds a checkpoint already: it would be half of each."""
+
+        def free() -> str:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / MANIFEST).exists() or weight_files(folder):
+                raise ValueError(
+                    f"save_mp_checkpoint_path={str(folder)!r} holds a checkpoint already; "
+                    "remove it, or name another folder"
+                )
+            return uuid.uuid4().hex
+
+        return cls(folder, what, part, gather, _together(free, gather)[0])
+
+    def keep(self, index: int | None, weights: Canonical) -> None:
+        """The weights of a layer, or those outside with None: matrices as they are packed, the rest as it comes."""
+        for name, weight in weights.items():
+            key = key_of(name, index)
+            if isinstance(weight, Linear):
+                self._tensors[key] = weight.weight
+                record = MatrixRecord(
+                    outputs=weight.outputs, inputs=weight.inputs, layout=weight.layout, group=weight.group
+                )
+                self._matrices[key] = record
+                if weight.scales is not None:
+                    self._tensors[scales_of(key)] = weight.scales
+            else:
+                self._tensors[key] = weight.to("cpu", torch.float32, copy=True).contiguous()
+
+    def finish(self, generation: GenerationConfig | None, source: Path | None) -> None:
+        """Writes this rank's file and, once all are there, the rest. `source`: where tokenizer files are taken from.
+
+        Raises RuntimeError on all ranks where one could not write.
+        """
+        files = _together(self._write, self.gather)
+        _together(lambda: self.part.rank or self._describe(files, generation, source), self.gather)
+
+    def _write(self) -> FileRecord:
+        name = f"rank-{self.part.rank:02d}-of-{self.part.size:02d}.safetensors"
+        metadata = {"save": self.name, "format": "labkit"}
+        size, digests = write_tensors(self.folder / name, self._tensors, metadata)
+        return FileRecord(name=name, bytes=size, digests=digests, matrices=self._matrices)
+
+    def _describe(self, files: list[FileRecord], generation: GenerationConfig | None, source: Path | None) -> int:
+        what = self.what
+        hf_config = copy.deepcopy(what.hf_config)
+        hf_config.architectures, hf_config.dtype = [what.config.architecture], float_dtype(what.dtype)
+        write_whole(self.folder / "config.json", hf_config.to_json_string())
+        for name in TEXT_FILES:
+            if source and (source / name).is_file():
+                with whole_file(self.folder / name) as path:
+                    shutil.copyfile(source / name, path)
+        if generation is not None:
+            write_whole(self.folder / "generation_config.json", generation.to_json_string())
+        manifest = Manifest(
+            format=FORMAT,
+            save=self.name,
+            architecture=what.config.architecture,
+            model=described_model(what.config),
+            dtype=str(what.dtype).removeprefix("torch."),
+            tp_size=self.part.size,
+            layout=layout_of(what.impl, what.dtype),
+            groups=what.groups,
+            lm_head=what.lm_head,
+            files=files,
+        )
+        write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+        return 0
+
+
+def gather_of(size: int, group: Any = None) -> Gather:
+    """Among the ranks of a process group; alone with size 1."""
+
+    def gather(own: Any) -> list[Any]:
+        found = [own] * size
+        if size > 1:
+            dist.all_gather_object(found, own, group=group)
+        return found
+
+    return gather
+
+
+def _together(work: Callable[[], T], gather: Gather) -> list[T]:
+    """What each rank's work gives, on all ranks; what one of them raises, all raise, so that none waits for it."""
+    done: tuple[T | None, str | None, bool]
+    try:
+        done = (work(), None, False)
+    except (OSError, ValueError) as error:
+        done = (None, str(error), isinstance(error, ValueError))
+    all_done = gather(done)
+    for _, reason, asked_wrongly in all_done:
+        if reason is not None:
+            raise ValueError(reason) if asked_wrongly else RuntimeError(f"the checkpoint was not saved: {reason}")
+    return [result for result, _, _ in all_done]

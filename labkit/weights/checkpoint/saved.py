@@ -1,0 +1,239 @@
+"""labkit's own checkpoints, for as many ranks as are there now: read as they stand, or merged and split bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from labkit.kernels.gemm import cut_groups, group_size
+from labkit.kernels.types import Linear
+from labkit.models.config import ModelConfig, Shapes
+from labkit.models.policies import Policy
+from labkit.models.shards import Cut, Shard, cut_of, shard
+from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
+from labkit.weights.checkpoint.pieces import Piece, pieces, ranges_of
+from labkit.weights.checkpoint.shard_file import AGAIN, Empty, ShardFile
+
+AT_ONCE = 4 << 20  # numbers that are unpacked at once: what merging costs beyond its result
+Canonical = Mapping[str, Tensor | Linear]  # or packed, or with the scales of int8
+
+
+def layout_of(impl: str, dtype: torch.dtype) -> str:
+    """The layout of the layers' matrices in an engine."""
+    return {"cpp": "panels", "reference": "rows", "triton": "words" if dtype == torch.int8 else "rows"}[impl]
+
+
+def saved_weights(folder: Path, policy: Policy, config: ModelConfig) -> SavedWeights | None:
+    """The checkpoint of labkit's in a folder; None: there is none.
+
+    Raises ValueError for one that is damaged, incomplete, or of another model, naming the file.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        if next(folder.glob("rank-*-of-*.safetensors"), None):
+            raise ValueError(f"{folder} has files of ranks and no {MANIFEST}: its save was interrupted; save it again")
+        return None
+    if manifest.model != (model := described_model(config)):
+        different = [key for key in model if manifest.model.get(key) != model[key]]
+        got = ", ".join(f"{key} = {manifest.model.get(key)!r}, expected {model[key]!r}" for key in different[:3])
+        raise ValueError(f"{folder / MANIFEST} is of another model than the config given with it: {got}")
+    if len(manifest.files) != manifest.tp_size:
+        raise ValueError(
+            f"{folder / MANIFEST} lists {len(manifest.files)} files for tp_size {manifest.tp_size}; "
+            "save the checkpoint again"
+        )
+    for file in manifest.files:
+        path = folder / file.name
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; {AGAIN}")
+        if (size := path.stat().st_size) != file.bytes:
+            raise ValueError(f"{path} has {size} bytes, expected {file.bytes}; {AGAIN}")
+    return SavedWeights(folder, manifest, policy, config)
+
+
+class SavedWeights:
+    """A checkpoint of labkit's: canonical weights for an engine (`part`), or Hugging Face's tensors by name."""
+
+    def __init__(self, folder: Path, manifest: Manifest, policy: Policy, config: ModelConfig) -> None:
+        self.folder, self.manifest, self.policy, self.config = folder, manifest, policy, config
+        self._files: dict[int, ShardFile] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.manifest.torch_dtype
+
+    def names(self) -> set[str]:
+        return set(self._canonical)
+
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
+        """As Hugging Face has it; the canonical weight that it is part of is read whole. int8 becomes float32."""
+        if name not in self._canonical:
+            raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
+        canonical, index = self._canonical[name]
+        weight = Merged(self, shard(self.config)).weight(canonical, index)
+        whole = weight.floats() if isinstance(weight, Linear) else weight
+        tensor = cut_of(name, self.policy.stored(self.config, canonical, whole, index)[name], cut)
+        return tensor if dtype is None else tensor.to(dtype, copy=True)
+
+    def part(self, part: Shard, dtype: torch.dtype, impl: str, empty: Empty) -> Own | Merged:
+        """What a rank holds, in the layout that it was saved in where that is the one wanted, else as rows.
+
+        Raises ValueError for int8 weights where another type is wanted.
+        """
+        if self.dtype == torch.int8 != dtype:
+            raise ValueError(
+                f"{self.folder} holds int8 weights, got dtype={dtype}; pass dtype=torch.int8, or load the original"
+            )
+        manifest = self.manifest
+        same = (part.size, layout_of(impl, dtype), dtype) == (manifest.tp_size, manifest.layout, self.dtype)
+        return Own(self, part, empty) if same else Merged(self, part, None if dtype == torch.int8 else dtype)
+
+    def file(self, rank: int) -> ShardFile:
+        if rank not in self._files:
+            record = self.manifest.files[rank]
+            self._files[rank] = ShardFile(self.folder, record, self.manifest.save)
+        return self._files[rank]
+
+    @cached_property
+    def shards(self) -> tuple[Shard, ...]:
+        """What each rank held that saved it."""
+        return tuple(shard(self.config, self.manifest.tp_size, rank) for rank in range(self.manifest.tp_size))
+
+    @cached_property
+    def _canonical(self) -> dict[str, tuple[str, int | None]]:
+        """Hugging Face's name -> canonical name and layer."""
+        config, policy = self.config, self.policy
+        places: list[tuple[str, int | None]] = [(name, None) for name in config.top_shapes()]
+        places += [(name, index) for index in range(config.num_layers) for name in config.layer_shapes()]
+        return {stored: place for place in places for stored in policy.stored_names(*place)}
+
+
+class Own:
+    """A rank's own file, read straight to where the engine wants it."""
+
+    def __init__(self, saved: SavedWeights, part: Shard, empty: Empty) -> None:
+        self._part, self._file, self._empty = part, saved.file(part.rank), empty
+
+    def top(self) -> Canonical:
+        return self._tensors("", self._part.top_shapes)
+
+    def layer(self, index: int) -> Canonical:
+        return self._tensors(key_of("", index), self._part.layer_shapes)
+
+    def _tensors(self, prefix: str, shapes: Shapes) -> Canonical:
+        file, tensors = self._file, dict[str, Tensor | Linear]()
+        for name in shapes:
+            key = f"{prefix}{name}"
+            tensors[name] = file.linear(key, self._empty) if is_matrix(name, shapes) else file.vector(key)
+        return tensors
+
+
+class Merged:
+    """A rank's part out of the files of all ranks, whatever their number, layout and type: matrices as rows.
+
+    What is no matrix is rounded to `dtype`, as it would be if it came from the original.
+    """
+
+    def __init__(self, saved: SavedWeights, part: Shard, dtype: torch.dtype | None = None) -> None:
+        self._saved, self._part, self._dtype = saved, part, dtype
+
+    def top(self) -> Canonical:
+        return {name: self.weight(name, None) for name in self._part.top_shapes}
+
+    def layer(self, index: int) -> Canonical:
+        return {name: self.weight(name, index) for name in self._part.layer_shapes}
+
+    def weight(self, name: str, index: int | None) -> Tensor | Linear:
+        """A tensor, or an int8 matrix with its scales."""
+        shapes = self._part.top_shapes if index is None else self._part.layer_shapes
+        key, shape = key_of(name, index), shapes[name]
+        if not is_matrix(name, shapes):
+            found = self._pieces(name, 0)
+            parts = [self._saved.file(piece.holder).vector(key)[piece.begin : piece.end] for piece in found]
+            return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self._dtype)
+        dim = self._dim(name)
+        found = self._pieces(name, dim)
+        group = self._saved.file(0).record.matrices[key].group
+        out = torch.empty(shape, dtype=torch.int8 if group else self._float_dtype)
+        for piece in found:
+            self._fill(out, key, name, dim, piece)
+        if not group:
+            return out
+        scales, group = self._scales(key, name, dim, found, shape)
+        return Linear(out, None, shape[0], shape[1], "rows", scales, group)
+
+    @property
+    def _float_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self._saved.dtype == torch.int8 else self._saved.dtype
+
+    def _dim(self, name: str) -> int:
+        """Along which the weight is divided, among the ranks that saved it or now."""
+        return next((cut.dim for cut in (self._part.cut(name), self._saved.shards[0].cut(name)) if cut), 0)
+
+    def _pieces(self, name: str, dim: int) -> list[Piece]:
+        config = self._saved.config
+        whole = (config.layer_shapes() | config.top_shapes())[name][dim]
+        held = [ranges_of(of_rank.cut(name), whole) for of_rank in self._saved.shards]
+        return pieces(ranges_of(self._part.cut(name), whole), held)
+
+    def _fill(self, out: Tensor, key: str, name: str, dim: int, piece: Piece) -> None:
+        file, taken = self._saved.file(piece.holder), (piece.begin, piece.end)
+        halves = self._halves(name, piece.holder)
+        outputs, inputs = out.shape
+        begin, end = taken if dim == 0 else (0, outputs)
+        columns = (0, inputs) if dim == 0 else taken
+        step = max(1, AT_ONCE // (columns[1] - columns[0]))
+        for first in range(begin, end, step):
+            last = min(first + step, end)
+            at = first - begin + (piece.at if dim == 0 else 0)
+            left = 0 if dim == 0 else piece.at
+            target = out[at : at + last - first, left : left + columns[1] - columns[0]]
+            target.copy_(file.block(key, (first, last), columns, halves))
+
+    def _scales(self, key: str, name: str, dim: int, found: list[Piece], shape: tuple[int, ...]) -> tuple[Tensor, int]:
+        """Those of the wanted part: of its rows, or of the groups that its columns fall into."""
+        files = {piece.holder: self._saved.file(piece.holder) for piece in found}
+        if dim == 0:
+            rows = [
+                files[piece.holder].scales(key, (piece.begin, piece.end), self._halves(name, piece.holder))
+                for piece in found
+            ]
+            return torch.cat(rows), next(iter(files.values())).record.matrices[key].group
+        cut = self._part.cut(name)
+        whole = cut.whole if cut else shape[1]
+        begin, end = cut.ranges[0] if cut else (0, whole)
+        group = group_size(whole, self._saved.manifest.groups)
+        starts, size = cut_groups(begin, end, group, -(-whole // group))
+        held = {holder: file.scales(key, (0, shape[0]), None) for holder, file in files.items()}
+        columns = [
+            self._group(key, held, piece, start - begin) for start in starts for piece in _at(found, start - begin)
+        ]
+        return torch.stack(columns, dim=1), size
+
+    def _group(self, key: str, held: dict[int, Tensor], piece: Piece, column: int) -> Tensor:
+        """The scales of the group, at its holder, that a column of the wanted part falls into."""
+        group = self._saved.file(piece.holder).record.matrices[key].group
+        return held[piece.holder][:, (piece.begin + column - piece.at) // group]
+
+    def _halves(self, name: str, holder: int) -> int | None:
+        """How many rows gate and up have each at a holder, where its file has them interleaved."""
+        gated = self._saved.config.gated and name == "ff1.weight"
+        return len(self._saved.shards[holder].inner) if gated else None
+
+
+def key_of(name: str, index: int | None) -> str:
+    """The name in a file of a canonical weight, of layer `index` if of one."""
+    return name if index is None else f"layers.{index}.{name}"
+
+
+def is_matrix(name: str, shapes: Shapes) -> bool:
+    """Whether a weight is packed for a kernel that multiplies with it; tables of positions are float32 rows."""
+    return len(shapes[name]) == 2 and name != "positions.weight"
+
+
+def _at(found: list[Piece], column: int) -> list[Piece]:
+    return [piece for piece in found if piece.at <= column < piece.at + piece.end - piece.begin]

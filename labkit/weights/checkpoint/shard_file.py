@@ -1,0 +1,114 @@
+"""The file of one rank, in which matrices stand as its kernels read them: unpacked again, some rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from labkit.kernels.gemm import BLOCK, packed_shape, unpack, unpack_words
+from labkit.kernels.types import Linear
+from labkit.weights.checkpoint.manifest import FileRecord, MatrixRecord
+from labkit.weights.checkpoint.pieces import Range
+from labkit.weights.checkpoint.tensor_stream import TensorStream
+
+Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
+AGAIN = "copy it again, or save the checkpoint again"
+
+
+def _rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def scales_of(key: str) -> str:
+    """The key of a matrix's scales."""
+    return f"{key.removesuffix('.weight')}.scales"
+
+
+class ShardFile:
+    """One rank's file, whole and in parts. Raises ValueError, naming it, for one that is damaged or of another save."""
+
+    def __init__(self, folder: Path, record: FileRecord, save: str) -> None:
+        self.record, self.path = record, folder / record.name
+        self._stream = TensorStream(self.path, record.digests)
+        if (found := self._stream.metadata.get("save")) != save:
+            raise ValueError(
+                f"{self.path} is of save {found}, the manifest of {save}; keep the files of each save together"
+            )
+        if different := self._stream.tensors.keys() ^ record.digests.keys():
+            raise ValueError(f"{self.path} and the manifest have different tensors, {min(different)} for one; {AGAIN}")
+
+    def vector(self, key: str) -> Tensor:
+        """A tensor that is no matrix, float32."""
+        self._require(key)
+        return self._stream.whole(key)
+
+    def linear(self, key: str, empty: Empty) -> Linear:
+        """A matrix as it stands there, in memory from `empty` if it is packed."""
+        matrix = self._matrix(key)
+        empty = _rows if matrix.layout == "rows" else empty
+        tensors = []
+        for name in (key, scales_of(key)) if matrix.group else (key,):
+            stored = self._stream.tensors[name]
+            tensors.append(self._stream.read_into(name, empty(stored.shape, stored.dtype)))
+        weight, scales = (*tensors, None)[:2]
+        assert weight is not None
+        return Linear(weight, None, matrix.outputs, matrix.inputs, matrix.layout, scales, matrix.group)
+
+    def block(self, key: str, rows: Range, columns: Range, halves: int | None) -> Tensor:
+        """These rows and columns of a matrix. `halves`: a gated MLP's rows of gate, and as many of up behind them."""
+        matrix = self._matrix(key)
+        (first, last) = columns
+        if matrix.layout == "rows":
+            return self._stream.slab(key, rows, columns)
+        if matrix.layout == "words":
+            return unpack_words(self._stream.slab(key, rows), matrix.inputs)[:, first:last]
+        pairs = 2 if len(self._stream.tensors[key].shape) == 4 else 1
+        within = (first // pairs, -(-last // pairs))
+        skipped = first - within[0] * pairs
+        return self._unpacked(key, rows, within, halves)[:, skipped : skipped + last - first]
+
+    def scales(self, key: str, rows: Range, halves: int | None) -> Tensor:
+        """The scales of these rows, [rows, groups], of groups of `matrices[key].group` inputs."""
+        if self._matrix(key).layout == "panels":
+            return self._unpacked(scales_of(key), rows, None, halves)
+        return self._stream.slab(scales_of(key), rows)
+
+    def _unpacked(self, key: str, rows: Range, within: Range | None, halves: int | None) -> Tensor:
+        width = BLOCK if halves is None else BLOCK // 2  # of what follows each other in a block: rows, or gate and up
+        taken = []
+        for half, start in enumerate((0,) if halves is None else (0, halves)):
+            begin, end = (max(0, row - start) for row in rows)
+            end = end if halves is None else min(end, halves)
+            if begin < end:
+                blocks = (begin // width, -(-end // width))
+                lanes = unpack(self._stream.slab(key, blocks, within)).unflatten(0, (-1, BLOCK // width, width))
+                skipped = begin - blocks[0] * width
+                taken.append(lanes[:, half].flatten(0, 1)[skipped : skipped + end - begin])
+        return taken[0] if len(taken) == 1 else torch.cat(taken)
+
+    def _matrix(self, key: str) -> MatrixRecord:
+        self._require(key)
+        if key not in self.record.matrices:
+            raise ValueError(f"the manifest lists no matrix {key} in {self.path}; {AGAIN}")
+        matrix = self.record.matrices[key]
+        stored = self._stream.tensors[key]
+        shapes = {
+            "rows": (matrix.outputs, matrix.inputs),
+            "panels": packed_shape(matrix.outputs, matrix.inputs, stored.dtype),
+            "words": (matrix.outputs, -(-matrix.inputs // 4), 4),
+        }
+        if shapes.get(matrix.layout) != stored.shape:
+            raise ValueError(
+                f"{key} of {self.path} has shape {list(stored.shape)}, not that of "
+                f"[{matrix.outputs}, {matrix.inputs}] as {matrix.layout}; {AGAIN}"
+            )
+        if matrix.group:
+            self._require(scales_of(key))
+        return matrix
+
+    def _require(self, key: str) -> None:
+        if key not in self._stream.tensors:
+            raise ValueError(f"{self.path} lacks {key}; {AGAIN}")

@@ -1,0 +1,73 @@
+"""Checkpoints that DeepSpeed wrote for several ranks: `non_tp` files with what all share, `tp` files with each rank's.
+
+The `tp` files come part by part, and within a part rank by rank. Tensors have their Hugging Face names, and a rank's
+file holds its slice of each, along the dimension in which its shape differs from the model's; QKV that is stored as
+query, key and value rows one after the other (GPT-2) is cut within each of the three, QKV that is stored head by head
+(NeoX, BLOOM) plainly. What is as large as the model's own is on all ranks alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from labkit.models.config import ModelConfig
+from labkit.models.policies import Policy
+from labkit.weights.checkpoint.divided import DividedWeights, by_thirds, replicated, same_names, side_by_side
+from labkit.weights.checkpoint.files import TensorFile
+from labkit.weights.checkpoint.pieces import Divided, Part
+
+
+def tensor_parallel_weights(
+    non_tp: Sequence[Path],
+    tp: Sequence[Path],
+    size: int,
+    policy: Policy,
+    config: ModelConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> DividedWeights:
+    """The weights that `size` ranks have between them. `shapes`: of the whole model's tensors, by name.
+
+    Raises ValueError for missing, damaged or foreign files, and for parts that do not make up the model.
+    """
+    if size < 1 or len(tp) % size:
+        raise ValueError(f"tp lists {len(tp)} files for tp_size {size}; expected a multiple: every part of every rank")
+    head, tokens = f"{policy.head}.weight", f"{policy.tokens}.weight"
+    tensors: dict[str, Divided] = {}
+    for path in non_tp:
+        file = TensorFile(path)
+        for stored in sorted(file.names()):
+            tensors[policy.current_name(stored)] = replicated(stored, [file], [file.get(stored)])
+    for begin in range(0, len(tp), size):
+        files = [TensorFile(path) for path in tp[begin : begin + size]]
+        for stored in same_names(files):
+            name = policy.current_name(stored)
+            thirds = not policy.interleaved_qkv and len(policy.qkv) == 1 and f".{policy.qkv[0]}." in name
+            shape = shapes.get(tokens if config.tied_head and name == head else name)
+            tensors[name] = _divided(stored, files, shape, thirds)
+    if config.tied_head and head in tensors:
+        tensors.setdefault(tokens, tensors[head])
+    policy.check(config, tensors)
+    return DividedWeights(tensors)
+
+
+def _divided(stored: str, files: Sequence[TensorFile], shape: tuple[int, ...] | None, thirds: bool) -> Divided:
+    if shape is None:  # no weight of this model: a buffer, or one that the check of all names reports
+        return Divided((), 0, ())
+    tensors = [file.get(stored) for file in files]
+    if all(tuple(tensor.shape) == shape for tensor in tensors):
+        return replicated(stored, files, tensors)
+    alike = all(tensor.ndim == len(shape) for tensor in tensors)
+    dims = {dim for tensor in tensors for dim in range(len(shape)) if alike and tensor.shape[dim] != shape[dim]}
+    lengths = [tensor.shape[min(dims)] for tensor in tensors] if dims else []
+    if len(dims) != 1 or sum(lengths) != shape[min(dims)]:
+        held = ", ".join(f"{list(tensor.shape)} in {file.path}" for file, tensor in zip(files, tensors, strict=True))
+        raise ValueError(
+            f"{stored} is {held}, which do not make up the model's {list(shape)}; "
+            "all shards must come from one save of this model"
+        )
+    ranges = by_thirds(lengths) if thirds else side_by_side(lengths)
+    reads = [partial(file.get, stored) for file in files]
+    parts = tuple(Part(read, held) for read, held in zip(reads, ranges, strict=True))
+    return Divided(shape, dims.pop(), parts)

@@ -1,0 +1,156 @@
+"""The safetensors format, written and read without a second copy of any tensor, and checked while it is read.
+
+The library's own writer holds all tensors twice, and its reader maps the file: filling memory that is there already
+from a mapping costs a page fault for every few pages, which reading does not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from xxhash import xxh3_128
+
+from labkit.system.whole_file import whole_file
+from labkit.weights.checkpoint.pieces import Range
+
+NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int8: "I8",
+}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+LENGTH = 8  # bytes that tell the length of the header
+AT_ONCE = 256 << 10  # bytes that are read and digested at once, while they are in a core's own cache
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor stands in a file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[int, dict[str, str]]:
+    """Writes a safetensors file, whole or not at all: (its bytes, the XXH3 digest of each tensor)."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 64 + 64 - LENGTH)  # so that tensors are aligned in a mapping of the file
+    digests = {}
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        file.write(len(text).to_bytes(LENGTH, "little") + text)
+        for name, tensor in tensors.items():
+            digest = xxh3_128()
+            for part in _parts(_bytes_of(tensor)):
+                digest.update(part)
+                file.write(part)
+            digests[name] = digest.hexdigest()
+        file.flush()
+        os.fsync(file.fileno())
+    return LENGTH + len(text) + end, digests
+
+
+class TensorStream:
+    """A safetensors file to read tensors of into memory that is there, whole or some of their first dimension.
+
+    No number of a tensor is given out before all of it was held against its digest. Raises ValueError, naming the
+    file, for one that is damaged.
+    """
+
+    def __init__(self, path: Path, digests: Mapping[str, str]) -> None:
+        """digests: what `write_tensors` told of the tensors."""
+        self.path, self._digests = path, digests
+        self._intact: set[str] = set()
+        self._file = path.open("rb", buffering=0)
+        try:
+            length = int.from_bytes(self._file.read(LENGTH), "little")
+            if length > os.fstat(self._file.fileno()).st_size:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(self._file.read(length))
+            self.metadata: dict[str, str] = header.pop("__metadata__", {})
+            self.tensors = {
+                name: Stored(
+                    DTYPES[entry["dtype"]], tuple(entry["shape"]), LENGTH + length + int(entry["data_offsets"][0])
+                )
+                for name, entry in header.items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged ({error!r}); copy it again, or save the checkpoint again") from error
+
+    def read_into(self, name: str, out: Tensor) -> Tensor:
+        """Fills `out`, contiguous, with the whole tensor."""
+        assert (out.dtype, tuple(out.shape)) == (self.tensors[name].dtype, self.tensors[name].shape)
+        self._read(name, _parts(_bytes_of(out)))
+        return out
+
+    def whole(self, name: str) -> Tensor:
+        """The tensor in memory of its own."""
+        stored = self.tensors[name]
+        return self.read_into(name, torch.empty(stored.shape, dtype=stored.dtype))
+
+    def slab(self, name: str, outer: Range, inner: Range | None = None) -> Tensor:
+        """[begin, end) of the first dimension, and of the second if given, in memory of its own."""
+        stored = self.tensors[name]
+        if name not in self._intact:
+            buffer = memoryview(bytearray(AT_ONCE))
+            self._read(name, (buffer[: stored.nbytes - at] for at in range(0, stored.nbytes, AT_ONCE)))
+        first, last = inner or (0, stored.shape[1])
+        out = torch.empty((outer[1] - outer[0], last - first, *stored.shape[2:]), dtype=stored.dtype)
+        data = _bytes_of(out)
+        entry = math.prod(stored.shape[2:]) * stored.dtype.itemsize
+        row, run = stored.shape[1] * entry, (last - first) * entry
+        if run == row:
+            self._fill(name, data, outer[0] * row)
+            return out
+        for index in range(len(out)):
+            self._fill(name, data[index * run : (index + 1) * run], (outer[0] + index) * row + first * entry)
+        return out
+
+    def _read(self, name: str, parts: Iterable[memoryview]) -> None:
+        """All of a tensor into one part after the other, held against its digest."""
+        digest, at = xxh3_128(), 0
+        for part in parts:
+            self._fill(name, part, at)
+            digest.update(part)
+            at += len(part)
+        if (found := digest.hexdigest()) != (expected := self._digests.get(name)):
+            raise ValueError(
+                f"{self.path} was altered: the digest of {name} is {found}, expected {expected}; copy it again, or "
+                "save the checkpoint again"
+            )
+        self._intact.add(name)
+
+    def _fill(self, name: str, data: memoryview, skipped: int) -> None:
+        done, offset = 0, self.tensors[name].offset + skipped
+        while done < len(data):
+            read = os.preadv(self._file.fileno(), [data[done:]], offset + done)
+            if read == 0:
+                raise ValueError(f"{self.path} ends within {name}; copy it again, or save the checkpoint again")
+            done += read
+
+
+def _parts(data: memoryview) -> Iterator[memoryview]:
+    return (data[at : at + AT_ONCE] for at in range(0, len(data), AT_ONCE))
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    assert tensor.is_contiguous()
+    return tensor.detach().cpu().view(-1).view(torch.uint8).numpy().data

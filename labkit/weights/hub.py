@@ -1,0 +1,53 @@
+"""Checkpoints of the Hugging Face hub: from the local cache, or downloaded when the hub answers."""
+
+from __future__ import annotations
+
+import urllib.request
+from functools import cache
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
+from labkit.weights.source import weight_files
+
+PROBE_SECONDS = 3
+DESCRIPTION = (".json", ".txt", ".model")
+
+
+def checkpoint_folder(repo_id: str) -> Path | None:
+    """The local folder of a model of the hub, downloaded first if need be; None: out of reach or not there for us."""
+    return _cached(repo_id) or (_download(repo_id) if hub_answers() else None)
+
+
+@cache
+def hub_answers() -> bool:
+    """Whether the hub can be reached: asked once per process, and never when HF_HUB_OFFLINE is set."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+    try:
+        urllib.request.urlopen(request, timeout=PROBE_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _cached(repo_id: str) -> Path | None:
+    try:
+        folder = Path(snapshot_download(repo_id, local_files_only=True))
+        return folder if weight_files(folder) and (folder / "config.json").is_file() else None
+    except (LocalEntryNotFoundError, ValueError):
+        return None
+
+
+def _download(repo_id: str) -> Path | None:
+    try:
+        siblings = HfApi().model_info(repo_id, timeout=PROBE_SECONDS).siblings or []
+    except RepositoryNotFoundError:  # or gated
+        return None
+    names = [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename]
+    weights = [name for name in names if name.startswith("model") and name.endswith(".safetensors")]
+    weights = weights or [name for name in names if name.startswith("pytorch_model") and name.endswith(".bin")]
+    wanted = [*weights, *(name for name in names if name.endswith(DESCRIPTION))]
+    return Path(snapshot_download(repo_id, allow_patterns=wanted)) if weights else None

@@ -1,0 +1,48 @@
+"""From a name, a hub id or a folder to a model that can be loaded."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+
+from labkit.models.presets import PRESETS, find_preset
+from labkit.weights.hub import checkpoint_folder
+from labkit.weights.source import ModelSource, RandomWeights, checkpoint_source
+
+
+def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSource:
+    """The model of this name; nothing is loaded yet.
+
+    In this order: a local folder is its checkpoint; a preset or hub id whose weights are in the local cache, or on a
+    hub that answers, is those; any other preset is its shape with random weights drawn from `seed`. Which of them it
+    was, `origin` says. Presets are found by their name or hub id, in any spelling of dots, dashes and capitals.
+
+    ValueError: an unknown name, or a checkpoint that does not fit its config.
+    """
+    name = os.fspath(name_or_path)
+    folder = Path(name).expanduser()
+    preset = find_preset(name)
+    if (folder / "config.json").is_file() or (folder.is_dir() and preset is None):
+        return checkpoint_source(folder, name=name, origin=f"checkpoint {folder}")
+
+    hub_id = preset.hub_id if preset else name
+    if hub_id and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", hub_id) and (preset or "/" in hub_id):
+        downloaded = checkpoint_folder(hub_id)
+        if downloaded:
+            return checkpoint_source(downloaded, name=preset.name if preset else name, origin=f"hub {hub_id}")
+    if preset is None:
+        raise ValueError(_unknown(name))
+    shape = f"of the published {preset.name} shape" if preset.hub_id else f"of the {preset.name} shape"
+    weights = RandomWeights(preset.hf_config, seed)
+    return ModelSource(preset.name, f"random weights, seed {seed}, {shape}", preset.hf_config, weights)
+
+
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name.lower(), PRESETS, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return (
+        f"unknown model {name!r}{hint}; expected a checkpoint folder, the id of a model on a hub that can be reached, "
+        f"or one of {', '.join(PRESETS)}"
+    )

@@ -1,0 +1,200 @@
+"""Where a model's weights come from: seeded random numbers or a checkpoint, tensor by tensor and never whole."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from labkit.models.config import ModelConfig
+from labkit.models.policies import POLICIES, Policy, policy_for
+from labkit.models.shards import Cut, cut_of
+from labkit.models.tokenizer import byte_tokenizer
+from labkit.weights.checkpoint.files import TensorFile, first_line
+from labkit.weights.checkpoint.saved import saved_weights
+from labkit.weights.protocol import TensorSource
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CHUNK = 1 << 20  # random numbers drawn at once: what a tensor costs beyond itself
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that is described but not loaded: its config, its tokenizer, and its tensors one at a time.
+
+    `origin` says in words where the weights come from; every result must carry it.
+    """
+
+    name: str
+    origin: str
+    hf_config: PretrainedConfig
+    weights: TensorSource
+    folder: Path | None = None  # the checkpoint, where there is one
+
+    def names(self) -> set[str]:
+        """The names of all tensors, as in the Hugging Face model."""
+        return self.weights.names()
+
+    def get(self, hf_name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
+        """One tensor, or the part that `cut` takes: a copy of its own in `dtype`, or as it is stored, which may be a
+        file mapped for reading.
+
+        Random tensors are float32, and the same whatever was asked for before; in a `dtype` they are those, rounded.
+        """
+        return self.weights.get(hf_name, dtype, cut)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The checkpoint's own tokenizer, padding on the left; a byte-level one where there is none."""
+        if self.folder and any((self.folder / file).exists() for file in TOKENIZER_FILES):
+            return AutoTokenizer.from_pretrained(self.folder, padding_side="left")
+        return byte_tokenizer(self.hf_config.vocab_size, getattr(self.hf_config, "max_position_embeddings", None))
+
+    def hf_model(self, dtype: torch.dtype) -> PreTrainedModel:
+        """The vanilla Hugging Face model, in evaluation mode.
+
+        It is built without memory and filled tensor by tensor, so it never needs more than its weights and one tensor.
+        """
+        if dtype not in DTYPES:
+            raise ValueError(f"unsupported dtype {dtype}; expected one of {', '.join(map(str, DTYPES))}")
+        model = _empty_model(self.hf_config, dtype)
+        for name, parameter in list(model.named_parameters()):
+            module, _, leaf = name.rpartition(".")
+            tensor = self.get(name, dtype)
+            if tensor.shape != parameter.shape:
+                raise ValueError(f"{name} has shape {list(tensor.shape)}, expected {list(parameter.shape)}")
+            setattr(model.get_submodule(module), leaf, nn.Parameter(tensor))
+        model.tie_weights()
+        if self.folder and (self.folder / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(self.folder)
+        return model.eval()
+
+
+class RandomWeights:
+    """Weights drawn as Hugging Face would initialise the model, except that no norm weight or bias is trivial.
+
+    Linears and embeddings are N(0, initializer_range), biases N(0, 0.02), norm weights N(1, 0.1). Each tensor has a
+    generator of its own, seeded by `seed` and the tensor's name.
+    """
+
+    def __init__(self, hf_config: PretrainedConfig, seed: int) -> None:
+        self._seed = seed
+        self._matrix_std = float(getattr(hf_config, "initializer_range", getattr(hf_config, "init_std", 0.02)))
+        self._shapes = hf_shapes(hf_config)
+        self._drawn = torch.empty(CHUNK)  # one for all: made anew for each tensor, it would leave holes in the heap
+
+    def names(self) -> set[str]:
+        return set(self._shapes)
+
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
+        if name not in self._shapes:
+            raise KeyError(f"no tensor {name!r} in this model; names() lists them")
+        shape = self._shapes[name]
+        mean, std = 0.0, self._matrix_std
+        if len(shape) == 1:
+            mean, std = (0.0, 0.02) if name.endswith(".bias") else (1.0, 0.1)
+        digest = blake2b(f"{self._seed}:{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest) >> 1)
+        tensor = torch.empty(shape, dtype=dtype or torch.float32)
+        chunks = tensor.view(-1).split(CHUNK)
+        for chunk in chunks:
+            chunk.copy_(self._drawn[: len(chunk)].normal_(mean, std, generator=generator))
+        return cut_of(name, tensor, cut)
+
+
+class Checkpoint:
+    """The tensors of these files by today's names: mapped from disk, and read without running their code."""
+
+    def __init__(self, files: list[Path], policy: Policy, config: ModelConfig) -> None:
+        opened = [TensorFile(path) for path in files]
+        self._where = {policy.current_name(name): (file, name) for file in opened for name in file.names()}
+        head, tokens = f"{policy.head}.weight", f"{policy.tokens}.weight"
+        if config.tied_head and head in self._where:
+            self._where.setdefault(tokens, self._where[head])
+        policy.check(config, self._where)
+        if config.tied_head and head in self._where and not torch.equal(self.get(head), self.get(tokens)):
+            raise ValueError(
+                f"{head} differs from {tokens}, but config.json says that they are tied; "
+                "set tie_word_embeddings to false there"
+            )
+
+    def names(self) -> set[str]:
+        return set(self._where)
+
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
+        if name not in self._where:
+            raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
+        file, stored = self._where[name]
+        tensor = cut_of(name, file.get(stored), cut)
+        return tensor if dtype is None else tensor.to(dtype, copy=True)
+
+
+def checkpoint_source(folder: Path, *, name: str, origin: str) -> ModelSource:
+    """The model in a folder that transformers wrote. ValueError: unknown, incomplete, or of another shape."""
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json; expected a folder that save_pretrained wrote")
+    try:
+        hf_config = AutoConfig.from_pretrained(folder)
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"{folder / 'config.json'} is of no known architecture ({first_line(error)}); "
+            f"expected one of {', '.join(POLICIES)}"
+        ) from error
+    policy = policy_for(hf_config)
+    if saved := saved_weights(folder, policy, policy.model_config(hf_config)):
+        return ModelSource(name, origin, hf_config, saved, folder)
+    if not (files := weight_files(folder)):
+        raise ValueError(f"{folder} holds no weights; expected model*.safetensors or pytorch_model*.bin")
+    weights = Checkpoint(files, policy, policy.model_config(hf_config))
+    return ModelSource(name, origin, hf_config, weights, folder)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights, safetensors before PyTorch's; ValueError names a listed file that is missing."""
+    for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
+        index = folder / f"{stem}.{suffix}.index.json"
+        if index.is_file():
+            files = sorted({folder / file for file in json.loads(index.read_text())["weight_map"].values()})
+            if absent := [file.name for file in files if not file.is_file()]:
+                raise ValueError(f"{folder} lacks {', '.join(absent)}, which {index.name} lists; download it again")
+            return files
+        if (folder / f"{stem}.{suffix}").is_file():
+            return [folder / f"{stem}.{suffix}"]
+    return []
+
+
+def hf_shapes(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of the Hugging Face model's tensors by name; a tied head is not among them."""
+    model = _meta_model(copy.deepcopy(hf_config), torch.float32)  # transformers notes the dtype in the config
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def _meta_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
+
+
+def _empty_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with parameters on the meta device, and its buffers (frequencies, masks) as they should be."""
+    model = _meta_model(hf_config, dtype)
+    for name, buffer in list(model.named_buffers()):
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, torch.empty_like(buffer, device="cpu"))
+    model.initialize_weights()
+    return model

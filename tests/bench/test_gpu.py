@@ -1,0 +1,51 @@
+"""`make bench-gpu`, as far as it goes without a GPU: every side, record, bar and page, on a tiny shape, interpreted."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from labkit.bench import gpu as gpu_bench
+from labkit.bench.gpu import TARGETS, checks, main
+from labkit.harness import load_records
+from labkit.harness.records import Comparison
+from labkit.models.presets import PRESETS
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="made for the interpreter"),
+]
+
+
+def test_a_bench_writes_records_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_bench, "PROMPT", 4)
+    monkeypatch.setattr(gpu_bench, "QUICK_NEW", 2)
+    main(model=["tiny-gptj"], against=["hf-eager"], batch=[1], quick=True, regions=False, output=tmp_path)
+    (file,) = tmp_path.glob("*.jsonl")
+    records = [record for record in load_records(file) if isinstance(record, Comparison)]
+    sides = {(record.baseline.name, record.candidate.name, record.case.batch) for record in records}
+    assert sides == {("hf-eager", name, 1) for name in ("fused", "fused-int8")}
+    for record in records:
+        assert "triton" in record.candidate.impl
+        assert record.tokens_equal or record.candidate.name == "fused-int8"
+        stages = [stage for _, stage in record.candidate.nodes]
+        assert stages[:2] == ["decode/embed", "decode/layer.0/qkv+mlp"]
+        assert stages[-2:] == ["decode/lm_head", "decode/sample"]
+    page = file.with_suffix(".md").read_text()
+    assert "interpreted on the CPU, so that no time means anything" in page
+    assert "| tiny-gptj | 1 | hf-eager | fused-int8 |" in page
+    judged = [check.what for _, check in checks(records, [])]
+    assert judged == ["hf-eager / fused"]  # no bar in milliseconds for a shape that nobody waits for
+
+
+def test_the_models_with_bars_are_presets() -> None:
+    assert {target.model for target in TARGETS} <= set(PRESETS)
+    assert all(target.int8_ms < target.float16_ms for target in TARGETS)
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown baseline 'tf'; expected one of hf-eager"):
+        main(model=["tiny-gptj"], against=["tf"], quick=True, output=tmp_path)
+    with pytest.raises(ValueError, match="unknown model 'gpt-9'"):
+        main(model=["gpt-9"], quick=True, output=tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,57 @@
+"""The bench of loading: its bars, and that record and page are the same figures."""
+
+import math
+from pathlib import Path
+
+import pytest
+from comparisons import environment
+
+from labkit.bench import loading as load_bench
+from labkit.bench.load_worker import sizes
+from labkit.bench.loading import checks, page, write_model
+from labkit.harness import load_records
+from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement
+from labkit.models.policies import LLAMA
+from labkit.models.shards import shard
+from labkit.system.whole_file import write_whole
+from labkit.weights.resolve import resolve
+
+
+def found(one_s: float = 3.1, *, peak: int = 1_240) -> LoadMeasurement:
+    """Two ranks, the second the slower, that hold 1,000 bytes each, 100 of them in one tensor."""
+    return LoadMeasurement(
+        ranks=2,
+        dtype="bfloat16",
+        model_bytes=2_000,
+        share_bytes=(1_000, 1_000),
+        largest_bytes=(100, 100),
+        environment=environment(),
+        rounds_s={ONE_FILE: ((1.0, one_s),) * 3, OWN_FILES: ((0.5, 1.0),) * 3},
+        peak_bytes={ONE_FILE: (900, peak), OWN_FILES: (1_100, 1_000)},
+    )
+
+
+def test_ranks_are_judged_by_the_slowest_and_the_largest() -> None:
+    assert [check.met for check in checks(found())] == [True, True, True]
+    assert [check.met for check in checks(found(2.9))] == [False, True, True]
+    assert [check.met for check in checks(found(peak=1_260))] == [True, True, False]
+
+
+def test_the_record_comes_back_and_its_page_says_the_same(tmp_path: Path) -> None:
+    record = found()
+    write_whole(tmp_path / "one.jsonl", record.model_dump_json() + "\n")
+    assert load_records(tmp_path) == [record]
+    for part in ("3.10x", "1.14 of the share", "≤ 1.15: met"):
+        assert part in page(record)
+
+
+def test_the_model_has_the_size_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its ranks hold it between them."""
+    monkeypatch.setattr(load_bench, "HIDDEN", 64)
+    monkeypatch.setattr(load_bench, "INNER", 160)
+    monkeypatch.setattr(load_bench, "VOCAB", 320)
+    size = write_model(tmp_path / "one", 1e-3)
+    assert size == pytest.approx(1e6, rel=0.1)
+    config = LLAMA.model_config(resolve(tmp_path / "one").hf_config)
+    shares = [sizes(shard(config, 2, rank), load_bench.DTYPE)[0] for rank in range(2)]
+    assert math.isclose(sum(shares), size, rel_tol=0.05)

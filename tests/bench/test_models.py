@@ -1,0 +1,207 @@
+"""`make bench`: verdicts that follow from the bars, a page made of the records, and a run that goes on where it was."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from comparisons import comparison
+
+from labkit.bench import models as bench_module
+from labkit.bench import report as bench_report
+from labkit.bench import targets
+from labkit.bench.models import Settings
+from labkit.bench.report import report
+from labkit.bench.targets import TARGETS, Row, Target, rows
+from labkit.harness import Comparison, load_records
+from labkit.harness.compare import peers
+from labkit.harness.compare.interleave import compare_with_each
+from labkit.models.presets import PRESETS
+
+GPT2 = next(target for target in TARGETS if target.key == ("gpt2", "float32", 1, "fused"))
+
+
+def beside_llama_cpp(found: Comparison) -> Comparison:
+    """The same comparison with its baseline in the place of llama.cpp."""
+    return found.model_copy(update={"baseline": found.baseline.model_copy(update={"name": peers.LLAMA_CPP})})
+
+
+def test_every_target_is_a_preset_and_stands_there_once() -> None:
+    assert len({target.key for target in TARGETS}) == len(TARGETS)
+    assert {target.model for target in TARGETS} <= PRESETS.keys()
+
+
+def test_a_figure_on_its_bar_is_met_and_one_below_it_missed() -> None:
+    found = comparison()
+    reached = found.ratio("per_token").value
+    assert Row(replace(GPT2, per_token=reached), found).checks["per_token"].met
+    assert not Row(replace(GPT2, per_token=reached * 1.0001), found).checks["per_token"].met
+
+
+def test_a_bar_past_the_limit_is_missed_with_what_the_limit_allows() -> None:
+    found = comparison()
+    assert found.candidate.floor_share is not None
+    most = found.ratio("per_token").value / found.candidate.floor_share
+    beyond = Row(replace(GPT2, per_token=1.01 * most), found).checks["per_token"]
+    assert f"missed; at the limit it would be {most:.2f}x" in str(beyond)
+    assert "at the limit" not in str(Row(replace(GPT2, per_token=0.99 * most), found).checks["per_token"])
+    assert "at the limit" not in str(Row(replace(GPT2, ttft=99.0), found).checks["ttft"])
+
+
+def test_a_bar_within_the_interval_is_called_close() -> None:
+    found = comparison()
+    ratio = found.ratio("per_token")
+    for bar, close in ((ratio.high, True), (ratio.high * 1.01, False), (ratio.low * 0.99, False)):
+        assert Row(replace(GPT2, per_token=bar), found).checks["per_token"].close is close
+
+
+def with_peak(found: Comparison, peak_rss_mb: float) -> Comparison:
+    return found.model_copy(update={"candidate": found.candidate.model_copy(update={"peak_rss_mb": peak_rss_mb})})
+
+
+def test_memory_is_held_against_weights_and_cache() -> None:
+    found = comparison()
+    needed = 507.0  # MB of weights and KV cache of the comparison
+    assert Row(GPT2, with_peak(found, needed * 1.14)).checks["memory"].met
+    assert not Row(GPT2, with_peak(found, needed * 1.16)).checks["memory"].met
+
+
+def test_only_float32_tokens_have_to_be_equal() -> None:
+    unequal = comparison().model_copy(update={"tokens_equal": False, "first_difference": 7})
+    assert not Row(GPT2, unequal).checks["tokens"].met
+    assert "tokens" not in Row(replace(GPT2, dtype="bfloat16"), unequal).checks
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    unprobed = comparison(probed=False)
+    assert "limit_share" not in Row(GPT2, unprobed).checks
+    assert "llama_cpp" not in Row(GPT2, unprobed).checks
+    assert "llama_cpp" in Row(GPT2, unprobed, beside_llama_cpp(unprobed)).checks
+
+
+def test_the_page_names_every_missed_bar_and_every_side() -> None:
+    found = with_peak(comparison(), 600.0)
+    records = [found, beside_llama_cpp(found)]
+    (row,) = rows(records)
+    missed = [check for check in row.checks.values() if not check.met]
+    page = report(records)
+    assert missed
+    assert all(f"{check.what}: {check.figure}" in page for check in missed)
+    assert f"{len(row.checks) - len(missed)} of {len(row.checks)} bars met" in page
+    assert f"| {' | '.join(targets.FUSED.names)} |" in page
+    assert "random weights" in page
+
+
+def test_every_table_of_the_page_has_as_many_cells_as_titles() -> None:
+    tables = [block for block in report([comparison()]).split("\n\n") if block.startswith("|")]
+    assert tables
+    for table in tables:
+        assert len({line.count(" | ") for line in table.splitlines()}) == 1
+
+
+def test_a_case_is_kept_only_when_all_of_it_was_measured_as_asked_now() -> None:
+    found = comparison(new_tokens=128)
+    settings = Settings(new=128, rounds=5, threads=2, peer=False)
+    done = bench_module._done
+    assert done(GPT2, settings, [found], "abc")
+    assert not done(GPT2, settings, [found], "def")
+    assert not done(GPT2, replace(settings, threads=1), [found], "abc")
+    assert not done(GPT2, replace(settings, new=8), [found], "abc")
+    assert not done(replace(GPT2, dtype="bfloat16"), settings, [found], "abc")
+    assert not done(GPT2, replace(settings, peer=True), [found], "abc")
+    assert done(GPT2, replace(settings, peer=True), [found, beside_llama_cpp(found)], "abc")
+
+
+def test_the_estimate_grows_with_the_rounds_and_the_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "probe_bandwidth", lambda threads, device: 20.0)
+    settings = Settings(new=128, rounds=2, threads=1, peer=False)
+    few = bench_module._seconds(GPT2, settings)
+    assert 0 < few < bench_module._seconds(GPT2, replace(settings, rounds=20))
+    assert few < bench_module._seconds(GPT2, replace(settings, rounds=2, peer=True))
+
+
+@pytest.fixture
+def two_small_targets(monkeypatch: pytest.MonkeyPatch) -> tuple[Target, ...]:
+    """Two cases that take seconds, without llama.cpp."""
+    small = (
+        Target("tiny-gpt2", "float32", 1, per_token=1.0, limit_share=0.5, ttft=1.0, llama_cpp=1.1),
+        Target("tiny-llama", "float32", 2, per_token=1.0),
+    )
+    for module in (bench_module, bench_report, targets):
+        monkeypatch.setattr(module, "TARGETS", small)
+    monkeypatch.setattr(peers, "unavailable", lambda: "not here")
+    return small
+
+
+def bench(output: Path, *, fresh: bool = False) -> int:
+    with pytest.raises(typer.Exit) as ended:
+        bench_module.main(quick=True, only=None, fresh=fresh, output=output, threads=1, rounds=2)
+    return ended.value.exit_code
+
+
+def test_a_bench_writes_records_and_page_and_keeps_what_is_done(
+    two_small_targets: tuple[Target, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(tmp_path) == 0
+    first = capsys.readouterr()
+    assert "not here" in first.err
+    assert first.out.startswith("about ")
+    (records_file,), (page,) = tmp_path.glob("*.jsonl"), tmp_path.glob("*.md")
+    assert len(list(tmp_path.iterdir())) == 2
+    records = [record for record in load_records(records_file) if isinstance(record, Comparison)]
+    assert [row.target for row in rows(records)] == list(two_small_targets)
+    assert page.read_text() == report(records)
+
+    assert bench(tmp_path) == 0
+    assert "for 0 cases, 2 kept" in capsys.readouterr().out
+    assert load_records(records_file) == records
+
+
+def test_a_case_that_fails_is_reported_and_the_others_are_measured(
+    two_small_targets: tuple[Target, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
+        if target.model == "tiny-gpt2":
+            raise RuntimeError("out of luck")
+        found = comparison()
+        case = found.case.model_copy(update={"model": target.model, "batch": target.batch})
+        sides = {name: getattr(found, name).model_copy(update={"case": case}) for name in ("baseline", "candidate")}
+        return (found.model_copy(update=sides),)
+
+    monkeypatch.setattr(bench_module, "_measure", measure)
+    assert bench(tmp_path) == 1
+    assert "tiny-gpt2 float32: out of luck" in capsys.readouterr().err
+    (record,) = load_records(tmp_path)
+    assert isinstance(record, Comparison)
+    assert record.case.model == "tiny-llama"
+
+
+def test_a_peer_that_fails_costs_its_own_column_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
+        if peers.LLAMA_CPP in settings.baselines(target):
+            raise RuntimeError("the peer is out of luck")
+        return (comparison(),)
+
+    monkeypatch.setattr(bench_module, "_measure", measure)
+    settings = Settings(new=8, rounds=2, threads=1, peer=True)
+    assert bench_module._attempt(GPT2, settings) == (comparison(),)
+    assert "the peer is out of luck" in capsys.readouterr().err
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(typer.BadParameter, match=r"got 'gpt-17', expected one of gpt2, gpt2-medium"):
+        bench_module._select(["gpt-17"])
+
+
+def test_a_short_warm_up_leaves_the_runs_as_long_as_they_were() -> None:
+    (found,) = compare_with_each(
+        ("hf-eager",), model="tiny-gpt2", prompt=4, new=5, threads=1, rounds=2, warm_up=2, stages=False, output=None
+    )
+    assert {len(run.decode_ms) for side in (found.baseline, found.candidate) for run in side.runs} == {4}
+    assert found.tokens_equal
+    assert found.candidate.stages == ()

@@ -1,0 +1,119 @@
+"""The bench of tensor parallelism: what is judged, and that the page is made of the records."""
+
+from dataclasses import dataclass
+
+import pytest
+from comparisons import comparison, environment
+
+from labkit.bench import parallel as parallel_bench
+from labkit.bench.parallel import BASELINES, QUICK_ROUNDS, checks, exchange_checks
+from labkit.harness import Comparison, load_records
+from labkit.harness.exchange.records import ExchangeMeasurement
+from labkit.models.presets import PRESETS
+
+
+def found(one_ms: float, two_ms: float, *, limit: float = 1.8) -> list[Comparison]:
+    """Two ranks that take 10 ms per token, and the threads beside them; the memory allows the ratio `limit`."""
+    sides = []
+    for name, cores, took, gb_s in (("eager", 2, 40.0, limit), ("one", 1, one_ms, 1.0), ("two", 2, two_ms, limit)):
+        sides.append((name, {"threads": cores}, took, gb_s))
+    sides.append(("fused-tp2", {"threads": 1, "tp": 2}, 10.0, limit))
+    made = []
+    for name, sizes, took, gb_s in sides:
+        side = comparison().candidate
+        runs = tuple(
+            run.model_copy(update={"decode_ms": (took, took), "bandwidth_gb_s": (10 * gb_s, 10 * gb_s)})
+            for run in side.runs
+        )
+        made.append(side.model_copy(update={"name": name, "case": side.case.model_copy(update=sizes), "runs": runs}))
+    *baselines, ours = made
+    return [comparison().model_copy(update={"baseline": side, "candidate": ours}) for side in baselines]
+
+
+def sums(size: int, shared_us: float, gloo_us: float) -> ExchangeMeasurement:
+    rounds = {"cpp": ((shared_us,) * 3,) * 2, "reference": ((gloo_us,) * 3,) * 2}
+    return ExchangeMeasurement(
+        ranks=2, bytes=size, transport="shared memory", pinned=True, environment=environment(), rounds_us=rounds
+    )
+
+
+def test_two_ranks_are_judged_by_what_the_memory_allows() -> None:
+    assert [check.met for check in checks(found(16.3, 10.0))] == [True, True, True]
+    assert [check.met for check in checks(found(16.1, 10.0))] == [False, True, True]
+    assert [check.met for check in checks(found(16.1, 10.0, limit=1.7))] == [True, True, True]
+
+
+def test_two_ranks_may_take_a_little_longer_than_two_threads() -> None:
+    assert [check.met for check in checks(found(18.0, 10 / 1.04))] == [True, True, True]
+    assert [check.met for check in checks(found(18.0, 10 / 1.06))] == [True, False, True]
+
+
+def test_other_tokens_miss_their_bar() -> None:
+    first, *rest = found(18.0, 10.0)
+    different = first.model_copy(update={"tokens_equal": False, "first_difference": 3})
+    assert [check.met for check in checks([different, *rest])] == [True, True, False]
+
+
+def test_sums_of_a_decode_step_are_judged_and_larger_ones_are_not() -> None:
+    rows = [sums(4096, 9.9, 50.0), sums(16384, 10.1, 50.0), sums(65536, 99.0, 99.0)]
+    assert [check.met for check in exchange_checks(rows)] == [True, True, False, False]
+
+
+def test_every_model_is_a_preset() -> None:
+    assert set(parallel_bench.MODELS) <= PRESETS.keys()
+
+
+@dataclass(frozen=True)
+class Benched:
+    exchanged: list[ExchangeMeasurement]
+    compared: list[Comparison]
+    page: str
+
+
+@pytest.fixture(scope="module")
+def benched(tmp_path_factory: pytest.TempPathFactory) -> Benched:
+    """What a quick bench of a tiny model wrote."""
+    folder = tmp_path_factory.mktemp("benched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel_bench, "MODELS", ("tiny-gptj",))
+        patch.setattr(parallel_bench, "PROMPT", 9)
+        patch.setattr(parallel_bench, "QUICK_CALLS", 2)
+        parallel_bench.main(quick=True, output=folder)
+    (records,), (written,) = folder.glob("*-quick-parallel.jsonl"), folder.glob("*-quick-parallel.md")
+    loaded = load_records(records)
+    exchanged = [record for record in loaded if isinstance(record, ExchangeMeasurement)]
+    return Benched(exchanged, [record for record in loaded if isinstance(record, Comparison)], written.read_text())
+
+
+@pytest.mark.timeout(240)
+def test_a_bench_writes_records_and_a_page_made_of_them(benched: Benched) -> None:
+    compared, text = benched.compared, benched.page
+    assert [record.candidate.name for record in compared] == ["fused-tp2"] * len(BASELINES)
+    assert text == parallel_bench.page(benched.exchanged, compared)
+    for part in ("## tiny-gptj", "start to ready", "that the memory allows", "wait for each other in"):
+        assert part in text
+
+
+@pytest.mark.timeout(240)
+def test_sides_of_one_name_are_told_apart(benched: Benched) -> None:
+    sides = [*(found.baseline for found in benched.compared), benched.compared[0].candidate]
+    assert [side.name for side in sides] == ["hf-eager", "fused, 1 thread", "fused, 2 threads", "fused-tp2"]
+    assert [(side.case.threads, side.case.tp) for side in sides] == [(2, 1), (1, 1), (2, 1), (1, 2)]
+    assert [side.environment.threads for side in sides] == [2, 1, 2, 2]
+
+
+@pytest.mark.timeout(240)
+def test_all_sides_produce_the_same_tokens_in_as_many_rounds(benched: Benched) -> None:
+    for found in benched.compared:
+        assert found.tokens_equal
+        assert len(found.baseline.runs) == len(found.candidate.runs) == QUICK_ROUNDS
+
+
+@pytest.mark.timeout(240)
+def test_only_a_side_on_several_ranks_has_stages_of_ranks_and_waits(benched: Benched) -> None:
+    assert not any(found.baseline.rank_stages for found in benched.compared)
+    assert not any(found.baseline.communication_shares for found in benched.compared)
+    cut = benched.compared[0].candidate
+    assert len(cut.rank_stages) == 2
+    assert len(cut.communication_shares) == 2
+    assert all(0 < share < 1 for share in cut.communication_shares)

@@ -1,0 +1,203 @@
+"""The command line as a user meets it: by its exit code, stdout and stderr.
+
+In this process where it makes no difference, to spare each test the seconds that torch and transformers take to load.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from comparisons import comparison
+from rich.console import Console
+
+from labkit.cli import main as cli
+from labkit.harness import Comparison
+from labkit.kernels import gpu
+
+SMALL = ("--prompt", "9", "--new", "5", "--threads", "1", "--rounds", "3")
+SIDE_KEYS = {"name", "ttft_ms", "per_token_ms", "end_to_end_ms", "floor_share", "peak_rss_mb"}
+KEYS = {
+    *("model", "dtype", "batch", "baseline", "candidate", "verdict", "tokens_equal", "read_bandwidth_gb_s"),
+    *("per_token_ratio", "per_token_ratio_low", "per_token_ratio_high", "ttft_ratio", "end_to_end_ratio"),
+}
+REGION_KEYS = {
+    *("region", "impl", "batch", "dtype", "reference_us", "unfused_own_gemm_us", "fused_us", "published"),
+    *("ratio", "ratio_low", "ratio_high", "floor_share"),
+}
+LABKIT = (sys.executable, "-P", "-c", "from labkit.cli.main import main; main()")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+ENVIRONMENT |= {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+
+
+Labkit = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labkit:
+    """Runs a command line in the test's folder: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", ENVIRONMENT["HF_HUB_OFFLINE"])
+    monkeypatch.setattr(cli, "out", Console(width=200))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["labkit", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.timeout(240)
+def test_compare_ends_with_one_json_object(tmp_path: Path) -> None:
+    """Of two ranks against one process, and as a process of its own."""
+    done = subprocess.run(
+        [*LABKIT, "compare", "tiny-gpt2", "--baseline", "fused", "--tp", "2", *SMALL, "--json"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert set(figures) >= KEYS
+    for side, name in (("baseline", "fused"), ("candidate", "fused-tp2")):
+        assert set(figures[side]) >= SIDE_KEYS
+        assert figures[side]["name"] == name
+    assert figures["per_token_ratio_low"] <= figures["per_token_ratio"] <= figures["per_token_ratio_high"]
+    assert figures["limit_ratio"] > 0
+    assert figures["tokens_equal"] is True
+    assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 1
+
+
+def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a comparison that was not measured here; those of the test above, and of README's commands, are."""
+    asked: dict[str, Any] = {}
+
+    def measured(*sides: str, **settings: Any) -> Comparison:
+        asked.update(settings, sides=sides)
+        return comparison(dtype=settings["dtype"])
+
+    monkeypatch.setattr("labkit.harness.compare.interleave.compare", measured)
+    code, said, errors = labkit("compare", "tiny-llama", *SMALL, "--dtype", "bfloat16", "--output", "elsewhere")
+    assert code == 0, errors
+    assert "random weights" in said
+    assert "fused against hf-eager: " in said
+    assert "share of the limit" in said
+    wanted = {"dtype": "bfloat16", "prompt": 9, "new": 5, "threads": 1, "rounds": 3, "output": Path("elsewhere")}
+    assert asked.items() >= wanted.items()
+    assert asked["sides"] == ("hf-eager", "fused")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("compare", "gpt-17"), "gpt-17"),
+        (("compare", "tiny-gpt2", "--baseline", "hf-lazy"), "expected one of hf-eager"),
+        (("compare", "tiny-gpt2", "--dtype", "int3"), "expected one of float32"),
+        (("compare", "tiny-gpt2", "--threads", "0"), "got threads = 0, expected at least 1"),
+        (("compare", "tiny-gpt2", "--prompt", "4000"), "2048; use a shorter prompt"),
+        (("compare", "tiny-gpt2", "--batch", "many"), "--batch"),
+        (("generate", "tiny-gpt2", "--prompt", ""), "got an empty prompt"),
+        (("generate", "tiny-gpt2", "--prompt", "a", "--new", "0"), "got new = 0"),
+        (("generate", "tiny-gpt2", "--prompt", "a", "--new", "3000"), "use a shorter prompt or fewer new tokens"),
+        (("generate", "tiny-gpt2", "--prompt", "a", "--threads", "0"), "got threads = 0"),
+        (("kernels", "--op", "all_reduce", "--op", "qkv"), "expected it alone"),
+        (("kernels", "--op", "all_reduce", "--ranks", "1"), "got ranks = 1"),
+        (("run", "absent.ipynb"), "no notebook at absent.ipynb"),
+        (("run", "absent.ipynb", "-p", "rounds"), "expected -p NAME VALUE"),
+        (("run", "absent.ipynb", "-p", "a", "1", "-p", "a", "2"), "given twice"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_is_explained_without_a_traceback(
+    arguments: tuple[str, ...], message: str, labkit: Labkit, tmp_path: Path
+) -> None:
+    code, said, errors = labkit(*arguments)
+    assert code == 2
+    assert message in errors
+    assert "Traceback" not in errors
+    assert said == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_kernels_ends_with_one_json_object(labkit: Labkit, tmp_path: Path) -> None:
+    code, said, errors = labkit("kernels", "--model", "tiny-gpt2", "--rounds", "2", "--context", "9", "--json")
+    assert code == 0, errors
+    rows = json.loads(said.splitlines()[-1])["rows"]
+    assert [row["region"] for row in rows] == ["qkv", "attention", "mlp", "residual"]
+    assert set(rows[0]) >= REGION_KEYS
+    assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 1
+
+
+def test_kernels_shows_each_region_with_its_interval_and_what_was_published(labkit: Labkit) -> None:
+    code, said, errors = labkit("kernels", "--op", "mlp", "--op", "mlp_out", "--model", "tiny-llama", "--rounds", "2")
+    assert code == 0, errors
+    for text in ("mlp_out", "unfused, own GEMM", "3.0x", "published, not measured here", "machine: ", "[95 %]"):
+        assert text in said
+
+
+def test_interrupted_compare_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    arguments = ("compare", "tiny-gpt2", "--new", "200", "--rounds", "500", "--threads", "1")
+    process = subprocess.Popen([*LABKIT, *arguments], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    workers: list[psutil.Process] = []
+    deadline = time.monotonic() + 120
+    while len(workers) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+        workers = [child for child in psutil.Process(process.pid).children() if "worker" in " ".join(child.cmdline())]
+    assert len(workers) == 2
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert not any(worker.is_running() for worker in workers)
+    assert list(tmp_path.rglob("*.*")) == []
+
+
+def test_generate_continues_the_prompt_and_says_where_the_weights_come_from(labkit: Labkit) -> None:
+    code, said, errors = labkit("generate", "tiny-gpt2", "--prompt", "Once upon", "--new", "5")
+    assert code == 0, errors
+    assert said.startswith("Once upon")
+    assert len(said.strip()) > len("Once upon")
+    assert "random weights, seed 0" in errors
+
+
+def test_sampling_repeats_with_its_seed(labkit: Labkit) -> None:
+    sampled = ("generate", "tiny-llama", "--prompt", "Once", "--new", "8", "--temperature", "1", "--seed")
+    texts = [labkit(*sampled, seed)[1] for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_models_lists_the_presets(labkit: Labkit) -> None:
+    code, said, errors = labkit("models")
+    assert code == 0, errors
+    for name in ("gpt2-medium", "gpt-j-6b", "bloom-7b1", "gpt-neox-20b", "llama-2-7b"):
+        assert name in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    "arguments", [("tune",), ("kernels", "--impl", "triton", "--model", "tiny-gpt2")], ids=" ".join
+)
+def test_without_a_gpu_triton_says_what_to_do(
+    arguments: tuple[str, ...], labkit: Labkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(gpu, "unavailable", gpu.unavailable.__wrapped__)  # what was found with the interpreter is kept
+    code, _, errors = labkit(*arguments)
+    assert code == 2
+    assert "impl 'triton' needs an NVIDIA GPU" in errors
+    assert "use impl='cpp'" in errors
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,440 @@
+"""BERT, RoBERTa and DistilBERT on the fused kernels answer as the vanilla models do, with their own heads."""
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engines import IMPLS, profiled
+from small_models import randomised
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BertConfig,
+    BertModel,
+    DistilBertConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    pipeline,
+)
+
+import labkit
+from labkit.engine import InferenceEngine
+from labkit.engine.hf import encoder
+from labkit.engine.hf.encoder import FusedEncoder
+from labkit.engine.runners.layer import FusedLayer
+from labkit.kernels import gpu
+from labkit.kernels.decode_step import STAGES_PER_LAYER
+from labkit.models.encoder_policies import ENCODERS
+from labkit.stages import Phase, Stage, message
+
+WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "and", "big", "small", "red", "today")
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+TOKENS: dict[str, Any] = {"vocab_size": 131, "max_position_embeddings": 64, "pad_token_id": 0}
+SIZES = {"hidden_size": 60, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 100}
+CONFIGS = {
+    "bert": lambda: BertConfig(**TOKENS, **SIZES),
+    "roberta": lambda: RobertaConfig(**TOKENS, **SIZES, hidden_act="gelu_new", layer_norm_eps=1e-3),
+    "distilbert": lambda: DistilBertConfig(**TOKENS, dim=60, n_heads=3, n_layers=3, hidden_dim=100),
+}
+TASKS = {
+    "base": AutoModel,
+    "fill-mask": AutoModelForMaskedLM,
+    "token-classification": AutoModelForTokenClassification,
+    "text-classification": AutoModelForSequenceClassification,
+    "question-answering": AutoModelForQuestionAnswering,
+}
+RIGHT, LEFT, HOLES = [1] * 9 + [0] * 4, [0] * 5 + [1] * 8, [1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 0]
+MASKS = {
+    "none": None,
+    "all": torch.ones(3, 13, dtype=torch.int64),
+    "right": torch.tensor([RIGHT, [1] * 13, [1] + [0] * 12]),
+    "left": torch.tensor([LEFT, [1] * 13, [0] * 12 + [1]]),
+    "scattered": torch.tensor([HOLES, LEFT, RIGHT]),
+}
+IDS = torch.randint(5, 131, (3, 13), generator=torch.Generator().manual_seed(0))
+FLOAT32 = 1e-4
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
+each_model = pytest.mark.parametrize("name", CONFIGS)
+
+
+@cache
+def vanilla(name: str, task: str = "base") -> PreTrainedModel:
+    config = CONFIGS[name]()
+    config.num_labels = 2 if task == "question-answering" else 3
+    return randomised(TASKS[task].from_config(config))
+
+
+@cache
+def fused(name: str, task: str = "base", impl: str = "cpp", dtype: torch.dtype = torch.float32) -> InferenceEngine:
+    return labkit.init_inference(vanilla(name, task), dtype=dtype, impl=impl, replace_with_kernel_inject=True)
+
+
+def answer(model: Any, mask: Tensor | None = None, **options: Any) -> Any:
+    with torch.no_grad():
+        return model(IDS, attention_mask=mask, **options)
+
+
+def assert_same(got: Any, want: Any, mask: Tensor | None = None) -> None:
+    """Every tensor of an output, at the visible places where it has places."""
+    assert got.keys() == want.keys()
+    for key, wanted in want.items():
+        seen = slice(None) if mask is None or wanted.shape[:2] != mask.shape else mask.bool()
+        assert got[key].dtype == wanted.dtype
+        assert (got[key] - wanted)[seen].abs().max() <= FLOAT32, key
+
+
+def distance(got: Tensor, want: Tensor) -> float:
+    """Root of the mean square difference, relative to the standard deviation of what is wanted."""
+    return float((got.float() - want.float()).square().mean().sqrt() / want.float().std())
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("task", TASKS)
+@each_model
+@pytest.mark.usefixtures("poisoned")
+def test_outputs_equal_vanilla_however_a_batch_is_padded(name: str, task: str, impl: str) -> None:
+    engine = fused(name, task, impl)
+    assert type(engine.module) is type(vanilla(name, task))
+    for mask in MASKS.values():
+        assert_same(answer(engine, mask), answer(vanilla(name, task), mask), mask)
+
+
+@each_model
+@pytest.mark.usefixtures("isa", "poisoned")
+def test_every_instruction_set_and_any_number_of_threads_give_the_same(name: str) -> None:
+    torch.set_num_threads(3)
+    engine = labkit.init_inference(vanilla(name), impl="cpp")
+    for kind in ("none", "scattered"):
+        assert_same(answer(engine, MASKS[kind]), answer(vanilla(name), MASKS[kind]), MASKS[kind])
+
+
+@each_model
+def test_one_token_is_a_sequence_too(name: str) -> None:
+    with torch.no_grad():
+        assert_same(fused(name)(IDS[:1, :1]), vanilla(name)(IDS[:1, :1]))
+
+
+@each_model
+def test_large_batches_go_through_in_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "CHUNK_ROWS", 2 * IDS.shape[1])
+    engine = labkit.init_inference(vanilla(name), impl="cpp")
+    for kind in ("none", "scattered"):
+        assert_same(answer(engine, MASKS[kind]), answer(vanilla(name), MASKS[kind]), MASKS[kind])
+    assert {time.calls for time in engine.stage_times()} == {4}
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("task", ["base", "fill-mask"])
+@each_model
+def test_hidden_states_equal_vanilla(name: str, task: str, impl: str) -> None:
+    """However they are asked for, also of a model that has been asked for them before."""
+    model, mask = copy.deepcopy(vanilla(name, task)), MASKS["right"]
+    assert mask is not None
+    want = answer(model, mask, output_hidden_states=True)
+    engine = labkit.init_inference(model, impl=impl)
+    got = answer(engine, mask, output_hidden_states=True)
+    as_tuple = answer(engine, mask, output_hidden_states=True, return_dict=False)
+    engine.config.output_hidden_states = True
+    for found in (got.hidden_states, as_tuple[-1], answer(engine, mask).hidden_states):
+        assert len(found) == len(want.hidden_states) == 4
+        for mine, theirs in zip(found, want.hidden_states, strict=True):
+            assert (mine - theirs)[mask.bool()].abs().max() <= FLOAT32
+    engine.config.output_hidden_states = False
+    assert answer(engine, mask).get("hidden_states") is None
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@each_model
+def test_half_precision_is_as_near_to_float32_as_vanilla_is(name: str, dtype: torch.dtype, impl: str) -> None:
+    """Both round weights, keys, values and the head's rows: as much noise, drawn twice. A quarter more is allowed; a
+    wrong bias or scale costs many times as much.
+    """
+    mask = MASKS["scattered"]
+    assert mask is not None
+    want = answer(vanilla(name, "fill-mask"), mask).logits[mask.bool()]
+    theirs = answer(copy.deepcopy(vanilla(name, "fill-mask")).to(dtype), mask).logits[mask.bool()]
+    got = answer(fused(name, "fill-mask", impl, dtype), mask).logits[mask.bool()]
+    assert got.dtype == dtype
+    assert 0 < distance(got, want) <= 1.25 * distance(theirs, want)
+
+
+@pytest.mark.parametrize("quant", [{}, {"weight": {"q_groups": 4}}], ids=["rows", "groups"])
+@each_model
+def test_int8_is_near_float32_and_both_impls_quantise_alike(name: str, quant: dict[str, Any]) -> None:
+    """A weight is off by up to 1/254 of the largest of its row, about 0.6 % of the spread of all; three layers of
+    six such products each, and rounded rows, come to less than 5 %. Both impls differ by rounded rows alone.
+    """
+    want = answer(vanilla(name)).last_hidden_state
+    cpp, reference = (
+        answer(labkit.init_inference(vanilla(name), dtype=torch.int8, quant=quant, impl=impl)).last_hidden_state
+        for impl in IMPLS
+    )
+    assert cpp.dtype == torch.bfloat16
+    assert 0 < distance(cpp, want) < 0.05
+    assert distance(cpp, reference) < 0.02
+
+
+@pytest.mark.skipif(not gpu.interpreted(), reason="runs in Triton's interpreter; set TRITON_INTERPRET=1")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["fp32", "int8"])
+@each_model
+def test_triton_equals_the_reference(name: str, dtype: torch.dtype) -> None:
+    pytest.importorskip("triton")
+    mask = MASKS["scattered"]
+    assert mask is not None
+    got, want = (answer(fused(name, "base", impl, dtype), mask).last_hidden_state for impl in ("triton", "reference"))
+    assert distance(got[mask.bool()], want[mask.bool()]) <= (1e-5 if dtype == torch.float32 else 0.02)
+
+
+def test_repeated_runs_are_bitwise_the_same() -> None:
+    engine = fused("bert")
+    first = answer(engine, MASKS["right"]).last_hidden_state
+    assert all(torch.equal(answer(engine, MASKS["right"]).last_hidden_state, first) for _ in range(20))
+
+
+@each_model
+def test_the_original_model_stays_what_it_was(name: str) -> None:
+    model = copy.deepcopy(vanilla(name, "fill-mask"))
+    config, weights = model.config.to_dict(), {key: value.clone() for key, value in model.state_dict().items()}
+    kind, want = model.config._attn_implementation, answer(model).logits
+    engine = labkit.init_inference(model, dtype=torch.bfloat16)
+    engine.config.output_hidden_states = True
+    answer(engine)
+    assert model.config.to_dict() == config
+    assert model.config._attn_implementation == kind
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    assert torch.equal(answer(model).logits, want)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@each_model
+def test_the_engine_keeps_no_part_of_the_original(name: str, impl: str) -> None:
+    model = copy.deepcopy(vanilla(name, "fill-mask"))
+    engine = labkit.init_inference(model, impl=impl)
+    want = answer(engine).logits
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(answer(engine).logits, want)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@each_model
+def test_a_consumed_model_becomes_the_engines_own(name: str, impl: str) -> None:
+    model = copy.deepcopy(vanilla(name, "fill-mask"))
+    layers = model.base_model.get_submodule(ENCODERS[type(model.base_model).__name__].layers)
+    engine = labkit.init_inference(model, impl=impl, consume_model=True)
+    assert engine.module is model
+    assert not any(parameter.numel() for parameter in layers.parameters())
+    assert_same(answer(engine), answer(vanilla(name, "fill-mask")))
+
+
+@each_model
+def test_fused_layers_stand_where_the_layers_stood(name: str) -> None:
+    model, engine = vanilla(name, "fill-mask"), fused(name, "fill-mask")
+    policy = ENCODERS[type(model.base_model).__name__]
+    layers = list(engine.module.base_model.get_submodule(policy.layers))
+    assert len(layers) == 3
+    assert all(isinstance(layer, FusedLayer) for layer in layers)
+    assert isinstance(engine.fused, FusedEncoder)
+    for path in policy.embed:
+        assert engine.module.base_model.get_submodule(path)
+
+
+def test_every_row_has_a_small_model() -> None:
+    assert {type(vanilla(name)).__name__ for name in CONFIGS} == set(ENCODERS)
+
+
+@each_model
+def test_the_engine_has_the_attributes_of_a_model(name: str) -> None:
+    engine = fused(name, "fill-mask", dtype=torch.int8)
+    assert engine.config.hidden_size == engine.model_config.hidden_size == 60
+    assert engine.dtype == torch.bfloat16
+    assert engine.device == torch.device("cpu")
+    assert engine.impl == "cpp"
+    assert engine.graph_nodes == ()
+    assert engine.base_model_prefix == name
+    assert not engine.can_generate()
+    with pytest.raises(TypeError, match="ForMaskedLM is an encoder and generates no text; call the engine itself"):
+        engine.generate(IDS)
+
+
+def test_labels_give_the_loss() -> None:
+    labels = torch.tensor([0, 2, 1])
+    task = "text-classification"
+    losses = [answer(model, labels=labels).loss for model in (fused("bert", task), vanilla("bert", task))]
+    assert abs(losses[0] - losses[1]) <= FLOAT32
+
+
+def expected_stages(layers: int) -> list[str]:
+    """Each layer's own; the last one's second norm, which waits for nothing more, belongs to its residual too."""
+    inner = [message(Phase.PREFILL, Stage(stage), layer) for layer in range(layers) for stage in STAGES_PER_LAYER]
+    return [*inner, message(Phase.PREFILL, Stage.RESIDUAL, layers - 1)]
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@each_model
+def test_torch_profiler_sees_every_stage_of_every_layer(name: str, impl: str) -> None:
+    found: list[Any] = []
+    assert profiled(lambda: found.append(answer(fused(name, impl=impl)))) == expected_stages(3)
+    assert_same(found[0], answer(fused(name, impl=impl)))
+
+
+def test_stage_times_are_those_of_the_layers() -> None:
+    engine = labkit.init_inference(vanilla("bert"), impl="cpp")
+    engine.profile_model_time()
+    answer(engine)
+    answer(engine)
+    times, wall_ms = engine.stage_times(), sum(engine.model_times())
+    assert [message(time.phase, time.stage, time.layer) for time in times] == expected_stages(3)[:-1]
+    assert all(time.calls == 2 and time.total_ms >= 0 for time in times)
+    assert 0 < sum(time.total_ms for time in times) <= wall_ms
+    assert engine.stage_times() == []
+
+
+@cache
+def tokenizer(name: str) -> PreTrainedTokenizerFast:
+    vocabulary = {word: index for index, word in enumerate((*SPECIAL, *WORDS))}
+    vocabulary |= {f"word{index}": index for index in range(len(vocabulary), 131)}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if name == "bert" else [])]
+    return PreTrainedTokenizerFast(tokenizer_object=made, model_input_names=inputs, model_max_length=64, **names)
+
+
+TEXTS = {
+    "fill-mask": ["the [MASK] sat on the mat", "a small cat and a [MASK] dog ran under the red tree today"],
+    "token-classification": ["the cat sat on the mat", "a dog ran happily under the big tree and ate"],
+    "text-classification": ["the cat sat", "a small cat and a big dog ran under the red tree today"],
+}
+
+
+def assert_alike(got: Any, want: Any) -> None:
+    """Answers of a pipeline: their scores within the bound, all else the same."""
+    if isinstance(want, dict):
+        assert got.keys() == want.keys()
+        for key in want:
+            assert_alike(got[key], want[key])
+    elif isinstance(want, list):
+        assert len(got) == len(want)
+        for mine, theirs in zip(got, want, strict=True):
+            assert_alike(mine, theirs)
+    else:
+        assert got == (pytest.approx(want, abs=FLOAT32) if isinstance(want, float | np.floating) else want)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("task", TEXTS)
+@each_model
+def test_a_pipeline_answers_as_with_the_vanilla_model(name: str, task: str, batch_size: int) -> None:
+    pipe = pipeline(task, model=vanilla(name, task), tokenizer=tokenizer(name), batch_size=batch_size)
+    want = pipe(TEXTS[task])
+    pipe.model = fused(name, task)
+    assert_alike(pipe(TEXTS[task]), want)
+
+
+@each_model
+def test_question_answering_finds_the_same_words(name: str) -> None:
+    questions = ["a cat sat", "the big red dog ran under the tree"]
+    given = tokenizer(name)(questions, ["the dog saw a cat today"] * 2, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        found = [model(**given) for model in (fused(name, "question-answering"), vanilla(name, "question-answering"))]
+    assert_same(found[0], found[1], given.attention_mask)
+    for logits in ("start_logits", "end_logits"):
+        hidden = given.attention_mask == 0
+        got, want = (output[logits].masked_fill(hidden, -1e9).argmax(1) for output in found)
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("name", "switch"),
+    [
+        ("bert", {"is_decoder": True}),
+        ("roberta", {"is_decoder": True, "add_cross_attention": True}),
+        ("bert", {"position_embedding_type": "relative_key"}),
+        ("distilbert", {"quantization_config": {"bits": 4}}),
+    ],
+)
+def test_a_switch_that_is_not_computed_is_refused_by_name(name: str, switch: dict[str, Any]) -> None:
+    model = copy.deepcopy(vanilla(name))
+    for key, value in switch.items():
+        setattr(model.config, key, value)
+    key, value = next(iter(switch.items()))
+    with pytest.raises(ValueError, match=f"{key} = {value!r} is not supported for {name}; expected"):
+        labkit.init_inference(model)
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(ValueError, match="activation 'tanh' is not supported"):
+        labkit.init_inference(BertModel(BertConfig(**TOKENS, **SIZES, hidden_act="tanh")))
+
+
+@pytest.mark.parametrize("consume", [False, True], ids=["", "consume"])
+def test_a_damaged_model_is_refused_by_tensor_and_left_as_it_was(consume: bool) -> None:
+    model = copy.deepcopy(vanilla("bert", "fill-mask"))
+    with torch.no_grad():
+        model.bert.encoder.layer[2].output.dense.weight[3, 4] = float("nan")
+    with pytest.raises(ValueError, match=r"encoder\.layer\.2\.output\.dense\.weight holds values that are not finite"):
+        labkit.init_inference(model, consume_model=consume)
+    assert all(parameter.numel() for parameter in model.parameters())
+
+
+CAUSAL = torch.ones(13, 13, dtype=torch.bool).tril().expand(3, 1, 13, 13)
+CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "attentions": ({"output_attentions": True}, "fused attention keeps no attention weights; use the vanilla model"),
+    "cross-attention": ({"encoder_hidden_states": torch.zeros(3, 4, 60)}, "encoder_hidden_states, .* are for decoders"),
+    "causal": ({"is_causal": True}, "is_causal are for decoders"),
+    "causal mask": ({"attention_mask": CAUSAL}, r"tokens of one sequence see different ones; pass \[3, 13\]"),
+    "added mask": ({"attention_mask": torch.zeros(3, 1, 13, 13)}, r"expected \[3, 13\], 0 where .* torch\.float32"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_a_call_that_only_vanilla_answers_is_refused(name: str, call: str) -> None:
+    options, says = CALLS[call]
+    with pytest.raises(ValueError, match=says):
+        fused(name, "fill-mask")(IDS, **options)
+
+
+def test_a_mask_of_four_dimensions_that_hides_whole_keys_is_taken() -> None:
+    mask = MASKS["scattered"]
+    assert mask is not None
+    wide = mask.bool()[:, None, None].expand(3, 1, 13, 13).contiguous()
+    assert_same(answer(fused("bert"), wide), answer(vanilla("bert"), mask), mask)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "graph": ({"impl": "triton", "enable_cuda_graph": True}, NotImplementedError, "an encoder has none"),
+    "launch": ({"impl": "triton", "dependent_launch": True}, NotImplementedError, "an encoder has none"),
+    "head": ({"dtype": torch.int8, "quant": {"lm_head": True}}, ValueError, "quant.lm_head: an encoder's head stays"),
+}
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_an_option_that_means_nothing_for_encoders_is_refused(option: str) -> None:
+    options, kind, says = REFUSED[option]
+    with pytest.raises(kind, match=says):
+        labkit.init_inference(vanilla("bert"), options)
+
+
+@pytest.mark.parametrize("use", [lambda e: e(IDS), lambda e: e.stage_times()])
+def test_a_destroyed_engine_says_so(use: Callable[[InferenceEngine], object]) -> None:
+    engine = labkit.init_inference(vanilla("bert"))
+    engine.destroy()
+    with pytest.raises(RuntimeError, match="this engine was destroyed; call init_inference again for a new one"):
+        use(engine)

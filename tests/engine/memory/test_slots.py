@@ -1,0 +1,171 @@
+"""The memory of caches on a GPU: lent to one after the other, and never to two at once."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from engines import error, greedy, prompt, shallow
+from gpus import INTERPRETED
+from torch import Tensor
+
+import labkit
+from labkit.engine.hf.causal_lm import FusedCausalLM
+from labkit.engine.memory import slots as slots_module
+from labkit.engine.memory.kv_cache import BLOCK, KVCache
+from labkit.engine.memory.slots import BUCKETS, Slots, bucket
+
+SAME = 1e-4  # of the range of the logits, against transformers
+pytestmark = INTERPRETED
+
+
+def engine_of(name: str, impl: str = "triton") -> FusedCausalLM:
+    """A model of one layer, with a pool of its own."""
+    return labkit.init_inference(shallow(name, 1), impl=impl).module
+
+
+def free(model: FusedCausalLM) -> list[Slots]:
+    assert model._pool is not None
+    return model._pool.free
+
+
+def full(name: str, text: Tensor) -> Tensor:
+    """Logits of the last token, by a single forward pass."""
+    with torch.no_grad():
+        return shallow(name, 1)(text).logits[:, -1:]
+
+
+def started(model: FusedCausalLM, text: Tensor, capacity: int = 9) -> KVCache:
+    cache = model.new_cache(capacity)
+    model.run(text, cache, keep=1)
+    return cache
+
+
+def test_batches_are_rounded_up_to_few_sizes() -> None:
+    assert [bucket(batch) for batch in (1, 2, 3, 4, 5, 8, 9, 16, 17, 40)] == [1, 2, 4, 4, 8, 8, 16, 16, 17, 40]
+    assert all(bucket(size) == size for size in BUCKETS)
+
+
+def test_two_caches_at_once_do_not_disturb_each_other() -> None:
+    model, steps = engine_of("gpt2"), prompt(2, 2, seed=9)
+    texts = [prompt(1, 5), prompt(1, 5, seed=1)]
+    caches = [started(model, text) for text in texts]
+    assert caches[0].slots is not caches[1].slots
+    for at in range(2):
+        for row, cache in enumerate(caches):
+            step = steps[row, at, None, None]
+            texts[row] = torch.cat((texts[row], step), dim=1)
+            assert error(model.advance(step, cache, greedy=False), full("gpt2", texts[row])) <= SAME
+
+
+def test_what_a_cache_leaves_is_lent_again_with_what_was_recorded_on_it() -> None:
+    model = engine_of("gpt2")
+    want = greedy(shallow("gpt2", 1), prompt(1, 4), 2)
+    assert torch.equal(greedy(model, prompt(1, 4), 2), want)
+    (slots,) = free(model)
+    (recording,) = slots.recordings.values()
+    assert torch.equal(greedy(model, prompt(1, 4), 2), want)
+    assert free(model) == [slots]
+    assert list(slots.recordings.values()) == [recording]
+
+
+def test_memory_of_another_size_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_module, "BLOCK", 1)
+    model = engine_of("gpt2")
+    sizes = ((1, 40), (1, 9), (2, 9))
+    caches = [started(model, prompt(batch, 4), capacity) for batch, capacity in sizes]
+    assert [cache.slots.shape for cache in caches] == list(sizes)
+    lent = [cache.slots for cache in caches]
+    del caches
+    assert set(free(model)) == set(lent)
+    assert started(model, prompt(2, 4), 6).slots is lent[2]
+    assert started(model, prompt(1, 4), 6).slots is lent[1]
+    assert started(model, prompt(1, 4), 19).slots not in lent
+
+
+def test_a_slightly_longer_text_finds_memory_again() -> None:
+    model = engine_of("gpt2")
+    slots = started(model, prompt(1, 4), 6).slots
+    assert slots.shape == (1, slots_module.BLOCK)
+    assert started(model, prompt(1, 4), 7).slots is slots
+
+
+def test_holes_in_one_cache_after_another_are_one_recording() -> None:
+    """A recording, and the graph on a GPU, reads the mask where it is."""
+    model = engine_of("bloom")
+    for hole in (1, 2):
+        ids, mask = prompt(3, 4), torch.ones(3, 4, dtype=torch.int64)
+        mask[0, hole] = mask[1, 0] = 0
+        got = greedy(model, ids, 3, attention_mask=mask)
+        assert torch.equal(got, greedy(shallow("bloom", 1), ids, 3, attention_mask=mask))
+    (slots,) = free(model)
+    assert len(slots.recordings) == 1
+
+
+def test_a_cache_grows_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slots are others then, more of them, in several shares."""
+    monkeypatch.setattr(slots_module, "BLOCK", 1)
+    model, text, steps = engine_of("llama"), prompt(1, 4), prompt(1, 2, seed=1)
+    cache = started(model, text, 4)
+    before = cache.capacity
+    for at in range(2):
+        text = torch.cat((text, steps[:, at, None]), dim=1)
+        assert error(model.advance(steps[:, at, None], cache, greedy=False), full("llama", text)) <= SAME
+    assert (before, cache.capacity) == (4, 4 + BLOCK)
+    assert len(free(model)) == 1
+
+
+def test_a_copied_cache_goes_on_alone() -> None:
+    """As transformers shows it for prompts with the same beginning."""
+    for model in (engine_of("gpt2", "cpp"), engine_of("gpt2")):
+        text, steps = prompt(1, 4), prompt(2, 1, seed=1)
+        cache = started(model, text)
+        other = copy.deepcopy(cache)
+        for each, step in ((cache, steps[:1]), (other, steps[1:])):
+            got = model.advance(step, each, greedy=False)
+            assert error(got, full("gpt2", torch.cat((text, step), dim=1))) <= SAME
+
+
+def test_a_cropped_cache_goes_on_from_there() -> None:
+    """Also where another prompt has filled it up again to where it was."""
+    model, text, step = engine_of("gpt2"), prompt(1, 6), prompt(1, 1, seed=1)
+    cache = started(model, text)
+    for keep, more in ((5, 0), (3, 0), (2, 2)):
+        cache.crop(keep)
+        whole = torch.cat((text[:, :keep], prompt(1, more, seed=2)), dim=1)
+        if more:
+            model.run(whole[:, keep:], cache, keep=1)
+        got = model.advance(step, cache, greedy=False)
+        assert error(got, full("gpt2", torch.cat((whole, step), dim=1))) <= SAME
+
+
+def test_sequences_that_nobody_asked_for_stay_within_the_tables() -> None:
+    """Three sequences leave a fourth, where another text stood before, at far positions."""
+    model = engine_of("gpt2")
+    far = torch.arange(185, 191)[None]
+    model.run(prompt(4, 6), model.new_cache(8), position_ids=far, keep=1)
+    cache = model.new_cache(8)
+    model.run(prompt(3, 6), cache, keep=1)
+    model.advance(prompt(3, 1), cache, greedy=True)
+    assert cache.slots.shape[0] == 4
+    assert int(cache.slots.next_positions.max()) <= cache.reach == 7
+
+
+def test_memory_made_in_inference_mode_can_be_written_outside() -> None:
+    model, want = engine_of("gpt2"), greedy(shallow("gpt2", 1), prompt(1, 3), 2)
+    with torch.inference_mode():
+        assert torch.equal(greedy(model, prompt(1, 3), 2), want)
+    assert torch.equal(greedy(model, prompt(1, 3), 2), want)
+
+
+def test_callers_in_several_threads_may_share_an_engine() -> None:
+    model, texts = engine_of("gpt2"), [prompt(1, 4, seed) for seed in range(3)]
+    want = [greedy(shallow("gpt2", 1), text, 2) for text in texts]
+    with ThreadPoolExecutor(len(texts)) as threads:
+        got = list(threads.map(lambda text: greedy(model, text, 2), texts))
+    assert all(torch.equal(mine, alone) for mine, alone in zip(got, want, strict=True))
+
+
+def test_a_cache_on_the_cpu_borrows_nothing() -> None:
+    with pytest.raises(RuntimeError, match="a cache on the CPU borrows no slots"):
+        _ = engine_of("gpt2", "cpp").new_cache().slots

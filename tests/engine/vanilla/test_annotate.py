@@ -1,0 +1,64 @@
+"""Stage annotations of vanilla models cover every policy row, lose no time, and change nothing."""
+
+from collections import Counter
+from time import perf_counter
+
+import pytest
+import torch
+from small_models import SMALL_CONFIGS, VOCAB, small_model
+
+from labkit.engine.vanilla.annotate import annotate
+from labkit.models.policies import policy_for
+from labkit.stages import Phase, Stage
+
+LAYER_STAGES = {Stage.QKV, Stage.ATTENTION, Stage.ATTN_OUT, Stage.MLP, Stage.MLP_OUT, Stage.RESIDUAL}
+PROMPT = torch.arange(1, 10)[None] % VOCAB
+ARGS = {"do_sample": False, "min_new_tokens": 4, "max_new_tokens": 4, "attention_mask": torch.ones_like(PROMPT)}
+
+
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+def test_every_layer_has_every_stage_once_per_forward(name: str) -> None:
+    model = small_model(name)
+    with annotate(model, policy_for(model.config)) as clock:
+        model.generate(PROMPT, **ARGS)
+    times = clock.stage_times()
+    for phase, forwards in ((Phase.PREFILL, 1), (Phase.DECODE, 3)):
+        found = [time for time in times if time.phase == phase]
+        layers = {time.layer for time in found} - {None}
+        assert layers == set(range(model.config.num_hidden_layers))
+        for layer in layers:
+            calls = {time.stage: time.calls for time in found if time.layer == layer}
+            assert calls == dict.fromkeys(LAYER_STAGES, forwards)
+        outside = Counter({time.stage: time.calls for time in found if time.layer is None})
+        assert outside == {Stage.EMBED: forwards, Stage.LM_HEAD: forwards, Stage.SAMPLE: forwards}
+
+
+def test_the_stages_add_up_to_the_call() -> None:
+    model = small_model("gpt2")
+    with annotate(model, policy_for(model.config)) as clock:
+        started = perf_counter()
+        model.generate(PROMPT, **ARGS)
+        elapsed_ms = (perf_counter() - started) * 1e3
+    total = sum(time.total_ms for time in clock.stage_times())
+    assert 0.5 * elapsed_ms < total <= elapsed_ms * 1.05
+
+
+def test_the_model_computes_what_it_did_and_keeps_no_hook() -> None:
+    model = small_model("llama")
+    before = model.generate(PROMPT, **ARGS)
+    with annotate(model, policy_for(model.config)) as clock:
+        during = model.generate(PROMPT, **ARGS)
+    seen = len(clock.stage_times())
+    after = model.generate(PROMPT, **ARGS)
+    assert torch.equal(before, during)
+    assert torch.equal(before, after)
+    assert len(clock.stage_times()) == seen
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_profiler_sees_the_names_that_the_engine_uses() -> None:
+    model = small_model("gpt2")
+    with torch.profiler.profile() as profiler, annotate(model, policy_for(model.config)):
+        model.generate(PROMPT, **ARGS)
+    names = {event.key for event in profiler.key_averages()}
+    assert {"prefill/embed", "prefill/layer.0/qkv", "decode/layer.2/attention", "decode/lm_head"} <= names

@@ -1,0 +1,129 @@
+"""Every rung of the ladder generates what vanilla generates."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from small_models import small_model
+
+from labkit.harness.compare import baselines
+from labkit.harness.compare.baselines import BASELINES, Baseline, baseline, check_baseline, comparison_device
+from labkit.kernels import gpu
+from labkit.kernels.build import unavailable
+from labkit.weights.resolve import resolve
+from labkit.weights.source import ModelSource
+
+PROMPT = torch.arange(40, 49).repeat(2, 1)
+PROMPT[1] += 17
+ARGS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": 12, "min_new_tokens": 12}
+
+
+def rung(name: str, model: str, dtype: torch.dtype = torch.float32) -> Baseline:
+    if name == "accelerate" and find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed")
+    if name == "hf-gemm" and (torch.cuda.is_available() or unavailable()):
+        pytest.skip(unavailable() or "runs on CPUs only")
+    if name == "hf-graph" and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    return baseline(name, resolve(model), dtype, threads=1)
+
+
+@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
+@pytest.mark.parametrize("name", sorted(set(BASELINES) - {"hf-eager", "hf-compile"}))
+def test_tokens_are_those_of_vanilla(name: str, model: str) -> None:
+    vanilla = rung("hf-eager", model).generate(PROMPT, **ARGS)
+    assert torch.equal(rung(name, model).generate(PROMPT, **ARGS), vanilla)
+
+
+@pytest.mark.slow
+def test_compiled_tokens_are_those_of_vanilla() -> None:
+    vanilla = rung("hf-eager", "tiny-llama").generate(PROMPT, **ARGS)
+    assert torch.equal(rung("hf-compile", "tiny-llama").generate(PROMPT, **ARGS), vanilla)
+
+
+def test_every_rung_says_what_computes() -> None:
+    assert "sdpa" in rung("hf-eager", "tiny-gpt2").impl
+    assert "labkit" in rung("fused", "tiny-gpt2").impl
+
+
+def test_the_steps_of_hf_gemm_use_the_engines_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 layers of 4 linears and the head make 9 calls per step; of the prompt only the head sees few rows."""
+    side = rung("hf-gemm", "tiny-gpt2")
+    calls: list[int] = []
+    own = baselines.gemm
+
+    def counted(x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        calls.append(len(x))
+        return own(x, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(baselines, "gemm", counted)
+    prompt = torch.arange(70)[None]
+    side.generate(
+        prompt, **ARGS | {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 4, "min_new_tokens": 4}
+    )
+    in_steps = [rows for rows in calls if rows == 1]
+    assert len(in_steps) == 3 * 9 + 1
+
+
+@pytest.mark.parametrize("name", ["hf-eager", "hf-gemm", "hf-static", "fused"])
+def test_stages_are_told_apart_on_request(name: str) -> None:
+    side = rung(name, "tiny-llama")
+    if any(impl in side.impl for impl in ("reference", "triton")):
+        pytest.skip("only the C++ step keeps stage times")
+    stages = side.stage_times(lambda: side.generate(PROMPT, **ARGS))
+    assert {"qkv", "attention", "attn_out", "mlp", "mlp_out", "lm_head"} <= {str(time.stage) for time in stages}
+
+
+@pytest.mark.parametrize("model", ["tiny-gptj", "tiny-bloom"])
+def test_tokens_on_a_static_cache_are_those_of_vanilla(model: str) -> None:
+    vanilla = rung("hf-eager", model).generate(PROMPT, **ARGS)
+    assert torch.equal(rung("hf-static", model).generate(PROMPT, **ARGS), vanilla)
+
+
+def test_a_model_without_a_static_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelSource, "hf_model", lambda source, dtype: small_model("gpt-neo"))
+    with pytest.raises(ValueError, match="expected a model that transformers can run on a static cache"):
+        rung("hf-static", "tiny-gpt2")
+
+
+@pytest.mark.parametrize("name", ["hf-eager", "hf-static", "accelerate"])
+def test_every_side_runs_on_the_device_of_the_comparison(name: str) -> None:
+    assert rung(name, "tiny-gpt2").device == comparison_device()
+
+
+def test_tensors_follow_the_model() -> None:
+    """Without a GPU, to a device that has no memory."""
+    given: dict[str, torch.Tensor] = {}
+
+    class Elsewhere:
+        device = torch.device("meta")
+
+        def generate(self, input_ids: torch.Tensor, **kwargs: torch.Tensor) -> None:
+            given.update(input_ids=input_ids, **kwargs)
+
+    Baseline("elsewhere", "none", torch.float32, Elsewhere(), None).generate(PROMPT, attention_mask=PROMPT, new=3)
+    assert given["new"] == 3
+    assert given["input_ids"].is_meta
+    assert given["attention_mask"].is_meta
+
+
+@pytest.mark.parametrize(
+    ("name", "on_gpu", "message"),
+    [
+        ("hf-graph", False, "'hf-graph' got no GPU, expected an NVIDIA GPU and .* use hf-static"),
+        ("hf-gemm", True, "'hf-gemm' got a GPU, expected none: .* use hf-graph"),
+        ("fused-int8", True, "'fused-int8' would not run on the GPU, where the others do: no triton"),
+    ],
+)
+def test_a_rung_of_another_device_is_refused(
+    name: str, on_gpu: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    monkeypatch.setattr(gpu, "unavailable", lambda: "no triton")
+    with pytest.raises(ValueError, match=message):
+        check_baseline(name)
+
+
+def test_an_unknown_rung_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="expected one of hf-eager"):
+        rung("hf-lazy", "tiny-gpt2")

@@ -1,0 +1,194 @@
+"""Regions unfused and fused: the same numbers on all sides, every weight counted once, and records that keep all."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import SMALL_CONFIGS, small_config
+from torch import Tensor
+
+from labkit.harness import load_records
+from labkit.harness.regions.layer_stack import (
+    REGIONS,
+    LayerStack,
+    RegionClock,
+    layer_stack,
+    layers_beyond_caches,
+    region_bytes,
+    region_flops,
+)
+from labkit.harness.regions.measure import RUNGS, LayerBench, measure_regions
+from labkit.harness.regions.records import RegionMeasurement
+from labkit.harness.regions.sides import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
+from labkit.models.config import ModelConfig
+from labkit.models.policies import policy_for
+from labkit.stages import FUSED_REGIONS, Stage
+
+DTYPES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 2e-2, torch.int8: 0.1}
+each_model = pytest.mark.parametrize("name", SMALL_CONFIGS)
+
+
+def config_of(name: str) -> ModelConfig:
+    hf_config = small_config(name)
+    return policy_for(hf_config).model_config(hf_config)
+
+
+def stack_of(name: str, dtype: torch.dtype = torch.float32, batch: int = 2, context: int = 11) -> LayerStack:
+    return layer_stack(config_of(name), dtype, batch=batch, context=context, threads=2, layers=2)
+
+
+def results(stack: LayerStack) -> dict[str, Tensor]:
+    with torch.inference_mode():
+        return {side.name: side.step(RegionClock().around).float() for side in stack.sides}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@each_model
+def test_all_sides_compute_the_same(name: str, dtype: torch.dtype) -> None:
+    found = results(stack_of(name, dtype))
+    scale = found[UNFUSED].abs().max()
+    for side, hidden in found.items():
+        assert not hidden.isnan().any()
+        assert float((hidden - found[UNFUSED]).abs().max() / scale) < DTYPES[dtype], side
+
+
+@each_model
+def test_every_region_of_every_layer_is_timed(name: str) -> None:
+    stack = stack_of(name)
+    assert stack.one_call is not None
+    for times in (*(side.times() for side in stack.sides), stack.side(FUSED).times(warm=True), stack.one_call.times()):
+        assert set(times) == set(REGIONS)
+        for calls in times.values():
+            assert len(calls) == 2
+            assert min(calls) >= 0
+
+
+@each_model
+def test_the_bytes_and_flops_of_the_regions_are_those_of_a_layer(name: str) -> None:
+    config, batch, context = config_of(name), 3, 40
+    config = replace(config, windows=(None,) * config.num_layers)
+    one, two = (replace(config, num_layers=n, windows=(None,) * n, attention_scales=(1.0,) * n) for n in (1, 2))
+    want = [config.decode_bytes(torch.float32, batch, context + 1) for config in (one, two)]
+    assert sum(region_bytes(one, region, torch.float32, batch, context) for region in REGIONS) == want[1] - want[0]
+    want = [config.decode_flops(batch, context + 1) for config in (one, two)]
+    assert sum(region_flops(one, region, batch, context) for region in REGIONS) == want[1] - want[0]
+
+
+def test_the_unfused_sequence_is_counted_op_by_op() -> None:
+    """gpt2's regions as one would count them by hand; hidden 60, float32."""
+    counted = stack_of("gpt2", batch=1).counted()
+    row, matrix = 4 * 60, 4 * 60 * 60
+    assert counted[Stage.RESIDUAL].ops == ["add", "add"]  # bias, residual
+    assert counted[Stage.RESIDUAL].bytes == 2 * 3 * row
+    assert len(counted[Stage.ATTN_OUT].ops) == 1
+    assert counted[Stage.ATTN_OUT].bytes == row + matrix + row
+    assert counted[Stage.QKV].ops[0] == "native_layer_norm"
+    assert counted[Stage.QKV].ops[-2:] == ["copy_", "copy_"]  # two appends to the cache
+    assert counted[Stage.QKV].bytes > 3 * matrix
+    assert counted[Stage.MLP].ops[:3] == ["add", "add", "native_layer_norm"]
+    assert counted[Stage.MLP].ops[-1] == "gelu"
+    assert "_softmax" in counted[Stage.ATTENTION].ops
+
+
+def test_rotary_and_a_gate_are_more_ops() -> None:
+    plain, llama = (stack_of(name, batch=1).counted() for name in ("gpt2", "llama"))
+    assert len(llama[Stage.QKV].ops) > len(plain[Stage.QKV].ops) + 6
+
+
+def test_the_layers_do_not_fit_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(config_of("gpt2"), hidden_size=768, intermediate_size=3072)
+    size = 4 * sum(math.prod(shape) for shape in config.layer_shapes().values())
+    monkeypatch.setattr("labkit.harness.regions.layer_stack.last_level_cache", lambda: 64 << 20)
+    count = layers_beyond_caches(config, torch.float32)
+    assert (count - 1) * size < 2 * (64 << 20) <= count * size
+    assert layers_beyond_caches(config, torch.bfloat16) > count
+
+
+def test_layers_that_do_not_fit_in_memory_are_refused() -> None:
+    huge = replace(config_of("gpt2"), hidden_size=60_000, intermediate_size=1_000_000)
+    with pytest.raises(ValueError, match=r"two layers of \d+\.\d GB, .* use a smaller shape or dtype"):
+        layers_beyond_caches(huge, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@each_model
+def test_every_rung_of_the_ladder_computes_the_same(name: str, dtype: torch.dtype) -> None:
+    stack = stack_of(name, dtype)
+    want = results(stack)[UNFUSED]
+    for fused in RUNGS.values():
+        with torch.inference_mode():
+            got = stack.with_fused(fused).step(RegionClock().around).float()
+        assert float((got - want).abs().max() / want.abs().max()) < DTYPES[dtype], fused
+
+
+def test_the_ladder_is_timed_rung_by_rung() -> None:
+    found = LayerBench("tiny-gpt2", batch=1, context=9, threads=2, layers=2).ladder(rounds=3)
+    assert found.rungs == (*RUNGS, ONE_CALL)
+    assert all(len(samples) == 3 and min(samples) > 0 for samples in found.rounds_us.values())
+    assert found.ratio("unfused").value == 1
+
+
+SMALL: dict[str, Any] = {"batch": 1, "context": 9, "threads": 2, "rounds": 3, "layers": 2}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[RegionMeasurement, ...], Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return measure_regions("tiny-llama", **SMALL, output=folder), folder
+
+
+def test_the_four_fused_regions_are_measured(measured: tuple[tuple[RegionMeasurement, ...], Path]) -> None:
+    rows, _ = measured
+    assert [row.region for row in rows] == list(FUSED_REGIONS)
+    for row in rows:
+        figures = row.as_dict()
+        assert figures["ratio_low"] <= figures["ratio"] <= figures["ratio_high"]
+        assert figures["ratio"] == pytest.approx(figures["reference_us"] / figures["fused_us"])
+        assert figures["published"] == {"qkv": 1.5, "attention": 2.9, "mlp": 3.0, "residual": 1.2}[row.region]
+        assert "DeepSpeed" in figures["published_source"]
+        assert all(len(samples) == SMALL["rounds"] for samples in row.rounds_us.values())
+
+
+def test_each_region_has_the_sides_that_differ_in_it(measured: tuple[tuple[RegionMeasurement, ...], Path]) -> None:
+    always = {UNFUSED, FUSED, ONE_CALL}
+    extra = {"qkv": {OWN_GEMM}, "mlp": {OWN_GEMM}, "attention": {SDPA}, "residual": set()}
+    for row in measured[0]:
+        assert set(row.rounds_us) == always | extra[row.region]
+
+
+def test_what_was_measured_is_read_back_as_it_was(measured: tuple[tuple[RegionMeasurement, ...], Path]) -> None:
+    rows, folder = measured
+    assert load_records(folder) == list(rows)
+
+
+def test_the_share_of_the_limit_is_that_of_the_bytes(measured: tuple[tuple[RegionMeasurement, ...], Path]) -> None:
+    for row in measured[0]:
+        if row.region == Stage.RESIDUAL:
+            assert row.floor_share(FUSED) is None
+            continue
+        known = row.model_copy(update={"bandwidth_gb_s": (10.0,) * 3, "bytes": 50_000})
+        known = known.model_copy(update={"rounds_us": {FUSED: (10.0, 20.0, 40.0)}})
+        assert known.floor_share(FUSED) == pytest.approx(0.25)
+        assert known.model_copy(update={"bandwidth_gb_s": None}).floor_share(FUSED) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"regions": ["qvk"]}, "unknown op 'qvk'; expected one of qkv, attention, attn_out, mlp, mlp_out, residual"),
+        ({"impl": "cuda"}, "unknown impl 'cuda'; expected one of cpp"),
+        ({"dtype": "float64"}, "unsupported dtype 'float64'; expected one of float32, bfloat16, float16, int8"),
+        ({"model": "gpt-17"}, "gpt-17"),
+        ({"batch": 0}, "got batch = 0, expected at least 1"),
+        ({"rounds": 1}, "got rounds = 1, expected at least 2"),
+        ({"threads": 0}, "got threads = 0, expected at least 1"),
+        ({"model": "gpt2", "context": 1024}, "more than gpt2's 1024 positions; use a shorter context"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_mistake_is_explained(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        measure_regions(**({"model": "tiny-gpt2"} | SMALL | wrong))

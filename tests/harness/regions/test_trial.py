@@ -1,0 +1,94 @@
+"""Edited kernels on trial: each mistake that students make comes back as a sentence, and nothing else is harmed."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from labkit.harness.regions.trial import OP_OF, trial, try_kernel
+from labkit.kernels import build
+from labkit.stages import Stage
+
+RESIDUAL = "residual_add/cpp_impl.cpp"
+SUM = "to[i] += sum + bias[i];"
+
+
+@pytest.fixture
+def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the kernel sources, which the trial compiles."""
+    folder = tmp_path / "kernels"
+    shutil.copytree(build.SOURCES, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setenv("LABKIT_KERNELS", str(folder))
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LABKIT_ISA", "portable")  # the quickest to compile
+    monkeypatch.setattr(build, "SOURCES", folder)  # of trials in this process, whose kernels nobody else gets
+    monkeypatch.setattr(build, "ENTRY", folder / build.ENTRY.relative_to(build.ENTRY.parents[1]))
+    monkeypatch.setattr(build, "_in_use", {})
+    return folder
+
+
+def replace(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize("region", OP_OF)
+def test_the_kernels_as_they_are_pass(region: str) -> None:
+    found = trial(Stage(region), "float32", threads=2)
+    assert found.problem is None
+    assert found.fused_us is not None
+    assert found.unfused_us is not None
+    assert min(found.fused_us, found.unfused_us) > 0
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("to[i] += sum + bias[i]", "could not compile the kernels: .*residual_add/cpp_impl.cpp:.*error"),
+        ("to[i] += sum;", r"result 0 is \S+ at \[0, \d+\], expected \S+ \(tiny-gpt2, batch 1\)"),
+        ("to[i] = 0.0f / 0.0f;", r"result 0 holds nan at \[0, 0\]: not written, or computed from what is not there"),
+        ("{" + SUM + " out[-1] = 1.0f; }", "it wrote before the beginning of result 0"),
+    ],
+    ids=["no semicolon", "bias forgotten", "nan", "before the beginning"],
+)
+def test_a_mistake_is_told_in_words(edited: Path, new: str, message: str) -> None:
+    replace(edited / RESIDUAL, SUM, new)
+    problem = trial(Stage.RESIDUAL, "float32", threads=2).problem
+    assert problem is not None
+    assert re.search(message, problem), problem
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("{" + SUM + " to[rows * out_stride] = 1.0f; }", "it wrote past the end of result 0|SIGSEGV"),
+        ("{" + SUM + " to[rows * out_stride + 4096] = 1.0f; }", "read or wrote outside of what it was given .SIGSEGV"),
+    ],
+    ids=["one past the end", "far past the end"],
+)
+def test_a_mistake_that_takes_its_process_down_is_too(edited: Path, new: str, message: str) -> None:
+    replace(edited / RESIDUAL, SUM, new)
+    problem = try_kernel("residual", threads=2).problem
+    assert problem is not None
+    assert re.search(message, problem), problem
+    assert os.environ["LABKIT_KERNELS"] == str(edited)
+
+
+def test_a_kernel_that_never_ends_is_stopped(edited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace(edited / RESIDUAL, SUM, "for (volatile bool on = true; on;) {}")
+    monkeypatch.setattr("labkit.harness.regions.trial.SECONDS", 9)
+    problem = try_kernel("residual", threads=1).problem
+    assert problem is not None
+    assert "did not come to an end within 9 s" in problem
+
+
+def test_an_unknown_op_is_refused_with_the_known() -> None:
+    with pytest.raises(
+        ValueError, match="unknown op 'softmax'; expected one of qkv, attention, attn_out, mlp, residual"
+    ):
+        try_kernel("softmax")
+    with pytest.raises(ValueError, match="unsupported dtype 'int4'"):
+        try_kernel("qkv", dtype="int4")

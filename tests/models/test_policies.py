@@ -1,0 +1,281 @@
+"""The policies against vanilla models, through a plain-torch forward that reads only canonical names.
+
+The forward below is the specification of what a `ModelConfig` and canonical weights mean, without any engine.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_models import SMALL_CONFIGS, VOCAB, WINDOW, small_config, small_model
+from torch import Tensor
+from transformers import BertConfig, GPT2Config, PreTrainedModel
+
+from labkit.models.config import ModelConfig, alibi_slopes
+from labkit.models.policies import POLICIES, Policy, policy_for
+from labkit.models.shards import Cut, shard
+
+Weights = dict[str, Tensor]
+TOKENS = 41
+ACTIVATION = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+def forward(config: ModelConfig, top: Weights, layers: list[Weights], ids: Tensor) -> Tensor:
+    """Logits [T, V] of one unpadded sequence [T]; canonical weights, fp32 throughout."""
+    x = top["embed.weight"][ids]
+    if "project_in.weight" in top:
+        x = linear(top, "project_in", x)
+    if config.embedding_norm:
+        x = norm(config, top, "embed_norm", x)
+    if config.position == "learned":
+        x = x + top["positions.weight"][torch.arange(len(ids)) + config.position_offset]
+    for index, weights in enumerate(layers):
+        x = layer(config, index, weights, x)
+    if config.final_norm:
+        x = norm(config, top, "final_norm", x)
+    if "project_out.weight" in top:
+        x = linear(top, "project_out", x)
+    return F.linear(x, top["embed.weight" if config.tied_head else "head.weight"], top.get("head.bias"))
+
+
+def layer(config: ModelConfig, index: int, weights: Weights, x: Tensor) -> Tensor:
+    if not config.pre_norm:
+        x = norm(config, weights, "norm1", x + attention(config, index, weights, x))
+        return norm(config, weights, "norm2", x + mlp(config, weights, x))
+    normed = norm(config, weights, "norm1", x)
+    attended = attention(config, index, weights, normed)
+    if config.parallel_residual:
+        return x + attended + mlp(config, weights, normed if config.shared_norm else norm(config, weights, "norm2", x))
+    x = (normed if config.residual_from_norm else x) + attended
+    normed = norm(config, weights, "norm2", x)
+    return (normed if config.residual_from_norm else x) + mlp(config, weights, normed)
+
+
+def attention(config: ModelConfig, index: int, weights: Weights, x: Tensor) -> Tensor:
+    heads, kv_heads, length = config.num_heads, config.num_kv_heads, len(x)
+    qkv = linear(weights, "qkv", x).view(length, heads + 2 * kv_heads, config.head_dim).transpose(0, 1)
+    q, k, v = qkv.split((heads, kv_heads, kv_heads))
+    if config.qk_norm:
+        q, k = rms(config, weights["q_norm.weight"], q), rms(config, weights["k_norm.weight"], k)
+    if config.rotary:
+        q, k = rotate(config, q), rotate(config, k)
+    k, v = (part.repeat_interleave(heads // kv_heads, dim=0) for part in (k, v))
+    back = torch.arange(length)[:, None] - torch.arange(length)
+    scores = config.attention_scales[index] * q @ k.transpose(1, 2)
+    if config.position == "alibi":
+        scores = scores - torch.tensor(alibi_slopes(heads))[:, None, None] * back
+    window = config.windows[index]
+    hidden = (back < 0) | (back >= (length if window is None else window))
+    context = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    return linear(weights, "attn_out", context.transpose(0, 1).reshape(length, -1))
+
+
+def mlp(config: ModelConfig, weights: Weights, x: Tensor) -> Tensor:
+    inner, activation = linear(weights, "ff1", x), ACTIVATION[config.activation]
+    if config.gated:
+        gate, up = inner.chunk(2, dim=-1)
+        return linear(weights, "ff2", activation(gate) * up)
+    return linear(weights, "ff2", activation(inner))
+
+
+def rotate(config: ModelConfig, x_hTD: Tensor) -> Tensor:
+    rotary = config.rotary
+    assert rotary is not None
+    angles = torch.arange(x_hTD.shape[1])[:, None] * torch.tensor(rotary.inv_freq)
+    cos, sin = angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
+    turned, kept = x_hTD[..., : rotary.dim], x_hTD[..., rotary.dim :]
+    if rotary.interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    else:
+        a, b = turned.chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.cat((turned, kept), dim=-1)
+
+
+def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
+    return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+
+def norm(config: ModelConfig, weights: Weights, name: str, x: Tensor) -> Tensor:
+    if config.norm == "rms":
+        return rms(config, weights[f"{name}.weight"], x)
+    return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], config.norm_eps)
+
+
+def rms(config: ModelConfig, weight: Tensor, x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight, config.norm_eps)
+
+
+def whole(tensors: Weights) -> Callable[[str, Cut | None], Tensor]:
+    return lambda name, cut: tensors[name]
+
+
+def canonical(model: PreTrainedModel) -> tuple[Policy, ModelConfig, Weights, list[Weights]]:
+    policy = policy_for(model.config)
+    config = policy.model_config(model.config)
+    tensors = model.state_dict()
+    policy.check(config, tensors)
+    layers = [policy.layer_tensors(shard(config), index, whole(tensors)) for index in range(config.num_layers)]
+    return policy, config, policy.top_tensors(shard(config), whole(tensors)), layers
+
+
+def text(length: int = TOKENS) -> Tensor:
+    return torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(0))
+
+
+def relative_error(got: Tensor, wanted: Tensor) -> float:
+    return ((got - wanted).abs().max() / (wanted.max() - wanted.min())).item()
+
+
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@torch.no_grad()
+def test_forward_over_canonical_weights_equals_vanilla(name: str) -> None:
+    model = small_model(name)
+    _, config, top, layers = canonical(model)
+    assert relative_error(forward(config, top, layers, text()), model(text()[None]).logits[0]) <= 1e-4
+
+
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@torch.no_grad()
+def test_every_canonical_weight_matters(name: str) -> None:
+    """Otherwise the comparison with vanilla would not notice a weight that is read from the wrong place."""
+    _, config, top, layers = canonical(small_model(name))
+    logits = forward(config, top, layers, text())
+    generator = torch.Generator().manual_seed(0)
+    for weights in (top, layers[1]):
+        for key, kept in list(weights.items()):
+            weights[key] = kept * (1 + 0.1 * torch.rand(kept.shape, generator=generator))
+            moved = relative_error(forward(config, top, layers, text()), logits)
+            weights[key] = kept
+            assert moved > 1e-4, key
+
+
+@pytest.mark.parametrize("name", ["gpt-neo", "mistral", "qwen2-windowed", "qwen3-biased"])
+@torch.no_grad()
+def test_windows_are_shorter_than_the_text(name: str) -> None:
+    _, config, top, layers = canonical(small_model(name))
+    assert WINDOW in config.windows
+    unlimited = replace(config, windows=(None,) * config.num_layers)
+    assert relative_error(forward(unlimited, top, layers, text()), forward(config, top, layers, text())) > 1e-3
+
+
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+def test_expected_tensors_are_the_models_own(name: str) -> None:
+    model = small_model(name)
+    policy, config, _, _ = canonical(model)
+    assert policy.expected(config) == {path for path, _ in model.named_parameters()}
+    assert config.weight_bytes(torch.bfloat16) == 2 * sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+def test_annotated_modules_exist(name: str) -> None:
+    model = small_model(name)
+    policy, config, _, _ = canonical(model)
+    absent = {None if config.final_norm else policy.final_norm}
+    if config.embedding_size == config.hidden_size:
+        absent.add(policy.project_in)
+    for path in {*policy.embed, policy.final_norm, policy.head} - absent:
+        assert model.get_submodule(path)
+    layer = model.get_submodule(f"{policy.layers}.{config.num_layers - 1}")
+    for part in (policy.norm1, *policy.qkv, policy.attention, policy.attn_out, policy.norm2, *policy.ff1, policy.ff2):
+        assert part is None or layer.get_submodule(part)
+
+
+def test_every_row_has_a_small_model() -> None:
+    assert {policy_for(small_config(name)).architecture for name in SMALL_CONFIGS} == set(POLICIES)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "opt-post-norm"])
+def test_missing_and_extra_tensors_are_named(name: str) -> None:
+    policy, config, _, _ = canonical(small_model(name))
+    names = policy.expected(config)
+    gone = f"{policy.layers}.2.{policy.ff2}.weight"
+    with pytest.raises(ValueError, match=f"1 missing: {gone}.*1 extra: {policy.layers}.7.surprise"):
+        policy.check(config, names - {gone} | {f"{policy.layers}.7.surprise"})
+
+
+def test_known_buffers_and_a_tied_head_may_be_present() -> None:
+    policy, config, _, _ = canonical(small_model("gpt2"))
+    buffers = {"transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias", "lm_head.weight"}
+    policy.check(config, policy.expected(config) | buffers)
+
+
+def test_names_of_older_checkpoints() -> None:
+    assert POLICIES["GPT2LMHeadModel"].current_name("h.0.ln_1.bias") == "transformer.h.0.ln_1.bias"
+    assert POLICIES["GPTNeoXForCausalLM"].current_name("embed_out.weight") == "lm_head.weight"
+    assert POLICIES["OPTForCausalLM"].current_name("decoder.embed_tokens.weight") == "model.decoder.embed_tokens.weight"
+    for name in SMALL_CONFIGS:
+        policy = policy_for(small_config(name))
+        today = policy.expected(policy.model_config(small_config(name)))
+        assert {policy.current_name(stored) for stored in today} == today
+
+
+def test_a_tensor_of_the_wrong_shape_is_named() -> None:
+    model = small_model("gpt-neox-parallel")
+    policy, config, _, _ = canonical(model)
+    tensors = model.state_dict() | {"gpt_neox.layers.1.attention.query_key_value.weight": torch.zeros(177, 60)}
+    with pytest.raises(
+        ValueError, match=r"layers.1.attention.query_key_value.weight .*\[177, 60\], expected \[180, 60\]"
+    ):
+        policy.layer_tensors(shard(config), 1, whole(tensors))
+
+
+def test_an_unknown_architecture_lists_the_known() -> None:
+    with pytest.raises(ValueError, match=r"'bert'.*GPT2LMHeadModel, GPTJForCausalLM"):
+        policy_for(BertConfig())
+    with pytest.raises(ValueError, match="GPT2DoubleHeadsModel; expected one of"):
+        policy_for(GPT2Config(architectures=["GPT2DoubleHeadsModel"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "switch", "overrides"),
+    [
+        ("gpt2", "add_cross_attention = True", {"add_cross_attention": True}),
+        ("gpt2", "activation 'tanh'", {"activation_function": "tanh"}),
+        ("gpt2", "quantization_config", {"quantization_config": {"quant_method": "gptq"}}),
+        ("gpt2", "hidden size 61 cannot be split over 3 heads", {"n_embd": 61}),
+        ("gptj", "rotary_dim = 24", {"rotary_dim": 24}),
+        ("opt", "layer_norm_elementwise_affine = False", {"layer_norm_elementwise_affine": False}),
+        ("llama", "6 query heads cannot share 4", {"num_key_value_heads": 4}),
+        ("llama", "rope_type = 'dynamic'", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+        (
+            "llama",
+            "partial_rotary_factor = 0.5",
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        ),
+        ("qwen3", "layer_types names .'chunked_attention'", {"layer_types": ["chunked_attention"] * 3}),
+    ],
+)
+def test_a_switch_that_is_not_computed_is_refused_by_name(name: str, switch: str, overrides: dict[str, object]) -> None:
+    config = small_config(name, **overrides)
+    with pytest.raises(ValueError, match=switch):
+        policy_for(config).model_config(config)
+
+
+def test_decode_counts_what_it_reads() -> None:
+    """By hand for GPT-2: 12 layers, width 768, tied head of 50257 rows, positions looked up."""
+    config = POLICIES["GPT2LMHeadModel"].model_config(GPT2Config())
+    matrices = 12 * 12 * 768**2 + 50257 * 768
+    vectors = 12 * (2 * 2 + 3 + 1 + 4 + 1) * 768 + 2 * 768
+    assert config.weight_bytes(torch.float32) == 4 * (matrices + vectors + 1024 * 768)
+    assert config.kv_bytes_per_token(torch.float32) == 4 * 2 * 12 * 768
+    looked_up = 3 * 2 * 768
+    kv = 3 * 100 * config.kv_bytes_per_token(torch.float32)
+    assert config.decode_bytes(torch.float32, batch=3, context=100) == 4 * (matrices + vectors + looked_up) + kv
+    assert config.decode_flops(batch=3, context=100) == 3 * (2 * matrices + 12 * 4 * 100 * 768)
+    steps = sum(config.decode_flops(1, context) for context in range(1, 11))
+    assert config.prefill_flops(1, 10) == steps - 9 * 2 * 50257 * 768
+
+
+def test_a_window_limits_what_decode_reads() -> None:
+    config = POLICIES["MistralForCausalLM"].model_config(small_config("mistral", sliding_window=WINDOW))
+    assert config.decode_bytes(torch.float32, 1, 100) == config.decode_bytes(torch.float32, 1, WINDOW)
+    assert config.decode_flops(1, 100) == config.decode_flops(1, WINDOW)

@@ -1,0 +1,81 @@
+"""Two captures of the same work, taken with one call, or those that come with labkit."""
+
+from pathlib import Path
+
+import pytest
+from nsight import needs_nsys
+
+from labkit.nsys.capture.profile import Capture, CaptureError
+from labkit.statistics import Verdict
+from labkit.studies import traces as pair
+from labkit.studies.traces import bundled_pair, capture_pair
+
+STEPS = 5
+
+
+@needs_nsys
+def test_both_sides_have_the_same_steps_and_stages(tmp_path: Path) -> None:
+    found = capture_pair("tiny-gpt2", steps=STEPS, output=tmp_path, threads=1, tax=False)
+    assert found.names == ("hf-eager", "fused")
+    assert found.decode_steps == STEPS
+    stages = [set(table.frame["stage"]) for table in found.tables]
+    assert stages[0] == stages[1]
+    assert found.difference.vanilla.name == "hf-eager"
+    assert found.difference.parts["ms"].sum() == pytest.approx(found.difference.step.ms)
+
+
+def test_a_side_held_against_itself_is_told_apart_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+
+    def pretend(command: list[str], *, name: str, **options: object) -> Capture:
+        taken.append(name)
+        return bundled_pair().fused
+
+    monkeypatch.setattr(pair, "profile", pretend)
+    found = capture_pair("tiny-gpt2", "fused", "fused", output=tmp_path)
+    assert list(found.named_traces) == ["fused, first", "fused, second"]
+    assert taken == ["tiny-gpt2-fused-1", "tiny-gpt2-fused-2"]
+
+
+def test_the_bundled_captures_are_whole_and_say_where_they_come_from() -> None:
+    found = bundled_pair()
+    assert found.decode_steps >= 8
+    assert all(table.coverage > 0.8 for table in found.tables)
+    assert found.difference.verdict is Verdict.FASTER
+    assert "not on this machine" in found.remarks[0]
+    assert all(side.record.tax for side in (found.vanilla, found.fused))
+
+
+def test_where_nothing_can_be_captured_the_bundled_ones_stand_in_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise CaptureError("no room for a profiler")
+
+    monkeypatch.setattr(pair, "profile", fail)
+    found = capture_pair(output=tmp_path)
+    assert "no room for a profiler" in found.remarks[0]
+    assert found.vanilla.files == bundled_pair().vanilla.files
+    with pytest.raises(CaptureError, match="no room"):
+        capture_pair(output=tmp_path, source="nsys")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "got steps = 0, expected at least 1"),
+        ({"source": "perf"}, "got source = 'perf', expected one of auto, nsys, torch, bundled"),
+    ],
+)
+def test_a_pair_that_cannot_be_is_refused(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        capture_pair(output=tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_what_comes_with_labkit_names_no_user_and_no_folder() -> None:
+    found = bundled_pair()
+    for file in (*found.vanilla.files, *found.fused.files, found.vanilla.record_file, found.fused.record_file):
+        content = file.read_bytes()
+        assert not [
+            text for text in (b"/home/", b"/root", b"HOME=", b"PATH=", b"USER=", b"HOSTNAME") if text in content
+        ]

@@ -1,0 +1,114 @@
+"""A checkpoint saved by some ranks is, for any other number of them, what the original would have been, bit by bit."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import assert_same, built, quantization, save
+from safetensors.torch import load_file
+from small_models import SMALL_CONFIGS, small_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from labkit.models.policies import policy_for
+from labkit.models.shards import shard
+from labkit.weights.resolve import resolve
+
+EIGHT = {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 160, "intermediate_size": 192}
+WIDE: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_head": 8, "n_embd": 160},
+    "llama": EIGHT | {"head_dim": 20},
+    "gpt-neox-parallel": {"num_attention_heads": 8, "hidden_size": 160, "intermediate_size": 192},
+}
+STORED = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+TRIPS: list[tuple[torch.dtype, tuple[int, ...], dict[str, Any]]] = [
+    (dtype, path, {}) for dtype in STORED for path in ((1, 2, 4, 1), (8, 2), (1, 3, 1))
+]
+TRIPS += [(torch.int8, path, {"groups": 4, "lm_head": True}) for path in ((1, 2, 4, 1), (8, 2))]
+
+
+@cache
+def wide(name: str) -> PreTrainedModel:
+    return small_model(name, num_hidden_layers=2, **WIDE[name])
+
+
+@cache
+def small(name: str) -> PreTrainedModel:
+    return small_model(name)
+
+
+@pytest.mark.parametrize(("saved", "wanted"), [(1, 3), (3, 1), (2, 3), (3, 3)])
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+def test_every_architecture_is_what_the_original_would_have_been(
+    name: str, saved: int, wanted: int, tmp_path: Path
+) -> None:
+    model = small(name)
+    weights = save(tmp_path, model, model.config, size=saved)
+    for rank in range(wanted):
+        got = built(weights, model.config, torch.float32, wanted, rank)
+        assert_same(got, built(model, model.config, torch.float32, wanted, rank))
+
+
+@pytest.mark.parametrize(("dtype", "path", "quant"), TRIPS, ids=str)
+@pytest.mark.parametrize("name", WIDE)
+def test_saving_again_and_again_for_other_ranks_loses_nothing(
+    name: str, dtype: torch.dtype, path: tuple[int, ...], quant: dict[str, Any], tmp_path: Path
+) -> None:
+    model = wide(name)
+    source: object = model
+    for step, size in enumerate(path):
+        source = save(tmp_path / str(step), source, model.config, dtype, size, quant=quantization(**quant))  # type: ignore[arg-type]
+    save(tmp_path / "at once", model, model.config, dtype, path[-1], quant=quantization(**quant))
+    for rank in range(path[-1]):
+        name = f"rank-{rank:02d}-of-{path[-1]:02d}.safetensors"
+        got, want = (load_file(tmp_path / folder / name) for folder in (str(len(path) - 1), "at once"))
+        assert got.keys() == want.keys()
+        assert not [key for key in got if not torch.equal(got[key], want[key])]
+
+
+@pytest.mark.parametrize("dtype", STORED, ids=str)
+@pytest.mark.parametrize(("written", "read"), [("cpp", "reference"), ("reference", "cpp"), ("reference", "reference")])
+@pytest.mark.parametrize("name", WIDE)
+def test_another_implementation_reads_it_too(
+    name: str, written: str, read: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = wide(name)
+    weights = save(tmp_path, model, model.config, dtype, 2, impl=written)
+    for size in (1, 2):
+        assert_same(
+            built(weights, model.config, dtype, size, size - 1, impl=read),
+            built(model, model.config, dtype, size, size - 1, impl=read),
+        )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_another_type_is_rounded_from_the_saved_one(name: str, tmp_path: Path) -> None:
+    model = wide(name)
+    weights = save(tmp_path, model, model.config, torch.float32, 2)
+    for dtype in (torch.bfloat16, torch.int8):
+        assert_same(built(weights, model.config, dtype, 2, 1), built(model, model.config, dtype, 2, 1))
+
+
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+def test_hugging_faces_tensors_come_back(name: str, tmp_path: Path) -> None:
+    model = small(name)
+    save(tmp_path, model, model.config, size=3)
+    again = resolve(tmp_path).hf_model(torch.float32)
+    state = model.state_dict()
+    assert again.state_dict().keys() == state.keys()
+    assert not [key for key, tensor in again.state_dict().items() if not torch.equal(tensor, state[key])]
+
+
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+def test_stored_undoes_what_makes_weights_canonical(name: str) -> None:
+    config = small(name).config
+    policy = policy_for(config)
+    model_config = policy.model_config(config)
+    state = small(name).state_dict()
+    rebuilt: dict[str, Tensor] = {}
+    for canonical, tensor in policy.layer_tensors(shard(model_config), 1, lambda name, _: state[name]).items():
+        rebuilt |= policy.stored(model_config, canonical, tensor, 1)
+    assert rebuilt
+    assert all(torch.equal(tensor, state[name]) for name, tensor in rebuilt.items())
