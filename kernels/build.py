@@ -20,6 +20,8 @@ import tempfile
 from pathlib import Path
 from time import monotonic
 
+from labkit.system.errors import RunError
+
 SOURCES = Path(os.environ.get("LABKIT_KERNELS") or Path(__file__).parent)
 ENTRY = SOURCES / "decode_step" / "cpp_impl.cpp"
 ISA_FLAGS = {
@@ -48,7 +50,7 @@ SIGNATURES = {  # of the functions in the library; with them, calls take plain i
 WITH_RESULT = ("labkit_workspace_bytes", "labkit_read_ns")  # int64
 
 
-class BuildError(RuntimeError):
+class BuildError(RunError):
     """The kernels can't be compiled or loaded here; the message says why and what to do."""
 
 

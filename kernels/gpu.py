@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.system.errors import UserError
+
 from .tuned import Tile, TunedTiles, tuned_tiles
 
 FEW_ROWS = 16  # rows that one pass over a weight serves; more go through torch's GEMM
@@ -38,7 +40,7 @@ def unavailable() -> str | None:
 def require() -> None:
     """Raises ValueError with the reason where the kernels can't run."""
     if reason := unavailable():
-        raise ValueError(reason)
+        raise UserError(reason)
 
 
 def require_dependent_launch() -> None:
@@ -46,7 +48,7 @@ def require_dependent_launch() -> None:
     major, minor = torch.cuda.get_device_capability()
     if major < 9:
         got = f"the {gpu_name()} has {major}.{minor}"
-        raise ValueError(f"dependent_launch needs compute capability 9.0 or more, {got}; leave it out")
+        raise UserError(f"dependent_launch needs compute capability 9.0 or more, {got}; leave it out")
 
 
 def default_device() -> torch.device:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from labkit.system.errors import UserError
+
 FOLDER = Path(__file__).parent / "gpus"
 LIMITS = {"rows": 1024, "depth": 8192, "warps": 32, "stages": 8}
 
@@ -58,11 +60,11 @@ def tuned_tiles(gpu: str) -> TunedTiles:
     try:
         read = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON ({error}); {again}") from None
+        raise UserError(f"{path} is not JSON ({error}); {again}") from None
     if not isinstance(read, dict) or not isinstance(read.get("tiles"), dict):
-        raise ValueError(f'{path} is damaged: expected {{"gpu": …, "tiles": {{…}}}}; {again}')
+        raise UserError(f'{path} is damaged: expected {{"gpu": …, "tiles": {{…}}}}; {again}')
     if read.get("gpu") != gpu:
-        raise ValueError(f"{path} was tuned for {read.get('gpu')!r}, this is {gpu!r}; {again}")
+        raise UserError(f"{path} was tuned for {read.get('gpu')!r}, this is {gpu!r}; {again}")
     return TunedTiles({key: _tile(path, key, value, again) for key, value in read["tiles"].items()})
 
 
@@ -84,6 +86,6 @@ def _tile(path: Path, key: str, value: object, again: str) -> Tile:
         powers = all(1 <= number <= most for number, most in zip(value, LIMITS.values(), strict=True))
         if powers and all(number & (number - 1) == 0 for number in value[:3]):
             return Tile(*value)
-    raise ValueError(
+    raise UserError(
         f"{path}: {key} is {value!r}, expected [rows, depth, warps, stages], the first three powers of two; {again}"
     )

@@ -14,6 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from labkit.system.errors import UserError
+
 NORM_KINDS = ("none", "layer", "rms")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 HEAD_DIM_LIMITS = {"cpp": 512, "reference": 512, "triton": 256}
@@ -151,7 +153,7 @@ class Linear:
     def require(self, layout: str, impl: str) -> None:
         """Raises ValueError if the weight has another layout than the kernels of `impl` read."""
         if self.layout != layout:
-            raise ValueError(
+            raise UserError(
                 f"the {impl} kernels take {self.weight_type} weights with layout {layout!r}, got {self.layout!r}; "
                 f"use gemm.packed(linear, {impl!r})"
             )
@@ -285,7 +287,7 @@ class AttentionParams:
 
     def __post_init__(self) -> None:
         if self.window is not None and not self.causal:
-            raise ValueError(f"a window of {self.window} ends at each token's own slot; leave it out, or causal=False")
+            raise UserError(f"a window of {self.window} ends at each token's own slot; leave it out, or causal=False")
 
     @cached_property
     def c(self) -> CAttentionParams:
@@ -311,7 +313,7 @@ def check_heads(heads: Heads, impl: str) -> None:
     most = HEAD_DIM_LIMITS[impl]
     if heads.dim > most or (impl == "triton" and heads.dim % 2):
         sizes = f"even sizes up to {most}, impl 'cpp' any up to {HEAD_DIM_LIMITS['cpp']}"
-        raise ValueError(
+        raise UserError(
             f"head_dim is {heads.dim}; the {impl} kernels take " + (sizes if impl == "triton" else f"up to {most}")
         )
 
@@ -319,6 +321,6 @@ def check_heads(heads: Heads, impl: str) -> None:
 def check_rows(name: str, tensor: Tensor, columns: int) -> None:
     """Raises ValueError unless `tensor` is a contiguous float32 [rows, columns]."""
     if tensor.dtype != torch.float32 or tensor.dim() != 2 or tensor.shape[1] != columns or not tensor.is_contiguous():
-        raise ValueError(
+        raise UserError(
             f"{name}: expected contiguous float32 [rows, {columns}], got {tensor.dtype} {list(tensor.shape)}"
         )

@@ -6,6 +6,8 @@ from importlib.resources import files
 
 import pandas as pd
 
+from labkit.system.errors import UserError
+
 NOT_MEASURED_HERE = "published, not measured here"
 
 
@@ -50,7 +52,7 @@ def published(table: str | None = None) -> pd.DataFrame:
     if table is None:
         return frame.copy()
     if table not in set(frame["table"]):
-        raise ValueError(f"no published table {table!r}; there are {', '.join(sorted(set(frame['table'])))}")
+        raise UserError(f"no published table {table!r}; there are {', '.join(sorted(set(frame['table'])))}")
     return frame[frame["table"] == table].copy()
 
 

@@ -15,6 +15,8 @@ import numpy as np
 import scipy  # loads scipy.stats when it is first asked for it
 from numpy.typing import NDArray
 
+from labkit.system.errors import UserError
+
 CONFIDENCE = 0.95
 RESAMPLES = 4999
 INDIFFERENCE = 0.01  # smaller differences are the same to a user, however quiet the machine is
@@ -89,7 +91,7 @@ def ratio(baseline: Sequence[float], candidate: Sequence[float], *, seed: int = 
     The 95 % interval comes from drawing whole rounds with replacement. ValueError below two rounds.
     """
     if len(baseline) != len(candidate) or len(baseline) < 2:
-        raise ValueError(
+        raise UserError(
             f"got {len(baseline)} rounds of the baseline and {len(candidate)} of the candidate; "
             "an interval needs as many of each and at least 2"
         )

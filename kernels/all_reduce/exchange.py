@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from labkit.system.errors import UserError
+
 from .. import build
 
 MOST_RANKS = 64  # kMostRanks of exchange.h
@@ -63,7 +65,7 @@ class Exchange:
     ) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         if self.size > MOST_RANKS:
-            raise ValueError(f"{self.size} ranks cannot share a model; use at most {MOST_RANKS}")
+            raise UserError(f"{self.size} ranks cannot share a model; use at most {MOST_RANKS}")
         self.slot_bytes = -(-slot_bytes // LINE) * LINE
         self.error: Exception | None = None
         self.on_gpu: dict[torch.device, Any] = {}  # what sums on that GPU, or None; made on the first use

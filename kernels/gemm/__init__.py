@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from labkit.system.errors import UserError
+
 from .. import build, gpu
 from ..dispatch import choose
 from ..types import Linear, check_rows, pointer
@@ -128,7 +130,7 @@ def cut_groups(begin: int, end: int, group: int, groups: int) -> tuple[list[int]
         return [begin], group_size(end - begin, 1)
     size = gcd(group, begin)
     if size % 2:
-        raise ValueError(
+        raise UserError(
             f"groups of {group} inputs cannot be cut at input {begin}; use q_groups=1, or a tp_size that cuts elsewhere"
         )
     return list(range(begin, end, size)), size

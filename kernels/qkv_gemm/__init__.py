@@ -5,6 +5,8 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
+from labkit.system.errors import UserError
+
 from .. import build, gpu
 from ..dispatch import choose
 from ..types import NO_ROTARY, Heads, LayerCache, QkvWeights, Rotary, Rows, check_heads, check_rows, pointer
@@ -31,7 +33,7 @@ def qkv_gemm(
     """
     check_rows("hidden", hidden, weights.proj.inputs)
     if cache.past + rows.tokens > cache.keys.shape[2]:
-        raise ValueError(
+        raise UserError(
             f"cache of {cache.keys.shape[2]} slots can't take {rows.tokens} tokens after {cache.past}; grow it"
         )
     run = choose("qkv_gemm", impl, reference=reference, cpp=_cpp, triton=_triton)

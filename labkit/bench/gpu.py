@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
-from rich.markup import escape
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -42,6 +40,8 @@ from labkit.kernels import gpu
 from labkit.kernels.tuned import slug
 from labkit.models.policies import policy_for
 from labkit.models.shards import Cut
+from labkit.system.command import run_command
+from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 from labkit.system.whole_file import write_whole
 from labkit.weights.model_tensors import ModelTensors
@@ -84,7 +84,7 @@ def main(
     baselines = tuple(against or BASELINES_OF_GPU)
     for name in baselines:
         if name not in BASELINES:
-            raise ValueError(f"unknown baseline {name!r}; expected one of {', '.join(BASELINES)}")
+            raise UserError(f"unknown baseline {name!r}; expected one of {', '.join(BASELINES)}")
     environment = read_environment(torch.get_num_threads())
     stem = f"gpu-{slug(gpu.gpu_name() or 'interpreter')}-{datetime.now(UTC):%Y-%m-%d}{'-quick' if quick else ''}"
     file = (output or Path("runs" if quick else "profiles")) / f"{stem}.jsonl"
@@ -347,8 +347,4 @@ def _write(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except (ValueError, OSError) as error:
-        err.print(f"error: {escape(str(error))}", style="red", soft_wrap=True)
-        sys.exit(2)
+    run_command(lambda: typer.run(main))

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
-from rich.markup import escape
 from transformers import LlamaConfig
 
 from labkit.bench.models import stem
@@ -29,6 +28,7 @@ from labkit.bench.report import markdown_table
 from labkit.bench.targets import Check
 from labkit.harness.environment import read_environment
 from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement
+from labkit.system.command import run_command
 from labkit.system.progress import progress_bar
 from labkit.system.whole_file import write_whole
 from labkit.weights.checkpoint.tensor_stream import write_tensors
@@ -177,8 +177,4 @@ def page(found: LoadMeasurement) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except (ValueError, OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        err.print(f"error: {escape(str(error))}", style="red", soft_wrap=True)
-        sys.exit(2)
+    run_command(lambda: typer.run(main))

@@ -8,7 +8,6 @@ day, machine, commit and settings is kept.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -32,6 +31,7 @@ from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.kernels.tuned import slug
 from labkit.models.policies import policy_for
 from labkit.models.presets import PRESETS
+from labkit.system.command import run_command
 from labkit.system.progress import progress_bar
 from labkit.system.whole_file import write_whole
 
@@ -189,8 +189,4 @@ def _seconds(target: Target, settings: Settings) -> float:
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except (ValueError, OSError) as error:
-        err.print(f"error: {escape(str(error))}", style="red", soft_wrap=True)
-        sys.exit(2)
+    run_command(lambda: typer.run(main))

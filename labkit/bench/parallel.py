@@ -8,14 +8,12 @@ the memory gives two threads over one, both probed beside the runs.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from labkit.bench.models import stem
 from labkit.bench.report import markdown_table
@@ -27,6 +25,7 @@ from labkit.harness.exchange.measure import ROUNDS as EXCHANGE_ROUNDS
 from labkit.harness.exchange.records import WAYS, ExchangeMeasurement, exchange_remarks
 from labkit.harness.exchange.table import kilobytes, microseconds
 from labkit.harness.records import Comparison, Measurement
+from labkit.system.command import run_command
 from labkit.system.progress import progress_bar
 from labkit.system.whole_file import write_whole
 
@@ -178,8 +177,4 @@ def _sums_table(rows: Sequence[ExchangeMeasurement]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except (ValueError, OSError, RuntimeError) as error:
-        err.print(f"error: {escape(str(error))}", style="red", soft_wrap=True)
-        sys.exit(2)
+    run_command(lambda: typer.run(main))

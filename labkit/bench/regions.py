@@ -5,7 +5,6 @@ python -P -m labkit.bench.regions [--quick] [--output FOLDER]
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,6 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from labkit.bench.models import stem
 from labkit.bench.report import markdown_table
@@ -24,6 +22,7 @@ from labkit.harness.regions.measure import ROUNDS, measure_regions
 from labkit.harness.regions.records import RegionMeasurement
 from labkit.harness.regions.sides import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
 from labkit.stages import Stage
+from labkit.system.command import run_command
 from labkit.system.progress import progress_bar
 from labkit.system.whole_file import write_whole
 
@@ -143,8 +142,4 @@ def _name(row: RegionMeasurement) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except (ValueError, OSError) as error:
-        err.print(f"error: {escape(str(error))}", style="red", soft_wrap=True)
-        sys.exit(2)
+    run_command(lambda: typer.run(main))

@@ -8,7 +8,6 @@ Needs playwright and Chromium, which the tests bring and labkit itself does with
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -19,8 +18,8 @@ from typing import Annotated
 import nbformat
 import typer
 from rich.console import Console
-from rich.markup import escape
 
+from labkit.system.command import run_command
 from labkit.widgets.browser import Lab, jupyterlab
 
 OPEN_BAR_S, FRAMES_BAR = 2.0, 30.0
@@ -127,8 +126,4 @@ def _pan(lab: Lab, at: int, zoom: int) -> Pan:
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except (RuntimeError, OSError) as error:
-        err.print(f"error: {escape(str(error))}", style="red", soft_wrap=True)
-        sys.exit(2)
+    run_command(lambda: typer.run(main))

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from labkit.launcher.command import World, environment, program, torchrun_arguments
 from labkit.launcher.rendezvous import Rendezvous
+from labkit.system.errors import RunError
 
 err = Console(stderr=True)
 
@@ -48,7 +49,7 @@ def launch(
         try:
             meeting.wait_until_open(timeout, lambda line: err.print(line, highlight=False))
         except TimeoutError as late:
-            raise RuntimeError(str(late)) from None
+            raise RunError(str(late)) from None
     sys.stdout.flush()
     agent = [sys.executable, "-P", "-m", "labkit.launcher.agent", *arguments]
     os.execve(sys.executable, agent, environment(world, threads, pin))

@@ -7,7 +7,6 @@ failed on the way; 130: Ctrl-C.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,8 @@ from rich.table import Column, Table
 
 from labkit.cli import launch as launch_cli
 from labkit.cli import trace as trace_cli
+from labkit.system.command import run_command
+from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 
 app = typer.Typer(
@@ -130,7 +131,7 @@ def _all_reduce(ops: list[str], ranks: int, rounds: int, output: Path, as_json: 
     from labkit.harness.exchange.table import exchange_table
 
     if others := sorted(set(ops) - {"all_reduce"}):
-        raise ValueError(f"got --op all_reduce beside {', '.join(others)}, expected it alone: it runs on several ranks")
+        raise UserError(f"got --op all_reduce beside {', '.join(others)}, expected it alone: it runs on several ranks")
     with progress_bar(err) as follow:
         rows = measure_exchange(ranks, rounds=rounds, output=output, progress=follow)
     if as_json:
@@ -183,20 +184,20 @@ def generate(
     from labkit.weights.resolve import resolve
 
     if dtype not in DTYPES:
-        raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+        raise UserError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     if threads is not None and threads < 1:
-        raise ValueError(f"got threads = {threads}, expected at least 1")
+        raise UserError(f"got threads = {threads}, expected at least 1")
     if new < 1:
-        raise ValueError(f"got new = {new}, expected at least 1")
+        raise UserError(f"got new = {new}, expected at least 1")
     if temperature < 0:
-        raise ValueError(f"got temperature = {temperature}, expected 0 (greedy) or more")
+        raise UserError(f"got temperature = {temperature}, expected 0 (greedy) or more")
     if threads is not None:
         torch.set_num_threads(threads)
     with err.status(f"loading {escape(model)}"):
         source = resolve(model, seed=seed)
         inputs = source.tokenizer(prompt, return_tensors="pt")
         if inputs["input_ids"].shape[1] == 0:
-            raise ValueError("got an empty prompt, expected text of at least one token")
+            raise UserError("got an empty prompt, expected text of at least one token")
         engine = init_inference(source, dtype=DTYPES[dtype], replace_with_kernel_inject=True)
         check_positions(engine.model_config, inputs["input_ids"].shape[1], new)
     err.print(escape(source.origin), style="dim", highlight=False)
@@ -257,17 +258,7 @@ app.command(context_settings={"allow_interspersed_args": False})(launch_cli.laun
 
 def main() -> None:
     """The `labkit` command."""
-    try:
-        app()
-    except (ValueError, TypeError, NotImplementedError, OSError) as error:
-        _fail(error, 2)
-    except RuntimeError as error:
-        _fail(error, 1)
-
-
-def _fail(error: Exception, code: int) -> None:
-    err.print(f"error: {escape(str(error))}", style="red", highlight=False, soft_wrap=True)
-    sys.exit(code)
+    run_command(app)
 
 
 def _pairs(arguments: list[str]) -> dict[str, str]:
@@ -276,8 +267,8 @@ def _pairs(arguments: list[str]) -> dict[str, str]:
     for at in range(0, len(arguments), 3):
         flag, *pair = arguments[at : at + 3]
         if flag not in ("-p", "--parameters") or len(pair) != 2:
-            raise ValueError(f"got {' '.join([flag, *pair])!r}, expected -p NAME VALUE")
+            raise UserError(f"got {' '.join([flag, *pair])!r}, expected -p NAME VALUE")
         if pair[0] in pairs:
-            raise ValueError(f"the parameter {pair[0]!r} is given twice; give it once")
+            raise UserError(f"the parameter {pair[0]!r} is given twice; give it once")
         pairs[pair[0]] = pair[1]
     return pairs

@@ -16,6 +16,7 @@ from rich.table import Column, Table
 
 from labkit.nsys.capture.command import Ranks, Source
 from labkit.stages import Phase
+from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 from labkit.system.whole_file import write_whole
 
@@ -75,7 +76,7 @@ def profile(
     from labkit.studies.traces import own_command
 
     if stage is not None and range_ is not None:
-        raise ValueError(f"got --stage {stage} and --range {range_}; give one of them")
+        raise UserError(f"got --stage {stage} and --range {range_}; give one of them")
     case: dict[str, Any] = {"impl": impl}
     if not command:
         threads = threads or len(os.sched_getaffinity(0))
@@ -202,12 +203,12 @@ def timeline(
     traces = dict(zip(_names(*files), map(read, files), strict=True))
     if output.name.endswith((".json", ".json.gz")):
         if other is not None:
-            raise ValueError(f"got two captures for {output.name}; a trace file holds one: leave the second out")
+            raise UserError(f"got two captures for {output.name}; a trace file holds one: leave the second out")
         write_chrome(traces[_names(capture)[0]], output)
     elif output.suffix == ".html":
         write_whole(output, draw(traces, steps=steps).to_html(include_plotlyjs=True))
     else:
-        raise ValueError(f"got --output {output}, expected a name that ends in .html, .json or .json.gz")
+        raise UserError(f"got --output {output}, expected a name that ends in .html, .json or .json.gz")
     out.print(str(output), soft_wrap=True, highlight=False)
 
 

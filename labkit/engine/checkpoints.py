@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 from labkit.engine.options import Options
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard
+from labkit.system.errors import UserError
 from labkit.weights.build import saved_in
 from labkit.weights.checkpoint.save import Saved, Saving, gather_of
 from labkit.weights.protocol import TensorSource
@@ -29,7 +30,7 @@ def as_saved(options: Options, source: TensorSource) -> Options:
     manifest = saved.manifest
     quant = Quantization(weight=WeightQuantization(q_groups=manifest.groups), lm_head=manifest.lm_head)
     if options.quant not in (Quantization(), quant):
-        raise ValueError(
+        raise UserError(
             f"{saved.folder} was saved with q_groups={manifest.groups} and lm_head={manifest.lm_head}, got "
             f"q_groups={options.quant.groups} and lm_head={options.quant.lm_head}; leave quant out"
         )

@@ -13,6 +13,7 @@ from labkit.engine.hf.encoder import FusedEncoder
 from labkit.engine.options import Options
 from labkit.engine.runners.stage_clock import StageClock, StageTime
 from labkit.models.config import ModelConfig
+from labkit.system.errors import UserTypeError
 
 if TYPE_CHECKING:
     from labkit.engine.runners.cuda_graph import Node
@@ -129,7 +130,7 @@ class EncoderEngine(InferenceEngine):
         return False
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(f"{type(self.module).__name__} is an encoder and generates no text; call the engine itself")
+        raise UserTypeError(f"{type(self.module).__name__} is an encoder and generates no text; call the engine itself")
 
 
 class SlicedEngine(InferenceEngine):

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
+from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.system.validation import all_problems
 from labkit.weights.quantise import Quantization, Strict
 
@@ -112,7 +113,7 @@ class Options(Strict):
         if isinstance(value, str):
             name = value.removeprefix("torch.")
             if name not in DTYPES:
-                raise ValueError(f"unknown dtype {value!r}; expected one of {', '.join(DTYPES)}")
+                raise UserError(f"unknown dtype {value!r}; expected one of {', '.join(DTYPES)}")
             return DTYPES[name]
         return value
 
@@ -120,30 +121,28 @@ class Options(Strict):
     @classmethod
     def _known_dtype(cls, value: torch.dtype | None) -> torch.dtype | None:
         if value is not None and value not in DTYPES.values():
-            raise ValueError(f"{value} is not supported; expected torch.float32, bfloat16, float16 or int8")
+            raise UserError(f"{value} is not supported; expected torch.float32, bfloat16, float16 or int8")
         return value
 
     @model_validator(mode="after")
     def _not_yet(self) -> Self:
         for name, default in LATER.items():
             if getattr(self, name) != default:
-                raise NotImplementedError(
-                    f"{name}={getattr(self, name)!r} is not supported yet; leave it at {default!r}"
-                )
+                raise UnsupportedError(f"{name}={getattr(self, name)!r} is not supported yet; leave it at {default!r}")
         if self.base_dir and self.checkpoint is None:
-            raise ValueError("base_dir says where the files of checkpoint are; pass checkpoint too, or leave it out")
+            raise UserError("base_dir says where the files of checkpoint are; pass checkpoint too, or leave it out")
         if self.quant.enabled and self.quant != Quantization() and self.dtype != torch.int8:
-            raise ValueError(f"quant says how dtype=torch.int8 is stored, got dtype={self.dtype}; pass both or neither")
+            raise UserError(f"quant says how dtype=torch.int8 is stored, got dtype={self.dtype}; pass both or neither")
         if self.dtype == torch.int8 and not (self.quant.enabled and self.quant.weight.enabled):
-            raise ValueError("dtype=int8 asks for quantised weights and quant for none; leave one of them out")
+            raise UserError("dtype=int8 asks for quantised weights and quant for none; leave one of them out")
         if self.use_triton and self.impl not in ("auto", "triton"):
-            raise ValueError(f"use_triton asks for impl='triton', got impl={self.impl!r} too; leave one of them out")
+            raise UserError(f"use_triton asks for impl='triton', got impl={self.impl!r} too; leave one of them out")
         if self.impl in ("cpp", "reference") and (self.enable_cuda_graph or self.dependent_launch):
-            raise ValueError(
+            raise UserError(
                 f"enable_cuda_graph and dependent_launch are for impl='triton', got impl={self.impl!r}; leave them out"
             )
         if self.moe.wanted:
-            raise NotImplementedError("moe is not supported yet; leave it out")
+            raise UnsupportedError("moe is not supported yet; leave it out")
         return self
 
 
@@ -156,17 +155,17 @@ def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str,
         for key, value in source.items():
             name, value = _translated(key, value)
             if name in merged and merged[name] != value:
-                raise ValueError(f"{name} was given twice: {merged[name]!r} and {value!r}; give it once")
+                raise UserError(f"{name} was given twice: {merged[name]!r} and {value!r}; give it once")
             merged[name] = value
     unknown = sorted(set(merged) - set(Options.model_fields))
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"unknown option {', '.join(unknown)}; expected one of {', '.join(sorted(Options.model_fields))}"
         )
     try:
         return Options(**merged)
     except ValidationError as error:
-        raise ValueError(f"init_inference options: {all_problems(error)}") from None
+        raise UserError(f"init_inference options: {all_problems(error)}") from None
 
 
 def _translated(key: str, value: Any) -> tuple[str, Any]:
@@ -181,13 +180,13 @@ def _as_dict(config: dict[str, Any] | str | Path | None) -> dict[str, Any]:
     if isinstance(config, dict):
         return config
     if not isinstance(config, str | Path):
-        raise TypeError(f"config: expected a dict or the path of a JSON file, got {type(config).__name__}")
+        raise UserTypeError(f"config: expected a dict or the path of a JSON file, got {type(config).__name__}")
     try:
         loaded = json.loads(Path(config).read_text())
     except FileNotFoundError:
-        raise ValueError(f"config file {str(config)!r} does not exist") from None
+        raise UserError(f"config file {str(config)!r} does not exist") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"config file {str(config)!r} is not JSON: {error}") from None
+        raise UserError(f"config file {str(config)!r} is not JSON: {error}") from None
     if not isinstance(loaded, dict):
-        raise ValueError(f"config file {str(config)!r}: expected an object of options, got {type(loaded).__name__}")
+        raise UserError(f"config file {str(config)!r}: expected an object of options, got {type(loaded).__name__}")
     return loaded

@@ -21,6 +21,7 @@ from labkit.kernels import build, gpu
 from labkit.models.encoder_policies import ENCODERS, encoder_policy_for
 from labkit.models.policies import find_policy, policy_for
 from labkit.models.shards import shard
+from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.weights.build import build_weights, check_weights
 from labkit.weights.checkpoint.described import described_source
 from labkit.weights.model_tensors import ModelTensors
@@ -51,7 +52,7 @@ def init_inference(
     if isinstance(model, PretrainedConfig) and read.checkpoint is not None:
         hf_config = model
     if not isinstance(hf_config, PretrainedConfig):
-        raise TypeError(f"model: expected a transformers model or a labkit ModelSource, got {type(model).__name__}")
+        raise UserTypeError(f"model: expected a transformers model or a labkit ModelSource, got {type(model).__name__}")
     encoder = encoder_policy_for(model)
     if _runs_without_kernels(read, hf_config, encoder is not None):
         return _sliced(model, read)
@@ -71,11 +72,11 @@ def init_inference(
     read = as_saved(read, source)
     dtype = read.dtype or _own_dtype(model, hf_config)
     if dtype not in DTYPES.values():
-        raise ValueError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
+        raise UserError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
     impl = _resolved("triton" if read.use_triton else read.impl)
     device = gpu.default_device() if impl == "triton" else gpu.CPU
     if device.type != "cuda" and (read.enable_cuda_graph or read.dependent_launch):
-        raise ValueError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
+        raise UserError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
     if read.dependent_launch:
         gpu.require_dependent_launch()
 
@@ -158,17 +159,15 @@ def _runs_without_kernels(read: Options, hf_config: PretrainedConfig, encoder: b
 def _sliced(model: Any, read: Options) -> SlicedEngine:
     """`model` as it is, its linears cut over the ranks by the injection policy, or as its data flow."""
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(
+        raise UserTypeError(
             f"model: expected a transformers model in memory, got {type(model).__name__}, for which labkit "
             "has no kernels"
         )
     _refuse_checkpoints(read, type(model).__name__)
     if read.dtype == torch.int8:
-        raise ValueError(
-            f"dtype=int8 needs kernels, and there are none for {type(model).__name__}; use a floating type"
-        )
+        raise UserError(f"dtype=int8 needs kernels, and there are none for {type(model).__name__}; use a floating type")
     if read.impl != "auto" or read.use_triton or read.enable_cuda_graph or read.dependent_launch:
-        raise ValueError(
+        raise UserError(
             f"impl, use_triton and the options of CUDA graphs are for models with kernels, which "
             f"{type(model).__name__} runs without here; leave them out"
         )
@@ -192,14 +191,14 @@ def _sliced(model: Any, read: Options) -> SlicedEngine:
 
 def _refuse_what_encoders_lack(read: Options) -> None:
     if read.enable_cuda_graph or read.dependent_launch:
-        raise NotImplementedError("enable_cuda_graph and dependent_launch are for decode steps, an encoder has none")
+        raise UnsupportedError("enable_cuda_graph and dependent_launch are for decode steps, an encoder has none")
     if read.quant.lm_head:
-        raise ValueError("quant.lm_head: an encoder's head stays transformers' own; leave it out")
+        raise UserError("quant.lm_head: an encoder's head stays transformers' own; leave it out")
 
 
 def _refuse_checkpoints(read: Options, model: str) -> None:
     if read.checkpoint is not None or read.save_mp_checkpoint_path is not None:
-        raise NotImplementedError(
+        raise UnsupportedError(
             f"checkpoint and save_mp_checkpoint_path are for decoders with kernels, got {model}; leave them out"
         )
 

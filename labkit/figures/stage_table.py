@@ -13,6 +13,7 @@ from labkit.figures.theme import INK, SOFT, STAGE_COLORS, finish
 from labkit.nsys.analysis.stage_table import IDLE, NO_STAGE, ORDER
 from labkit.stages import Phase, Stage
 from labkit.statistics import P95_SAMPLES
+from labkit.system.errors import UserError
 
 if TYPE_CHECKING:
     from labkit.nsys.analysis.stage_table import StageTable
@@ -32,14 +33,14 @@ def stage_table_figure(table: StageTable, phase: Phase | None = None, *, name: s
     ValueError for a table by rank, or without that phase.
     """
     if {"rank", "process"} & set(table.by):
-        raise ValueError(f"got a table by {', '.join(table.by)}; expected one of all ranks, or of one rank's trace")
+        raise UserError(f"got a table by {', '.join(table.by)}; expected one of all ranks, or of one rank's trace")
     frame, told = table.frame, "step"
     steps = sum(table.step_count.values())
     if "phase" in table.by:
         there = list(frame["phase"].unique())
         chosen = str(phase or (Phase.DECODE if Phase.DECODE in there else there[0]))
         if chosen not in there:
-            raise ValueError(f"got phase {chosen!r}; expected one that the table has: {', '.join(there)}")
+            raise UserError(f"got phase {chosen!r}; expected one that the table has: {', '.join(there)}")
         frame, steps, told = frame[frame["phase"] == chosen], table.step_count[chosen], f"{chosen} step"
     by_layer = "layer" in table.by
     figure = _map(frame) if by_layer else _bars(frame)

@@ -14,6 +14,7 @@ from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.timing import timed_generate
 from labkit.models.config import ModelConfig
 from labkit.models.policies import policy_for
+from labkit.system.errors import UserError
 
 
 def measure_latency(
@@ -35,9 +36,9 @@ def measure_latency(
     fewer than two new tokens, or counts below their minimum.
     """
     if runs < 1 or warmup < 0:
-        raise ValueError(f"got runs={runs}, warmup={warmup}; expected at least 1 timed run and no negative warm-up")
+        raise UserError(f"got runs={runs}, warmup={warmup}; expected at least 1 timed run and no negative warm-up")
     if generation_args.get("num_beams", 1) != 1:
-        raise ValueError(
+        raise UserError(
             f"got num_beams={generation_args['num_beams']}, expected 1: beams are not final until the end, so there "
             "is no time per token; time engine.generate as a whole"
         )
@@ -76,10 +77,10 @@ def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[str]) -> 
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     lengths = [len(tokenizer(text)["input_ids"]) for text in prompts]
     if not lengths or min(lengths) == 0:
-        raise ValueError(f"got an empty prompt ({prompt!r}), expected text of at least one token")
+        raise UserError(f"got an empty prompt ({prompt!r}), expected text of at least one token")
     unequal = len(set(lengths)) > 1
     if unequal and tokenizer.pad_token is None:
-        raise ValueError(
+        raise UserError(
             f"got prompts of {min(lengths)} to {max(lengths)} tokens and a tokenizer without a pad token; "
             "set tokenizer.pad_token (often to tokenizer.eos_token), or give prompts of one length"
         )

@@ -7,7 +7,6 @@ With --tp it is one rank of so many, which `labkit launch` starts.
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import numpy as np
@@ -17,6 +16,8 @@ import typer
 from labkit.harness.compare.baselines import DTYPES, baseline
 from labkit.harness.timing import wait_for_gpu
 from labkit.stages import unwatched
+from labkit.system.command import run_command
+from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
 WARM_UP = 4  # new tokens of the run before, which nobody watches
@@ -34,7 +35,7 @@ def main(
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     if dtype not in DTYPES:
-        raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+        raise UserError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     source = resolve(model, seed=seed)
     options = {"tensor_parallel": {"tp_size": tp}} if tp > 1 else {}
     loaded = baseline(side, source, DTYPES[dtype], threads, **options)
@@ -60,7 +61,4 @@ def main(
 if __name__ == "__main__":
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)
-    try:
-        app()
-    except (ValueError, TypeError, NotImplementedError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_command(app)

@@ -13,6 +13,7 @@ from labkit.harness.exchange.records import ExchangeMeasurement
 from labkit.harness.load_record import LoadMeasurement
 from labkit.harness.records import SCHEMA_VERSION, Comparison, Measurement
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
+from labkit.system.errors import UserError
 from labkit.system.validation import first_problem
 from labkit.system.whole_file import write_whole
 
@@ -60,7 +61,7 @@ def _parse(line: str, where: str) -> AnyRecord:
     try:
         return RECORD.validate_json(line)
     except ValidationError as error:
-        raise ValueError(
+        raise UserError(
             f"{where} is not a result of schema version {SCHEMA_VERSION}: {first_problem(error, 'the line')}; "
             "measure again, or remove the line"
         ) from None

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from transformers.generation import BaseStreamer
 
+from labkit.system.errors import UserError
+
 CLOCK = "time.perf_counter_ns, stamped as the streamer receives each token"
 
 
@@ -60,7 +62,7 @@ def timed_generate(generator: Generator, input_ids: torch.Tensor, **generation_a
         wait_for_gpu()
         end = perf_counter_ns()
     if len(clock.stamps_ns) < 2:
-        raise ValueError(
+        raise UserError(
             f"got {len(clock.stamps_ns)} new token(s), expected at least 2, because the time per token is that of a "
             "decode step; raise max_new_tokens, and min_new_tokens where an end-of-text token comes early"
         )

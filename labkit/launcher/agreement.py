@@ -10,6 +10,7 @@ from importlib.metadata import version
 import torch.distributed as dist
 
 from labkit.kernels.build import sources_digest
+from labkit.system.errors import UserError
 
 SHOWN = 3
 NOT_GIVEN = "not given"
@@ -44,7 +45,7 @@ def check_agreement(facts: Mapping[str, object], group: dist.ProcessGroup | None
     lines = [_difference(name, told) for name in differing[:SHOWN]]
     if more := len(differing) - SHOWN:
         lines += [f"and {more} more"] * (more > 0)
-    raise ValueError(
+    raise UserError(
         f"the ranks do not agree on what they run: {'; '.join(lines)}. Start every rank with the same model, options "
         "and versions"
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from labkit.launcher.rendezvous import Rendezvous, loopback
 from labkit.launcher.shares import PIN, threads_each
+from labkit.system.errors import UserError
 
 START = ("-P", "-m", "labkit.launcher.start_rank")
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -31,16 +32,16 @@ class World:
 
     def __post_init__(self) -> None:
         if self.tp < 1:
-            raise ValueError(f"got --tp {self.tp}, expected at least 1 rank")
+            raise UserError(f"got --tp {self.tp}, expected at least 1 rank")
         if self.nodes < 1 or self.tp % self.nodes:
-            raise ValueError(
+            raise UserError(
                 f"got --tp {self.tp} on --nodes {self.nodes}, expected as many ranks on each node: a --tp that "
                 "--nodes divides"
             )
         if self.node_rank is not None and not 0 <= self.node_rank < self.nodes:
-            raise ValueError(f"got --node-rank {self.node_rank}, expected 0 to {self.nodes - 1}, one for each node")
+            raise UserError(f"got --node-rank {self.node_rank}, expected 0 to {self.nodes - 1}, one for each node")
         if self.nodes > 1 and self.rendezvous is None:
-            raise ValueError(
+            raise UserError(
                 f"got --nodes {self.nodes} without --rendezvous, expected HOST:PORT, an address of node rank 0 and a "
                 "free port there"
             )
@@ -60,7 +61,7 @@ def program(command: Sequence[str], *, module: bool = False, no_python: bool = F
     if module:
         return [sys.executable, "-u", "-m", *command]
     if not Path(command[0]).is_file():
-        raise ValueError(
+        raise UserError(
             f"got the script {command[0]!r}, and there is no such file; expected: labkit launch --tp N -- script.py"
         )
     return [sys.executable, "-u", *command]

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.launcher.shares import pin_this_rank
+from labkit.system.errors import UserError
 
 TIMEOUT_S = 600.0
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # on GPUs, what is said about the run stays off them
@@ -30,7 +31,7 @@ def ensure_process_group(
     rank.
     """
     if device_type not in BACKENDS:
-        raise ValueError(f"got device_type {device_type!r}, expected one of {', '.join(BACKENDS)}")
+        raise UserError(f"got device_type {device_type!r}, expected one of {', '.join(BACKENDS)}")
     if dist.is_initialized():
         _check_size(tp_size, dist.get_world_size())
         return
@@ -38,7 +39,7 @@ def ensure_process_group(
         wanted = "several processes" if tp_size is None else f"{tp_size} processes"
         size = "N" if tp_size is None else tp_size
         asked = "tensor parallelism" if tp_size is None else f"tp_size={tp_size}"
-        raise ValueError(
+        raise UserError(
             f"{asked} needs {wanted}, and this one was started alone ({', '.join(missing)} not set): start it by "
             f"labkit launch --tp {size} -- script.py, by torchrun --nproc-per-node {size} script.py, or from a "
             f"notebook by labkit.launch(function, tp_size={size})"
@@ -60,7 +61,7 @@ def ensure_process_group(
 
 def _check_size(tp_size: int | None, world_size: int) -> None:
     if tp_size is not None and tp_size != world_size:
-        raise ValueError(
+        raise UserError(
             f"got tp_size={tp_size} in a run of {world_size} process{'es' * (world_size > 1)}; expected as many: pass "
             f"tp_size={world_size}, or start {tp_size} processes (labkit launch --tp {tp_size} -- script.py)"
         )
@@ -69,7 +70,7 @@ def _check_size(tp_size: int | None, world_size: int) -> None:
 def _take_gpu(local_rank: int) -> None:
     count = torch.cuda.device_count()
     if local_rank >= count:
-        raise ValueError(
+        raise UserError(
             f"rank {os.environ['RANK']} is number {local_rank} on a machine with {count} GPUs; start as many ranks as "
             "it has GPUs, or more machines"
         )

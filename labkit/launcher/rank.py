@@ -18,6 +18,7 @@ from typing import Any
 
 from labkit.launcher.shares import PIN, pin_this_rank
 from labkit.launcher.spawn import CALL, ERROR, POLL_S, RESULT
+from labkit.system.errors import UserTypeError
 from labkit.system.lifetime import end_with_parent
 from labkit.system.whole_file import whole_file, write_whole
 
@@ -60,7 +61,7 @@ def _run(folder: Path, target: Path) -> None:
     try:
         pickled = cloudpickle.dumps(result)
     except (TypeError, pickle.PicklingError) as error:
-        raise TypeError(
+        raise UserTypeError(
             f"the result, of type {type(result).__name__}, cannot be sent back ({error}); return tensors or plain data"
         ) from None
     with whole_file(target) as path:

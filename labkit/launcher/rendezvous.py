@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from labkit.system.errors import UserError
+
 ATTEMPT_S, PAUSE_S = 3.0, 0.3
 
 
@@ -26,7 +28,7 @@ class Rendezvous:
         """ "node0:29500", "10.0.0.1:29500" or "[fd00::1]:29500". Raises ValueError for anything else."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-            raise ValueError(f"got --rendezvous {text}, expected HOST:PORT, an address of node rank 0 and a free port")
+            raise UserError(f"got --rendezvous {text}, expected HOST:PORT, an address of node rank 0 and a free port")
         return cls(host.strip("[]"), int(port))
 
     def __str__(self) -> str:
@@ -41,11 +43,11 @@ class Rendezvous:
                     trial.bind(address)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise ValueError(
+                raise UserError(
                     f"port {self.port} of --rendezvous {self} is in use; take another one, the same on every node"
                 ) from None
             if error.errno == errno.EADDRNOTAVAIL:
-                raise ValueError(
+                raise UserError(
                     f"got --rendezvous {self} on node rank 0, expected an address of this machine; give node rank 0 to "
                     "the machine that it names"
                 ) from None
@@ -100,7 +102,7 @@ class Rendezvous:
         try:
             family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
         except socket.gaierror as error:
-            raise ValueError(
+            raise UserError(
                 f"got --rendezvous {self}, whose host has no address here ({error.strerror}); give an IP address"
             ) from None
         return family, (str(address[0]), self.port)

@@ -24,6 +24,7 @@ from labkit.launcher.failure import Failure, how_it_ended, to_blame
 from labkit.launcher.rendezvous import loopback
 from labkit.launcher.shares import PIN, threads_each
 from labkit.system.appended_lines import AppendedLines
+from labkit.system.errors import RunError, UserError
 from labkit.system.lifetime import kill_session
 from labkit.system.pickled_call import pickle_call
 
@@ -35,7 +36,7 @@ TAIL_LINES = 20
 CALL, RESULT, ERROR = "call.pickle", "rank-{}.result", "rank-{}.error"
 
 
-class RankError(RuntimeError):
+class RankError(RunError):
     """A rank raised, or its process ended. Of several ranks, it is the first cause.
 
     rank; error_type: the name of the exception's class, None where the process ended without one; reason: the
@@ -73,7 +74,7 @@ def launch(
     """
     for name, value in (("tp_size", tp_size), ("threads", threads), ("timeout_s", timeout_s)):
         if value is not None and not value > 0:
-            raise ValueError(f"got {name} = {value}, expected more than 0")
+            raise UserError(f"got {name} = {value}, expected more than 0")
     name = getattr(function, "__name__", str(function))
     call = pickle_call(functools.partial(function, *args, **kwargs), name)
     environment = dict(os.environ)

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from labkit.system.errors import UserError
+
 if TYPE_CHECKING:
     import torch
 
@@ -35,7 +37,7 @@ class Rotary:
 
     def __post_init__(self) -> None:
         if self.dim != 2 * len(self.inv_freq):
-            raise ValueError(
+            raise UserError(
                 f"a rotary of {self.dim} dimensions needs {self.dim / 2} frequencies, got {len(self.inv_freq)}"
             )
 
@@ -81,24 +83,24 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field, allowed in (("norm", NORMS), ("activation", ACTIVATIONS), ("position", POSITIONS)):
             if (value := getattr(self, field)) not in allowed:
-                raise ValueError(f"{field} = {value!r} is unknown; expected one of {allowed}")
+                raise UserError(f"{field} = {value!r} is unknown; expected one of {allowed}")
         for field in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
             if (size := getattr(self, field)) < 1:
-                raise ValueError(f"{field} = {size}; expected at least 1")
+                raise UserError(f"{field} = {size}; expected at least 1")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
+            raise UserError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly; "
                 f"use a number of key/value heads that divides {self.num_heads}"
             )
         for per_layer in ("attention_scales", "windows"):
             if (got := len(getattr(self, per_layer))) != self.num_layers:
-                raise ValueError(f"{per_layer} has {got} entries for {self.num_layers} layers; give one per layer")
+                raise UserError(f"{per_layer} has {got} entries for {self.num_layers} layers; give one per layer")
         if (self.position == "rotary") != (self.rotary is not None):
-            raise ValueError(
+            raise UserError(
                 f"position = {self.position!r} with rotary = {self.rotary}; give a Rotary exactly when 'rotary'"
             )
         if self.rotary and self.rotary.dim > self.head_dim:
-            raise ValueError(f"{self.rotary.dim} rotary dimensions do not fit in heads of {self.head_dim}")
+            raise UserError(f"{self.rotary.dim} rotary dimensions do not fit in heads of {self.head_dim}")
 
     def layer_shapes(self) -> Shapes:
         """The weights of one layer: canonical name -> shape; linears are [out, in].

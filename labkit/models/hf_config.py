@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from labkit.models.config import Rotary
+from labkit.system.errors import UserError
 
 Fields = dict[str, Any]
 
@@ -48,11 +49,11 @@ def _fields(
     if head_dim is None:
         head_dim, rest = divmod(hf.hidden_size, heads)
         if rest:
-            raise ValueError(
+            raise UserError(
                 f"hidden size {hf.hidden_size} cannot be split over {heads} heads; use a multiple of {heads}"
             )
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is not supported; expected one of {', '.join(ACTIVATIONS)}")
+        raise UserError(f"activation {activation!r} is not supported; expected one of {', '.join(ACTIVATIONS)}")
     known = {
         "hidden_size": hf.hidden_size,
         "num_layers": layers,
@@ -90,7 +91,7 @@ def read_gpt2(hf: PretrainedConfig) -> Fields:
 
 def read_gptj(hf: PretrainedConfig) -> Fields:
     if not 0 < hf.rotary_dim <= hf.hidden_size // hf.num_attention_heads or hf.rotary_dim % 2:
-        raise ValueError(f"rotary_dim = {hf.rotary_dim} is not supported; expected an even number that fits in a head")
+        raise UserError(f"rotary_dim = {hf.rotary_dim} is not supported; expected an even number that fits in a head")
     exponents = torch.arange(0, hf.rotary_dim, 2, dtype=torch.int64) / hf.rotary_dim
     return _fields(
         hf,
@@ -110,7 +111,7 @@ def read_gptj(hf: PretrainedConfig) -> Fields:
 def read_gpt_neo(hf: PretrainedConfig) -> Fields:
     kinds = {"global": None, "local": hf.window_size}
     if unknown := set(hf.attention_layers) - set(kinds):
-        raise ValueError(f"attention_layers names {sorted(unknown)}; expected only {sorted(kinds)}")
+        raise UserError(f"attention_layers names {sorted(unknown)}; expected only {sorted(kinds)}")
     return _fields(
         hf,
         activation=hf.activation_function,
@@ -239,7 +240,7 @@ def _encoder(hf: PretrainedConfig, **fields: Any) -> Fields:
 def _layer_windows(hf: PretrainedConfig) -> tuple[int | None, ...]:
     kinds = {"full_attention": None, "sliding_attention": hf.sliding_window}
     if unknown := set(hf.layer_types) - set(kinds):
-        raise ValueError(f"layer_types names {sorted(unknown)}; expected only {sorted(kinds)}")
+        raise UserError(f"layer_types names {sorted(unknown)}; expected only {sorted(kinds)}")
     return tuple(kinds[kind] for kind in hf.layer_types)
 
 
@@ -248,12 +249,10 @@ def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> Ro
     rope = hf.rope_parameters
     kind = rope.get("rope_type")
     if kind not in CONSTANT_ROPES:
-        raise ValueError(
-            f"rope_parameters with rope_type = {kind!r} is not supported; expected one of {CONSTANT_ROPES}"
-        )
+        raise UserError(f"rope_parameters with rope_type = {kind!r} is not supported; expected one of {CONSTANT_ROPES}")
     factor = rope.get("partial_rotary_factor", 1.0)
     if factor != 1.0 and not partial:
-        raise ValueError(f"partial_rotary_factor = {factor} is not supported for {hf.model_type}; expected 1.0")
+        raise UserError(f"partial_rotary_factor = {factor} is not supported for {hf.model_type}; expected 1.0")
     if kind == "default":
         dim = int(head_dim * factor)
         frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
@@ -268,4 +267,4 @@ def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> Ro
 def _require(hf: PretrainedConfig, **switches: object) -> None:
     for name, wanted in switches.items():
         if (got := getattr(hf, name, wanted)) != wanted:
-            raise ValueError(f"{name} = {got!r} is not supported for {hf.model_type}; expected {wanted!r}")
+            raise UserError(f"{name} = {got!r} is not supported for {hf.model_type}; expected {wanted!r}")

@@ -28,6 +28,7 @@ from labkit.models.hf_config import (
     read_qwen3,
 )
 from labkit.models.shards import Cut, Shard
+from labkit.system.errors import UserError
 
 LINEARS = ("qkv", "attn_out", "ff1", "ff2")
 
@@ -104,7 +105,7 @@ class Policy:
         if missing or extra:
             kinds = (("missing", missing), ("extra", extra))
             found = [f"{len(those)} {kind}: {_some(those)}" for kind, those in kinds if those]
-            raise ValueError(
+            raise UserError(
                 f"the tensors do not fit {self.architecture} with {config.num_layers} layers ({'; '.join(found)}); "
                 "check that the checkpoint and its config.json belong together"
             )
@@ -152,7 +153,7 @@ class Policy:
             got = [get(part, cut) for part, cut in zip(parts, cuts, strict=True)]
             tensor = self._arrange(shard.local, name, got)
             if tuple(tensor.shape) != shape:
-                raise ValueError(
+                raise UserError(
                     f"{' + '.join(parts)} gives {name} of shape {list(tensor.shape)}, expected {list(shape)}; "
                     "check that the checkpoint and its config.json belong together"
                 )
@@ -204,7 +205,7 @@ def policy_for(hf_config: PretrainedConfig, also: Iterable[str] = ()) -> Policy:
         return policy
     named = getattr(hf_config, "architectures", None) or []
     unknown = ", ".join(named) or f"model type {hf_config.model_type!r}"
-    raise ValueError(f"unknown architecture {unknown}; expected one of {', '.join((*POLICIES, *also))}")
+    raise UserError(f"unknown architecture {unknown}; expected one of {', '.join((*POLICIES, *also))}")
 
 
 def _is_buffer(name: str) -> bool:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from labkit.models.config import ModelConfig, Shapes, alibi_slopes
+from labkit.system.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ class Cut:
     def __call__(self, tensor: Tensor) -> Tensor:
         """A view where the cut is one range, else a copy. Raises ValueError for a tensor that has not `whole`."""
         if tensor.shape[self.dim] != self.whole:
-            raise ValueError(f"has {tensor.shape[self.dim]} in dimension {self.dim}, expected {self.whole}")
+            raise UserError(f"has {tensor.shape[self.dim]} in dimension {self.dim}, expected {self.whole}")
         import torch  # figures of what is cut where do without it
 
         pieces = [tensor.narrow(self.dim, begin, end - begin) for begin, end in self.ranges]
@@ -47,7 +48,7 @@ def cut_of(name: str, tensor: Tensor, cut: Cut | None) -> Tensor:
     try:
         return cut(tensor)
     except ValueError as error:
-        raise ValueError(f"{name} {error}; check that the checkpoint and its config.json belong together") from None
+        raise UserError(f"{name} {error}; check that the checkpoint and its config.json belong together") from None
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,9 @@ def shard(config: ModelConfig, size: int = 1, rank: int = 0) -> Shard:
     Raises ValueError for more ranks than the model has query heads.
     """
     if not 0 <= rank < size:
-        raise ValueError(f"rank {rank} of {size}: expected 0 to {size - 1}")
+        raise UserError(f"rank {rank} of {size}: expected 0 to {size - 1}")
     if size > config.num_heads:
-        raise ValueError(
+        raise UserError(
             f"{config.num_heads} query heads cannot be split over {size} ranks; use tp_size <= {config.num_heads}"
         )
     heads = head_shares(config.num_heads, config.num_kv_heads, size)[rank]

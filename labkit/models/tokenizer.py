@@ -6,6 +6,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
+from labkit.system.errors import UserError
+
 BYTES = 256
 END_OF_TEXT = BYTES  # the id that follows the bytes
 CONSONANTS = "bdfghjklmnprstvwyz"
@@ -21,7 +23,7 @@ def byte_tokenizer(vocab_size: int, max_positions: int | None = None) -> PreTrai
     whatever a model says can be printed. ValueError: fewer than 257 ids.
     """
     if vocab_size <= END_OF_TEXT:
-        raise ValueError(
+        raise UserError(
             f"a byte-level tokenizer needs at least {END_OF_TEXT + 1} ids, got a vocabulary of {vocab_size}"
         )
     end = "<|endoftext|>"

@@ -10,16 +10,18 @@ from typing import Any
 
 from nbformat import NotebookNode
 
+from labkit.system.errors import UserError
+
 TAG = "parameters"
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-class NotebookError(ValueError):
+class NotebookError(UserError):
     """The notebook itself cannot be run as asked."""
 
 
-class ParameterError(ValueError):
+class ParameterError(UserError):
     """A parameter is unknown, or its value has the wrong type."""
 
 
@@ -50,7 +52,7 @@ class Parameter:
                 continue
         if not self.types:
             return value
-        raise ValueError(value)
+        raise UserError(value)
 
 
 def read_parameters(notebook: NotebookNode) -> tuple[Parameter, ...]:
@@ -119,20 +121,20 @@ def _convert(value: object, type_name: str) -> Any:
     if type_name == "None":
         if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
             return None
-        raise ValueError(value)
+        raise UserError(value)
     kind = _TYPES.get(type_name)
     if kind is None:
         return value
     if isinstance(value, str) and kind is not str:
         if kind is bool:
             if value.lower() not in _BOOLS:
-                raise ValueError(value)
+                raise UserError(value)
             return _BOOLS[value.lower()]
         value = kind(value) if kind in (int, float) else ast.literal_eval(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(value)
+        raise UserError(value)
     return value
 
 

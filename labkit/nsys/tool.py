@@ -13,6 +13,8 @@ from functools import cache
 from glob import glob
 from pathlib import Path
 
+from labkit.system.errors import UserError
+
 LOCATION = "LABKIT_NSYS"  # names the nsys to use: the program or its folder
 USUAL_PLACES = (
     "/opt/nvidia/nsight-systems*/*/bin/nsys",
@@ -148,7 +150,7 @@ def _named(wanted: Path) -> Nsys:
     found = _identify(programs[0]) if programs else "there is no nsys in this folder"
     if isinstance(found, Nsys):
         return found
-    raise ValueError(
+    raise UserError(
         f"got {LOCATION}={wanted}, expected the nsys program or its folder ({found}); correct it, or unset {LOCATION} "
         "to search the PATH and the usual folders"
     )

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 import pandas as pd
 
+from labkit.system.errors import UserError
+
 RANGES = {
     "range_id": "int64",  # nsys: the row in NVTX_EVENTS; else the number of the event
     "start_ns": "int64",
@@ -76,7 +78,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
 }
 
 
-class TraceError(ValueError):
+class TraceError(UserError):
     """A file that cannot be read as a trace, or a trace that lacks what was asked of it: got, expected, what to do."""
 
 

@@ -15,6 +15,7 @@ from labkit.nsys.analysis.collectives import Collectives, collectives
 from labkit.nsys.capture.profile import Capture, CaptureError
 from labkit.nsys.trace import Trace
 from labkit.studies.rank_capture import capture_ranks
+from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
 STEPS = 8  # of the capture
@@ -135,7 +136,7 @@ def parse_sizes(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or sizes[0] < 1 or sizes[-1] < 2:
-        raise ValueError(f"got tp_sizes = {text!r}, expected numbers of ranks, one of them above 1, such as '1,2'")
+        raise UserError(f"got tp_sizes = {text!r}, expected numbers of ranks, one of them above 1, such as '1,2'")
     return sizes
 
 

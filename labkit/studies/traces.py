@@ -16,6 +16,7 @@ from labkit.nsys.capture.profile import Capture, CaptureError, Progress, profile
 from labkit.nsys.capture.record import read_record
 from labkit.nsys.trace import Trace
 from labkit.stages import Phase
+from labkit.system.errors import UserError
 
 SOURCES = (*get_args(Source), "bundled")
 BUNDLED = Path(__file__).parents[2] / "profiles" / "captures"
@@ -84,9 +85,9 @@ def capture_pair(
     Raises ValueError for a request that cannot be served, CaptureError where "nsys" or "torch" captured nothing.
     """
     if source not in SOURCES:
-        raise ValueError(f"got source = {source!r}, expected one of {', '.join(SOURCES)}")
+        raise UserError(f"got source = {source!r}, expected one of {', '.join(SOURCES)}")
     if steps < 1:
-        raise ValueError(f"got steps = {steps}, expected at least 1")
+        raise UserError(f"got steps = {steps}, expected at least 1")
     if source == "bundled":
         return bundled_pair()
     threads = threads or len(os.sched_getaffinity(0))
@@ -127,7 +128,7 @@ def bundled_pair() -> Pair:
     for name in BUNDLED_SIDES:
         record_file = BUNDLED / f"{name}.json"
         if not record_file.exists():
-            raise ValueError(f"{BUNDLED} has no {name}.json; the bundled captures come with a checkout of labkit")
+            raise UserError(f"{BUNDLED} has no {name}.json; the bundled captures come with a checkout of labkit")
         record = read_record(record_file)
         taken.append(Capture(tuple(BUNDLED / file for file in record.files), record_file, record))
     cpu = (taken[0].record.environment or {}).get("cpu", "another machine")

@@ -8,6 +8,8 @@ from typing import Any
 
 import cloudpickle
 
+from labkit.system.errors import UserError
+
 
 def pickle_call(function: Callable[[], Any], name: str | None = None) -> bytes:
     """`function`, to be called without arguments there. `name`: of what it is, for the error.
@@ -17,7 +19,7 @@ def pickle_call(function: Callable[[], Any], name: str | None = None) -> bytes:
     try:
         return cloudpickle.dumps(function)
     except (TypeError, pickle.PicklingError) as error:
-        raise ValueError(
+        raise UserError(
             f"{name or getattr(function, '__name__', function)!r} cannot be sent to the process that runs it "
             f"({error}); let it make what it needs itself: load models and open files inside the function"
         ) from None

@@ -38,6 +38,7 @@ from labkit.kernels.types import (
 from labkit.models.config import ModelConfig
 from labkit.models.policies import Policy
 from labkit.models.shards import SUMMED, Cut, Shard, shard
+from labkit.system.errors import UserError
 from labkit.weights.checkpoint.saved import Canonical, Merged, Own, SavedWeights
 from labkit.weights.protocol import TensorSource
 from labkit.weights.quantise import Quantization
@@ -348,7 +349,7 @@ def check_finite(name: str, tensor: Tensor) -> None:
     """Raises ValueError if the tensor holds a NaN or an infinity."""
     low, high = torch.aminmax(tensor)
     if not (torch.isfinite(low) and torch.isfinite(high)):
-        raise ValueError(f"{name} holds values that are not finite (NaN or infinity); the checkpoint is damaged")
+        raise UserError(f"{name} holds values that are not finite (NaN or infinity); the checkpoint is damaged")
 
 
 def _tensors(canonical: Canonical) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from labkit.models.presets import PRESETS, find_preset
+from labkit.system.errors import UserError
 from labkit.weights.hub import checkpoint_folder
 from labkit.weights.source import ModelSource, RandomWeights, checkpoint_source
 
@@ -33,7 +34,7 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSour
         if downloaded:
             return checkpoint_source(downloaded, name=preset.name if preset else name, origin=f"hub {hub_id}")
     if preset is None:
-        raise ValueError(_unknown(name))
+        raise UserError(_unknown(name))
     shape = f"of the published {preset.name} shape" if preset.hub_id else f"of the {preset.name} shape"
     weights = RandomWeights(preset.hf_config, seed)
     return ModelSource(preset.name, f"random weights, seed {seed}, {shape}", preset.hf_config, weights)

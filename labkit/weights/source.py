@@ -25,6 +25,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.policies import POLICIES, Policy, policy_for
 from labkit.models.shards import Cut, cut_of
 from labkit.models.tokenizer import byte_tokenizer
+from labkit.system.errors import UserError
 from labkit.weights.checkpoint.files import TensorFile, first_line
 from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.protocol import TensorSource
@@ -72,13 +73,13 @@ class ModelSource:
         It is built without memory and filled tensor by tensor, so it never needs more than its weights and one tensor.
         """
         if dtype not in DTYPES:
-            raise ValueError(f"unsupported dtype {dtype}; expected one of {', '.join(map(str, DTYPES))}")
+            raise UserError(f"unsupported dtype {dtype}; expected one of {', '.join(map(str, DTYPES))}")
         model = _empty_model(self.hf_config, dtype)
         for name, parameter in list(model.named_parameters()):
             module, _, leaf = name.rpartition(".")
             tensor = self.get(name, dtype)
             if tensor.shape != parameter.shape:
-                raise ValueError(f"{name} has shape {list(tensor.shape)}, expected {list(parameter.shape)}")
+                raise UserError(f"{name} has shape {list(tensor.shape)}, expected {list(parameter.shape)}")
             setattr(model.get_submodule(module), leaf, nn.Parameter(tensor))
         model.tie_weights()
         if self.folder and (self.folder / "generation_config.json").exists():
@@ -129,7 +130,7 @@ class Checkpoint:
             self._where.setdefault(tokens, self._where[head])
         policy.check(config, self._where)
         if config.tied_head and head in self._where and not torch.equal(self.get(head), self.get(tokens)):
-            raise ValueError(
+            raise UserError(
                 f"{head} differs from {tokens}, but config.json says that they are tied; "
                 "set tie_word_embeddings to false there"
             )
@@ -148,11 +149,11 @@ class Checkpoint:
 def checkpoint_source(folder: Path, *, name: str, origin: str) -> ModelSource:
     """The model in a folder that transformers wrote. ValueError: unknown, incomplete, or of another shape."""
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json; expected a folder that save_pretrained wrote")
+        raise UserError(f"{folder} has no config.json; expected a folder that save_pretrained wrote")
     try:
         hf_config = AutoConfig.from_pretrained(folder)
     except (KeyError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"{folder / 'config.json'} is of no known architecture ({first_line(error)}); "
             f"expected one of {', '.join(POLICIES)}"
         ) from error
@@ -160,7 +161,7 @@ def checkpoint_source(folder: Path, *, name: str, origin: str) -> ModelSource:
     if saved := saved_weights(folder, policy, policy.model_config(hf_config)):
         return ModelSource(name, origin, hf_config, saved, folder)
     if not (files := weight_files(folder)):
-        raise ValueError(f"{folder} holds no weights; expected model*.safetensors or pytorch_model*.bin")
+        raise UserError(f"{folder} holds no weights; expected model*.safetensors or pytorch_model*.bin")
     weights = Checkpoint(files, policy, policy.model_config(hf_config))
     return ModelSource(name, origin, hf_config, weights, folder)
 
@@ -172,7 +173,7 @@ def weight_files(folder: Path) -> list[Path]:
         if index.is_file():
             files = sorted({folder / file for file in json.loads(index.read_text())["weight_map"].values()})
             if absent := [file.name for file in files if not file.is_file()]:
-                raise ValueError(f"{folder} lacks {', '.join(absent)}, which {index.name} lists; download it again")
+                raise UserError(f"{folder} lacks {', '.join(absent)}, which {index.name} lists; download it again")
             return files
         if (folder / f"{stem}.{suffix}").is_file():
             return [folder / f"{stem}.{suffix}"]

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
+from labkit.system.errors import RunError, UserTypeError
 from labkit.system.progress import HEADLINE_MIME_TYPE, as_output
 from labkit.widgets.controls import SIZES, Controls, Follow
 from labkit.widgets.live import Slot, is_live
@@ -26,7 +27,7 @@ class Bench(ABC, Generic[Result]):
         for name, value in settings.items():
             expected = int if name in SIZES else str
             if type(value) is not expected:
-                raise TypeError(f"got {name} = {value!r}, expected {expected.__name__}")
+                raise UserTypeError(f"got {name} = {value!r}, expected {expected.__name__}")
         self._found: Result | None = None
         self._views: list[tuple[Slot, Callable[[Result], Any]]] = []
         self._controls = Controls(settings, choices, self._measure) if is_live() else None
@@ -43,7 +44,7 @@ class Bench(ABC, Generic[Result]):
     def found(self) -> Result:
         """The latest result. Raises RuntimeError before the first run."""
         if self._found is None:
-            raise RuntimeError("nothing has been measured yet; run the cell that calls run() first")
+            raise RunError("nothing has been measured yet; run the cell that calls run() first")
         return self._found
 
     def run(self) -> None:

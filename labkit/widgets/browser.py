@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from labkit.system.errors import RunError
 from labkit.system.lifetime import kill_session
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
@@ -95,7 +96,7 @@ def jupyterlab(
     Raises RuntimeError where something is missing or the server does not start.
     """
     if reason := missing():
-        raise RuntimeError(reason)
+        raise RunError(reason)
     with tempfile.TemporaryDirectory(prefix="labkit-lab-") as home, _server(folder, Path(home), theme) as url:
         playwright = importlib.import_module("playwright.sync_api")
         with playwright.sync_playwright() as driver:
@@ -158,4 +159,4 @@ def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
                 return str(json.loads(file.read_text())["url"]).rstrip("/")
         time.sleep(0.05)
     last = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
-    raise RuntimeError(f"got no JupyterLab within {START_S} s; its last lines:\n{last}")
+    raise RunError(f"got no JupyterLab within {START_S} s; its last lines:\n{last}")

@@ -12,6 +12,7 @@ import ipywidgets as ipw
 from IPython.display import display
 
 from labkit.models.presets import PRESETS
+from labkit.system.errors import RunError
 
 Follow = Callable[[int, int, str], None]
 Measure = Callable[[dict[str, Any], Follow], object]
@@ -83,7 +84,7 @@ class Controls:
     def busy(self, *, stoppable: bool = True) -> Iterator[Follow]:
         """Controls are locked inside; yields what to call with the progress. One run at a time, else RuntimeError."""
         if not self._running.acquire(blocking=False):
-            raise RuntimeError("a run is under way; wait for its end, or press Stop")
+            raise RunError("a run is under way; wait for its end, or press Stop")
         self._stop.clear()
         self._disable(inputs=True, stop=not stoppable)
         self._bar.bar_style = ""

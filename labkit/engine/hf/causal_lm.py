@@ -36,6 +36,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.config import Rotary as RotarySpec
 from labkit.models.policies import Policy
 from labkit.stages import Phase, Stage, listening, phase_of, stage
+from labkit.system.errors import UserError, UserTypeError
 
 if TYPE_CHECKING:
     from labkit.engine.runners.cuda_graph import GpuDecoder
@@ -125,14 +126,14 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         transformers is filled too, as vanilla models do, at the price of a copy on every call.
         """
         if input_ids is None and unused.get("inputs_embeds") is not None:
-            raise ValueError("inputs_embeds: the fused model looks tokens up itself; pass input_ids")
+            raise UserError("inputs_embeds: the fused model looks tokens up itself; pass input_ids")
         if input_ids is None or input_ids.dim() != 2 or input_ids.numel() == 0:
             got = "nothing" if input_ids is None else list(input_ids.shape)
-            raise ValueError(
+            raise UserError(
                 f"input_ids: expected token ids of shape [batch, tokens >= 1], got {got}; the prompt is empty"
             )
         if output_attentions:
-            raise ValueError("fused attention keeps no attention weights; use the vanilla model for output_attentions")
+            raise UserError("fused attention keeps no attention weights; use the vanilla model for output_attentions")
         cache = self.own_cache(past_key_values, attention_mask)
         keep = logits_to_keep or input_ids.shape[1]
         hidden_states: list[Tensor] | None = [] if output_hidden_states else None
@@ -233,7 +234,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
     def _check_reach(self, reach: int) -> None:
         limit = self.model_config.max_positions
         if limit is not None and reach > limit and self.model_config.position == "learned":
-            raise ValueError(
+            raise UserError(
                 f"{reach} tokens are more than the model's {limit} positions; shorten the prompt or the output"
             )
 
@@ -243,25 +244,25 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         batch, tokens = input_ids.shape
         past, total = cache.length, cache.length + tokens
         if attention_mask is not None and tuple(attention_mask.shape) != (batch, total):
-            raise ValueError(
+            raise UserError(
                 f"attention_mask is {list(attention_mask.shape)}; expected [{batch}, {total}], "
                 f"that is {past} tokens in the cache and {tokens} new ones"
             )
         reach = cache.reach + tokens if attention_mask is None else total
         if position_ids is not None:
             if tuple(position_ids.shape) not in ((batch, tokens), (1, tokens)) or int(position_ids.min()) < 0:
-                raise ValueError(
+                raise UserError(
                     f"position_ids are {list(position_ids.shape)}, from {int(position_ids.min())} on; "
                     f"expected [{batch}, {tokens}] from 0 on"
                 )
             reach = int(position_ids.max()) + 1
         self._check_reach(reach)
         if input_ids.is_floating_point():
-            raise ValueError(f"input_ids: expected integers, got {input_ids.dtype}")
+            raise UserError(f"input_ids: expected integers, got {input_ids.dtype}")
         low, high = (int(value) for value in torch.aminmax(input_ids))
         vocab = self.model_config.vocab_size
         if low < 0 or high >= vocab:
-            raise ValueError(f"token ids run from {low} to {high}; the model's vocabulary is 0 to {vocab - 1}")
+            raise UserError(f"token ids run from {low} to {high}; the model's vocabulary is 0 to {vocab - 1}")
 
     def _run_rows(
         self,
@@ -381,12 +382,12 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         """Hugging Face's `generate`: same arguments, same results. Raises ValueError for an empty prompt."""
         prompt = inputs if inputs is not None else kwargs.get("input_ids")
         if prompt is not None and not isinstance(prompt, Tensor):
-            raise TypeError(
+            raise UserTypeError(
                 f"input_ids: expected a tensor [batch, tokens], got {type(prompt).__name__}; "
                 "a tokenizer makes one with return_tensors='pt', padding=True"
             )
         if prompt is not None and prompt.numel() == 0:
-            raise ValueError(
+            raise UserError(
                 f"input_ids: expected at least one token, got shape {list(prompt.shape)}: the prompt is empty"
             )
         if self.ranks is None:

@@ -15,6 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.stages import Phase, Stage, StepRanges, phase_of, stage
+from labkit.system.errors import UserError
 
 if TYPE_CHECKING:
     from labkit.engine.hf.causal_lm import FusedCausalLM
@@ -206,7 +207,7 @@ def _cache_and_prompt(
     whole = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", input_ids.shape[1])
     new = whole - cache.length if whole == input_ids.shape[1] else input_ids.shape[1]
     if new < 1:
-        raise ValueError(
+        raise UserError(
             f"the cache holds {cache.length} tokens and the text has {whole}; "
             "give the cached text plus at least one new token"
         )

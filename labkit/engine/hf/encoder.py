@@ -24,6 +24,7 @@ from labkit.kernels.types import CCache, LayerCache, Rows, float_dtype, padded_h
 from labkit.models.config import ModelConfig
 from labkit.models.policies import Policy
 from labkit.stages import Phase, Stage, listening, stage
+from labkit.system.errors import UserError
 
 
 class FusedEncoder(nn.Module):
@@ -76,9 +77,9 @@ class FusedEncoder(nn.Module):
         """
         start = perf_counter()
         if output_attentions if output_attentions is not None else self.config.output_attentions:
-            raise ValueError("fused attention keeps no attention weights; use the vanilla model for output_attentions")
+            raise UserError("fused attention keeps no attention weights; use the vanilla model for output_attentions")
         if encoder_hidden_states is not None or past_key_values is not None or is_causal:
-            raise ValueError(
+            raise UserError(
                 "encoder_hidden_states, past_key_values and is_causal are for decoders, the fused layers are an "
                 "encoder's; leave them out, or use the vanilla model"
             )
@@ -189,13 +190,13 @@ def seen_keys(mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
     if mask is None:
         return None
     if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[3] != tokens:
-        raise ValueError(
+        raise UserError(
             f"attention_mask: expected [{batch}, {tokens}], 0 where a token is padding, got what transformers makes "
             f"{mask.dtype} {list(mask.shape)} of"
         )
     keys_BT = mask[:, 0, 0]
     if mask.stride(2) != 0 and not torch.equal(mask, keys_BT[:, None, None].expand_as(mask)):
-        raise ValueError(
+        raise UserError(
             f"attention_mask: tokens of one sequence see different ones; pass [{batch}, {tokens}], or use the vanilla "
             "model"
         )

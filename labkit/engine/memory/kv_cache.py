@@ -16,6 +16,7 @@ from transformers import Cache
 from labkit.engine.memory.slots import SlotPool, Slots
 from labkit.kernels.types import CCache, LayerCache, Rows, padded_head_dim, pointer
 from labkit.models.config import ModelConfig
+from labkit.system.errors import UserError
 
 BLOCK = 128  # slots by which a full cache grows, at least
 
@@ -81,7 +82,7 @@ class KVCache(Cache):
     def reserve(self, batch: int, slots: int) -> None:
         """Makes room for `slots` tokens in each of `batch` sequences, layer by layer; a first call fixes `batch`."""
         if self.keys and batch != self.batch_size:
-            raise ValueError(f"the cache holds {self.batch_size} sequences, got {batch}; use one cache per batch")
+            raise UserError(f"the cache holds {self.batch_size} sequences, got {batch}; use one cache per batch")
         if slots <= self.capacity:
             return
         old = self.capacity
@@ -191,10 +192,10 @@ class KVCache(Cache):
         """Copies what another Hugging Face cache holds. `attention_mask` [B, >= its length] tells its padding."""
         length = int(cache.get_seq_length())
         if len(cache.layers) != self.config.num_layers:
-            raise ValueError(f"the given cache has {len(cache.layers)} layers, the model {self.config.num_layers}")
+            raise UserError(f"the given cache has {len(cache.layers)} layers, the model {self.config.num_layers}")
         for index, layer in enumerate(cache.layers):
             if layer.keys.shape[2] < length:
-                raise ValueError(
+                raise UserError(
                     f"layer {index} of the given cache kept only {layer.keys.shape[2]} of {length} tokens; "
                     "give a DynamicCache() without a config, which keeps all"
                 )
@@ -281,7 +282,7 @@ class KVCache(Cache):
         """Drops the last -`tokens` tokens; a positive number is the length to keep (transformers' older meaning)."""
         length = self.length + tokens if tokens <= 0 else min(tokens, self.length)
         if length < 0:
-            raise ValueError(f"can't drop {-tokens} of {self.length} tokens")
+            raise UserError(f"can't drop {-tokens} of {self.length} tokens")
         self.length = length
         if self.first is not None:
             self.first.clamp_(max=length)

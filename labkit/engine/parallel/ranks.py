@@ -17,12 +17,13 @@ from labkit.launcher.agreement import check_agreement, versions
 from labkit.launcher.group import ensure_process_group
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard, shard
+from labkit.system.errors import RunError, UserError
 
 CHUNK_ROWS = 512  # rows per pass through the layers: bounds the workspace of a long prompt, and what ranks exchange
 DIGEST = 16
 
 
-class RanksDifferError(RuntimeError):
+class RanksDifferError(RunError):
     """The ranks of a model were given different work, or came to different results."""
 
 
@@ -105,6 +106,6 @@ def join_group(wanted: TensorParallel, device: torch.device, facts: Mapping[str,
     if group is None:
         ensure_process_group(device.type, tp_size=wanted.ranks)
     elif (found := dist.get_world_size(group)) != wanted.ranks:
-        raise ValueError(f"got tp_size={wanted.ranks} and a tp_group of {found} processes; expected as many")
+        raise UserError(f"got tp_size={wanted.ranks} and a tp_group of {found} processes; expected as many")
     check_agreement(versions() | dict(facts), group)
     return dist.get_rank(group)

@@ -15,6 +15,8 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, St
 from transformers.cache_utils import StaticLayer
 from transformers.generation.streamers import BaseStreamer
 
+from labkit.system.errors import UserError
+
 WARM_UP_STEPS = 3  # libraries choose their kernels and take their memory before the recording
 
 
@@ -64,7 +66,7 @@ class GraphedModel:
         `attention_mask` [B, T] may hide padding on the left. Raises ValueError for anything but greedy search.
         """
         if do_sample or num_beams != 1:
-            raise ValueError(f"got do_sample={do_sample}, num_beams={num_beams}, expected greedy search; use hf-eager")
+            raise UserError(f"got do_sample={do_sample}, num_beams={num_beams}, expected greedy search; use hf-eager")
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         batch, length = input_ids.shape
         step = self._step_for(batch, length + max_new_tokens - 1)  # the last token is never read
@@ -185,6 +187,6 @@ class NumbersOnDevice(TorchFunctionMode):
 def check_static_cache(model: PreTrainedModel) -> None:
     """Raises ValueError for a model that transformers has no static cache for: GPT-Neo, whose tokens would be wrong."""
     if not model._can_compile_fullgraph:
-        raise ValueError(
+        raise UserError(
             f"got a {type(model).__name__}, expected a model that transformers can run on a static cache; use hf-eager"
         )

@@ -28,6 +28,7 @@ from labkit.kernels.gemm import gemm, packed
 from labkit.kernels.gpu import CPU
 from labkit.kernels.types import Linear
 from labkit.models.policies import policy_for
+from labkit.system.errors import UserError
 from labkit.weights.source import ModelSource
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -91,21 +92,21 @@ def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int, *
 def check_baseline(name: str) -> None:
     """ValueError for an unknown name, for one whose package is not installed, and for one of another device."""
     if name not in BASELINES:
-        raise ValueError(f"unknown baseline {name!r}; expected one of {', '.join(BASELINES)}")
+        raise UserError(f"unknown baseline {name!r}; expected one of {', '.join(BASELINES)}")
     if name == "accelerate" and find_spec("accelerate") is None:
-        raise ValueError("the baseline 'accelerate' needs a package that is not installed; pip install accelerate")
+        raise UserError("the baseline 'accelerate' needs a package that is not installed; pip install accelerate")
     on_gpu = torch.cuda.is_available()
     if name == "hf-graph" and not on_gpu:
-        raise ValueError(
+        raise UserError(
             "the baseline 'hf-graph' got no GPU, expected an NVIDIA GPU and PyTorch's CUDA build; use hf-static"
         )
     if name == "hf-gemm" and on_gpu:
-        raise ValueError(
+        raise UserError(
             "the baseline 'hf-gemm' got a GPU, expected none: it runs labkit's C++ GEMM; use hf-graph, or hide the GPU "
             "with CUDA_VISIBLE_DEVICES=-1"
         )
     if name.startswith("fused") and on_gpu and (reason := gpu.unavailable()):
-        raise ValueError(f"the baseline {name!r} would not run on the GPU, where the others do: {reason}")
+        raise UserError(f"the baseline {name!r} would not run on the GPU, where the others do: {reason}")
 
 
 def _hf_eager(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
@@ -129,7 +130,7 @@ def _hf_graph(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
 def _hf_gemm(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
     """Every linear of vanilla on packed weights, unfused. A prompt stays with torch, so the weights are held twice."""
     if reason := unavailable():
-        raise ValueError(f"the baseline 'hf-gemm' runs labkit's C++ GEMM: {reason}")
+        raise UserError(f"the baseline 'hf-gemm' runs labkit's C++ GEMM: {reason}")
     model = source.hf_model(dtype)
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Linear | Conv1D):

@@ -29,6 +29,7 @@ from labkit.harness.timing import Times
 from labkit.models.config import ModelConfig
 from labkit.models.policies import policy_for
 from labkit.models.shards import shard
+from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
 STAGES = TypeAdapter(tuple[StageTime, ...])
@@ -194,7 +195,7 @@ def take_turns(
     device = comparison_device()
     _check(sides, dtype=dtype, batch=batch, prompt=prompt, new=new, rounds=rounds)
     if device.type != "cpu" and (several := [side.label for side in sides if side.ranks > 1]):
-        raise ValueError(
+        raise UserError(
             f"got {several[0]} on {device}: the ranks of a comparison share one GPU; start them with torchrun"
         )
     source = resolve(model, seed=seed)
@@ -283,18 +284,18 @@ def _check(sides: Sequence[SideSpec], *, dtype: str, **counts: int) -> None:
         if side.name not in peers.PEERS:
             check_baseline(side.name)
         elif reason := peers.unavailable():
-            raise ValueError(reason)
+            raise UserError(reason)
     if dtype not in DTYPES:
-        raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+        raise UserError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     least = {"batch": 1, "prompt": 1, "new": 2, "rounds": 2}
     reasons = {"new": " (a decode step follows the first token)", "rounds": " (an interval needs two)"}
     given = [*counts.items(), *(("threads", side.threads) for side in sides), *(("tp", side.ranks) for side in sides)]
     for name, value in given:
         if value < least.get(name, 1):
-            raise ValueError(f"got {name} = {value}, expected at least {least.get(name, 1)}{reasons.get(name, '')}")
+            raise UserError(f"got {name} = {value}, expected at least {least.get(name, 1)}{reasons.get(name, '')}")
     for side in sides:
         if side.ranks > 1 and not side.name.startswith("fused"):
-            raise ValueError(
+            raise UserError(
                 f"got tp={side.ranks} and the candidate {side.name!r}; expected 'fused' or 'fused-int8', "
                 "which can be cut"
             )
@@ -303,7 +304,7 @@ def _check(sides: Sequence[SideSpec], *, dtype: str, **counts: int) -> None:
 def check_positions(config: ModelConfig, prompt: int, new: int) -> None:
     """ValueError when `new` tokens after `prompt` tokens need more positions than the model has."""
     if config.max_positions is not None and prompt + new > config.max_positions:
-        raise ValueError(
+        raise UserError(
             f"a prompt of {prompt} and {new} new tokens need {prompt + new} positions, {config.architecture} has "
             f"{config.max_positions}; use a shorter prompt or fewer new tokens"
         )

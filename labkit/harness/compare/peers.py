@@ -23,6 +23,7 @@ from transformers import PretrainedConfig
 from transformers.generation import BaseStreamer
 
 from labkit.harness.compare.baselines import Baseline, comparison_device
+from labkit.system.errors import RunError, UserError
 from labkit.weights.source import ModelSource
 
 LLAMA_CPP = "llama.cpp"
@@ -56,7 +57,7 @@ def converted(name: str, model: str, *, dtype: str, seed: int) -> Iterator[Path]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             last = "\n".join(done.stderr.splitlines()[-12:])
-            raise RuntimeError(f"{name} could not convert {model} in {dtype}; is its converter up to date?\n{last}")
+            raise RunError(f"{name} could not convert {model} in {dtype}; is its converter up to date?\n{last}")
         yield target
 
 
@@ -88,7 +89,7 @@ class LlamaCpp:
         settings.n_threads = settings.n_threads_batch = threads
         self._context = api.llama_init_from_model(model, settings)
         if not self._context:
-            raise RuntimeError(f"llama.cpp cannot load {gguf}")
+            raise RunError(f"llama.cpp cannot load {gguf}")
         self._api = api
         self.config = config
         self.impl = f"llama-cpp-python {api.__version__}, mapped weights, float16 KV cache"
@@ -98,7 +99,7 @@ class LlamaCpp:
     ) -> torch.Tensor:
         """`max_new_tokens` greedy tokens, an end of text like any other, each given to the streamer when known."""
         if len(input_ids) != 1:
-            raise ValueError(f"got a batch of {len(input_ids)}, expected 1: {LLAMA_CPP} runs one sequence here")
+            raise UserError(f"got a batch of {len(input_ids)}, expected 1: {LLAMA_CPP} runs one sequence here")
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)
         streamer.put(input_ids)
         tokens = input_ids[0].tolist()
@@ -114,7 +115,7 @@ class LlamaCpp:
         api = self._api
         ids = (api.llama_token * len(unread))(*unread)
         if status := api.llama_decode(self._context, api.llama_batch_get_one(ids, len(unread))):
-            raise RuntimeError(f"llama_decode failed with status {status}")
+            raise RunError(f"llama_decode failed with status {status}")
         logits = np.ctypeslib.as_array(api.llama_get_logits_ith(self._context, -1), (self.config.vocab_size,))
         return int(logits.argmax())
 

@@ -15,17 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from labkit.system.errors import RunError, UserError
 from labkit.system.lifetime import kill_session
 
-USER_ERRORS: dict[str, type[Exception]] = {
-    error.__name__: error for error in (ValueError, TypeError, NotImplementedError, FileNotFoundError, PermissionError)
-}
 FIXED = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # the parent has already resolved the model
 SECONDS_TO_END = 10
 JOINING = ("load", "open_exchange")  # what the ranks of a side meet for
 
 
-class WorkerError(RuntimeError):
+class WorkerError(RunError):
     """A side's process failed or died."""
 
 
@@ -81,8 +79,8 @@ class SideProcess:
         if "error" in reply:
             self._process.wait()
             message = f"{self.name}: {reply['message']}"
-            if reply["error"] in USER_ERRORS:
-                raise USER_ERRORS[reply["error"]](message)
+            if reply["users"]:
+                raise UserError(message)
             raise WorkerError(f"{message} ({reply['error']})\n{self._last_errors()}")
         return reply
 

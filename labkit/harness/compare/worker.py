@@ -29,6 +29,7 @@ from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.exchange.calls import ExchangeCalls
 from labkit.harness.timing import timed_generate, wait_for_gpu
 from labkit.kernels.memory import return_freed_memory
+from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
 MEETING = timedelta(minutes=10)  # for the slowest rank to load
@@ -158,7 +159,8 @@ def main() -> None:
         try:
             reply = operations[request.pop("op")](**request)
         except Exception as error:
-            _send(replies, {"error": type(error).__name__, "message": str(error)})
+            users = isinstance(error, UserError) or (isinstance(error, OSError) and error.filename is not None)
+            _send(replies, {"error": type(error).__name__, "message": str(error), "users": users})
             raise
         _send(replies, reply)
 

@@ -16,6 +16,7 @@ from labkit.harness.compare.interleave import Progress
 from labkit.harness.compare.sides import Side, cores_of_ranks
 from labkit.harness.environment import read_environment
 from labkit.harness.exchange.records import WAYS, ExchangeMeasurement
+from labkit.system.errors import UserError
 from labkit.system.whole_file import write_whole
 
 KB = 1024
@@ -39,9 +40,9 @@ def measure_exchange(
     """
     for name, value, least in (("ranks", ranks, 2), ("rounds", rounds, 2), ("calls", calls, 1)):
         if value < least:
-            raise ValueError(f"got {name} = {value}, expected at least {least}")
+            raise UserError(f"got {name} = {value}, expected at least {least}")
     if odd := [size for size in sizes if size < 4 or size % 4]:
-        raise ValueError(f"got sizes {odd}, expected bytes of at least one float32: multiples of 4")
+        raise UserError(f"got sizes {odd}, expected bytes of at least one float32: multiples of 4")
     follow = progress or (lambda done, total, label: None)
     environment = read_environment(ranks)
     taken: dict[tuple[int, str], list[tuple[float, ...]]] = {(size, way): [] for size in sizes for way in WAYS}

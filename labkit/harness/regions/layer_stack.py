@@ -42,6 +42,7 @@ from labkit.kernels.types import AttentionParams, Heads, LayerCache, Linear, Nor
 from labkit.models.config import ModelConfig
 from labkit.models.shards import shard
 from labkit.stages import Stage
+from labkit.system.errors import UserError
 from labkit.weights.build import Builder
 from labkit.weights.quantise import Quantization
 
@@ -308,7 +309,7 @@ def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype, device: torch.
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
     most = MEMORY_SHARE * free
     if 2 * size > most:
-        raise ValueError(
+        raise UserError(
             f"two layers of {size / 1e9:.1f} GB, packed and unpacked, need more than {MEMORY_SHARE:.0%} each of the "
             f"{free / 1e9:.0f} GB that are free; use a smaller shape or dtype"
         )

@@ -36,6 +36,7 @@ from labkit.kernels import gpu
 from labkit.kernels.build import load
 from labkit.models.policies import policy_for
 from labkit.stages import FUSED_REGIONS, Stage
+from labkit.system.errors import UserError
 from labkit.system.whole_file import write_whole
 from labkit.weights.resolve import resolve
 
@@ -82,7 +83,7 @@ class LayerBench:
         hf_config = resolve(model).hf_config
         config = policy_for(hf_config).model_config(hf_config)
         if config.max_positions is not None and context + 1 > config.max_positions:
-            raise ValueError(
+            raise UserError(
                 f"a context of {context} and a new token are more than {model}'s {config.max_positions} positions; "
                 "use a shorter context"
             )
@@ -189,7 +190,7 @@ class LayerBench:
     ) -> tuple[float, ...] | None:
         """A warm-up and `rounds` rounds; the read bandwidth beside each of the latter."""
         if rounds < 2:
-            raise ValueError(f"got rounds = {rounds}, expected at least 2 (an interval needs two)")
+            raise UserError(f"got rounds = {rounds}, expected at least 2 (an interval needs two)")
         follow = progress or (lambda done, total, label: None)
         device = self.stack.sides[0].hidden_NH.device
         bandwidth: list[float] = []
@@ -270,15 +271,15 @@ def _chosen(regions: Iterable[str] | None) -> tuple[Stage, ...]:
     chosen = tuple(dict.fromkeys(regions))
     for name in chosen:
         if name not in REGIONS:
-            raise ValueError(f"unknown op {name!r}; expected one of {', '.join(REGIONS)}")
+            raise UserError(f"unknown op {name!r}; expected one of {', '.join(REGIONS)}")
     return tuple(Stage(name) for name in chosen) or FUSED_REGIONS
 
 
 def _check(impl: str, dtype: str, **counts: int) -> None:
     if impl not in IMPLS:
-        raise ValueError(f"unknown impl {impl!r}; expected one of {', '.join(IMPLS)}")
+        raise UserError(f"unknown impl {impl!r}; expected one of {', '.join(IMPLS)}")
     if dtype not in DTYPES:
-        raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+        raise UserError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     for name, value in counts.items():
         if value < 1:
-            raise ValueError(f"got {name} = {value}, expected at least 1")
+            raise UserError(f"got {name} = {value}, expected at least 1")

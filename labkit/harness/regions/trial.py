@@ -30,6 +30,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.policies import policy_for
 from labkit.models.presets import PRESETS
 from labkit.stages import Stage
+from labkit.system.errors import RunError, UserError
 
 SECONDS = 120
 SHAPES = ("tiny-gpt2", "tiny-llama")
@@ -66,9 +67,9 @@ class Trial:
 def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = None) -> Trial:
     """Compiles the kernels as their sources are now and tries `region`. ValueError for an unknown region or dtype."""
     if region not in OP_OF:
-        raise ValueError(f"unknown op {region!r}; expected one of {', '.join(OP_OF)}")
+        raise UserError(f"unknown op {region!r}; expected one of {', '.join(OP_OF)}")
     if dtype not in DTYPES:
-        raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+        raise UserError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     threads = torch.get_num_threads() if threads is None else threads
     command = [sys.executable, "-P", "-m", "labkit.harness.regions.trial", region, dtype, str(threads)]
     try:
@@ -83,7 +84,7 @@ def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = Non
         cause = CAUSES.get(signal.Signals(-done.returncode), "it crashed")
         return Trial(region, f"{cause} ({signal.Signals(-done.returncode).name})")
     if done.returncode:
-        raise RuntimeError(f"the trial of {region} failed:\n{done.stderr[-2000:]}")
+        raise RunError(f"the trial of {region} failed:\n{done.stderr[-2000:]}")
     return Trial(**json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -24,6 +24,7 @@ from labkit.kernels import gpu
 from labkit.kernels.tuned import Tile, TunedTiles, tuned_tiles, write_tiles
 from labkit.models.config import ModelConfig
 from labkit.models.policies import policy_for
+from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
 LAYERS = 6
@@ -58,12 +59,12 @@ def tune(
     """
     gpu.require()
     if gpu.interpreted() and timer is None:
-        raise ValueError("labkit tune times kernels on an NVIDIA GPU, and found TRITON_INTERPRET=1; unset it")
+        raise UserError("labkit tune times kernels on an NVIDIA GPU, and found TRITON_INTERPRET=1; unset it")
     for dtype in dtypes:
         if dtype not in DTYPES:
-            raise ValueError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+            raise UserError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     if min(batches, default=0) < 1:
-        raise ValueError(f"got batch = {min(batches, default=0)}, expected at least 1")
+        raise UserError(f"got batch = {min(batches, default=0)}, expected at least 1")
     name = gpu.gpu_name() or "interpreter"
     tiles = dict(tuned_tiles(name).tiles)
     found: dict[str, Found] = {}

@@ -16,6 +16,7 @@ from labkit.nsys.analysis.work import NO_STAGE, Work, busy_times, outer_operator
 from labkit.nsys.trace import Source, Trace
 from labkit.stages import Phase, Stage
 from labkit.statistics import P95_SAMPLES
+from labkit.system.errors import UserError
 
 IDLE = "idle"
 SCOPE = ("rank", "process", "phase")  # within each combination of these that `by` names, the shares add up to 1
@@ -57,7 +58,7 @@ def stage_table(trace: Trace, by: Sequence[str] = ("phase", "layer", "stage")) -
     Ranks that `by` does not tell apart are averaged. TraceError where the trace has no range of labkit.
     """
     if "stage" not in by or set(by) - set(KEYS) or len(set(by)) != len(by):
-        raise ValueError(f"got by={tuple(by)}; expected 'stage' and any of {', '.join(KEYS[:-1])}, each once")
+        raise UserError(f"got by={tuple(by)}; expected 'stage' and any of {', '.join(KEYS[:-1])}, each once")
     attribution = attribute(trace)
     found = work(trace, steps(trace, attribution), attribution)
     on_gpu = bool((found.steps["clock"] == GPU).all())

@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import Literal
 
 from labkit.stages import DOMAIN, Phase
+from labkit.system.errors import UserError
 
 Ranks = Literal["one", "per-rank"]
 Source = Literal["auto", "nsys", "torch"]
@@ -104,7 +105,7 @@ def torch_profiler_command(command: Sequence[str], output: Path, window: Window)
     Raises ValueError for what is no Python program, and for a range that is not a phase: nsys is needed for those.
     """
     if window.name is not None and window.phase is None:
-        raise ValueError(
+        raise UserError(
             f"got the range {window.name!r}, which only nsys can wait for; without nsys (see labkit doctor) take the "
             f"phase {' or '.join(Phase)}, or the whole run"
         )
@@ -129,7 +130,7 @@ def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises ValueError for a command that is not torchrun's, or that starts nothing.
     """
     if not is_torchrun(command):
-        raise ValueError(
+        raise UserError(
             f"got {' '.join(command[:2])!r}, expected a command that starts with torchrun: one report per rank"
         )
     at = words = _words_of_launcher(command)
@@ -142,7 +143,7 @@ def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
             at += 1
     program = list(command[at + ("--" in command[at : at + 1]) :])
     if not program:
-        raise ValueError(f"got {' '.join(command)!r}, expected a script after the options of torchrun")
+        raise UserError(f"got {' '.join(command)!r}, expected a script after the options of torchrun")
     head = list(command[:words])
     no_python, module = {"--no-python", "--no_python"}, {"-m", "--module"}
     kept = [flag for flag in flags if flag not in no_python | module]
@@ -155,7 +156,7 @@ def split_python(command: Sequence[str]) -> tuple[list[str], list[str]]:
     """The interpreter with its options, and the program: a script, "-m" or "-c", each with its arguments."""
     if not command or not _is_python(PurePath(command[0]).name):
         got = command[0] if command else "nothing"
-        raise ValueError(
+        raise UserError(
             f"got the command {got!r}, expected python and a script: without nsys only Python programs can be "
             "captured; install nsys (labkit doctor says how)"
         )
@@ -163,7 +164,7 @@ def split_python(command: Sequence[str]) -> tuple[list[str], list[str]]:
     while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
         at += 2 if command[at] in PYTHON_VALUES else 1
     if at >= len(command):
-        raise ValueError(f"got {' '.join(command)!r}, expected a script after the options of python")
+        raise UserError(f"got {' '.join(command)!r}, expected a script after the options of python")
     return list(command[:at]), list(command[at:])
 
 

@@ -31,6 +31,7 @@ from labkit.nsys.timeline.export import write_chrome
 from labkit.nsys.tool import Nsys, find_nsys
 from labkit.nsys.trace import Trace
 from labkit.stages import STEP_TIMES, Phase
+from labkit.system.errors import RunError, UserError
 from labkit.system.pickled_call import pickle_call
 from labkit.system.whole_file import write_whole
 
@@ -52,7 +53,7 @@ class Capture:
         return read(self.files)
 
 
-class CaptureError(RuntimeError):
+class CaptureError(RunError):
     """Nothing usable was captured. The message says which of the known causes it was."""
 
 
@@ -106,14 +107,14 @@ def profile(
     window = window or Window()
     for option, value, choices in (("ranks", ranks, get_args(Ranks)), ("source", source, get_args(Source))):
         if value not in choices:
-            raise ValueError(f"got {option} = {value!r}, expected one of {', '.join(choices)}")
+            raise UserError(f"got {option} = {value!r}, expected one of {', '.join(choices)}")
     if name is not None and Path(name).name != name:
-        raise ValueError(f"got name = {name!r}, expected a file name without folders; the folder is `output`")
+        raise UserError(f"got name = {name!r}, expected a file name without folders; the folder is `output`")
     if window.occurrence < 1:
-        raise ValueError(f"got occurrence = {window.occurrence}, expected 1 (the first range of the name) or more")
+        raise UserError(f"got occurrence = {window.occurrence}, expected 1 (the first range of the name) or more")
     nsys = find_nsys() if source != "torch" else None
     if source == "nsys" and nsys is None:
-        raise ValueError("nsys was asked for and is not installed; labkit doctor says how to, or use source='torch'")
+        raise UserError("nsys was asked for and is not installed; labkit doctor says how to, or use source='torch'")
     if nsys is not None and (problem := nsys.importer_problem()):
         raise CaptureError(problem)
     folder = Path(output)
@@ -263,7 +264,7 @@ def _run(
     try:
         return run(command, environment, timeout_s=timeout_s, echo=echo)
     except FileNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             f"got the command {error.filename!r}, which was not found; expected a program on PATH"
         ) from None
 
@@ -274,7 +275,7 @@ def _command(what: Sequence[str] | Callable[[], object], workplace: Path) -> Seq
         pickled.write_bytes(pickle_call(what))
         return [sys.executable, "-u", "-m", "labkit.nsys.capture.call", str(pickled)]
     if isinstance(what, str) or not what:
-        raise ValueError(f"got {what!r}, expected a command as a list of words, or a function")
+        raise UserError(f"got {what!r}, expected a command as a list of words, or a function")
     return what
 
 

@@ -23,6 +23,7 @@ import pandas as pd
 import pyarrow as pa
 
 from labkit.nsys.trace import SCHEMA, Source, Trace, typed
+from labkit.system.errors import UserError
 
 SMALLEST_BYTES = 1_000_000  # a smaller file is read as quickly as its cache
 ABOUT = "source.json"
@@ -74,7 +75,7 @@ def _frame(frame: str, file: Path, crc: int) -> pd.DataFrame:
     """The frame of a file, whose columns stay where they are: in the file's pages."""
     mapped = pa.memory_map(str(file))
     if zlib.crc32(mapped.read_buffer()) != crc:
-        raise ValueError(f"{file} is damaged")
+        raise UserError(f"{file} is damaged")
     mapped.seek(0)
     batch = pa.ipc.open_file(mapped).get_batch(0)
     columns = {}

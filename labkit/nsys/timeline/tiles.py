@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from labkit.nsys.analysis.nesting import Ints, stable_order
 from labkit.nsys.timeline.lanes import Lanes
 from labkit.nsys.timeline.shades import SHADES, Codes
+from labkit.system.errors import UserError
 
 COLUMNS = 512
 WIDE = 2  # columns from which an event is drawn by itself
@@ -69,7 +70,7 @@ class Tiles:
     def tile(self, level: int, index: int) -> Tile:
         """Raises ValueError for a tile that there is not."""
         if not (0 <= level < self.levels and 0 <= index < 1 << level):
-            raise ValueError(
+            raise UserError(
                 f"got tile {index} of level {level}; expected a level below {self.levels} and index below 2**level"
             )
         width = 1 << (self.exponent - level)

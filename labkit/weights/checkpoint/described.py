@@ -10,6 +10,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from transformers import PretrainedConfig
 
 from labkit.models.policies import policy_for
+from labkit.system.errors import UserError
 from labkit.system.validation import all_problems
 from labkit.weights.checkpoint.megatron import megatron_weights
 from labkit.weights.checkpoint.saved import saved_weights
@@ -84,11 +85,11 @@ def described_source(
 def read_description(values: Any) -> Description:
     """Raises ValueError for what is no description of a checkpoint, naming the key, what it is and what it can be."""
     if not isinstance(values, dict):
-        raise ValueError(f"a checkpoint's description is an object with type and checkpoints, got {values!r}")
+        raise UserError(f"a checkpoint's description is an object with type and checkpoints, got {values!r}")
     try:
         return Description(**values)
     except ValidationError as error:
-        raise ValueError(f"checkpoint description: {all_problems(error)}") from None
+        raise UserError(f"checkpoint description: {all_problems(error)}") from None
 
 
 def read_json(path: Path) -> Any:
@@ -96,9 +97,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{path} does not exist; expected a JSON description of a checkpoint or a folder") from None
+        raise UserError(f"{path} does not exist; expected a JSON description of a checkpoint or a folder") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} is not JSON ({error}); expected DeepSpeed's description, with type and checkpoints"
         ) from None
 
@@ -108,24 +109,24 @@ def _weights(described: Description, folder: Path, hf_config: PretrainedConfig) 
     config = policy.model_config(hf_config)
     listed = described.checkpoints
     if described.parallelization == "pp":
-        raise ValueError("parallelization 'pp' is not read; expected 'tp', or files that are not divided")
+        raise UserError("parallelization 'pp' is not read; expected 'tp', or files that are not divided")
     if isinstance(listed, Shards):
         if described.tp_size is None:
-            raise ValueError("checkpoints names files of several ranks, and tp_size is missing; say how many ranks")
+            raise UserError("checkpoints names files of several ranks, and tp_size is missing; say how many ranks")
         non_tp, tp = ([folder / name for name in names] for names in (listed.non_tp, listed.tp))
         return tensor_parallel_weights(non_tp, tp, described.tp_size, policy, config, hf_shapes(hf_config))
     names = [listed] if isinstance(listed, str) else listed
     if not names:
-        raise ValueError("checkpoints lists no file; expected at least one")
+        raise UserError("checkpoints lists no file; expected at least one")
     if described.type == "labkit" or (len(names) == 1 and (own := saved_weights(folder / names[0], policy, config))):
         own = saved_weights(folder / names[0], policy, config)
         if own is None:
-            raise ValueError(f"{folder / names[0]} is no checkpoint of labkit's; expected a folder that it saved")
+            raise UserError(f"{folder / names[0]} is no checkpoint of labkit's; expected a folder that it saved")
         return own
     if described.type == "Megatron":
         return megatron_weights([folder / name for name in names], described.version, policy, config)
     if described.version not in (None, 0.0, 1.0):
-        raise ValueError(f"version {described.version} of {described.type} is unknown; expected 1.0")
+        raise UserError(f"version {described.version} of {described.type} is unknown; expected 1.0")
     files = [file for name in names for file in _files(folder / name)]
     return Checkpoint(files, policy, config)
 
@@ -136,6 +137,6 @@ def _files(path: Path) -> list[Path]:
         return sorted({path.parent / file for file in read_json(path)["weight_map"].values()})
     if path.is_dir():
         if not (files := weight_files(path)):
-            raise ValueError(f"{path} holds no weights; expected model*.safetensors or pytorch_model*.bin")
+            raise UserError(f"{path} holds no weights; expected model*.safetensors or pytorch_model*.bin")
         return files
     return [path]

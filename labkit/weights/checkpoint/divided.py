@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from labkit.models.shards import Cut
+from labkit.system.errors import UserError
 from labkit.weights.checkpoint.files import TensorFile
 from labkit.weights.checkpoint.pieces import Divided, Part
 
@@ -27,7 +28,7 @@ class DividedWeights:
         try:
             tensor = self._tensors[name].get(cut)
         except ValueError as error:
-            raise ValueError(f"{name} {error}; check that the checkpoint and the model belong together") from None
+            raise UserError(f"{name} {error}; check that the checkpoint and the model belong together") from None
         return tensor if dtype is None else tensor.to(dtype, copy=True)
 
 
@@ -39,7 +40,7 @@ def same_names(files: Sequence[TensorFile], prefix: str = "") -> list[str]:
     first, *others = [{name for name in file.names() if name.startswith(prefix)} for file in files]
     for file, names in zip(files[1:], others, strict=True):
         if different := first ^ names:
-            raise ValueError(
+            raise UserError(
                 f"{files[0].path} and {file.path} hold different tensors, {min(different)} for one; "
                 "all shards must come from one save of one model"
             )
@@ -50,7 +51,7 @@ def replicated(name: str, files: Sequence[TensorFile], tensors: Sequence[Tensor]
     """A tensor that every file holds whole. Raises ValueError where they differ."""
     for file, tensor in zip(files, tensors, strict=True):
         if tensor.shape != tensors[0].shape or not torch.equal(tensor, tensors[0]):
-            raise ValueError(
+            raise UserError(
                 f"{name} is not the same in {files[0].path} and {file.path}; "
                 "all shards must come from one save of one model"
             )

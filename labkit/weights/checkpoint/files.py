@@ -15,6 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from labkit.system.errors import UserError
+
 REBUILD_ARRAY = np.empty(0).__reduce__()[0]
 # What Megatron keeps beside the tensors: its arguments, and the state of random generators. All of it is data.
 HARMLESS: list[Any] = [Namespace, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
@@ -34,7 +36,7 @@ class TensorFile:
         self.other: dict[str, Any] = {}
         self._loaded: dict[str, Tensor] | None = None
         if not path.is_file():
-            raise ValueError(f"{path} is missing; copy it there, or check the list of files and base_dir")
+            raise UserError(f"{path} is missing; copy it there, or check the list of files and base_dir")
         if path.suffix == ".safetensors":
             with self._opened() as tensors:
                 self._names = set(tensors.keys())
@@ -54,7 +56,7 @@ class TensorFile:
         else:
             tensor = self._loaded[name]
         if not tensor.is_floating_point():
-            raise ValueError(
+            raise UserError(
                 f"{name} is stored as {tensor.dtype} in {self.path}; expected a floating-point checkpoint, "
                 "not a quantised one"
             )
@@ -77,7 +79,7 @@ class TensorFile:
         except pickle.UnpicklingError as error:
             if "weights_only" not in str(error).lower():
                 raise self._damaged(error) from error
-            raise ValueError(
+            raise UserError(
                 f"{self.path} holds more than tensors and numbers ({_reason(error)}); labkit runs no code of a "
                 "checkpoint: have its author save the state dict alone, or as safetensors"
             ) from None

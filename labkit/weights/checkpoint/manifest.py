@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from labkit.models.config import ModelConfig
+from labkit.system.errors import UserError
 
 MANIFEST = "labkit_checkpoint.json"
 FORMAT = 1
@@ -78,9 +79,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(values, dict) and values.get("format") != FORMAT:
-            raise ValueError(
+            raise UserError(
                 f"{path} has format {values.get('format')!r}; expected {FORMAT}: save it again with this labkit"
             )
         return Manifest(**values)
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValidationError) as error:
-        raise ValueError(f"{path} is damaged ({str(error).splitlines()[0]}); save the checkpoint again") from error
+        raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}); save the checkpoint again") from error

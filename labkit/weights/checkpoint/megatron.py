@@ -17,6 +17,7 @@ from torch import Tensor
 
 from labkit.models.config import ModelConfig
 from labkit.models.policies import GPT2, Policy
+from labkit.system.errors import UserError
 from labkit.weights.checkpoint.divided import DividedWeights, by_thirds, replicated, same_names, side_by_side
 from labkit.weights.checkpoint.files import TensorFile
 from labkit.weights.checkpoint.pieces import Divided, Part
@@ -45,7 +46,7 @@ def megatron_weights(
     an unknown version, missing, damaged or foreign files.
     """
     if policy is not GPT2:
-        raise ValueError(
+        raise UserError(
             f"a Megatron checkpoint is read as {GPT2.architecture}, got {policy.architecture}; pass a GPT-2"
         )
     files = [TensorFile(path) for path in paths]
@@ -63,13 +64,13 @@ def _version(files: Sequence[TensorFile], given: float | None) -> float:
     for file in files:
         own = next((value for name, value in file.other.items() if name.endswith("checkpoint_version")), None)
         if own is not None and given is not None and float(own) != given:
-            raise ValueError(
+            raise UserError(
                 f"the description says version {given}, and {file.path} that it is {own}; correct the description"
             )
         given = given if own is None else float(own)
     version = 0.0 if given is None else given
     if version not in VERSIONS:
-        raise ValueError(f"Megatron version {version} is unknown; expected one of {', '.join(map(str, VERSIONS))}")
+        raise UserError(f"Megatron version {version} is unknown; expected one of {', '.join(map(str, VERSIONS))}")
     return version
 
 
@@ -115,7 +116,7 @@ def _divided(
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if len(set(shapes)) > 1:
         other = next(index for index, shape in enumerate(shapes) if shape != shapes[0])
-        raise ValueError(
+        raise UserError(
             f"{stored} is {list(shapes[0])} in {files[0].path} and {list(shapes[other])} in {files[other].path}; "
             "all shards must come from one save of one model"
         )
@@ -128,7 +129,7 @@ def _divided(
         ranges = [((begin, min(end, whole[0])),) for ((begin, end),) in ranges if begin < whole[0]]
     if role == "qkv":
         if lengths[0] % (3 * config.head_dim):
-            raise ValueError(
+            raise UserError(
                 f"{stored} has {lengths[0]} rows in {files[0].path}, which are no heads of {config.head_dim}; "
                 "check that the checkpoint and the model belong together"
             )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.models.shards import Cut
+from labkit.system.errors import UserError
 
 Range = tuple[int, int]  # [begin, end)
 
@@ -34,7 +35,7 @@ def pieces(wanted: Sequence[Range], held: Sequence[Sequence[Range]]) -> list[Pie
         while begin < end:
             there = next((one for one in known if one.begin <= begin < one.end), None)
             if there is None:
-                raise ValueError(f"nobody holds {begin} to {end}")
+                raise UserError(f"nobody holds {begin} to {end}")
             stop = min(end, there.end)
             local = there.at + begin - there.begin
             found.append(Piece(there.holder, local, local + stop - begin, at))
@@ -79,7 +80,7 @@ class Divided:
         Raises ValueError for a cut of another shape.
         """
         if cut is not None and cut.whole != self.shape[cut.dim]:
-            raise ValueError(f"has {self.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")
+            raise UserError(f"has {self.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")
         along = cut if cut is not None and cut.dim == self.dim else None
         wanted = pieces(ranges_of(along, self.shape[self.dim]), [part.ranges for part in self.parts])
         read = {holder: self.parts[holder].read() for holder in dict.fromkeys(piece.holder for piece in wanted)}

@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PretrainedConfig
 from labkit.kernels.types import Linear, float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard
+from labkit.system.errors import UserError
 from labkit.system.whole_file import whole_file, write_whole
 from labkit.weights.checkpoint.manifest import FORMAT, MANIFEST, FileRecord, Manifest, MatrixRecord, described_model
 from labkit.weights.checkpoint.saved import Canonical, key_of, layout_of
@@ -76,7 +77,7 @@ class Saving:
         def free() -> str:
             folder.mkdir(parents=True, exist_ok=True)
             if (folder / MANIFEST).exists() or weight_files(folder):
-                raise ValueError(
+                raise UserError(
                     f"save_mp_checkpoint_path={str(folder)!r} holds a checkpoint already; "
                     "remove it, or name another folder"
                 )
@@ -162,5 +163,5 @@ def _together(work: Callable[[], T], gather: Gather) -> list[T]:
     all_done = gather(done)
     for _, reason, asked_wrongly in all_done:
         if reason is not None:
-            raise ValueError(reason) if asked_wrongly else RuntimeError(f"the checkpoint was not saved: {reason}")
+            raise UserError(reason) if asked_wrongly else RuntimeError(f"the checkpoint was not saved: {reason}")
     return [result for result, _, _ in all_done]

@@ -14,6 +14,7 @@ from labkit.kernels.types import Linear
 from labkit.models.config import ModelConfig, Shapes
 from labkit.models.policies import Policy
 from labkit.models.shards import Cut, Shard, cut_of, shard
+from labkit.system.errors import UserError
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
 from labkit.weights.checkpoint.pieces import Piece, pieces, ranges_of
 from labkit.weights.checkpoint.shard_file import AGAIN, Empty, ShardFile
@@ -35,23 +36,23 @@ def saved_weights(folder: Path, policy: Policy, config: ModelConfig) -> SavedWei
     manifest = read_manifest(folder)
     if manifest is None:
         if next(folder.glob("rank-*-of-*.safetensors"), None):
-            raise ValueError(f"{folder} has files of ranks and no {MANIFEST}: its save was interrupted; save it again")
+            raise UserError(f"{folder} has files of ranks and no {MANIFEST}: its save was interrupted; save it again")
         return None
     if manifest.model != (model := described_model(config)):
         different = [key for key in model if manifest.model.get(key) != model[key]]
         got = ", ".join(f"{key} = {manifest.model.get(key)!r}, expected {model[key]!r}" for key in different[:3])
-        raise ValueError(f"{folder / MANIFEST} is of another model than the config given with it: {got}")
+        raise UserError(f"{folder / MANIFEST} is of another model than the config given with it: {got}")
     if len(manifest.files) != manifest.tp_size:
-        raise ValueError(
+        raise UserError(
             f"{folder / MANIFEST} lists {len(manifest.files)} files for tp_size {manifest.tp_size}; "
             "save the checkpoint again"
         )
     for file in manifest.files:
         path = folder / file.name
         if not path.is_file():
-            raise ValueError(f"{path} is missing; {AGAIN}")
+            raise UserError(f"{path} is missing; {AGAIN}")
         if (size := path.stat().st_size) != file.bytes:
-            raise ValueError(f"{path} has {size} bytes, expected {file.bytes}; {AGAIN}")
+            raise UserError(f"{path} has {size} bytes, expected {file.bytes}; {AGAIN}")
     return SavedWeights(folder, manifest, policy, config)
 
 
@@ -85,7 +86,7 @@ class SavedWeights:
         Raises ValueError for int8 weights where another type is wanted.
         """
         if self.dtype == torch.int8 != dtype:
-            raise ValueError(
+            raise UserError(
                 f"{self.folder} holds int8 weights, got dtype={dtype}; pass dtype=torch.int8, or load the original"
             )
         manifest = self.manifest

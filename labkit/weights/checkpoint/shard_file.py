@@ -10,6 +10,7 @@ from torch import Tensor
 
 from labkit.kernels.gemm import BLOCK, packed_shape, unpack, unpack_words
 from labkit.kernels.types import Linear
+from labkit.system.errors import UserError
 from labkit.weights.checkpoint.manifest import FileRecord, MatrixRecord
 from labkit.weights.checkpoint.pieces import Range
 from labkit.weights.checkpoint.tensor_stream import TensorStream
@@ -34,11 +35,11 @@ class ShardFile:
         self.record, self.path = record, folder / record.name
         self._stream = TensorStream(self.path, record.digests)
         if (found := self._stream.metadata.get("save")) != save:
-            raise ValueError(
+            raise UserError(
                 f"{self.path} is of save {found}, the manifest of {save}; keep the files of each save together"
             )
         if different := self._stream.tensors.keys() ^ record.digests.keys():
-            raise ValueError(f"{self.path} and the manifest have different tensors, {min(different)} for one; {AGAIN}")
+            raise UserError(f"{self.path} and the manifest have different tensors, {min(different)} for one; {AGAIN}")
 
     def vector(self, key: str) -> Tensor:
         """A tensor that is no matrix, float32."""
@@ -92,7 +93,7 @@ class ShardFile:
     def _matrix(self, key: str) -> MatrixRecord:
         self._require(key)
         if key not in self.record.matrices:
-            raise ValueError(f"the manifest lists no matrix {key} in {self.path}; {AGAIN}")
+            raise UserError(f"the manifest lists no matrix {key} in {self.path}; {AGAIN}")
         matrix = self.record.matrices[key]
         stored = self._stream.tensors[key]
         shapes = {
@@ -101,7 +102,7 @@ class ShardFile:
             "words": (matrix.outputs, -(-matrix.inputs // 4), 4),
         }
         if shapes.get(matrix.layout) != stored.shape:
-            raise ValueError(
+            raise UserError(
                 f"{key} of {self.path} has shape {list(stored.shape)}, not that of "
                 f"[{matrix.outputs}, {matrix.inputs}] as {matrix.layout}; {AGAIN}"
             )
@@ -111,4 +112,4 @@ class ShardFile:
 
     def _require(self, key: str) -> None:
         if key not in self._stream.tensors:
-            raise ValueError(f"{self.path} lacks {key}; {AGAIN}")
+            raise UserError(f"{self.path} lacks {key}; {AGAIN}")

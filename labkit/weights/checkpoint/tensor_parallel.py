@@ -14,6 +14,7 @@ from pathlib import Path
 
 from labkit.models.config import ModelConfig
 from labkit.models.policies import Policy
+from labkit.system.errors import UserError
 from labkit.weights.checkpoint.divided import DividedWeights, by_thirds, replicated, same_names, side_by_side
 from labkit.weights.checkpoint.files import TensorFile
 from labkit.weights.checkpoint.pieces import Divided, Part
@@ -32,7 +33,7 @@ def tensor_parallel_weights(
     Raises ValueError for missing, damaged or foreign files, and for parts that do not make up the model.
     """
     if size < 1 or len(tp) % size:
-        raise ValueError(f"tp lists {len(tp)} files for tp_size {size}; expected a multiple: every part of every rank")
+        raise UserError(f"tp lists {len(tp)} files for tp_size {size}; expected a multiple: every part of every rank")
     head, tokens = f"{policy.head}.weight", f"{policy.tokens}.weight"
     tensors: dict[str, Divided] = {}
     for path in non_tp:
@@ -63,7 +64,7 @@ def _divided(stored: str, files: Sequence[TensorFile], shape: tuple[int, ...] | 
     lengths = [tensor.shape[min(dims)] for tensor in tensors] if dims else []
     if len(dims) != 1 or sum(lengths) != shape[min(dims)]:
         held = ", ".join(f"{list(tensor.shape)} in {file.path}" for file, tensor in zip(files, tensors, strict=True))
-        raise ValueError(
+        raise UserError(
             f"{stored} is {held}, which do not make up the model's {list(shape)}; "
             "all shards must come from one save of this model"
         )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128
 
+from labkit.system.errors import UserError
 from labkit.system.whole_file import whole_file
 from labkit.weights.checkpoint.pieces import Range
 
@@ -83,7 +84,7 @@ class TensorStream:
         try:
             length = int.from_bytes(self._file.read(LENGTH), "little")
             if length > os.fstat(self._file.fileno()).st_size:
-                raise ValueError(f"a header of {length} bytes")
+                raise UserError(f"a header of {length} bytes")
             header = json.loads(self._file.read(length))
             self.metadata: dict[str, str] = header.pop("__metadata__", {})
             self.tensors = {
@@ -93,7 +94,7 @@ class TensorStream:
                 for name, entry in header.items()
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({error!r}); copy it again, or save the checkpoint again") from error
+            raise UserError(f"{path} is damaged ({error!r}); copy it again, or save the checkpoint again") from error
 
     def read_into(self, name: str, out: Tensor) -> Tensor:
         """Fills `out`, contiguous, with the whole tensor."""
@@ -132,7 +133,7 @@ class TensorStream:
             digest.update(part)
             at += len(part)
         if (found := digest.hexdigest()) != (expected := self._digests.get(name)):
-            raise ValueError(
+            raise UserError(
                 f"{self.path} was altered: the digest of {name} is {found}, expected {expected}; copy it again, or "
                 "save the checkpoint again"
             )
@@ -143,7 +144,7 @@ class TensorStream:
         while done < len(data):
             read = os.preadv(self._file.fileno(), [data[done:]], offset + done)
             if read == 0:
-                raise ValueError(f"{self.path} ends within {name}; copy it again, or save the checkpoint again")
+                raise UserError(f"{self.path} ends within {name}; copy it again, or save the checkpoint again")
             done += read
 
 

@@ -21,6 +21,7 @@ from labkit.engine.parallel.slicing.plan import (
 from labkit.engine.parallel.slicing.recording import Call, hidden_states, is_float
 from labkit.engine.parallel.slicing.shares import Features, Heads, Shares, grain
 from labkit.engine.parallel.slicing.sliced import child
+from labkit.system.errors import UserError
 
 HEAD_SIZES = ("head_dim", "head_size", "dim_per_head", "key_value_proj_dim", "d_kv")
 NOT_A_COUNT = ("dim", "size", "group", "idx", "index", "kv", "key_value")
@@ -29,7 +30,7 @@ CONFIG_NUMBERS = ("num_attention_heads", "num_key_value_heads", "num_kv_heads", 
 MOST_TABLES = 32  # ways to cut the parameters beside the matrices; a few of them have one axis each that fits
 
 
-class TooManyRanks(ValueError):
+class TooManyRanks(UserError):
     """More ranks than a unit has heads or features to share, of which there are `largest`."""
 
     def __init__(self, where: str, kind: str, largest: int, ranks: int) -> None:

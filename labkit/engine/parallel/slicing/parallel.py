@@ -11,6 +11,7 @@ from labkit.engine.parallel.slicing.linear import GroupSum
 from labkit.engine.parallel.slicing.plan import SlicingPlan, Unit
 from labkit.engine.parallel.slicing.planner import InjectionPolicy, plan_slicing
 from labkit.engine.parallel.slicing.sliced import sliced_copy
+from labkit.system.errors import UserError
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -35,7 +36,7 @@ def slice_model(
     Raises ValueError for a rank that the plan doesn't have.
     """
     if not 0 <= rank < plan.tp_size:
-        raise ValueError(f"rank {rank} is not one of the plan's {plan.tp_size} ranks")
+        raise UserError(f"rank {rank} is not one of the plan's {plan.tp_size} ranks")
     units: dict[str, tuple[Unit, ...]] = {name: block.units for block in plan.blocks for name in block.names}
     reduce = GroupSum(group) if plan.tp_size > 1 else _alone
     sliced: Model = sliced_copy(model, units, rank, reduce, consume=consume).eval()
@@ -73,7 +74,7 @@ def _of_first(
 ) -> SlicingPlan:
     """The plan of the group's first rank, or its error, on all ranks."""
     if (found := dist.get_world_size(group)) != size:
-        raise ValueError(f"the process group has {found} ranks, expected size={size}")
+        raise UserError(f"the process group has {found} ranks, expected size={size}")
     sent: list[Any] = [None, None, structure]
     if dist.get_rank(group) == 0:
         try:
@@ -87,12 +88,12 @@ def _of_first(
         dist.broadcast_object_list(sent, group=group, group_src=0)
     made, problem, expected = sent
     if problem is not None:
-        raise ValueError(problem)
+        raise UserError(problem)
     alike: list[Any] = [None] * size
     dist.all_gather_object(alike, structure == expected, group=group)
     if not all(alike):
         odd = ", ".join(str(rank) for rank, same in enumerate(alike) if not same)
-        raise ValueError(f"ranks {odd} have another model than rank 0; give every rank the same one")
+        raise UserError(f"ranks {odd} have another model than rank 0; give every rank the same one")
     agreed: SlicingPlan = made
     return agreed
 

@@ -19,6 +19,7 @@ from labkit.engine.parallel.slicing.linear import is_linear, matrix
 from labkit.engine.parallel.slicing.plan import BlockPlan, SlicingPlan, Unit
 from labkit.engine.parallel.slicing.proof import Bench
 from labkit.engine.parallel.slicing.recording import hidden_states, record
+from labkit.system.errors import UserError
 
 InjectionPolicy = Mapping[Any, str | tuple[str, ...] | list[str]]
 
@@ -52,14 +53,12 @@ def plan_slicing(
     out; and for more ranks than heads, with the largest degree that works.
     """
     if tp_size < 1:
-        raise ValueError(f"tp_size={tp_size}; expected at least 1")
+        raise UserError(f"tp_size={tp_size}; expected at least 1")
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError(f"{type(model).__name__} has weights on the meta device; load them before it is planned")
+        raise UserError(f"{type(model).__name__} has weights on the meta device; load them before it is planned")
     for name, module in model.named_modules():
         if is_linear(module) and not (weight := matrix(module)).is_floating_point():
-            raise ValueError(
-                f"{name} has weights of {weight.dtype}; only floating-point weights can be shared by ranks"
-            )
+            raise UserError(f"{name} has weights of {weight.dtype}; only floating-point weights can be shared by ranks")
     found = _policy_blocks(model, injection_policy) if injection_policy else _listed_blocks(model)
     alike = _alike(found)
     calls = record(model, {names[0]: found[names[0]][0] for names in alike}, example)
@@ -72,7 +71,7 @@ def plan_slicing(
     if planner.too_many:
         raise min(planner.too_many, key=lambda error: error.largest)
     if not any(block.units for block in blocks):
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} has no linears that can be shared by ranks: none is fed by other linears and "
             "joins a residual stream"
         )
@@ -92,7 +91,7 @@ def _listed_blocks(model: nn.Module) -> Found:
                 if any(is_linear(each) for each in block.modules()):
                     found[f"{name}.{place}" if name else place] = (block, None)
     if not found:
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} has no list of layers; name its layer class and row-parallel linears in "
             "injection_policy={LayerClass: ('attention.output', 'mlp.output')}"
         )
@@ -107,13 +106,13 @@ def _policy_blocks(model: nn.Module, policy: InjectionPolicy) -> Found:
         wanted = layer_class if isinstance(layer_class, str) else layer_class.__name__
         if not blocks:
             have = sorted({type(module).__name__ for module in model.modules()})
-            raise ValueError(
+            raise UserError(
                 f"injection_policy names {wanted}, of which {type(model).__name__} has none; {_near(wanted, have)}"
             )
         linears = sorted({name for block in blocks.values() for name in _linears(block)})
         for end in ends:
             if not any(_matches(name, end) for name in linears):
-                raise ValueError(
+                raise UserError(
                     f"injection_policy: no linear of {wanted} has a name that ends with {end!r}; {_near(end, linears)}"
                 )
         found |= {name: (block, ends) for name, block in blocks.items()}
@@ -182,7 +181,7 @@ class _Planner:
         if ends is None:
             units += self._experts(bench)
         if len(units) > 1 and (objection := bench.objection(units, self.ranks)):
-            raise ValueError(f"{names[0]} ({layer_class}): its cuts are right one by one but not together: {objection}")
+            raise UserError(f"{names[0]} ({layer_class}): its cuts are right one by one but not together: {objection}")
         cut = {linear.name for unit in units for linear in unit.linears}
         cut |= {tensor.name for unit in units for tensor in unit.tensors}
         stacks = [name for name, parameter in bench.block.named_parameters() if parameter.ndim == 3]
@@ -194,13 +193,13 @@ class _Planner:
         for name, sources in bench.trace.inputs.items():
             named = any(_matches(name, end) for end in ends)
             if named and name not in rows:
-                raise ValueError(
+                raise UserError(
                     f"injection_policy makes {name} of {layer_class} row-parallel, but its input is not made by other "
                     f"linears of the layer alone; those are {', '.join(rows) or 'none'}"
                 )
             if not named and name in rows:
                 fed_by = ", ".join(bench.trace.columns(name)) or ", ".join(sorted(sources))
-                raise ValueError(
+                raise UserError(
                     f"injection_policy leaves out {name} of {layer_class}: {fed_by} would be column-parallel and feed "
                     f"it only a share of its input; add {name!r}"
                 )
@@ -225,7 +224,7 @@ class _Planner:
             self.too_many.append(TooManyRanks(f"{where} ({owner})", error.kind, error.largest, self.ranks))
             return None
         tried = f"{len(objections)} were tried, the first: {objections[0]}" if objections else "none fits its shapes"
-        raise ValueError(
+        raise UserError(
             f"{where} ({owner}) can't be shared by {self.ranks} ranks: {', '.join(columns)} and {row} were to be cut "
             f"by {'heads' if attended else 'features'}, but no such cut gives what the whole module does ({tried}). "
             f"Something in it mixes what the ranks would hold apart; keep_whole=({module or row!r},) leaves it "

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from labkit.system.errors import UserError
+
 
 @dataclass(frozen=True)
 class Call:
@@ -135,7 +137,7 @@ def _token_inputs(model: nn.Module) -> dict[str, Any]:
     main = getattr(model, "main_input_name", None)
     if config is None or main != "input_ids":
         takes = "it has no config" if config is None else f"it takes {main}"
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} can't be run on tokens ({takes}); pass example=, keyword arguments of its forward"
         )
     numbers = set(_numbers(config.to_dict()))
