@@ -6,7 +6,7 @@ fused C++ kernel, compiled for this machine on first use (`build`).
 
 from . import build
 from .attention import attention
-from .decode_step import DecodeStep, LayerWeights, ModelWeights
+from .decode_step import DecodeStep, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 from .gemm import gemm
 from .mlp_gemm import mlp_gemm
 from .qkv_gemm import qkv_gemm
@@ -14,6 +14,8 @@ from .residual_add import residual_add
 
 __all__ = [
     "DecodeStep",
+    "EmbeddingWeights",
+    "HeadWeights",
     "LayerWeights",
     "ModelWeights",
     "attention",

@@ -79,21 +79,34 @@ struct Layer {
   Linear mlp_out;
 };
 
+// Tokens in, rows out. `size` 0: this range of layers has no embedding and begins with rows.
+struct Embedding {
+  const void* table;  // [rows][size]; null: the rows of `packed`
+  Linear packed;      // the matrix of a tied LM head; weight null without
+  int64_t size;
+  int64_t begin, rows;  // the first token that has a row here, and how many have one
+  Norm norm;
+  Linear project_in;       // weight null without
+  const float* positions;  // [positions][hidden], learned; null without
+  int32_t position_offset;
+};
+
+// Rows in, logits out. Without a matrix this range of layers ends with rows.
+struct Head {
+  Linear project_out;  // weight null without
+  Linear matrix;
+  int64_t begin, vocab;  // the first token whose logit is computed here, and the size of the whole vocabulary
+};
+
+// A range of layers, with or without what is before the first and behind the last.
 struct Model {
   int64_t num_layers, hidden, intermediate;
   Heads heads;
   int32_t parallel_residual, residual_from_norm;
   const Layer* layers;
-  const void* embedding;  // [vocab][embedding_size]; null: the rows of the head
-  int64_t embedding_size;
-  Norm embedding_norm;
-  Linear project_in;       // weight null without
-  const float* positions;  // [positions][hidden], learned; null without
-  int32_t position_offset;
-  Norm final_norm;
-  Linear project_out;  // weight null without
-  Linear head;
-  int64_t vocab_begin, vocab;  // the first token whose rows embedding and head have, and the size of the vocabulary
+  Embedding embedding;
+  Norm final_norm;  // of the rows behind the last layer, with or without a head; none where other layers follow
+  Head head;
 };
 
 }  // namespace labkit

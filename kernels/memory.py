@@ -1,12 +1,16 @@
-"""Memory for weights: one reservation of address space, in huge pages where the system gives them."""
+"""Memory for weights: of a device, or one reservation of address space, in huge pages where the system gives them."""
 
 import ctypes
 import mmap
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
+from labkit.system.errors import UserError
+
 HUGE_PAGE = 2 << 20
+ALIGNMENT = 64  # bytes: a cache line, and a vector of AVX-512
 
 
 def return_freed_memory() -> None:
@@ -19,22 +23,59 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-class Arena:
-    """Hands out tensors one behind the other; memory is used as they are filled, and freed with the last of them."""
+class Place(Protocol):
+    """Where weights are put."""
 
-    def __init__(self, capacity: int) -> None:
-        self._memory = mmap.mmap(-1, capacity + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    device: torch.device
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor."""
+
+
+class Heap:
+    """Memory of a device, a piece for each tensor."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+
+class Arena:
+    """Hands out tensors one behind the other in one piece of memory, which is freed with the last of them.
+
+    The same calls give the same places in every arena, so that weights of one shape can take turns in one memory.
+    """
+
+    def __init__(self, memory: Tensor) -> None:
+        """memory: uint8 [bytes], from an address that is a multiple of 64 on."""
+        if memory.dtype != torch.uint8 or memory.dim() != 1 or memory.data_ptr() % ALIGNMENT:
+            raise UserError(
+                f"memory: expected uint8 [bytes] at a multiple of {ALIGNMENT}, got {memory.dtype} {list(memory.shape)} "
+                f"at {memory.data_ptr():#x}"
+            )
+        self.device, self._memory, self._next = memory.device, memory, 0
+
+    @classmethod
+    def reserved(cls, capacity: int) -> Self:
+        """An arena of `capacity` bytes of address space; memory is used as the tensors are filled."""
+        mapped = mmap.mmap(-1, capacity + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        start = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
-        self._next = -start % HUGE_PAGE
-        self._end = capacity + HUGE_PAGE
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        memory = torch.frombuffer(mapped, dtype=torch.uint8)
+        return cls(memory[-memory.data_ptr() % HUGE_PAGE :][:capacity])
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor, aligned to 64 bytes. Raises MemoryError past the capacity."""
-        count = torch.Size(shape).numel()
-        begin = self._next
-        self._next = begin + -(-count * dtype.itemsize // 64) * 64
-        if self._next > self._end:
-            raise MemoryError(f"an arena of {self._end - HUGE_PAGE} bytes is full; {count} x {dtype} don't fit")
-        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=begin).view(shape)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        begin, end = self._next, self._next + size
+        if end > len(self._memory):
+            raise MemoryError(f"an arena of {len(self._memory)} bytes is full; {list(shape)} x {dtype} don't fit")
+        self._next = begin + aligned(size)
+        return self._memory[begin:end].view(dtype).view(shape)
+
+
+def aligned(size: int) -> int:
+    """Bytes that an arena takes for a tensor of `size` bytes."""
+    return -(-size // ALIGNMENT) * ALIGNMENT

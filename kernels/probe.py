@@ -34,4 +34,4 @@ def _library() -> ctypes.CDLL:
 
 @cache
 def _buffer() -> Tensor:
-    return Arena(PROBE_BYTES).empty((PROBE_BYTES,), torch.uint8).fill_(1)
+    return Arena.reserved(PROBE_BYTES).empty((PROBE_BYTES,), torch.uint8).fill_(1)

@@ -70,13 +70,13 @@ def _found(name: str, size: int, dtype: torch.dtype, impl: str, model: dict[str,
     ids, mask = prompts()
     visible = mask.bool()
     wanted, got = whole(ids, attention_mask=mask).logits, cut(ids, attention_mask=mask).logits
-    with cut.module.stage_by_stage():
+    with cut.module.runner.stage_by_stage():
         staged = cut(ids, attention_mask=mask).logits
     return Found(
         logits=float((wanted - got)[visible].abs().max()),
         by_stages=float((staged - got)[visible].abs().max()),
         tokens_equal=torch.equal(greedy(whole, ids, mask), greedy(cut, ids, mask)),
-        transport=cut.module.ranks.exchange.transport,
+        transport=cut.module.runner.staged.held.ranks.exchange.transport,
     )
 
 
@@ -133,7 +133,7 @@ def stages_of_a_layer() -> dict[str, Any]:
         ids, _ = prompts()
         cut.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
         decode = [time for time in cut.stage_times() if time.phase == Phase.DECODE and time.layer == 1]
-        found[name] = ([time.stage for time in decode], len(cut.module.weights.stages(2)))
+        found[name] = ([time.stage for time in decode], len(cut.module.runner.staged.held.stages))
     return found
 
 

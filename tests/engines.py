@@ -11,6 +11,9 @@ from transformers import PreTrainedModel
 
 import labkit
 from labkit.engine import InferenceEngine
+from labkit.engine.hf.causal_lm import FusedCausalLM
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.runners.step import StepInput
 from labkit.models.policies import policy_for
 from labkit.stages import parse
 
@@ -53,6 +56,13 @@ def prompt(batch: int, tokens: int, seed: int = 0) -> Tensor:
 def greedy(model: PreTrainedModel | InferenceEngine, ids: Tensor, new: int, **options: object) -> Any:
     """Greedy search for `new` tokens; what `generate` returns."""
     return model.generate(ids, do_sample=False, max_new_tokens=new, pad_token_id=0, **options)
+
+
+def result(model: FusedCausalLM, tokens: Tensor, cache: KVCache, **wanted: Any) -> Tensor:
+    """What one step gives: logits, or with `greedy` tokens."""
+    found = model.step(StepInput(tokens, cache, **wanted)).result
+    assert found is not None
+    return found
 
 
 def profiled(run: Callable[[], object]) -> list[str]:

@@ -1,6 +1,7 @@
-// A whole model step in one call and one parallel region: embedding, all layers, LM head. The same pieces as the single
-// ops; one new token per sequence (decode) or many (prompt, several tokens on a cache). Thread 0 stamps the clock
-// behind every stage. An encoder's step is that of its layers alone: embedded rows in, rows out.
+// A step of a range of layers in one call and one parallel region: embedding, layers, LM head. The same pieces as the
+// single ops; one new token per sequence (decode) or many (prompt, several tokens on a cache). Thread 0 stamps the
+// clock behind every stage. A range without an embedding begins with rows that the caller gives, one without a head
+// ends with rows that the caller gets: an encoder, or some of the layers of a model.
 //
 // This file is what gets compiled, once per weight type (LABKIT_WEIGHT); it includes the ops and the bandwidth probe.
 #include "../all_reduce/cpp_impl.cpp"
@@ -23,14 +24,22 @@ struct StepArgs {
   float* logits;          // [batch * keep][vocab] or null
   int64_t* argmax;        // [batch * keep] or null; -1 where no logit is a number
   float* hidden;          // [batch * keep][hidden] after the final norm, or null
-  const float* inputs;    // [rows][hidden], an encoder's embedded tokens in place of `tokens`; or null
-  float* outputs;         // [rows][hidden] after the final norm, in place of logits; or null
+  const float* inputs;    // [rows][hidden] in place of `tokens`; or null
+  float* outputs;         // [rows][hidden] after the final norm, if there is one, in place of logits; or null
   int64_t* stamps;        // one for each stage of Clock, in the order that they end, or null
   void* workspace;
   int32_t threads;
   Exchange* exchange;  // null: this process has the whole model
   int32_t own_logits;  // each rank's columns of the logits are enough for it
 };
+
+// The widest row between two stages.
+inline int64_t widest(const Model& model) {
+  int64_t wide = model.hidden;
+  if (model.embedding.size > wide) wide = model.embedding.size;
+  if (model.head.matrix.weight && model.head.matrix.inputs > wide) wide = model.head.matrix.inputs;
+  return wide;
+}
 
 // Shared buffers of a step, cut from one piece of memory.
 struct Workspace {
@@ -47,8 +56,7 @@ struct Workspace {
       return p;
     };
     const Heads& heads = model.heads;
-    const int64_t wide = model.embedding_size > model.hidden ? model.embedding_size : model.hidden;
-    const int64_t stride = row_stride(wide);
+    const int64_t stride = row_stride(widest(model));
     h = reinterpret_cast<float*>(cut(rows * stride, 4));
     residual = reinterpret_cast<float*>(cut(rows * stride, 4));
     attn_out = reinterpret_cast<float*>(cut(rows * stride, 4));
@@ -87,44 +95,46 @@ class Clock {
 };
 
 // A token's row of the embedding table, which is the LM head where they are tied; zeros where another rank has it.
-inline void look_up(const Model& model, int64_t token, float* row) {
-  const int64_t width = model.embedding_size, n = token - model.vocab_begin;
-  if (n < 0 || n >= model.head.outputs)
+inline void look_up(const Embedding& embedding, int64_t token, float* row) {
+  const int64_t width = embedding.size, n = token - embedding.begin;
+  if (n < 0 || n >= embedding.rows)
     std::memset(row, 0, size_t(width) * sizeof(float));
-  else if (const Stored* table = static_cast<const Stored*>(model.embedding))
+  else if (const Stored* table = static_cast<const Stored*>(embedding.table))
     for (int64_t k = 0; k < width; ++k) row[k] = to_float(table[n * width + k]);
   else
-    for (int64_t k = 0; k < width; ++k) row[k] = weight_of<Weight>(model.head, n, k);
+    for (int64_t k = 0; k < width; ++k) row[k] = weight_of<Weight>(embedding.packed, n, k);
 }
 
 // h = token embedding (normed, projected) + learned position.
 inline void embed(Team& team, int thread, Ranks& ranks, const Model& model, const StepArgs& args, Workspace& work,
                   int64_t stride, ThreadScratch& scratch) {
-  const int64_t rows = int64_t(args.rows.batch) * args.rows.tokens, width = model.embedding_size;
-  const bool project = model.project_in.weight;
+  const Embedding& embedding = model.embedding;
+  const int64_t rows = int64_t(args.rows.batch) * args.rows.tokens, width = embedding.size;
+  const bool project = embedding.project_in.weight;
   float* target = project ? work.residual : work.h;
   const Range mine = team.share(rows, thread);
   if (!ranks.alone()) {
-    for (int64_t m = mine.begin; m < mine.end; ++m) look_up(model, args.tokens[m], ranks.own<float>() + m * stride);
+    for (int64_t m = mine.begin; m < mine.end; ++m) look_up(embedding, args.tokens[m], ranks.own<float>() + m * stride);
     ranks.meet(team, thread, rows * stride * int64_t(sizeof(float)));
   }
   for (int64_t m = mine.begin; m < mine.end; ++m) {
     float* row = target + m * stride;
     if (ranks.alone())
-      look_up(model, args.tokens[m], row);
+      look_up(embedding, args.tokens[m], row);
     else
       add_parts(Parts(ranks, stride), m, 0, width, [=](int64_t i, float sum) { row[i] = sum; });
-    if (model.embedding_norm.kind != kNoNorm) normalise(model.embedding_norm, row, width, row);
+    if (embedding.norm.kind != kNoNorm) normalise(embedding.norm, row, width, row);
     if (project) to_activation(row, width, padded_depth<Weight>(width), work.x + m * stride);
   }
   if (project) {
     team.barrier();
-    gemm_into<Weight>(team, thread, model.project_in, work.x, stride, rows, work.h, stride, scratch);
+    gemm_into<Weight>(team, thread, embedding.project_in, work.x, stride, rows, work.h, stride, scratch);
     team.barrier();
   }
-  if (model.positions)
+  if (embedding.positions)
     for (int64_t m = mine.begin; m < mine.end; ++m) {
-      const float* position = model.positions + int64_t(args.rows.positions[m] + model.position_offset) * model.hidden;
+      const int64_t at = args.rows.positions[m] + embedding.position_offset;
+      const float* position = embedding.positions + at * model.hidden;
       float* row = work.h + m * stride;
       for (int64_t i = 0; i < model.hidden; ++i) row[i] += position[i];
     }
@@ -200,24 +210,23 @@ struct alignas(64) Columns {
 
 // Every rank gets the columns of the others, a few rows at a time. logits: [rows][vocab], this rank's filled in.
 inline void gather_logits(Team& team, int thread, Ranks& ranks, const Model& model, int64_t rows, float* logits) {
-  const int64_t widest = model.vocab / ranks.count() + 64;
-  const int64_t at_once = (ranks.room() - int64_t(sizeof(Columns))) / (widest * int64_t(sizeof(float)));
+  const int64_t vocab = model.head.vocab, most = vocab / ranks.count() + 64;
+  const int64_t at_once = (ranks.room() - int64_t(sizeof(Columns))) / (most * int64_t(sizeof(float)));
   for (int64_t first = 0; first < rows; first += at_once) {
     const int64_t count = rows - first < at_once ? rows - first : at_once;
     const Range mine = team.share(count, thread);
-    const Columns own{model.vocab_begin, model.head.outputs};
+    const Columns own{model.head.begin, model.head.matrix.outputs};
     if (thread == 0) *ranks.own<Columns>() = own;
     float* part = reinterpret_cast<float*>(ranks.own<Columns>() + 1);
     for (int64_t m = mine.begin; m < mine.end; ++m)
-      std::memcpy(part + m * own.count, logits + (first + m) * model.vocab + own.begin, size_t(own.count) * 4);
-    ranks.meet(team, thread, int64_t(sizeof(Columns)) + count * widest * int64_t(sizeof(float)));
+      std::memcpy(part + m * own.count, logits + (first + m) * vocab + own.begin, size_t(own.count) * 4);
+    ranks.meet(team, thread, int64_t(sizeof(Columns)) + count * most * int64_t(sizeof(float)));
     for (int r = 0; r < ranks.count(); ++r) {
       const Columns columns = *ranks.of<Columns>(r);
       if (columns.begin == own.begin) continue;
       const float* from = reinterpret_cast<const float*>(ranks.of<Columns>(r) + 1);
       for (int64_t m = mine.begin; m < mine.end; ++m)
-        std::memcpy(logits + (first + m) * model.vocab + columns.begin, from + m * columns.count,
-                    size_t(columns.count) * 4);
+        std::memcpy(logits + (first + m) * vocab + columns.begin, from + m * columns.count, size_t(columns.count) * 4);
     }
   }
 }
@@ -241,10 +250,11 @@ inline void head_step(Team& team, int thread, Ranks& ranks, const Model& model, 
   if (args.hidden && thread == 0)
     for (int64_t m = 0; m < kept; ++m)
       std::memcpy(args.hidden + m * model.hidden, input.residual + m * input.residual_stride, size_t(model.hidden) * 4);
-  if (model.project_out.weight) {
-    gemm_into<Weight>(team, thread, model.project_out, input.x, input.stride, kept, work.normed, stride, scratch);
+  const Head& head = model.head;
+  if (head.project_out.weight) {
+    gemm_into<Weight>(team, thread, head.project_out, input.x, input.stride, kept, work.normed, stride, scratch);
     team.barrier();
-    const int64_t width = model.project_out.outputs;
+    const int64_t width = head.project_out.outputs;
     const Range mine = team.share(kept, thread);
     for (int64_t m = mine.begin; m < mine.end; ++m)
       to_activation(work.normed + m * stride, width, padded_depth<Weight>(width), work.x + m * stride);
@@ -253,13 +263,13 @@ inline void head_step(Team& team, int thread, Ranks& ranks, const Model& model, 
     input.stride = stride;
   }
   if (args.logits) {
-    gemm_into<Weight>(team, thread, model.head, input.x, input.stride, kept, args.logits + model.vocab_begin,
-                      model.vocab, scratch);
+    gemm_into<Weight>(team, thread, head.matrix, input.x, input.stride, kept, args.logits + head.begin, head.vocab,
+                      scratch);
     team.barrier();
     if (!ranks.alone() && !args.own_logits) gather_logits(team, thread, ranks, model, kept, args.logits);
     return;
   }
-  gemm_argmax<Weight>(team, thread, model.head, input.x, input.stride, kept, work.best + thread * kept, scratch);
+  gemm_argmax<Weight>(team, thread, head.matrix, input.x, input.stride, kept, work.best + thread * kept, scratch);
   team.barrier();
   Best* best = ranks.alone() ? work.best : ranks.own<Best>();
   if (thread == 0)
@@ -267,7 +277,7 @@ inline void head_step(Team& team, int thread, Ranks& ranks, const Model& model, 
       Best most = work.best[m];
       for (int t = 1; t < team.size(); ++t)
         if (const Best& other = work.best[t * kept + m]; most.loses_to(other.value, other.index)) most = other;
-      if (most.index >= 0) most.index += model.vocab_begin;
+      if (most.index >= 0) most.index += head.begin;
       best[m] = most;
     }
   if (!ranks.alone()) ranks.meet(team, thread, kept * int64_t(sizeof(Best)));
@@ -280,7 +290,7 @@ inline void head_step(Team& team, int thread, Ranks& ranks, const Model& model, 
   }
 }
 
-// h = the rows that the caller has embedded.
+// h = the rows that the caller gives.
 inline void take_inputs(Team& team, int thread, const Model& model, const StepArgs& args, Workspace& work,
                         int64_t stride) {
   const Range mine = team.share(int64_t(args.rows.batch) * args.rows.tokens, thread);
@@ -289,7 +299,7 @@ inline void take_inputs(Team& team, int thread, const Model& model, const StepAr
   team.barrier();
 }
 
-// Every row after the final norm, in an encoder the last layer's own: the time of that layer's last stage.
+// Every row, after the final norm if there is one (in an encoder the last layer's own): its time is the last stage's.
 inline void give_outputs(Team& team, int thread, const Model& model, const StepArgs& args, const Workspace& work,
                          int64_t stride, Clock& clock) {
   const Range mine = team.share(int64_t(args.rows.batch) * args.rows.tokens, thread);
@@ -313,7 +323,7 @@ void labkit_step(const Model* model, const StepArgs* args) {
   Team team(args->threads);
   const int64_t rows = int64_t(args->rows.batch) * args->rows.tokens;
   Workspace work(*model, rows, args->threads, static_cast<char*>(args->workspace));
-  const int64_t stride = row_stride(model->embedding_size > model->hidden ? model->embedding_size : model->hidden);
+  const int64_t stride = row_stride(widest(*model));
 #pragma omp parallel num_threads(args->threads)
   {
     team.join();

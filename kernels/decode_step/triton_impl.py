@@ -22,7 +22,7 @@ from ..qkv_gemm.triton_impl import qkv_arguments, qkv_gemm, qkv_tile, qkv_tiles
 from ..tiles import product, quarter_of, wait_for_previous
 from ..tuned import Tile
 from ..types import LayerCache, Linear, Norm, Rotary, Rows, check_heads
-from . import LayerWeights, ModelWeights
+from .weights import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 PLAIN = Norm()
 ONE_PROGRAM = Tile(rows=1, depth=1024, warps=8)
@@ -159,20 +159,21 @@ class Buffers:
 
     def __init__(self, model: ModelWeights, batch: int, device: torch.device) -> None:
         stored = model.cache_dtype
-        width, head = model.heads.query * model.heads.dim, model.head
+        embedding, head = whole(model)
+        width, vocabulary = model.heads.query * model.heads.dim, head.matrix.outputs
 
         def rows(columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(batch, columns, dtype=dtype, device=device)
 
-        self.embedded = rows(model.embedding_size)
+        self.embedded = rows(embedding.size)
         self.hidden = (rows(model.hidden), rows(model.hidden))
         self.residual = rows(model.hidden)
         self.queries, self.context = rows(width, stored), rows(width, stored)
         self.act = rows(model.intermediate, stored)
-        self.projected = rows(model.embedding_size)
-        self.logits = rows(head.outputs)
+        self.projected = rows(embedding.size)
+        self.logits = rows(vocabulary)
         self.partials = Partials.of(batch, model.heads, device)
-        most_programs = triton.cdiv(head.outputs, LEAST_ROWS)
+        most_programs = triton.cdiv(vocabulary, LEAST_ROWS)
         self.best = torch.empty(most_programs * FEW_ROWS, device=device)
         self.where = torch.empty(most_programs * FEW_ROWS, dtype=torch.int32, device=device)
 
@@ -188,6 +189,7 @@ class TritonStep:
     def __init__(self, model: ModelWeights, launch: Launcher) -> None:
         check_heads(model.heads, "triton")
         self.model, self.launch = model, launch
+        self.embedding, self.head = whole(model)
 
     def __call__(
         self,
@@ -212,13 +214,13 @@ class TritonStep:
             hidden = run(layer, index, hidden, buffers, rows, rotary, cache, around)
         with around("lm_head", None):
             norm = w.final_norm
-            if w.project_out is not None:
-                hidden, norm = gemm(hidden, w.project_out, buffers.projected, self.launch, norm=norm), PLAIN
+            if self.head.project_out is not None:
+                hidden, norm = gemm(hidden, self.head.project_out, buffers.projected, self.launch, norm=norm), PLAIN
             chooses = greedy and len(hidden) <= FEW_ROWS
             if chooses:
                 programs, padded = self._head_argmax(hidden, norm, buffers)
             else:
-                gemm(hidden, w.head, buffers.logits, self.launch, norm=norm)
+                gemm(hidden, self.head.matrix, buffers.logits, self.launch, norm=norm)
                 if greedy:
                     state.tokens.copy_(argmax_or_minus_one(buffers.logits))
                 programs, padded = 0, 1
@@ -242,11 +244,12 @@ class TritonStep:
         return state.tokens if greedy else buffers.logits
 
     def _embed(self, state: StepState, buffers: Buffers) -> Tensor:
-        w, (hidden, spare) = self.model, buffers.hidden
-        table = w.head if w.embedding is None else _rows_of(w.embedding)
+        w, (hidden, spare) = self.embedding, buffers.hidden
+        table = w.packed if w.table is None else _rows_of(w.table)
+        assert table is not None
         if w.project_in is None:
-            return self._gather(hidden, table, w.embedding_norm, state, w.positions)
-        embedded = self._gather(buffers.embedded, table, w.embedding_norm, state, None)
+            return self._gather(hidden, table, w.norm, state, w.positions)
+        embedded = self._gather(buffers.embedded, table, w.norm, state, None)
         places = None
         if w.positions is not None:
             at = StepState(state.positions, state.positions, state.past)
@@ -267,7 +270,7 @@ class TritonStep:
             begin=begin,
             position_table_ptr=optional(positions, out),
             positions_ptr=state.positions,
-            offset=self.model.position_offset,
+            offset=self.embedding.position_offset,
             eps=norm.eps,
             gain_ptr=optional(norm.weight, out),
             shift_ptr=optional(norm.bias, out),
@@ -381,7 +384,7 @@ class TritonStep:
         )
 
     def _head_argmax(self, hidden: Tensor, norm: Norm, buffers: Buffers) -> tuple[int, int]:
-        head = self.model.head
+        head = self.head.matrix
         tile = self.launch.tile("head_argmax", head.weight_type, len(hidden), head.outputs, head.inputs)
         programs, padded = triton.cdiv(head.outputs, tile.rows), padded_rows(len(hidden))
         assert programs * padded <= len(buffers.best), f"tiles of {tile.rows} rows are too small for this kernel"
@@ -411,6 +414,13 @@ class TritonStep:
             DOT=dot_type(head.weight.dtype),
         )
         return programs, padded
+
+
+def whole(model: ModelWeights) -> tuple[EmbeddingWeights, HeadWeights]:
+    """Embedding and head of a model that has both: a graph plays whole steps, from token to token."""
+    assert model.embedding is not None
+    assert model.head is not None
+    return model.embedding, model.head
 
 
 def _rows_of(table: Tensor) -> Linear:

@@ -165,6 +165,9 @@ def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str,
     try:
         return Options(**merged)
     except ValidationError as error:
+        for problem in error.errors():
+            if isinstance(problem.get("ctx", {}).get("error"), UnsupportedError):
+                raise problem["ctx"]["error"] from None
         raise UserError(f"init_inference options: {all_problems(error)}") from None
 
 

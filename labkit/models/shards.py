@@ -55,6 +55,7 @@ def cut_of(name: str, tensor: Tensor, cut: Cut | None) -> Tensor:
 class Shard:
     """The part of a model that rank `rank` of `size` holds.
 
+    `layers`: which of the model's; `embedding`, `head`: whether what is before the first, behind the last is here.
     `query`: its query heads; `kv`: the KV head of each KV head that it has, the same one more than once where that
     keeps its query heads in groups of equal size; `inner`: its rows of the MLP; `vocab`: its rows of embedding and LM
     head. `sums_whole`: the matrices in SUMMED are not cut yet, because int8 takes its scales from whole rows.
@@ -67,13 +68,22 @@ class Shard:
     kv: tuple[int, ...]
     inner: range
     vocab: range
+    layers: range
+    embedding: bool = True
+    head: bool = True
     sums_whole: bool = False
 
     @cached_property
     def local(self) -> ModelConfig:
-        """The layers of this rank, as of a model with fewer heads and a narrower MLP; the vocabulary stays whole."""
+        """What this rank computes, as of a model with fewer layers and heads and a narrower MLP; the vocabulary stays
+        whole.
+        """
+        own = slice(self.layers.start, self.layers.stop)
         return replace(
             self.config,
+            num_layers=len(self.layers),
+            attention_scales=self.config.attention_scales[own],
+            windows=self.config.windows[own],
             num_heads=len(self.query),
             num_kv_heads=len(self.kv),
             intermediate_size=len(self.inner),
@@ -88,7 +98,18 @@ class Shard:
     @cached_property
     def top_shapes(self) -> Shapes:
         """As `ModelConfig.top_shapes`, of what this rank reads."""
-        return replace(self.local, vocab_size=len(self.vocab)).top_shapes()
+        shapes = replace(self.local, vocab_size=len(self.vocab)).top_shapes()
+        return {name: shape for name, shape in shapes.items() if self._needs(name.split(".")[0])}
+
+    def _needs(self, role: str) -> bool:
+        """Whether a weight outside the layers is here. Embedding and head of a tied model are one matrix, which whoever
+        has one of them needs whole.
+        """
+        if role == "final_norm":
+            return self.layers.stop == self.config.num_layers
+        if role in ("head", "project_out"):
+            return self.head
+        return self.embedding or (role == "embed" and self.head and self.config.tied_head)
 
     def vocab_of(self, rank: int) -> range:
         """The rows of embedding and LM head that another rank holds."""
@@ -132,11 +153,27 @@ class Shard:
         return Cut(0, ((self.inner.start, self.inner.stop),), self.config.intermediate_size)
 
 
-def shard(config: ModelConfig, size: int = 1, rank: int = 0) -> Shard:
+def shard(
+    config: ModelConfig,
+    size: int = 1,
+    rank: int = 0,
+    *,
+    layers: range | None = None,
+    embedding: bool | None = None,
+    head: bool | None = None,
+) -> Shard:
     """The part of rank `rank` of `size`. Heads that do not divide evenly: the first ranks take one more.
 
-    Raises ValueError for more ranks than the model has query heads.
+    layers: consecutive ones; None: all. embedding, head: whether they are here; None: where the layers are the first,
+    the last. An encoder has neither.
+
+    Raises ValueError for more ranks than the model has query heads, and for layers that it does not have.
     """
+    layers = range(config.num_layers) if layers is None else layers
+    if layers.step != 1 or not 0 <= layers.start < layers.stop <= config.num_layers:
+        raise UserError(f"got layers {layers} of {config.num_layers}; expected some that follow each other")
+    embedding = layers.start == 0 if embedding is None else embedding
+    head = layers.stop == config.num_layers if head is None else head
     if not 0 <= rank < size:
         raise UserError(f"rank {rank} of {size}: expected 0 to {size - 1}")
     if size > config.num_heads:
@@ -146,7 +183,8 @@ def shard(config: ModelConfig, size: int = 1, rank: int = 0) -> Shard:
     heads = head_shares(config.num_heads, config.num_kv_heads, size)[rank]
     inner = share(config.intermediate_size, size, rank, BLOCK)
     vocab = share(config.vocab_size, size, rank, BLOCK)
-    return Shard(config, rank, size, heads.query, heads.kv, inner, vocab)
+    ends = {"embedding": embedding and config.causal, "head": head and config.causal}
+    return Shard(config, rank, size, heads.query, heads.kv, inner, vocab, layers, **ends)
 
 
 def share(count: int, size: int, rank: int, block: int = 1) -> range:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import FEW, error, greedy, prompt, vanilla
+from engines import FEW, error, greedy, prompt, result, vanilla
 from gpus import ON_GPU
 from torch import Tensor
 from torch.autograd import DeviceType
@@ -36,8 +36,9 @@ def steps(engine: InferenceEngine, text: Tensor, count: int = 4) -> Tensor:
     """Logits [B, count, V] of the last tokens, each by a step of its own."""
     model, start = engine.module, text.shape[1] - count
     cache = model.new_cache()
-    model.run(text[:, :start], cache, keep=1)
-    found = [model.advance(text[:, at, None], cache, greedy=False) for at in range(start, text.shape[1])]
+    result(model, text[:, :start], cache)
+    rest = range(start, text.shape[1])
+    found = [result(model, text[:, at, None], cache, follows=True) for at in rest]
     return torch.cat(found, dim=1).cpu()
 
 
@@ -115,8 +116,7 @@ def kernels_of(run: Callable[[], object]) -> list[str]:
 def test_the_nodes_of_a_graph_are_its_kernels(name: str) -> None:
     engine = on_gpu(name)
     greedy(engine, prompt(3, 5), 4)
-    assert engine.module.gpu is not None
-    recording = engine.module.gpu.last
+    recording = engine.module.runner.decoder.last
     assert recording is not None
     assert recording.graph is not None
     assert kernels_of(recording.graph.replay) == [node.kernel for node in engine.graph_nodes]
@@ -152,8 +152,7 @@ def test_caches_in_turn_play_the_same_graph() -> None:
     engine = labkit.init_inference(vanilla("gpt2"), impl="triton")
     for seed in range(3):
         assert torch.equal(greedy(engine, prompt(1, 6, seed), 9), greedy(vanilla("gpt2"), prompt(1, 6, seed), 9))
-    assert engine.module._pool is not None
-    (slots,) = engine.module._pool.free
+    (slots,) = engine.module.runner.staged.held.pool.free
     assert len(slots.recordings) == 1
 
 

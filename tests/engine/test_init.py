@@ -1,6 +1,7 @@
 """What `init_inference` does to the model that it is given, and which models it refuses."""
 
 import copy
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -193,7 +194,10 @@ def test_a_destroyed_engine_says_so(use: Callable[[labkit.InferenceEngine], obje
 
 @pytest.mark.parametrize("obstacle", ["no compiler", "compiler fails"])
 def test_without_kernels_the_reference_runs_and_says_so(
-    obstacle: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    obstacle: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = tmp_path_factory.mktemp("nothing")
     monkeypatch.setenv("LABKIT_CACHE", str(folder))
@@ -205,7 +209,9 @@ def test_without_kernels_the_reference_runs_and_says_so(
         monkeypatch.setenv("CXX", "/bin/false")
         says = "false could not compile the kernels"
     engine = labkit.init_inference(vanilla("llama"), impl="auto")
-    assert engine.impl == engine.module.impl == "reference"
+    assert engine.impl == "reference"
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "labkit"]
+    assert re.search(f"the reference kernels run, which are slow: .*{says}", line)
     ids = prompt(2, 7)
     assert torch.equal(greedy(engine, ids, 8), greedy(vanilla("llama"), ids, 8))
     with pytest.raises(build.BuildError, match=says):

@@ -29,8 +29,7 @@ def test_sixteen_bit_logits_are_near_vanilla(name: str, dtype: torch.dtype) -> N
 @pytest.mark.usefixtures("isa")
 def test_one_call_and_single_ops_use_the_same_kernels(isa: str) -> None:
     engine, ids = labkit.init_inference(vanilla("llama"), impl="cpp"), prompt(2, 9)
-    assert engine.module._step is not None
-    assert isa in engine.module._step.library._name
-    with engine.module.stage_by_stage():
+    assert isa in engine.module.runner.fast.step.library._name
+    with engine.module.runner.stage_by_stage():
         staged = engine(ids).logits
     assert error(staged, engine(ids).logits) <= 1e-5

@@ -64,7 +64,7 @@ def test_repeated_runs_are_bitwise_the_same(name: str) -> None:
 
 def test_stage_by_stage_equals_one_call() -> None:
     engine, ids = int8("llama"), prompt(2, 9)
-    with engine.module.stage_by_stage():
+    with engine.module.runner.stage_by_stage():
         staged = engine(ids).logits
     assert distance(staged, engine(ids).logits) < 1e-5
 

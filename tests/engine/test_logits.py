@@ -6,7 +6,7 @@ from engines import IMPLS, error, fused, greedy, prompt, vanilla
 from small_models import SMALL_CONFIGS
 
 import labkit
-from labkit.engine.hf import causal_lm as engine_model
+from labkit.engine.runners import step as step_module
 
 TOLERANCE = 1e-4  # of the range of the logits, against transformers in float32
 SAME = 1e-5  # of that range, between two ways through the engine that sum in another order
@@ -58,7 +58,7 @@ def test_a_prompt_in_chunks_equals_the_whole_prompt(name: str, rows: int, monkey
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
     want = engine(ids, attention_mask=mask)
-    monkeypatch.setattr(engine_model, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(step_module, "CHUNK_ROWS", rows)
     got = engine(ids, attention_mask=mask)
     seen = mask.bool()
     assert error(got.logits[seen], want.logits[seen]) <= SAME
@@ -70,7 +70,7 @@ def test_a_prompt_in_chunks_equals_the_whole_prompt(name: str, rows: int, monkey
 @each_impl
 def test_only_the_last_logits_on_request(impl: str, keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, ids = fused("gpt-neox-parallel", impl), prompt(2, 19)
-    monkeypatch.setattr(engine_model, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(step_module, "CHUNK_ROWS", 10)
     got = engine(ids, logits_to_keep=keep).logits
     assert got.shape == (2, keep, 131)
     assert error(got, engine(ids).logits[:, -keep:]) <= SAME
@@ -81,7 +81,7 @@ def test_only_the_last_logits_on_request(impl: str, keep: int, monkeypatch: pyte
 def test_stage_by_stage_equals_one_call(name: str) -> None:
     engine, ids = fused(name), prompt(3, 17)
     one_call = engine(ids).logits, greedy(engine, ids, 12)
-    with engine.module.stage_by_stage():
+    with engine.module.runner.stage_by_stage():
         staged = engine(ids).logits, greedy(engine, ids, 12)
     assert error(staged[0], one_call[0]) <= SAME
     assert torch.equal(staged[1], one_call[1])

@@ -50,7 +50,7 @@ def test_one_logit_that_is_no_number_is_never_taken(impl: str) -> None:
     engine = labkit.init_inference(model, impl=impl)
     want = greedy(engine, prompt(2, 5), 6)
     best = int(want[0, 5])
-    bias = engine.module.weights.head.bias
+    bias = engine.module.runner.fast.held.weights.head.matrix.bias
     assert bias is not None
     with torch.inference_mode():
         bias[best] = float("nan")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import error, greedy, prompt, shallow, vanilla
+from engines import error, greedy, prompt, result, shallow, vanilla
 from gpus import INTERPRETED
 from small_models import small_model
 from transformers import set_seed
@@ -73,8 +73,8 @@ def test_greedy_tokens_of_a_padded_batch_equal_vanilla(name: str) -> None:
 def test_logits_of_prompt_and_steps_equal_the_full_forward(name: str) -> None:
     model, text = engine_of(name).module, prompt(2, 7)
     cache = model.new_cache()
-    found = [model.run(text[:, :5], cache, keep=5)]
-    found += [model.advance(text[:, at, None], cache, greedy=False) for at in (5, 6)]
+    found = [result(model, text[:, :5], cache, keep=5)]
+    found += [result(model, text[:, at, None], cache, follows=True) for at in (5, 6)]
     with torch.no_grad():
         want = shallow(name, 2)(text).logits
     assert error(torch.cat(found, dim=1), want) <= TOLERANCE
@@ -89,8 +89,8 @@ def test_int8_equals_the_reference_on_the_same_weights(name: str, quant: dict[st
     for impl in ("reference", "triton"):
         model = labkit.init_inference(shallow(name, 2), dtype=torch.int8, quant=quant, impl=impl).module
         cache, text = model.new_cache(), prompt(2, 5)
-        prefill = model.run(text[:, :4], cache, keep=4)
-        logits.append(torch.cat((prefill, model.advance(text[:, 4:], cache, greedy=False)), dim=1))
+        prefill = result(model, text[:, :4], cache, keep=4)
+        logits.append(torch.cat((prefill, result(model, text[:, 4:], cache, follows=True)), dim=1))
     want, got = logits
     assert 0 < (got - want).square().mean().sqrt() / want.std() < 5e-2
 
@@ -129,13 +129,13 @@ def test_logits_that_are_no_numbers_are_never_taken() -> None:
     model, bias = engine.module, engine.module.weights.head.bias
     assert bias is not None
     cache = model.new_cache()
-    model.run(prompt(1, 3), cache, keep=1)
-    best = int(model.advance(step, cache, greedy=True))
+    result(model, prompt(1, 3), cache)
+    best = int(result(model, step, cache, greedy=True, follows=True))
     for numbers in (slice(best, best + 1), slice(None)):
         with torch.inference_mode():
             bias[numbers] = float("nan")
         cache.crop(-1)
-        token = int(model.advance(step, cache, greedy=True))
+        token = int(result(model, step, cache, greedy=True, follows=True))
         assert token != best
     assert token == -1
     with pytest.raises(FloatingPointError, match="no logit is a number"):

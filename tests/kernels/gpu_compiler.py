@@ -24,7 +24,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from labkit.kernels import LayerWeights, ModelWeights, gpu
+from labkit.kernels import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights, gpu
 from labkit.kernels.attention import triton_impl as attention_impl
 from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
 from labkit.kernels.gemm.triton_impl import gemm
@@ -178,17 +178,11 @@ class Model:
             heads=shape.heads,
             hidden=shape.hidden,
             intermediate=shape.intermediate,
-            embedding=meta(shape.vocabulary, shape.hidden, dtype=stored),
-            embedding_size=shape.hidden,
-            embedding_norm=Norm(),
-            project_in=None,
-            positions=None,
-            position_offset=0,
+            embedding=EmbeddingWeights(
+                meta(shape.vocabulary, shape.hidden, dtype=stored), None, shape.hidden, range(shape.vocabulary), Norm()
+            ),
             final_norm=self.norm(),
-            project_out=None,
-            head=head,
-            vocab=range(shape.vocabulary),
-            vocab_size=shape.vocabulary,
+            head=HeadWeights(head, range(shape.vocabulary), shape.vocabulary),
             parallel_residual=shape.parallel,
             residual_from_norm=False,
         )

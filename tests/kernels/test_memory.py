@@ -12,7 +12,7 @@ from labkit.kernels.probe import read_bandwidth_gb_s
 
 
 def test_tensors_are_aligned_and_do_not_overlap() -> None:
-    arena = Arena(4096)
+    arena = Arena.reserved(4096)
     shapes = [((3, 5), torch.float32), ((7,), torch.bfloat16), ((2, 2, 2), torch.float16), ((1,), torch.uint8)]
     tensors = [arena.empty(shape, dtype) for shape, dtype in shapes]
     for number, tensor in enumerate(tensors):
@@ -23,7 +23,7 @@ def test_tensors_are_aligned_and_do_not_overlap() -> None:
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no huge pages")
 def test_the_system_is_asked_for_huge_pages_in_memory_that_may_have_them() -> None:
-    tensor = Arena(4 * HUGE_PAGE).empty((2 * HUGE_PAGE,), torch.uint8)
+    tensor = Arena.reserved(4 * HUGE_PAGE).empty((2 * HUGE_PAGE,), torch.uint8)
     address = tensor.data_ptr()
     for mapping in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
         low, high = (int(end, 16) for end in mapping.split(" ", 1)[0].split("-"))
@@ -36,14 +36,14 @@ def test_the_system_is_asked_for_huge_pages_in_memory_that_may_have_them() -> No
 
 
 def test_a_full_arena_says_so() -> None:
-    arena = Arena(256)
+    arena = Arena.reserved(256)
     arena.empty((64,), torch.float32)
     with pytest.raises(MemoryError, match="an arena of 256 bytes is full"):
         arena.empty((HUGE_PAGE,), torch.float32)
 
 
 def test_tensors_outlive_their_arena() -> None:
-    arena = Arena(1 << 20)
+    arena = Arena.reserved(1 << 20)
     tensor = arena.empty((1 << 18,), torch.float32).fill_(3.0)
     del arena
     gc.collect()

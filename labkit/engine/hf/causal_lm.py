@@ -1,11 +1,9 @@
-"""The fused model: Hugging Face's interface outside, labkit's kernels inside."""
+"""The fused model as transformers knows models: it checks what it is given and hands steps to a runner."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Lock
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -22,27 +20,19 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from labkit.engine.hf.decode_loop import decode_loop, runs_in_decode_loop
+from labkit.engine.hf.decode_loop import decode_loop, drive, runs_in_decode_loop
+from labkit.engine.hf.packed import PackedModule
+from labkit.engine.hf.validation import check_input_ids, check_prompt, check_reach, check_step
+from labkit.engine.memory.adoption import adopt, hand_back
 from labkit.engine.memory.kv_cache import KVCache
-from labkit.engine.memory.slots import SlotPool
-from labkit.engine.parallel.ranks import CHUNK_ROWS, Ranks
-from labkit.engine.runners.layer import FusedLayer, Wiring
-from labkit.engine.runners.stage_clock import StageClock
-from labkit.kernels import DecodeStep, ModelWeights, gemm
-from labkit.kernels.gemm import unpack_rows
-from labkit.kernels.plain import argmax_or_minus_one, normalise
-from labkit.kernels.types import Rotary, Rows
+from labkit.engine.runners.layer import FusedLayer
+from labkit.engine.runners.step import Pending, Runner, StepInput, StepOutput
 from labkit.models.config import ModelConfig
-from labkit.models.config import Rotary as RotarySpec
 from labkit.models.policies import Policy
-from labkit.stages import Phase, Stage, listening, phase_of, stage
-from labkit.system.errors import UserError, UserTypeError
-
-if TYPE_CHECKING:
-    from labkit.engine.runners.cuda_graph import GpuDecoder
+from labkit.system.errors import UnsupportedError, UserError
 
 
-class FusedCausalLM(PreTrainedModel, GenerationMixin):
+class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
     """A decoder-only language model on fused kernels, with the attributes that `generate` and pipelines look for.
 
     `forward` computes in float32 sums and gives float32 logits whatever the weights are. Not for training.
@@ -56,34 +46,20 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         hf_config: PretrainedConfig,
         config: ModelConfig,
         policy: Policy,
-        weights: ModelWeights,
-        impl: str,
+        runner: Runner,
+        layers: Sequence[FusedLayer],
+        dtype: torch.dtype,
         device: torch.device,
-        ranks: Ranks | None = None,
     ) -> None:
+        """dtype, device: of the weights, or what is computed with quantised ones, and of the cache."""
         hf_config = copy.deepcopy(hf_config)
         hf_config._attn_implementation = "eager"  # transformers' choice among its own kernels means nothing here
         super().__init__(hf_config)
-        self.model_config, self.weights, self.impl, self.ranks = config, weights, impl, ranks
-        self.local_config = ranks.shard.local if ranks else config  # of the layers that are here
-        self.cache_dtype = weights.cache_dtype
-        self.clock = StageClock(config.num_layers, weights.stages(ranks.shard.size if ranks else 1))
+        self.model_config, self.runner = config, runner
         self.step_times_ms: list[float] | None = None  # appended to by every step once somebody puts a list here
-        self._device = device
-        self._pool = SlotPool(self.local_config, weights.cache_dtype, device) if impl == "triton" else None
-        self._step = DecodeStep(weights, ranks.exchange if ranks else None) if impl == "cpp" else None
-        self.gpu: GpuDecoder | None = None
-        self._rotary: Rotary | None = None
-        self._staged = False  # whether the ranks agreed to go stage by stage
-        self._one_at_a_time = Lock()  # threads may share an engine: a step owns the workspace and the rotary tables
-        _attach(self, policy.layers, nn.ModuleList(self._make_layers()))
+        self._dtype, self._device = dtype, device
+        _attach(self, policy.layers, nn.ModuleList(layers))
         self.eval()
-
-    def _make_layers(self) -> Iterator[FusedLayer]:
-        w = self.weights
-        wiring = Wiring(w.heads, w.parallel_residual, w.residual_from_norm, self.ranks.sum if self.ranks else None)
-        for index, layer in enumerate(w.layers):
-            yield FusedLayer(index, layer, wiring, self.impl)
 
     @property
     def layers(self) -> list[FusedLayer]:
@@ -91,7 +67,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.cache_dtype
+        return self._dtype
 
     @property
     def device(self) -> torch.device:
@@ -102,7 +78,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         """An empty cache that reserves `capacity` slots per sequence when it is first used."""
-        return KVCache(self.local_config, self.cache_dtype, capacity, self._pool)
+        return self.runner.new_cache(capacity)
 
     @torch.no_grad()
     def forward(
@@ -113,7 +89,7 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -121,25 +97,25 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
         """input_ids [B, T] after what `past_key_values` holds -> logits float32 [B, T or logits_to_keep, V].
 
-        attention_mask [B, past + T] hides padding anywhere; positions count visible tokens unless `position_ids` [B, T]
-        say otherwise. The returned cache is a KVCache, which grows in place on the next call. A given cache of
-        transformers is filled too, as vanilla models do, at the price of a copy on every call.
+        attention_mask [B, past + T] hides padding anywhere. Without `position_ids` [B, T] the positions are those that
+        the model's own code in transformers takes: a count of the visible tokens, or of all. logits_to_keep: so many of
+        the last tokens, or the indices of those that are wanted.
+        The returned cache is a KVCache, which grows in place on the next call. A given cache of transformers is filled
+        too, as vanilla models do, at the price of a copy on every call.
         """
         if input_ids is None and unused.get("inputs_embeds") is not None:
             raise UserError("inputs_embeds: the fused model looks tokens up itself; pass input_ids")
-        if input_ids is None or input_ids.dim() != 2 or input_ids.numel() == 0:
-            got = "nothing" if input_ids is None else list(input_ids.shape)
-            raise UserError(
-                f"input_ids: expected token ids of shape [batch, tokens >= 1], got {got}; the prompt is empty"
-            )
+        ids = check_input_ids(input_ids)
         if output_attentions:
             raise UserError("fused attention keeps no attention weights; use the vanilla model for output_attentions")
         cache = self.own_cache(past_key_values, attention_mask)
-        keep = logits_to_keep or input_ids.shape[1]
-        hidden_states: list[Tensor] | None = [] if output_hidden_states else None
-        logits = self.run(input_ids, cache, attention_mask, position_ids, keep=keep, hidden_states=hidden_states)
+        keep, chosen = _kept(logits_to_keep, ids.shape[1])
+        step = StepInput(ids, cache, attention_mask, position_ids, keep=keep, hidden_states=bool(output_hidden_states))
+        found = self.step(step)
+        assert found.result is not None
+        logits = found.result if chosen is None else found.result[:, chosen]
         if past_key_values is not None and past_key_values is not cache:
-            cache.hand_back(past_key_values)
+            hand_back(cache, past_key_values)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.model_config.vocab_size)
@@ -147,254 +123,43 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
             loss=loss,
             logits=logits,
             past_key_values=cache if use_cache is not False else None,
-            hidden_states=None if hidden_states is None else tuple(hidden_states),
+            hidden_states=found.hidden_states if output_hidden_states else None,
         )
         return output if return_dict is not False else output.to_tuple()
 
     def own_cache(self, given: Cache | None, attention_mask: Tensor | None = None) -> KVCache:
-        """`given` itself if it is the engine's own kind, else a new one with what it holds."""
+        """`given` itself if it is the engine's own kind, else a new one with what it holds.
+
+        Raises ValueError for a KVCache that was made for another engine.
+        """
+        own = self.new_cache()
         if isinstance(given, KVCache):
+            given.check_made_like(own)
             return given
-        cache = self.new_cache()
         if given is not None and given.get_seq_length() > 0:
-            cache.adopt(given, attention_mask)
-        return cache
+            adopt(own, given, attention_mask)
+        return own
 
-    def run(
-        self,
-        input_ids: Tensor,
-        cache: KVCache,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        keep: int,
-        greedy: bool = False,
-        top: int | None = None,
-        hidden_states: list[Tensor] | None = None,
-    ) -> Tensor:
-        """Runs `input_ids` [B, T] on top of `cache`: logits [B, keep, V] of the last `keep` tokens, or with `greedy`
-        their argmax int64 [B, keep]. `top`: so many of the largest logits are enough, and the others may be -inf.
-        Long prompts go through in chunks of CHUNK_ROWS rows.
-        """
+    def step(self, step: StepInput) -> StepOutput:
+        """What comes of a step. Raises ValueError for one that the model cannot take."""
+        return self.begin(step).collect()
+
+    def begin(self, step: StepInput) -> Pending:
+        """Begins a step, whose result can be collected later: others may be begun before."""
         start = perf_counter()
-        batch, tokens = input_ids.shape
-        past = cache.length
-        self._check(input_ids, cache, attention_mask, position_ids)
-        phase = phase_of(past, tokens)
-        if self.ranks is not None:
-            same = (input_ids, past, attention_mask, position_ids, keep, greedy, top, hidden_states is not None)
-            self._staged = self.ranks.agree("the tokens", *same, flag=self._by_stages(batch, hidden_states))
-        input_ids = input_ids.to(self._device, torch.int64).contiguous()
-        if attention_mask is not None:
-            attention_mask = attention_mask.to(self._device)
-        cache.reserve(batch, past + tokens)
-        chunk = tokens if hidden_states is not None else max(1, CHUNK_ROWS // batch)
-        results: list[Tensor] = []
-        for begin in range(0, tokens, chunk):
-            end = min(begin + chunk, tokens)
-            mask = None if attention_mask is None else attention_mask[:, : past + end]
-            positions = None if position_ids is None else position_ids[:, begin:end]
-            rows = cache.place(batch, end - begin, mask, positions)
-            kept = max(0, min(end, tokens) - max(begin, tokens - keep))
-            tokens_BT = input_ids[:, begin:end].contiguous()
-            with self._one_at_a_time:
-                result = self._run_rows(tokens_BT, rows, cache, phase, kept, greedy, top, hidden_states)
-            if result is not None:
-                results.append(result)
-            cache.length = past + end
-        self._note_time(start)
-        return results[0] if len(results) == 1 else torch.cat(results, dim=1)
-
-    def advance(self, tokens_B1: Tensor, cache: KVCache, *, greedy: bool, top: int | None = None) -> Tensor:
-        """`run` for one more token per sequence, int64 [B, 1], chosen from the logits before.
-
-        It is of the vocabulary, visible and at the next position, so that there is little to check between two steps.
-        """
-        start = perf_counter()
-        self._check_reach(cache.reach + 1)
-        result: Tensor | None
-        if self.gpu is not None:
-            with self._one_at_a_time:
-                rotary = self._rotary_for(cache.reach + max(1, cache.capacity - cache.length))
-                result = self.gpu(tokens_B1, cache, rotary, greedy=greedy)
-            cache.reach += 1
+        if step.follows:
+            check_reach(step.cache.reach + 1, self.model_config)
         else:
-            rows = cache.place(len(tokens_B1), 1)
-            with self._one_at_a_time:
-                result = self._run_rows(tokens_B1, rows, cache, Phase.DECODE, 1, greedy, top, None)
-        cache.length += 1
-        self._note_time(start)
-        assert result is not None
-        return result
-
-    def _note_time(self, start: float) -> None:
-        if self.step_times_ms is not None:
-            self.step_times_ms.append((perf_counter() - start) * 1e3)
-
-    def _check_reach(self, reach: int) -> None:
-        limit = self.model_config.max_positions
-        if limit is not None and reach > limit and self.model_config.position == "learned":
-            raise UserError(
-                f"{reach} tokens are more than the model's {limit} positions; shorten the prompt or the output"
-            )
-
-    def _check(
-        self, input_ids: Tensor, cache: KVCache, attention_mask: Tensor | None, position_ids: Tensor | None
-    ) -> None:
-        batch, tokens = input_ids.shape
-        past, total = cache.length, cache.length + tokens
-        if attention_mask is not None and tuple(attention_mask.shape) != (batch, total):
-            raise UserError(
-                f"attention_mask is {list(attention_mask.shape)}; expected [{batch}, {total}], "
-                f"that is {past} tokens in the cache and {tokens} new ones"
-            )
-        reach = cache.reach + tokens if attention_mask is None else total
-        if position_ids is not None:
-            if tuple(position_ids.shape) not in ((batch, tokens), (1, tokens)) or int(position_ids.min()) < 0:
-                raise UserError(
-                    f"position_ids are {list(position_ids.shape)}, from {int(position_ids.min())} on; "
-                    f"expected [{batch}, {tokens}] from 0 on"
-                )
-            reach = int(position_ids.max()) + 1
-        self._check_reach(reach)
-        if input_ids.is_floating_point():
-            raise UserError(f"input_ids: expected integers, got {input_ids.dtype}")
-        low, high = (int(value) for value in torch.aminmax(input_ids))
-        vocab = self.model_config.vocab_size
-        if low < 0 or high >= vocab:
-            raise UserError(f"token ids run from {low} to {high}; the model's vocabulary is 0 to {vocab - 1}")
-
-    def _run_rows(
-        self,
-        tokens_BT: Tensor,
-        rows: Rows,
-        cache: KVCache,
-        phase: Phase,
-        keep: int,
-        greedy: bool,
-        top: int | None,
-        hidden_states: list[Tensor] | None,
-    ) -> Tensor | None:
-        rotary, threads = self._rotary_for(cache.reach), torch.get_num_threads()
-        staged = self._staged if self.ranks else self._by_stages(rows.batch, hidden_states)
-        if self._step is None or staged:
-            return self._run_stages(tokens_BT, rows, rotary, cache, phase, keep, greedy, top, hidden_states)
-        batch = rows.batch
-        logits = argmax = None
-        if greedy:
-            argmax = torch.empty(batch, keep, dtype=torch.int64)
-        else:
-            logits = torch.empty(batch, keep, self.model_config.vocab_size)
-        self._step(
-            tokens_BT,
-            rows,
-            rotary,
-            cache.c,
-            cache.length,
-            keep=keep,
-            threads=threads,
-            logits=logits if keep else None,
-            argmax=argmax if keep else None,
-            own_logits=top is not None,
-        )
-        if logits is not None and self.ranks is not None and top is not None:
-            vocab = self.weights.vocab
-            logits = self.ranks.largest(logits[..., vocab.start : vocab.stop], top)
-        self.clock.add(phase, self._step.stamps, head=keep > 0)
-        return (argmax if greedy else logits) if keep else None
-
-    def _by_stages(self, batch: int, hidden_states: list[Tensor] | None) -> bool:
-        """Whether a step runs op by op: somebody looks on, or it brings more rows than the exchange has room for."""
-        return hidden_states is not None or listening() or (self.ranks is not None and batch > CHUNK_ROWS)
-
-    def _run_stages(
-        self,
-        tokens_BT: Tensor,
-        rows: Rows,
-        rotary: Rotary | None,
-        cache: KVCache,
-        phase: Phase,
-        keep: int,
-        greedy: bool,
-        top: int | None,
-        hidden_states: list[Tensor] | None,
-    ) -> Tensor | None:
-        """The same step, one op at a time under the stage ranges: for profilers, hidden states and the reference."""
-        threads, w = torch.get_num_threads(), self.weights
-        with stage(phase, Stage.EMBED):
-            hidden_NH = self._embed(tokens_BT, rows)
-        for layer in self.layers:
-            if hidden_states is not None:  # after a post-norm layer its last norm is due, which waits in the next layer
-                seen = hidden_NH if self.model_config.pre_norm else normalise(layer.weights.qkv.norm, hidden_NH)
-                hidden_states.append(seen.view(rows.batch, rows.tokens, -1))
-            hidden_NH = layer(hidden_NH, rows, rotary, cache, phase, threads)
-        if not keep:
-            return None
-        with stage(phase, Stage.LM_HEAD):
-            kept = hidden_NH.view(rows.batch, rows.tokens, -1)
-            if hidden_states is None:
-                kept = kept[:, -keep:]
-            normed = normalise(w.final_norm, kept.flatten(0, 1).contiguous())
-            if w.project_out is not None:
-                normed = gemm(normed, w.project_out, threads=threads, impl=self.impl)
-            if hidden_states is not None:
-                hidden_states.append(normed.view(rows.batch, rows.tokens, -1))
-                normed = hidden_states[-1][:, -keep:].flatten(0, 1).contiguous()
-            logits = gemm(normed, w.head, threads=threads, impl=self.impl).view(rows.batch, keep, -1)
-            if self.ranks is not None:
-                logits = self.ranks.side_by_side(logits) if top is None else self.ranks.largest(logits, top)
-            return argmax_or_minus_one(logits) if greedy else logits
-
-    def _embed(self, tokens_BT: Tensor, rows: Rows) -> Tensor:
-        w = self.weights
-        hidden = self._look_up(tokens_BT.flatten())
-        hidden = normalise(w.embedding_norm, hidden)
-        if w.project_in is not None:
-            hidden = gemm(hidden, w.project_in, threads=torch.get_num_threads(), impl=self.impl)
-        if w.positions is not None:
-            hidden = hidden + w.positions[rows.positions.long() + w.position_offset]
-        return hidden.contiguous()
-
-    def _look_up(self, tokens: Tensor) -> Tensor:
-        """Rows of the embedding table, float32 [tokens, E]; a rank has some, and the sum of all ranks is whole."""
-        w = self.weights
-
-        def found(rows: Tensor) -> Tensor:
-            return unpack_rows(w.head, rows) if w.embedding is None else w.embedding[rows].float()
-
-        if self.ranks is None:
-            return found(tokens)
-        here = (tokens >= w.vocab.start) & (tokens < w.vocab.stop)
-        mine = found(torch.where(here, tokens - w.vocab.start, 0))
-        return self.ranks.sum(torch.where(here[:, None], mine, 0.0).contiguous())
-
-    def _rotary_for(self, reach: int) -> Rotary | None:
-        """Cosine and sine tables of at least `reach` positions; they grow by doubling."""
-        spec = self.model_config.rotary
-        if spec is None:
-            return None
-        if self._rotary is None or len(self._rotary.cosine) < reach:
-            wanted = max(reach, 256, 2 * len(self._rotary.cosine) if self._rotary else 0)
-            self._rotary = rotary_tables(spec, wanted, self._device)
-        return self._rotary
+            check_step(step, self.model_config)
+        pending = self.runner.begin(step)
+        return pending if self.step_times_ms is None else _Timed(pending, start, self.step_times_ms.append)
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Hugging Face's `generate`: same arguments, same results. Raises ValueError for an empty prompt."""
-        prompt = inputs if inputs is not None else kwargs.get("input_ids")
-        if prompt is not None and not isinstance(prompt, Tensor):
-            raise UserTypeError(
-                f"input_ids: expected a tensor [batch, tokens], got {type(prompt).__name__}; "
-                "a tokenizer makes one with return_tensors='pt', padding=True"
-            )
-        if prompt is not None and prompt.numel() == 0:
-            raise UserError(
-                f"input_ids: expected at least one token, got shape {list(prompt.shape)}: the prompt is empty"
-            )
-        if self.ranks is None:
-            return super().generate(inputs, *args, **kwargs)
-        self.ranks.share_randomness()
+        check_prompt(inputs if inputs is not None else kwargs.get("input_ids"))
+        self.runner.before_generation()
         out = super().generate(inputs, *args, **kwargs)
-        self.ranks.agree("the generated tokens", out if isinstance(out, Tensor) else out.sequences)
+        self.runner.after_generation(out if isinstance(out, Tensor) else out.sequences)
         return out
 
     def _prepare_cache_for_generation(
@@ -420,9 +185,12 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         asks for something that only transformers' own loop does. Beams and the rest never come here.
         """
         if runs_in_decode_loop(generation_config, model_kwargs):
-            return decode_loop(
-                self, input_ids, logits_processor, stopping_criteria, generation_config, streamer, **model_kwargs
-            )
+            given = model_kwargs.pop("past_key_values", None)
+            cache = self.own_cache(given, model_kwargs.get("attention_mask"))
+            decided = (logits_processor, stopping_criteria, generation_config, streamer)
+            loop = decode_loop(cache, input_ids, *decided, given=None if given is cache else given, **model_kwargs)
+            (found,) = drive(self.begin, [loop])
+            return found
         return super()._sample(
             input_ids,
             logits_processor=logits_processor,
@@ -437,21 +205,37 @@ class FusedCausalLM(PreTrainedModel, GenerationMixin):
         past_key_values.reorder_cache(beam_idx)
         return past_key_values
 
-    @contextmanager
-    def stage_by_stage(self) -> Iterator[None]:
-        """Within the block every step runs op by op, as under a profiler: to test it, and to measure what it costs."""
-        step, self._step = self._step, None
-        try:
-            yield
-        finally:
-            self._step = step
+    def get_input_embeddings(self) -> NoReturn:
+        raise UnsupportedError("the embedding is packed for the kernels and is no module; use the original model's")
+
+    def get_output_embeddings(self) -> NoReturn:
+        raise UnsupportedError("the LM head is packed for the kernels and is no module; use the original model's")
 
 
-def rotary_tables(spec: RotarySpec, positions: int, device: torch.device | None = None) -> Rotary:
-    """Cosine and sine of the first `positions` positions."""
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), torch.tensor(spec.inv_freq))
-    cosine, sine = (table.mul(spec.attention_scaling).to(device) for table in (angles.cos(), angles.sin()))
-    return Rotary(cosine, sine, spec.interleaved)
+class _Timed:
+    """A pending step whose milliseconds are noted when it is collected."""
+
+    def __init__(self, pending: Pending, start: float, note: Callable[[float], None]) -> None:
+        self._pending, self._start, self._note = pending, start, note
+
+    def collect(self) -> StepOutput:
+        found = self._pending.collect()
+        self._note((perf_counter() - self._start) * 1e3)
+        return found
+
+
+def _kept(logits_to_keep: int | Tensor, tokens: int) -> tuple[int, Tensor | None]:
+    """How many of the last tokens to compute logits for, and which of those are wanted (None: all)."""
+    if not isinstance(logits_to_keep, Tensor):
+        return logits_to_keep or tokens, None
+    indices = logits_to_keep.long()
+    if indices.dim() != 1 or len(indices) == 0 or int(indices.min()) < -tokens or int(indices.max()) >= tokens:
+        raise UserError(
+            f"logits_to_keep: expected indices of {tokens} tokens in one dimension, got {logits_to_keep.tolist()}"
+        )
+    indices = torch.where(indices < 0, indices + tokens, indices)
+    first = int(indices.min())
+    return tokens - first, indices - first
 
 
 def _attach(root: nn.Module, path: str, module: nn.Module) -> None:

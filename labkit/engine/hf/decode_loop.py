@@ -1,26 +1,56 @@
-"""Greedy search and sampling on the fused model: transformers prepares and decides, this loop only runs the steps.
+"""Greedy search and sampling on the fused model: transformers prepares and decides, these loops only ask for steps.
 
 `generate` hands over here after its own preparation, with its logits processors, stopping criteria and configuration.
+A loop is a generator: it yields the steps of one batch and gets what came of each. `drive` runs one or several.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import Cache, GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
+from labkit.engine.memory.adoption import hand_back
 from labkit.engine.memory.kv_cache import KVCache
-from labkit.stages import Phase, Stage, StepRanges, phase_of, stage
+from labkit.engine.runners.step import Pending, StepInput, StepOutput
+from labkit.stages import Phase, Stage, StepRanges, stage
 from labkit.system.errors import UserError
 
-if TYPE_CHECKING:
-    from labkit.engine.hf.causal_lm import FusedCausalLM
-
 RESERVED_AT_ONCE = 4096  # new tokens that the cache makes room for at the start; beyond, it grows
+
+Found: TypeAlias = "Tensor | GenerateDecoderOnlyOutput"
+Loop: TypeAlias = Generator[StepInput, StepOutput, Found]
+
+
+def drive(begin: Callable[[StepInput], Pending], loops: Sequence[Loop]) -> list[Found]:
+    """What the loops return, each with a batch and a cache of its own. While the result of one is awaited, the steps of
+    the others are under way, if the runner behind `begin` can have several.
+    """
+    found: list[Any] = [None] * len(loops)
+    with StepRanges() as steps:
+
+        def started(request: StepInput) -> Pending:
+            steps.begin(request.phase)
+            return begin(request)
+
+        under_way = deque((place, loop, started(next(loop))) for place, loop in enumerate(loops))
+        while under_way:
+            place, loop, step = under_way.popleft()
+            try:
+                request = loop.send(step.collect())
+            except StopIteration as end:
+                found[place] = end.value
+            else:
+                under_way.append((place, loop, started(request)))
+    return found
 
 
 def runs_in_decode_loop(config: GenerationConfig, model_kwargs: dict[str, Any]) -> bool:
@@ -36,83 +66,115 @@ def runs_in_decode_loop(config: GenerationConfig, model_kwargs: dict[str, Any]) 
 
 
 def decode_loop(
-    model: "FusedCausalLM",
+    cache: KVCache,
     input_ids: Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     streamer: BaseStreamer | None = None,
+    *,
+    given: Cache | None = None,
     **model_kwargs: Any,
-) -> Tensor | GenerateDecoderOnlyOutput:
-    """What transformers' `_sample` returns for the same arguments, token for token on equal logits.
+) -> Loop:
+    """Returns what transformers' `_sample` returns for the same arguments, token for token on equal logits.
 
-    Tokens are kept and chosen where `input_ids` are; the model may be on another device.
+    Tokens are kept and chosen where `input_ids` are; the model may be on another device. given: a cache of
+    transformers' that `cache` was made from, which gets the new keys and values.
     """
-    batch, length = input_ids.shape
-    pad, sample = generation_config._pad_token_tensor, bool(generation_config.do_sample)
-    as_dict = bool(generation_config.return_dict_in_generate)
-    keep_scores, keep_logits = as_dict and generation_config.output_scores, as_dict and generation_config.output_logits
-    has_eos = any(isinstance(criterion, EosTokenCriteria) for criterion in stopping_criteria)
-    argmax_is_enough = not (sample or logits_processor or keep_scores or keep_logits)
-
-    cache, new = _cache_and_prompt(model, input_ids, generation_config, model_kwargs)
-    limit = stopping_criteria.max_length or length + 256
-    cache.reserved = max(cache.reserved, cache.length + new.shape[1] + min(max(0, limit - length), RESERVED_AT_ONCE))
-    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
-    if positions is not None:
-        positions = positions[:, -new.shape[1] :].expand(batch, -1)
-
-    scores: list[Tensor] = []
-    raw_logits: list[Tensor] = []
-    phase = phase_of(cache.length, new.shape[1])
-    with StepRanges() as steps:
-        if argmax_is_enough and (end := _known_end(stopping_criteria)) is not None:
-            padding = 0 if pad is None else int(pad)
-            sequences = _greedy(model, cache, new, mask, positions, input_ids, end, padding, streamer, steps, phase)
-        else:
-            tokens = torch.empty(batch, limit, dtype=input_ids.dtype, device=input_ids.device)
-            tokens[:, :length] = input_ids
-            unfinished = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
-            steps.begin(phase)
-            top = _enough(logits_processor) if sample and not (keep_logits or keep_scores) else None
-            result = model.run(new, cache, mask, positions, keep=1, top=top)
-            while True:
-                with stage(phase, Stage.SAMPLE):
-                    logits = result[:, 0].to(input_ids.device)
-                    if keep_logits:
-                        raw_logits.append(logits.clone())
-                    processed = logits_processor(tokens[:, :length], logits)
-                    if keep_scores:
-                        scores.append(processed)
-                    next_tokens = _sampled(processed) if sample else processed.argmax(dim=-1)
-                    if has_eos:
-                        next_tokens = torch.where(unfinished, next_tokens, pad)
-                    if length == tokens.shape[1]:
-                        tokens = torch.cat((tokens, torch.empty_like(tokens)), dim=1)
-                    tokens[:, length] = next_tokens
-                    length += 1
-                    if streamer is not None:
-                        streamer.put(next_tokens.cpu())
-                    unfinished &= ~stopping_criteria(tokens[:, :length], tuple(scores) if keep_scores else None)
-                    if not bool(unfinished.any()):
-                        break
-                phase = Phase.DECODE
-                steps.begin(phase)
-                result = model.advance(next_tokens[:, None].contiguous(), cache, greedy=False, top=top)
-            sequences = tokens[:, :length].clone()
+    prompt = _prompt(cache, input_ids, stopping_criteria, generation_config, model_kwargs)
+    choice = _Choice.of(generation_config, logits_processor)
+    end = _known_end(stopping_criteria) if choice.argmax_is_enough else None
+    if end is not None:
+        sequences = yield from _greedy(prompt, input_ids, end, generation_config, streamer)
+    else:
+        sequences = yield from _chosen(prompt, input_ids, choice, stopping_criteria, generation_config, streamer)
     if streamer is not None:
         streamer.end()
-    given = model_kwargs.get("past_key_values")
-    if given is not None and given is not cache:
-        cache.hand_back(given)
-    if not as_dict:
+    if given is not None:
+        hand_back(cache, given)
+    if not choice.as_dict:
         return sequences
     return GenerateDecoderOnlyOutput(
         sequences=sequences,
-        scores=tuple(scores) if keep_scores else None,
-        logits=tuple(raw_logits) if keep_logits else None,
+        scores=tuple(choice.scores) if choice.keeps_scores else None,
+        logits=tuple(choice.raw_logits) if choice.keeps_logits else None,
         past_key_values=cache,
     )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """How the next tokens are chosen from logits, and what is kept of those on the way."""
+
+    processors: LogitsProcessorList
+    samples: bool
+    as_dict: bool
+    keeps_scores: bool
+    keeps_logits: bool
+    scores: list[Tensor]
+    raw_logits: list[Tensor]
+
+    @classmethod
+    def of(cls, config: GenerationConfig, processors: LogitsProcessorList) -> _Choice:
+        as_dict = bool(config.return_dict_in_generate)
+        keeps = (as_dict and bool(config.output_scores), as_dict and bool(config.output_logits))
+        return cls(processors, bool(config.do_sample), as_dict, *keeps, [], [])
+
+    @property
+    def argmax_is_enough(self) -> bool:
+        return not (self.samples or self.processors or self.keeps_scores or self.keeps_logits)
+
+    @property
+    def top(self) -> int | None:
+        """How many of the largest logits are enough."""
+        return _enough(self.processors) if self.samples and not (self.keeps_logits or self.keeps_scores) else None
+
+    def next_tokens(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        """int64 [B], after the `tokens` [B, T] so far, from logits [B, V]."""
+        if self.keeps_logits:
+            self.raw_logits.append(logits.clone())
+        processed = self.processors(tokens, logits)
+        if self.keeps_scores:
+            self.scores.append(processed)
+        if not self.samples:
+            return processed.argmax(dim=-1)
+        return torch.multinomial(torch.softmax(processed, dim=-1), num_samples=1).squeeze(1)
+
+
+def _chosen(
+    prompt: StepInput,
+    input_ids: Tensor,
+    choice: _Choice,
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    streamer: BaseStreamer | None,
+) -> Generator[StepInput, StepOutput, Tensor]:
+    """Tokens chosen from logits, as the configuration says, until the criteria end it."""
+    (batch, length), pad, device = input_ids.shape, config._pad_token_tensor, input_ids.device
+    has_eos = any(isinstance(criterion, EosTokenCriteria) for criterion in stopping_criteria)
+    tokens = torch.empty(batch, _limit(stopping_criteria, length), dtype=input_ids.dtype, device=device)
+    tokens[:, :length] = input_ids
+    unfinished = torch.ones(batch, dtype=torch.bool, device=device)
+    top, cache, phase = choice.top, prompt.cache, prompt.phase
+    found = yield replace(prompt, top=top)
+    while True:
+        with stage(phase, Stage.SAMPLE):
+            assert found.result is not None
+            next_tokens = choice.next_tokens(tokens[:, :length], found.result[:, 0].to(device))
+            if has_eos:
+                next_tokens = torch.where(unfinished, next_tokens, pad)
+            if length == tokens.shape[1]:
+                tokens = torch.cat((tokens, torch.empty_like(tokens)), dim=1)
+            tokens[:, length] = next_tokens
+            length += 1
+            if streamer is not None:
+                streamer.put(next_tokens.cpu())
+            scores = tuple(choice.scores) if choice.keeps_scores else None
+            unfinished &= ~stopping_criteria(tokens[:, :length], scores)
+            if not bool(unfinished.any()):
+                return tokens[:, :length].clone()
+        phase = Phase.DECODE
+        found = yield StepInput(next_tokens[:, None].contiguous(), cache, top=top, follows=True)
 
 
 @dataclass(frozen=True)
@@ -150,27 +212,22 @@ def _enough(processors: LogitsProcessorList) -> int | None:
 
 
 def _greedy(
-    model: "FusedCausalLM",
-    cache: KVCache,
-    new: Tensor,
-    mask: Tensor | None,
-    positions: Tensor | None,
-    input_ids: Tensor,
-    end: _End,
-    pad: int,
-    streamer: BaseStreamer | None,
-    steps: StepRanges,
-    phase: Phase,
-) -> Tensor:
-    """The argmax of every step until the end. Between two steps weights have swept the caches clean, so that each line
-    of code costs memory accesses: the loop does nothing that can be done before or after.
+    prompt: StepInput, input_ids: Tensor, end: _End, config: GenerationConfig, streamer: BaseStreamer | None
+) -> Generator[StepInput, StepOutput, Tensor]:
+    """The argmax of every step until the end.
+
+    Between two steps the weights have swept the processor's caches clean, so that each line of code here costs accesses
+    to memory: the loop does nothing that can be done before it or after.
     """
+    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+    cache, phase = prompt.cache, prompt.phase
     chosen: list[Tensor] = []
     finished: set[int] = set()
-    steps.begin(phase)
-    result = model.run(new, cache, mask, positions, keep=1, greedy=True)
+    found = yield replace(prompt, greedy=True)
     while True:
         with stage(phase, Stage.SAMPLE):
+            result = found.result
+            assert result is not None
             for row in finished:
                 result[row] = pad
             ids = result.flatten().tolist()
@@ -182,33 +239,40 @@ def _greedy(
             if end.tokens:
                 finished.update(row for row, token in enumerate(ids) if token in end.tokens)
             if len(finished) == len(ids) or input_ids.shape[1] + len(chosen) >= end.length:
-                break
+                return torch.cat((input_ids, torch.cat(chosen, dim=1).to(input_ids.device)), dim=1)
         phase = Phase.DECODE
-        steps.begin(phase)
-        result = model.advance(result, cache, greedy=True)
-    return torch.cat((input_ids, torch.cat(chosen, dim=1).to(input_ids.device)), dim=1)
+        found = yield StepInput(result, cache, greedy=True, follows=True)
 
 
-def _sampled(scores: Tensor) -> Tensor:
-    return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
+def _limit(criteria: StoppingCriteriaList, length: int) -> int:
+    """The length, prompt included, that the text may reach; a guess where the criteria do not say."""
+    return criteria.max_length or length + 256
 
 
-def _cache_and_prompt(
-    model: "FusedCausalLM", input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> tuple[KVCache, Tensor]:
-    """The cache to go on with, and the tokens that it does not hold yet.
+def _prompt(
+    cache: KVCache,
+    input_ids: Tensor,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+) -> StepInput:
+    """The tokens that the cache does not hold yet, with room for those that will follow.
 
     `input_ids` are the whole text or only what is new; the mask, which always covers the whole text, tells which.
     """
-    mask = model_kwargs.get("attention_mask")
-    cache = model.own_cache(model_kwargs.get("past_key_values"), mask)
-    if cache.length == 0:
-        return cache, input_ids
-    whole = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", input_ids.shape[1])
-    new = whole - cache.length if whole == input_ids.shape[1] else input_ids.shape[1]
-    if new < 1:
-        raise UserError(
-            f"the cache holds {cache.length} tokens and the text has {whole}; "
-            "give the cached text plus at least one new token"
-        )
-    return cache, input_ids[:, -new:]
+    (batch, length), new = input_ids.shape, input_ids
+    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+    if cache.length:
+        whole = mask.shape[1] if mask is not None else getattr(config, "_mask_length", length)
+        count = whole - cache.length if whole == length else length
+        if count < 1:
+            raise UserError(
+                f"the cache holds {cache.length} tokens and the text has {whole}; "
+                "give the cached text plus at least one new token"
+            )
+        new = input_ids[:, -count:]
+    to_come = max(0, _limit(criteria, length) - length)
+    cache.reserved = max(cache.reserved, cache.length + new.shape[1] + min(to_come, RESERVED_AT_ONCE))
+    if positions is not None:
+        positions = positions[:, -new.shape[1] :].expand(batch, -1)
+    return StepInput(new, cache, mask, positions)

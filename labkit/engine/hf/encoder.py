@@ -5,8 +5,9 @@ Letters: B sequences, T tokens of each, N = B * T rows, H hidden, L layers.
 
 import copy
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from time import perf_counter
 
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from labkit.engine.hf.causal_lm import CHUNK_ROWS
+from labkit.engine.hf.packed import PackedModule
 from labkit.engine.runners.layer import FusedLayer, Wiring
 from labkit.engine.runners.stage_clock import StageClock, StageTime
+from labkit.engine.runners.step import CHUNK_ROWS
 from labkit.kernels import DecodeStep, ModelWeights
 from labkit.kernels.plain import normalise
 from labkit.kernels.types import CCache, LayerCache, Rows, float_dtype, padded_head_dim
@@ -26,14 +28,14 @@ from labkit.models.policies import Policy
 from labkit.stages import Phase, Stage, listening, stage
 from labkit.system.errors import UserError
 
+Pass = Callable[[Tensor, Rows, "SharedSlots"], Tensor]  # rows of some sequences through all layers
 
-class FusedEncoder(nn.Module):
+
+class FusedEncoder(PackedModule, nn.Module):
     """All layers of an encoder, with the interface of the module that transformers keeps them in.
 
     It computes in float32 sums and answers in the type that it is asked in. Not for training.
     """
-
-    gpu = None  # no steps to record
 
     def __init__(
         self,
@@ -45,15 +47,15 @@ class FusedEncoder(nn.Module):
         vanilla_layer: type[nn.Module],
     ) -> None:
         super().__init__()
-        self.config, self.model_config, self.weights, self.impl = hf_config, config, weights, impl
+        self.config, self.model_config, self.weights = hf_config, config, weights
         self.clock = LayersClock(config.num_layers, weights.stages(1))
         self.step_times_ms: list[float] | None = None  # appended to by every pass once somebody puts a list here
         wiring = Wiring(weights.heads, weights.parallel_residual, weights.residual_from_norm)
         self.layer = nn.ModuleList(FusedLayer(index, w, wiring, impl) for index, w in enumerate(weights.layers))
         tap = tap_class(vanilla_layer)
         self.taps = nn.ModuleList(tap() for _ in weights.layers)
-        self._device = device
-        self._step = DecodeStep(weights) if impl == "cpp" else None
+        self.dtype, self.device = weights.cache_dtype, device
+        self._at_once: Pass = AtOnce(weights, self.clock) if impl == "cpp" else self._by_stages
         self._one_at_a_time = Lock()  # threads may share an engine: a pass owns the workspace
 
     @torch.no_grad()
@@ -85,47 +87,37 @@ class FusedEncoder(nn.Module):
             )
         batch, tokens = hidden_states.shape[:2]
         keys_BT = seen_keys(attention_mask, batch, tokens)
-        inputs_BTH = hidden_states.to(self._device, torch.float32).contiguous()
+        inputs_BTH = hidden_states.to(self.device, torch.float32).contiguous()
         tapped = bool(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
         group = batch if tapped else max(1, CHUNK_ROWS // tokens)
         outputs: list[Tensor] = []
+        run: Pass = self._by_stages if listening() else self._at_once
+        if tapped:
+            run = partial(self._by_stages, tapped_in=hidden_states.dtype)
         with self._one_at_a_time:
             for begin in range(0, batch, group):
                 some_BTH = inputs_BTH[begin : begin + group]
                 keys = None if keys_BT is None else keys_BT[begin : begin + group]
-                rows = encoder_rows(keys, len(some_BTH), tokens, self._device)
-                slots = SharedSlots.of(self.weights, rows, self._device)
-                if self._step is None or tapped or listening():
-                    outputs.append(self._run_stages(some_BTH, rows, slots, hidden_states.dtype, tapped=tapped))
-                else:
-                    outputs.append(self._run_at_once(self._step, some_BTH, rows, slots))
+                rows = encoder_rows(keys, len(some_BTH), tokens, self.device)
+                outputs.append(run(some_BTH, rows, SharedSlots.of(self.weights, rows, self.device)))
         if self.step_times_ms is not None:
             self.step_times_ms.append((perf_counter() - start) * 1e3)
         last_BTH = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last_BTH.to(hidden_states.dtype))
 
-    def _run_at_once(self, step: DecodeStep, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots") -> Tensor:
-        outputs_BTH = torch.empty_like(inputs_BTH)
-        step.encode(
-            inputs_BTH.view(-1, inputs_BTH.shape[2]),
-            outputs_BTH.view(-1, inputs_BTH.shape[2]),
-            rows,
-            slots.c,
-            torch.get_num_threads(),
-        )
-        self.clock.add(Phase.PREFILL, step.stamps, head=False)
-        return outputs_BTH
-
-    def _run_stages(
-        self, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots", dtype: torch.dtype, *, tapped: bool
+    def _by_stages(
+        self, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots", tapped_in: torch.dtype | None = None
     ) -> Tensor:
-        """The same, one op at a time under the stage ranges: for profilers, hidden states and the other impls."""
-        threads, seen_BTH = torch.get_num_threads(), inputs_BTH.to(dtype)
+        """One op at a time under the stage ranges: for profilers, hidden states and the other impls.
+
+        tapped_in: the type of the hidden states that hooks collect; None: nobody collects them.
+        """
+        threads, seen_BTH = torch.get_num_threads(), inputs_BTH.to(tapped_in)
         hidden_NH = inputs_BTH.view(-1, inputs_BTH.shape[2])
         for index, (layer, tap) in enumerate(zip(self.layer, self.taps, strict=True)):
             hidden_NH = layer(hidden_NH, rows, None, slots, Phase.PREFILL, threads)
-            if tapped:
-                before, seen_BTH = seen_BTH, self._after(index, hidden_NH).view_as(inputs_BTH).to(dtype)
+            if tapped_in is not None:
+                before, seen_BTH = seen_BTH, self._after(index, hidden_NH).view_as(inputs_BTH).to(tapped_in)
                 tap(before, seen_BTH)
         last = len(self.layer) - 1
         with stage(Phase.PREFILL, Stage.RESIDUAL, last):
@@ -135,6 +127,20 @@ class FusedEncoder(nn.Module):
         """What layer `index` answers: its second norm is due, which the kernels take with what comes next."""
         following = self.weights.layers[index + 1 :]
         return normalise(following[0].qkv.norm if following else self.weights.final_norm, hidden_NH)
+
+
+class AtOnce:
+    """All layers in one C++ call, which stamps the clock behind every stage."""
+
+    def __init__(self, weights: ModelWeights, clock: StageClock) -> None:
+        self._step, self._clock = DecodeStep(weights), clock
+
+    def __call__(self, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots") -> Tensor:
+        outputs_BTH, width, threads = torch.empty_like(inputs_BTH), inputs_BTH.shape[2], torch.get_num_threads()
+        inputs, outputs = inputs_BTH.view(-1, width), outputs_BTH.view(-1, width)
+        self._step(None, rows, None, slots.c, 0, threads=threads, inputs=inputs, outputs=outputs)
+        self._clock.add(Phase.PREFILL, self._step.stamps, head=False)
+        return outputs_BTH
 
 
 class LayersClock(StageClock):

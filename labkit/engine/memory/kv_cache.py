@@ -75,6 +75,21 @@ class KVCache(Cache):
             self._c = (CCache * len(self.keys))(*views)
         return self._c
 
+    def check_made_like(self, other: "KVCache") -> None:
+        """Raises ValueError unless keys and values of the engine that made `other` fit into this cache."""
+        if self.config == other.config and self.dtype == other.dtype and self.pool is other.pool:
+            return
+        raise UserError(
+            f"past_key_values was made by another engine: it holds {self._kind}, this engine keeps {other._kind}; "
+            "give the cache that this engine returned, or None for a new one"
+        )
+
+    @property
+    def _kind(self) -> str:
+        config, where = self.config, "the CPU" if self.pool is None else str(self.device)
+        heads = f"{config.num_kv_heads} heads of {config.head_dim}"
+        return f"{config.num_layers} layers of {config.architecture}, {heads}, in {self.dtype} on {where}"
+
     def layer(self, index: int) -> LayerCache:
         counter = None if self._borrowed is None else self._borrowed[0].past
         return LayerCache(self.keys[index], self.values[index], self.length, counter)
@@ -147,7 +162,7 @@ class KVCache(Cache):
             self.positions[:, past:total] = position_ids
             self._count_on(total)
         elif attention_mask is not None:
-            self.positions[:, past:total] = _counted(attention_mask)[:, past:]
+            self.positions[:, past:total] = counted(attention_mask)[:, past:]
             self._count_on(total)
         else:
             self.reach += tokens
@@ -159,6 +174,10 @@ class KVCache(Cache):
             self.mask if self.holes else None,
             self.positions if self.config.position == "alibi" else None,
         )
+
+    def place_next(self, batch: int) -> Rows:
+        """`place` for one visible token per sequence at the position that follows."""
+        return self.place(batch, 1)
 
     def _count_on(self, length: int) -> None:
         """From slot `length` on, positions go on from each sequence's largest before it."""
@@ -188,34 +207,13 @@ class KVCache(Cache):
             return self._borrowed[0].visible[: self.batch_size].fill_(1)
         return torch.ones(self.batch_size, self.capacity, dtype=torch.uint8, device=self.device)
 
-    def adopt(self, cache: Cache, attention_mask: Tensor | None = None) -> None:
-        """Copies what another Hugging Face cache holds. `attention_mask` [B, >= its length] tells its padding."""
-        length = int(cache.get_seq_length())
-        if len(cache.layers) != self.config.num_layers:
-            raise UserError(f"the given cache has {len(cache.layers)} layers, the model {self.config.num_layers}")
-        for index, layer in enumerate(cache.layers):
-            if layer.keys.shape[2] < length:
-                raise UserError(
-                    f"layer {index} of the given cache kept only {layer.keys.shape[2]} of {length} tokens; "
-                    "give a DynamicCache() without a config, which keeps all"
-                )
-            if index == 0:
-                self.reserve(layer.keys.shape[0], length)
-            dim = self.config.head_dim
-            self.keys[index][:, :, :length, :dim] = layer.keys[:, :, :length]
-            self.values[index][:, :, :length, :dim] = layer.values[:, :, :length]
+    def take_over(self, length: int, positions: Tensor | None) -> None:
+        """Keys and values of `length` tokens have been written. positions: [B, length]; None: one after the other."""
         assert self.positions is not None
-        if attention_mask is not None:
-            self.positions[:, :length] = _counted(attention_mask[:, :length])
+        if positions is not None:
+            self.positions[:, :length] = positions
         self._count_on(length)
         self.length = length
-
-    def hand_back(self, cache: Cache) -> None:
-        """Appends to another Hugging Face cache what it lacks, so that whoever gave it can go on with it."""
-        new = slice(cache.get_seq_length(), self.length)
-        for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            dim = self.config.head_dim
-            cache.update(keys[:, :, new, :dim], values[:, :, new, :dim], index)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
@@ -312,7 +310,7 @@ class KVCache(Cache):
         self._c = None
 
 
-def _counted(attention_mask: Tensor) -> Tensor:
+def counted(attention_mask: Tensor) -> Tensor:
     """The position of each slot: how many visible ones come before it."""
     return attention_mask.ne(0).cumsum(1).sub_(1).clamp_(min=0)
 

@@ -19,7 +19,6 @@ from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard, shard
 from labkit.system.errors import RunError, UserError
 
-CHUNK_ROWS = 512  # rows per pass through the layers: bounds the workspace of a long prompt, and what ranks exchange
 DIGEST = 16
 
 
@@ -83,18 +82,24 @@ class Ranks:
 
 
 def join_ranks(
-    config: ModelConfig, wanted: TensorParallel, impl: str, device: torch.device, facts: Callable[[], dict[str, object]]
+    config: ModelConfig,
+    wanted: TensorParallel,
+    impl: str,
+    device: torch.device,
+    most_rows: int,
+    facts: Callable[[], dict[str, object]],
 ) -> Ranks | None:
     """This process among the ranks that share the model; None where it has the model to itself.
 
-    facts: of the model and its options. Raises ValueError as `join_group` does, and for more ranks than heads.
+    most_rows: of a step, that the ranks exchange at once. facts: of the model and its options. Raises ValueError as
+    `join_group` does, and for more ranks than heads.
     """
     if wanted.ranks == 1:
         return None
     rank = join_group(wanted, device, {"impl": impl} | facts())
     part = shard(config, wanted.ranks, rank)
     width = max(config.hidden_size, config.embedding_size)
-    return Ranks(part, Exchange(wanted.tp_group, slot_bytes(CHUNK_ROWS, width, config.vocab_size)), impl)
+    return Ranks(part, Exchange(wanted.tp_group, slot_bytes(most_rows, width, config.vocab_size)), impl)
 
 
 def join_group(wanted: TensorParallel, device: torch.device, facts: Mapping[str, object]) -> int:

@@ -9,19 +9,13 @@ from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.slots import Slots
+from labkit.engine.runners.staged import StagedRunner
+from labkit.engine.runners.step import Node, Pending, Runner, StepInput, StepOutput
 from labkit.kernels import ModelWeights
 from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
 from labkit.kernels.gpu import Launcher
 from labkit.kernels.types import LayerCache, Rotary, Rows
 from labkit.stages import Phase, Stage, listening, message, stage
-
-
-@dataclass(frozen=True)
-class Node:
-    """One kernel of a step: its name, and the stage that it belongs to ("decode/layer.3/qkv"), in order of launch."""
-
-    kernel: str
-    stage: str
 
 
 @dataclass
@@ -139,3 +133,29 @@ class GpuDecoder:
         with torch.cuda.graph(graph):
             self._launch(recording)
         recording.graph = graph
+
+
+class CudaGraphRunner(Runner):
+    """Decode steps as CUDA graphs; prompts, which are all of different sizes, op by op."""
+
+    def __init__(self, staged: StagedRunner, decoder: GpuDecoder) -> None:
+        self.staged, self.decoder, self.clock = staged, decoder, staged.clock
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.decoder.nodes
+
+    def new_cache(self, capacity: int = 0) -> KVCache:
+        return self.staged.new_cache(capacity)
+
+    def begin(self, step: StepInput) -> Pending:
+        if not step.follows:
+            return self.staged.begin(step)
+        held, cache = self.staged.held, step.cache
+        assert step.tokens is not None
+        with held.one_at_a_time:
+            rotary = held.rotary.reaching(cache.reach + max(1, cache.capacity - cache.length))
+            result = self.decoder(step.tokens, cache, rotary, greedy=step.greedy)
+        cache.reach += 1
+        cache.length += 1
+        return StepOutput(result)

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.engine.hf.causal_lm import rotary_tables
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.rotary import rotary_tables
 from labkit.engine.memory.slots import SlotPool
 from labkit.engine.runners.layer import Ops, Wiring, ops, run_layer
 from labkit.harness.environment import last_level_cache
@@ -34,6 +34,7 @@ from labkit.kernels.attention.reference import attention as unfused_attention
 from labkit.kernels.decode_step import STAGES_PER_LAYER
 from labkit.kernels.gemm import gemm, packed
 from labkit.kernels.gpu import CPU
+from labkit.kernels.memory import Arena, Heap
 from labkit.kernels.mlp_gemm.reference import mlp_gemm as unfused_mlp_gemm
 from labkit.kernels.plain import linear
 from labkit.kernels.qkv_gemm.reference import qkv_gemm as unfused_qkv_gemm
@@ -43,8 +44,9 @@ from labkit.models.config import ModelConfig
 from labkit.models.shards import shard
 from labkit.stages import Stage
 from labkit.system.errors import UserError
-from labkit.weights.build import Builder
+from labkit.weights.capacity import model_bytes
 from labkit.weights.quantise import Quantization
+from labkit.weights.records import Builder
 
 REGIONS = tuple(Stage(name) for name in STAGES_PER_LAYER)
 WITH_GEMM = (Stage.QKV, Stage.ATTN_OUT, Stage.MLP, Stage.MLP_OUT)
@@ -412,9 +414,11 @@ def _build(
     device: torch.device,
     quant: Quantization | None = None,
 ) -> ModelWeights:
-    builder = Builder(shard(config), dtype, impl, quant or Quantization(), device)
+    part, quant = shard(config), quant or Quantization()
+    place = Arena.reserved(model_bytes(part, dtype, quant)) if impl == "cpp" else Heap(device)
+    builder = Builder(part, dtype, impl, quant, place)
     layers = [builder.layer(index, layer, Norm()) for index in range(config.num_layers)]
-    return builder.model(layers, builder.top(top), Norm())
+    return builder.model(layers, builder.outside(top), Norm())
 
 
 def _with_own_gemm(fused: LayerWeights, plain: LayerWeights) -> LayerWeights:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from labkit.engine.hf.causal_lm import rotary_tables
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.rotary import rotary_tables
 from labkit.engine.memory.slots import SlotPool
 from labkit.engine.runners.cuda_graph import GpuDecoder
 from labkit.harness.compare.interleave import Progress

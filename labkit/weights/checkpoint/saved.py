@@ -80,7 +80,7 @@ class SavedWeights:
         tensor = cut_of(name, self.policy.stored(self.config, canonical, whole, index)[name], cut)
         return tensor if dtype is None else tensor.to(dtype, copy=True)
 
-    def part(self, part: Shard, dtype: torch.dtype, impl: str, empty: Empty) -> Own | Merged:
+    def part(self, part: Shard, dtype: torch.dtype, impl: str) -> Own | Merged:
         """What a rank holds, in the layout that it was saved in where that is the one wanted, else as rows.
 
         Raises ValueError for int8 weights where another type is wanted.
@@ -91,7 +91,7 @@ class SavedWeights:
             )
         manifest = self.manifest
         same = (part.size, layout_of(impl, dtype), dtype) == (manifest.tp_size, manifest.layout, self.dtype)
-        return Own(self, part, empty) if same else Merged(self, part, None if dtype == torch.int8 else dtype)
+        return Own(self, part) if same else Merged(self, part, None if dtype == torch.int8 else dtype)
 
     def file(self, rank: int) -> ShardFile:
         if rank not in self._files:
@@ -116,20 +116,20 @@ class SavedWeights:
 class Own:
     """A rank's own file, read straight to where the engine wants it."""
 
-    def __init__(self, saved: SavedWeights, part: Shard, empty: Empty) -> None:
-        self._part, self._file, self._empty = part, saved.file(part.rank), empty
+    def __init__(self, saved: SavedWeights, part: Shard) -> None:
+        self._part, self._file = part, saved.file(part.rank)
 
-    def top(self) -> Canonical:
-        return self._tensors("", self._part.top_shapes)
+    def top(self, empty: Empty) -> Canonical:
+        return self._tensors("", self._part.top_shapes, empty)
 
-    def layer(self, index: int) -> Canonical:
-        return self._tensors(key_of("", index), self._part.layer_shapes)
+    def layer(self, index: int, empty: Empty) -> Canonical:
+        return self._tensors(key_of("", index), self._part.layer_shapes, empty)
 
-    def _tensors(self, prefix: str, shapes: Shapes) -> Canonical:
+    def _tensors(self, prefix: str, shapes: Shapes, empty: Empty) -> Canonical:
         file, tensors = self._file, dict[str, Tensor | Linear]()
         for name in shapes:
             key = f"{prefix}{name}"
-            tensors[name] = file.linear(key, self._empty) if is_matrix(name, shapes) else file.vector(key)
+            tensors[name] = file.linear(key, empty) if is_matrix(name, shapes) else file.vector(key)
         return tensors
 
 
@@ -142,10 +142,10 @@ class Merged:
     def __init__(self, saved: SavedWeights, part: Shard, dtype: torch.dtype | None = None) -> None:
         self._saved, self._part, self._dtype = saved, part, dtype
 
-    def top(self) -> Canonical:
+    def top(self, empty: Empty) -> Canonical:
         return {name: self.weight(name, None) for name in self._part.top_shapes}
 
-    def layer(self, index: int) -> Canonical:
+    def layer(self, index: int, empty: Empty) -> Canonical:
         return {name: self.weight(name, index) for name in self._part.layer_shapes}
 
     def weight(self, name: str, index: int | None) -> Tensor | Linear:

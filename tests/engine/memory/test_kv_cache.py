@@ -1,5 +1,7 @@
 """The KV cache: going on from it, growing, cropping, reordering, and caches of transformers."""
 
+from typing import Any
+
 import pytest
 import torch
 from engines import FEW, error, fused, greedy, prompt, vanilla
@@ -97,13 +99,44 @@ def test_a_static_cache_of_transformers_serves_too() -> None:
     assert error(got, fused("llama")(ids).logits[:, 7:]) <= SAME
 
 
-def test_a_cache_that_dropped_tokens_is_refused() -> None:
-    ids = prompt(1, 20)
-    cache = DynamicCache(config=vanilla("mistral").config)
+@pytest.mark.parametrize("name", ["mistral", "qwen3-biased"])
+def test_a_cache_that_dropped_what_windows_hide_is_served_turn_after_turn(name: str) -> None:
+    """transformers' DynamicCache(config=...) keeps no more than the window of each layer."""
+    ids, model = prompt(2, 31), vanilla(name)
+    caches = [DynamicCache(config=model.config) for _ in range(2)]
+    for begin, end in ((0, 20), (20, 21), (21, 29), (29, 31)):
+        with torch.no_grad():
+            want = model(ids[:, begin:end], past_key_values=caches[0]).logits
+        got = fused(name)(ids[:, begin:end], past_key_values=caches[1]).logits
+        assert error(got, want) <= SAME
+        assert caches[1].get_seq_length() == end
+
+
+def test_a_cache_that_dropped_tokens_that_are_seen_is_refused() -> None:
+    ids, model = prompt(1, 20), vanilla("mistral")
+    cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        vanilla("mistral")(ids, past_key_values=cache)
-    with pytest.raises(ValueError, match="kept only 6 of 20 tokens; give a DynamicCache"):
+        model(ids, past_key_values=cache)
+    cache.layers[1].keys = cache.layers[1].keys[:, :, -3:]
+    with pytest.raises(ValueError, match=r"layer 1 of the given cache kept only 3 of 20 tokens.*give a DynamicCache"):
         fused("mistral")(ids[:, :1], past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda: fused("gpt-neox-sequential"), "GPTNeoXForCausalLM"),
+        (lambda: fused("gpt2", "reference", torch.bfloat16), "in torch.bfloat16"),
+        (lambda: labkit.init_inference(small_model("gpt2", n_layer=2)), "2 layers"),
+        (lambda: labkit.init_inference(small_model("gpt2", n_head=6)), "6 heads of 10"),
+    ],
+)
+def test_a_cache_of_another_engine_is_refused(other: Any, said: str) -> None:
+    cache = other()(prompt(1, 5)).past_key_values
+    with pytest.raises(ValueError, match=f"made by another engine: .*{said}.*this engine keeps 3 layers of GPT2"):
+        fused("gpt2")(prompt(1, 1), past_key_values=cache)
+    with pytest.raises(ValueError, match="made by another engine"):
+        fused("gpt2").generate(prompt(1, 6), past_key_values=cache, max_new_tokens=2)
 
 
 def test_a_cache_of_another_model_is_refused() -> None:

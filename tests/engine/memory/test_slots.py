@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from engines import error, greedy, prompt, shallow
+from engines import error, greedy, prompt, result, shallow
 from gpus import INTERPRETED
 from torch import Tensor
 
@@ -25,8 +25,9 @@ def engine_of(name: str, impl: str = "triton") -> FusedCausalLM:
 
 
 def free(model: FusedCausalLM) -> list[Slots]:
-    assert model._pool is not None
-    return model._pool.free
+    pool = model.new_cache().pool
+    assert pool is not None
+    return pool.free
 
 
 def full(name: str, text: Tensor) -> Tensor:
@@ -37,7 +38,7 @@ def full(name: str, text: Tensor) -> Tensor:
 
 def started(model: FusedCausalLM, text: Tensor, capacity: int = 9) -> KVCache:
     cache = model.new_cache(capacity)
-    model.run(text, cache, keep=1)
+    result(model, text, cache)
     return cache
 
 
@@ -55,7 +56,7 @@ def test_two_caches_at_once_do_not_disturb_each_other() -> None:
         for row, cache in enumerate(caches):
             step = steps[row, at, None, None]
             texts[row] = torch.cat((texts[row], step), dim=1)
-            assert error(model.advance(step, cache, greedy=False), full("gpt2", texts[row])) <= SAME
+            assert error(result(model, step, cache, follows=True), full("gpt2", texts[row])) <= SAME
 
 
 def test_what_a_cache_leaves_is_lent_again_with_what_was_recorded_on_it() -> None:
@@ -110,7 +111,7 @@ def test_a_cache_grows_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     before = cache.capacity
     for at in range(2):
         text = torch.cat((text, steps[:, at, None]), dim=1)
-        assert error(model.advance(steps[:, at, None], cache, greedy=False), full("llama", text)) <= SAME
+        assert error(result(model, steps[:, at, None], cache, follows=True), full("llama", text)) <= SAME
     assert (before, cache.capacity) == (4, 4 + BLOCK)
     assert len(free(model)) == 1
 
@@ -122,7 +123,7 @@ def test_a_copied_cache_goes_on_alone() -> None:
         cache = started(model, text)
         other = copy.deepcopy(cache)
         for each, step in ((cache, steps[:1]), (other, steps[1:])):
-            got = model.advance(step, each, greedy=False)
+            got = result(model, step, each, follows=True)
             assert error(got, full("gpt2", torch.cat((text, step), dim=1))) <= SAME
 
 
@@ -134,8 +135,8 @@ def test_a_cropped_cache_goes_on_from_there() -> None:
         cache.crop(keep)
         whole = torch.cat((text[:, :keep], prompt(1, more, seed=2)), dim=1)
         if more:
-            model.run(whole[:, keep:], cache, keep=1)
-        got = model.advance(step, cache, greedy=False)
+            result(model, whole[:, keep:], cache, keep=1)
+        got = result(model, step, cache, follows=True)
         assert error(got, full("gpt2", torch.cat((whole, step), dim=1))) <= SAME
 
 
@@ -143,10 +144,10 @@ def test_sequences_that_nobody_asked_for_stay_within_the_tables() -> None:
     """Three sequences leave a fourth, where another text stood before, at far positions."""
     model = engine_of("gpt2")
     far = torch.arange(185, 191)[None]
-    model.run(prompt(4, 6), model.new_cache(8), position_ids=far, keep=1)
+    result(model, prompt(4, 6), model.new_cache(8), position_ids=far)
     cache = model.new_cache(8)
-    model.run(prompt(3, 6), cache, keep=1)
-    model.advance(prompt(3, 1), cache, greedy=True)
+    result(model, prompt(3, 6), cache)
+    result(model, prompt(3, 1), cache, greedy=True, follows=True)
     assert cache.slots.shape[0] == 4
     assert int(cache.slots.next_positions.max()) <= cache.reach == 7
 

@@ -66,8 +66,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize("name", ["gptj", "bloom"])
 def test_a_step_is_recorded_once_and_played_for_every_token(name: str, recorded: list[Any]) -> None:
     engine = labkit.init_inference(shallow(name, 1), impl="triton")
-    assert engine.module.gpu is not None
-    engine.module.gpu.graphs = True
+    engine.module.runner.decoder.graphs = True
     for ids in (prompt(1, 5), prompt(3, 4), prompt(1, 7)):
         assert torch.equal(greedy(engine, ids, 4), greedy(shallow(name, 1), ids, 4))
     assert [graph.replays for graph in recorded] == [6, 3]  # of one sequence, played by two calls, and of four

@@ -1,0 +1,198 @@
+"""The weights of a range of layers, and of what is before the first and behind the last, as kernels read them."""
+
+import ctypes
+from ctypes import c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..types import (
+    AttentionParams,
+    CHeads,
+    CLayer,
+    CLinear,
+    CNorm,
+    Heads,
+    Linear,
+    MlpWeights,
+    Norm,
+    QkvWeights,
+    float_dtype,
+    pointer,
+)
+
+STAGES_PER_LAYER = ("qkv", "attention", "attn_out", "mlp", "mlp_out", "residual")
+ALL_REDUCE = "all_reduce"
+
+
+class CEmbedding(ctypes.Structure):
+    _fields_ = [
+        ("table", c_void_p),
+        ("packed", CLinear),
+        ("size", c_int64),
+        ("begin", c_int64),
+        ("rows", c_int64),
+        ("norm", CNorm),
+        ("project_in", CLinear),
+        ("positions", c_void_p),
+        ("position_offset", c_int32),
+    ]
+
+
+class CHead(ctypes.Structure):
+    _fields_ = [
+        ("project_out", CLinear),
+        ("matrix", CLinear),
+        ("begin", c_int64),
+        ("vocab", c_int64),
+    ]
+
+
+class CModel(ctypes.Structure):
+    _fields_ = [
+        ("num_layers", c_int64),
+        ("hidden", c_int64),
+        ("intermediate", c_int64),
+        ("heads", CHeads),
+        ("parallel_residual", c_int32),
+        ("residual_from_norm", c_int32),
+        ("layers", c_void_p),
+        ("embedding", CEmbedding),
+        ("final_norm", CNorm),
+        ("head", CHead),
+    ]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer's weights. `mlp.norm` is always the norm that the MLP's input goes through; with `shared_norm` it is
+    region 1's, and the one-call step reuses region 1's rows. Biases of the two output matrices belong to the region
+    after them.
+    """
+
+    qkv: QkvWeights
+    attention: AttentionParams
+    attn_out: Linear
+    attn_bias: Tensor | None
+    mlp: MlpWeights
+    mlp_out: Linear
+    mlp_bias: Tensor | None
+    shared_norm: bool = False
+
+    def c(self) -> CLayer:
+        mlp = self.mlp.c
+        if self.shared_norm:
+            mlp = type(mlp)(Norm().c, mlp.up, mlp.activation, mlp.gated)
+        return CLayer(
+            self.qkv.c,
+            self.attention.c,
+            self.attn_out.c_with(self.attn_bias),
+            mlp,
+            self.mlp_out.c_with(self.mlp_bias),
+        )
+
+
+@dataclass(frozen=True)
+class EmbeddingWeights:
+    """Tokens in, rows out: norm(row of the token), projected, plus positions[position + position_offset].
+
+    table: [rows, size]; None where the rows are those of `packed`, the matrix of a tied LM head. vocab: the tokens
+    whose rows are here. positions: float32 [P, H].
+    """
+
+    table: Tensor | None
+    packed: Linear | None
+    size: int
+    vocab: range
+    norm: Norm
+    project_in: Linear | None = None
+    positions: Tensor | None = None
+    position_offset: int = 0
+
+    @property
+    def c(self) -> CEmbedding:
+        return CEmbedding(
+            pointer(self.table),
+            self.packed.c if self.packed else CLinear(),
+            self.size,
+            self.vocab.start,
+            len(self.vocab),
+            self.norm.c,
+            self.project_in.c if self.project_in else CLinear(),
+            pointer(self.positions),
+            self.position_offset,
+        )
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """Rows in, logits out. vocab: the tokens whose logits are computed here, of `vocab_size` in all."""
+
+    matrix: Linear
+    vocab: range
+    vocab_size: int
+    project_out: Linear | None = None
+
+    @property
+    def c(self) -> CHead:
+        project_out = self.project_out.c if self.project_out else CLinear()
+        return CHead(project_out, self.matrix.c, self.vocab.start, self.vocab_size)
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """The weights of a range of layers.
+
+    embedding: None where the range begins with rows. head: None where it ends with rows. final_norm: what the rows
+    behind the last layer go through; no norm where other layers of the model follow.
+    """
+
+    layers: tuple[LayerWeights, ...]
+    heads: Heads
+    hidden: int
+    intermediate: int
+    embedding: EmbeddingWeights | None
+    final_norm: Norm
+    head: HeadWeights | None
+    parallel_residual: bool
+    residual_from_norm: bool
+
+    @property
+    def weight_type(self) -> str:
+        """Of the layers' matrices; the head of a quantised model may be another."""
+        return self.layers[0].qkv.proj.weight_type
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return float_dtype(self.layers[0].qkv.proj.weight.dtype)
+
+    def stages(self, ranks: int) -> tuple[str, ...]:
+        """Of one layer, in the order that they run in: among several ranks with their sums."""
+        if ranks == 1:
+            return STAGES_PER_LAYER
+        *regions, mlp_out, residual = STAGES_PER_LAYER
+        if not self.parallel_residual:
+            regions.insert(regions.index("mlp"), ALL_REDUCE)
+        return (*regions, mlp_out, ALL_REDUCE, residual)
+
+    @cached_property
+    def c_layers(self) -> ctypes.Array[CLayer]:
+        return (CLayer * len(self.layers))(*(layer.c() for layer in self.layers))
+
+    @cached_property
+    def c(self) -> CModel:
+        return CModel(
+            len(self.layers),
+            self.hidden,
+            self.intermediate,
+            self.heads.c,
+            self.parallel_residual,
+            self.residual_from_norm,
+            ctypes.addressof(self.c_layers),
+            self.embedding.c if self.embedding else CEmbedding(),
+            self.final_norm.c,
+            self.head.c if self.head else CHead(),
+        )

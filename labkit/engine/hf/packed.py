@@ -1,0 +1,53 @@
+"""What a module whose weights are packed for the kernels can't do, said where others would do it in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor
+
+from labkit.system.errors import UnsupportedError
+
+
+class PackedModule:
+    """What an nn.Module has to be whose weights are records that kernels read, and no parameters.
+
+    dtype, device: what the weights were packed for.
+    """
+
+    dtype: Any
+    device: Any
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Where `to`, `half`, `cuda` and their like arrive. Raises ValueError for those that would change something."""
+        probe = torch.empty(0, dtype=self.dtype, device=self.device)
+        wanted = fn(probe)
+        if (wanted.dtype, wanted.device.type) != (probe.dtype, probe.device.type):
+            raise UnsupportedError(
+                f"the weights are packed in {probe.dtype} on {probe.device}, got a request for {wanted.dtype} on "
+                f"{wanted.device}; call init_inference again with the dtype, on the device"
+            )
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(
+            "the weights are packed for the kernels, and a state_dict would be empty; use the original model's, or "
+            "save the engine with init_inference(..., save_mp_checkpoint_path=FOLDER)"
+        )
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(
+            "the weights are packed for the kernels, and a saved model would have none; save the original model, or "
+            "the engine with init_inference(..., save_mp_checkpoint_path=FOLDER)"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise UnsupportedError("an engine's memory cannot be copied; call init_inference again for a second engine")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UnsupportedError(
+            "an engine cannot be pickled; save it with init_inference(..., save_mp_checkpoint_path=FOLDER), or call "
+            "init_inference in the other process"
+        )

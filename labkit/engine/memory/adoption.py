@@ -1,0 +1,42 @@
+"""Keys and values that go from transformers' own caches into the engine's, and back."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from transformers import Cache
+
+from labkit.engine.memory.kv_cache import KVCache, counted
+from labkit.system.errors import UserError
+
+
+def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> None:
+    """Copies what another Hugging Face cache holds into an empty one. `attention_mask` [B, >= its length] tells its
+    padding.
+
+    A layer with a window may have kept its last tokens only: all that its window shows. Raises ValueError for a cache
+    of another number of layers, and for one that lacks tokens that a layer still sees.
+    """
+    length, config = int(given.get_seq_length()), own.config
+    if len(given.layers) != config.num_layers:
+        raise UserError(f"the given cache has {len(given.layers)} layers, the model {config.num_layers}")
+    for index, (layer, window) in enumerate(zip(given.layers, config.windows, strict=True)):
+        held = min(layer.keys.shape[2], length)
+        seen = length if window is None else min(length, window - 1)  # by the next token, which sees itself too
+        if held < seen:
+            raise UserError(
+                f"layer {index} of the given cache kept only {held} of {length} tokens, and the layer sees {seen}; "
+                "give a DynamicCache() without a config, which keeps all"
+            )
+        if index == 0:
+            own.reserve(layer.keys.shape[0], length)
+        for mine, theirs in ((own.keys, layer.keys), (own.values, layer.values)):
+            kept = theirs[:, :, :length] if theirs.shape[2] >= length else theirs
+            mine[index][:, :, length - held : length, : config.head_dim] = kept
+    own.take_over(length, None if attention_mask is None else counted(attention_mask[:, :length]))
+
+
+def hand_back(own: KVCache, given: Cache) -> None:
+    """Appends to another Hugging Face cache what it lacks, so that whoever gave it can go on with it."""
+    new, dim = slice(given.get_seq_length(), own.length), own.config.head_dim
+    for index, (keys, values) in enumerate(zip(own.keys, own.values, strict=True)):
+        given.update(keys[:, :, new, :dim], values[:, :, new, :dim], index)

@@ -1,0 +1,41 @@
+"""The layers that a process holds, and what every way to run them needs."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+import torch
+
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.rotary import RotaryTables
+from labkit.engine.memory.slots import SlotPool
+from labkit.engine.parallel.ranks import Ranks
+from labkit.kernels import ModelWeights
+from labkit.models.shards import Shard
+
+
+class LayerRange:
+    """A range of a model's layers, with or without embedding and head, as one implementation reads it.
+
+    part: which layers, heads and rows these are. ranks: the way to the processes that have the other heads and rows of
+    the same layers; None: they are whole. `one_at_a_time`: threads may share an engine, and a step owns the workspace
+    and the rotary tables.
+    """
+
+    def __init__(
+        self, weights: ModelWeights, part: Shard, impl: str, device: torch.device, ranks: Ranks | None = None
+    ) -> None:
+        self.weights, self.part, self.impl, self.device, self.ranks = weights, part, impl, device, ranks
+        self.config = part.local
+        self.rotary = RotaryTables(self.config.rotary, device)
+        self.pool = SlotPool(self.config, weights.cache_dtype, device) if impl == "triton" else None
+        self.one_at_a_time = Lock()
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Of one layer, in the order that they run in."""
+        return self.weights.stages(self.part.size)
+
+    def new_cache(self, capacity: int = 0) -> KVCache:
+        """An empty cache for the layers that are here, which reserves `capacity` slots when it is first used."""
+        return KVCache(self.config, self.weights.cache_dtype, capacity, self.pool)

@@ -1,0 +1,114 @@
+"""A step op by op, under the ranges of its stages: for profilers, for hidden states, and where there is no compiler."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.runners.layer import FusedLayer, Wiring
+from labkit.engine.runners.layer_range import LayerRange
+from labkit.engine.runners.stage_clock import StageClock
+from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined, placed_chunks
+from labkit.kernels import gemm
+from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights
+from labkit.kernels.gemm import unpack_rows
+from labkit.kernels.plain import argmax_or_minus_one, normalise
+from labkit.kernels.types import Rows
+from labkit.stages import Stage, stage
+
+
+class StagedRunner(Runner):
+    """Runs the steps of layers in memory with the ops of `labkit.kernels`, each within the range of its stage.
+
+    `layers` are the modules that stand where the original model has its own.
+    """
+
+    def __init__(self, held: LayerRange) -> None:
+        self.held = held
+        self.clock = StageClock(0, ())
+        w, ranks = held.weights, held.ranks
+        wiring = Wiring(w.heads, w.parallel_residual, w.residual_from_norm, ranks.sum if ranks else None)
+        self.layers = [FusedLayer(index, layer, wiring, held.impl) for index, layer in enumerate(w.layers)]
+
+    def new_cache(self, capacity: int = 0) -> KVCache:
+        return self.held.new_cache(capacity)
+
+    def begin(self, step: StepInput) -> StepOutput:
+        results: list[Tensor] = []
+        rows: list[Tensor] = []
+        seen: list[Tensor] = []
+        to = rows if self.held.weights.head is None else results
+        for chunk in placed_chunks(step, self.held.device):
+            with self.held.one_at_a_time:
+                found = self._run(step, chunk, seen)
+            if found is not None:
+                to.append(found)
+        return StepOutput(joined(results), tuple(seen), joined(rows))
+
+    def _run(self, step: StepInput, chunk: Chunk, seen: list[Tensor]) -> Tensor | None:
+        """What a chunk gives; `seen` gets its hidden states, if they are wanted."""
+        held, rows, threads = self.held, chunk.rows, torch.get_num_threads()
+        rotary = held.rotary.reaching(step.cache.reach)
+        hidden_NH = self._first_rows(chunk)
+        for layer in self.layers:
+            if step.hidden_states:  # a post-norm layer's last norm is due, which the next layer begins with
+                norm = layer.weights.qkv.norm
+                shown = hidden_NH if held.config.pre_norm else normalise(norm, hidden_NH)
+                seen.append(shown.view(rows.batch, rows.tokens, -1))
+            hidden_NH = layer(hidden_NH, rows, rotary, step.cache, chunk.phase, threads)
+        hidden_BTH = hidden_NH.view(rows.batch, rows.tokens, -1)
+        if held.weights.head is None:
+            return normalise(held.weights.final_norm, hidden_NH).view_as(hidden_BTH)
+        if not chunk.keep:
+            return None
+        with stage(chunk.phase, Stage.LM_HEAD):
+            return self._head(held.weights.head, step, chunk.keep, hidden_BTH, seen)
+
+    def _head(self, head: HeadWeights, step: StepInput, keep: int, hidden_BTH: Tensor, seen: list[Tensor]) -> Tensor:
+        held, threads = self.held, torch.get_num_threads()
+        kept = hidden_BTH if step.hidden_states else hidden_BTH[:, -keep:]
+        normed = normalise(held.weights.final_norm, kept.flatten(0, 1).contiguous())
+        if head.project_out is not None:
+            normed = gemm(normed, head.project_out, threads=threads, impl=held.impl)
+        if step.hidden_states:
+            seen.append(normed.view(*hidden_BTH.shape[:2], -1))
+            normed = seen[-1][:, -keep:].flatten(0, 1).contiguous()
+        logits = gemm(normed, head.matrix, threads=threads, impl=held.impl).view(len(hidden_BTH), keep, -1)
+        if held.ranks is not None:
+            logits = held.ranks.side_by_side(logits) if step.top is None else held.ranks.largest(logits, step.top)
+        return argmax_or_minus_one(logits) if step.greedy else logits
+
+    def _first_rows(self, chunk: Chunk) -> Tensor:
+        """What the first layer starts from."""
+        embedding = self.held.weights.embedding
+        if embedding is None:
+            assert chunk.inputs is not None
+            return chunk.inputs
+        assert chunk.tokens is not None
+        with stage(chunk.phase, Stage.EMBED):
+            return self._embed(embedding, chunk.tokens, chunk.rows)
+
+    def _embed(self, w: EmbeddingWeights, tokens_BT: Tensor, rows: Rows) -> Tensor:
+        hidden = normalise(w.norm, self._look_up(w, tokens_BT.flatten()))
+        if w.project_in is not None:
+            hidden = gemm(hidden, w.project_in, threads=torch.get_num_threads(), impl=self.held.impl)
+        if w.positions is not None:
+            hidden = hidden + w.positions[rows.positions.long() + w.position_offset]
+        return hidden.contiguous()
+
+    def _look_up(self, w: EmbeddingWeights, tokens: Tensor) -> Tensor:
+        """Rows of the embedding table, float32 [tokens, E]; a rank has some, and the sum of all ranks is whole."""
+
+        def found(ids: Tensor) -> Tensor:
+            if w.table is not None:
+                return w.table[ids].float()
+            assert w.packed is not None
+            return unpack_rows(w.packed, ids)
+
+        ranks = self.held.ranks
+        if ranks is None:
+            return found(tokens)
+        here = (tokens >= w.vocab.start) & (tokens < w.vocab.stop)
+        mine = found(torch.where(here, tokens - w.vocab.start, 0))
+        return ranks.sum(torch.where(here[:, None], mine, 0.0).contiguous())

@@ -1,0 +1,71 @@
+"""Which of two runners takes a step: the fast one, or the staged one where somebody looks on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.parallel.ranks import Ranks
+from labkit.engine.runners.stage_clock import StageClock
+from labkit.engine.runners.staged import StagedRunner
+from labkit.engine.runners.step import CHUNK_ROWS, Pending, Runner, StepInput
+from labkit.stages import listening
+
+
+class WatchedRunner(Runner):
+    """Steps are fast, unless a profiler listens or hidden states are wanted: then they run stage by stage."""
+
+    def __init__(self, fast: Runner, staged: StagedRunner) -> None:
+        self.fast, self.staged = fast, staged
+        self._always_staged = False
+
+    @property
+    def clock(self) -> StageClock:  # type: ignore[override]
+        return self.fast.clock
+
+    def new_cache(self, capacity: int = 0) -> KVCache:
+        return self.fast.new_cache(capacity)
+
+    def begin(self, step: StepInput) -> Pending:
+        return (self.staged if self._is_watched(step) else self.fast).begin(step)
+
+    @contextmanager
+    def stage_by_stage(self) -> Iterator[None]:
+        """Within the block every step runs op by op, as under a profiler: to test it, and to measure what it costs."""
+        before, self._always_staged = self._always_staged, True
+        try:
+            yield
+        finally:
+            self._always_staged = before
+
+    def _is_watched(self, step: StepInput) -> bool:
+        return self._always_staged or step.hidden_states or listening()
+
+
+class RankedRunner(WatchedRunner):
+    """The same on a rank of several, which have to agree on every prompt, and with it on how its steps run: a profiler
+    may listen to one rank alone.
+    """
+
+    def __init__(self, fast: Runner, staged: StagedRunner, ranks: Ranks) -> None:
+        super().__init__(fast, staged)
+        self._ranks = ranks
+        self._agreed = False  # that steps go stage by stage
+
+    def before_generation(self) -> None:
+        self._ranks.share_randomness()
+
+    def after_generation(self, tokens: Tensor) -> None:
+        self._ranks.agree("the generated tokens", tokens)
+
+    def _is_watched(self, step: StepInput) -> bool:
+        if step.follows:
+            return self._agreed
+        mine = super()._is_watched(step) or step.shape[0] > CHUNK_ROWS  # more rows than the exchange has room for
+        given = (step.tokens, step.cache.length, step.attention_mask, step.position_ids)
+        wanted = (step.keep, step.greedy, step.top, step.hidden_states)
+        self._agreed = self._ranks.agree("the tokens", *given, *wanted, flag=mine)
+        return self._agreed

@@ -1,0 +1,93 @@
+"""Models that labkit has no kernels for: transformers' own code, its linears cut over the ranks."""
+
+from __future__ import annotations
+
+import copy
+import json
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from labkit.engine.engine import SlicedEngine
+from labkit.engine.options import Options
+from labkit.engine.parallel.ranks import join_group
+from labkit.engine.parallel.slicing import tensor_parallel_model
+from labkit.kernels.gpu import CPU
+from labkit.models.encoder_policies import encoder_policy_for
+from labkit.models.policies import find_policy
+from labkit.system.errors import UnsupportedError, UserError, UserTypeError
+from labkit.weights.model_tensors import ModelTensors
+from labkit.weights.protocol import TensorSource
+
+
+def runs_without_kernels(model: Any, options: Options, hf_config: PretrainedConfig) -> bool:
+    """Whether torch's ops run the model: asked for by an injection policy, or because it is to be cut and there is no
+    row for its architecture.
+    """
+    if options.injection_policy is not None:
+        return True
+    has_row = encoder_policy_for(model) is None and find_policy(hf_config) is not None
+    return options.tensor_parallel.ranks > 1 and not has_row
+
+
+def sliced_engine(model: Any, options: Options) -> SlicedEngine:
+    """`model` as it is, its linears cut over the ranks by the injection policy, or as its data flow."""
+    if not isinstance(model, PreTrainedModel):
+        raise UserTypeError(
+            f"model: expected a transformers model in memory, got {type(model).__name__}, for which labkit "
+            "has no kernels"
+        )
+    _refuse_what_needs_kernels(options, type(model).__name__)
+    tp, device, rank = options.tensor_parallel, torch.device("cuda") if torch.cuda.is_available() else CPU, 0
+    if tp.ranks > 1:
+        facts = {
+            "dtype": str(options.dtype),
+            "config": config_facts(model.config),
+            "weights": fingerprint(ModelTensors(model)),
+        }
+        rank = join_group(tp, device, facts)
+    whole = model if options.dtype in (None, model.dtype) else copy.deepcopy(model).to(options.dtype)
+    sliced = tensor_parallel_model(
+        whole,
+        rank=rank,
+        size=tp.ranks,
+        group=tp.tp_group,
+        injection_policy=options.injection_policy,
+        consume=options.consume_model or whole is not model,
+    )
+    return SlicedEngine(sliced.to(device), options)
+
+
+def refuse_checkpoints(options: Options, model: str) -> None:
+    """Raises NotImplementedError where the weights are to come from a checkpoint, or to go into one."""
+    if options.checkpoint is not None or options.save_mp_checkpoint_path is not None:
+        raise UnsupportedError(
+            f"checkpoint and save_mp_checkpoint_path are for decoders with kernels, got {model}; leave them out"
+        )
+
+
+def config_facts(hf_config: PretrainedConfig) -> dict[str, object]:
+    """A config as ranks compare it."""
+    return json.loads(hf_config.to_json_string(use_diff=False)) | {"_name_or_path": None}
+
+
+def fingerprint(source: TensorSource) -> str:
+    """A digest of the first numbers of every tensor."""
+    digest = blake2b(digest_size=16)
+    for name in sorted(source.names()):
+        first = source.get(name).flatten()[:16].float().contiguous()
+        digest.update(name.encode() + first.numpy(force=True).tobytes())
+    return digest.hexdigest()
+
+
+def _refuse_what_needs_kernels(options: Options, model: str) -> None:
+    refuse_checkpoints(options, model)
+    if options.dtype == torch.int8:
+        raise UserError(f"dtype=int8 needs kernels, and there are none for {model}; use a floating type")
+    if options.impl != "auto" or options.use_triton or options.enable_cuda_graph or options.dependent_launch:
+        raise UserError(
+            f"impl, use_triton and the options of CUDA graphs are for models with kernels, which {model} runs without "
+            "here; leave them out"
+        )

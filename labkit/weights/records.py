@@ -1,0 +1,278 @@
+"""Canonical tensors -> the records that kernels read, packed, in memory that the caller chooses.
+
+Matrices keep the engine's dtype; norms, biases and position tables are float32. With int8 the layers' matrices are
+quantised from the precision they come in, and the LM head if wanted; the others are bfloat16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
+from labkit.kernels.gemm import (
+    cut_groups,
+    group_size,
+    interleave_gate,
+    pack,
+    pack_scales,
+    packed,
+    packed_shape,
+    quantize,
+)
+from labkit.kernels.memory import Place
+from labkit.kernels.types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype
+from labkit.models.config import ModelConfig
+from labkit.models.shards import SUMMED, Cut, Shard
+from labkit.weights.checkpoint.saved import Canonical
+from labkit.weights.quantise import Quantization
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Turns canonical tensors into weight records for one implementation, in `place`.
+
+    part: what this rank holds. dtype: of the layers' matrices; int8 ones are quantised as `quant` says.
+    """
+
+    part: Shard
+    dtype: torch.dtype
+    impl: str
+    quant: Quantization
+    place: Place
+
+    @property
+    def device(self) -> torch.device:
+        return self.place.device
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the layers that are here."""
+        return self.part.local
+
+    @property
+    def quantised(self) -> bool:
+        return self.dtype == torch.int8
+
+    @property
+    def packs(self) -> bool:
+        """Whether matrices are packed into `place`, as the C++ kernels read them."""
+        return self.impl == "cpp"
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory for a matrix of a file that is packed already."""
+        return self.place.empty(shape, dtype) if self.packs else torch.empty(shape, dtype=dtype)
+
+    def linear(
+        self, weight: Tensor | Linear, *, quantised: bool = False, columns: Cut | None = None, gated: bool = False
+    ) -> Linear:
+        """As the implementation reads it, on its device; biases are kept apart from matrices until `with_bias`.
+
+        A `Linear` comes from a saved checkpoint: quantised there if at all, and packed unless its layout is "rows".
+        `columns`: keep only these, after the scales of int8 were taken from whole rows. `gated`: gate, then up rows.
+        """
+        if isinstance(weight, Linear):
+            return self._placed(weight, gated)
+        if not quantised:
+            weight = weight.to(self.device, float_dtype(self.dtype))
+            if not self.packs:  # tensors that are on a GPU in the right type are shared with the given model
+                weight = weight.contiguous() if self.device.type != "cpu" else weight.contiguous().clone()
+            return self._placed(Linear(weight, None, weight.shape[0], weight.shape[1], "rows"), gated)
+        group = group_size(weight.shape[1], self.quant.groups)
+        ints, scales = quantize(weight.to(self.device), self.quant.groups)
+        if columns is not None:
+            ints, scales, group = _some_columns(columns, ints, scales, group)
+        ints = ints if self.packs else ints.contiguous()
+        return self._placed(Linear(ints, None, ints.shape[0], ints.shape[1], "rows", scales, group), gated)
+
+    def _placed(self, linear: Linear, gated: bool) -> Linear:
+        """The same matrix, packed if it is not yet."""
+        if not self.packs:
+            weight, scales = (None if t is None else t.to(self.device) for t in (linear.weight, linear.scales))
+            assert weight is not None
+            linear = replace(linear, weight=weight, scales=scales)
+            return packed(linear, self.impl) if linear.layout == "rows" else linear
+        if linear.layout == "panels":
+            return linear
+        weight, scales = linear.weight, linear.scales
+        if gated:
+            weight, scales = interleave_gate(weight), None if scales is None else interleave_gate(scales)
+        outputs, inputs = weight.shape
+        panels = pack(weight, self.place.empty(packed_shape(outputs, inputs, weight.dtype), weight.dtype))
+        scales = None if scales is None else self.vector(pack_scales(scales))
+        return replace(linear, weight=panels, outputs=outputs, layout="panels", scales=scales)
+
+    def with_bias(self, linear: Linear, bias: Tensor | None) -> Linear:
+        if bias is None:
+            return linear
+        if linear.layout == "panels":
+            bias = pad(bias, (0, -len(bias) % 32))
+        return replace(linear, bias=self.vector(bias))
+
+    def norm(self, tensors: dict[str, Tensor], name: str) -> Norm:
+        weight, bias = self.vector(tensors[f"{name}.weight"]), self.vector(tensors.get(f"{name}.bias"))
+        return Norm(self.config.norm, weight, bias, self.config.norm_eps)
+
+    def last_norm(self, tensors: Canonical) -> Norm:
+        """What the output of a post-norm layer of these tensors goes through; no norm of other layers."""
+        return Norm() if self.config.pre_norm else self.norm(vectors_of(tensors), "norm2")
+
+    def vector(self, tensor: Tensor | None) -> Tensor | None:
+        """An own float32 copy beside the matrices: small blocks that stay keep the heap from shrinking."""
+        if tensor is None:
+            return None
+        return self.place.empty(tuple(tensor.shape), torch.float32).copy_(tensor)
+
+    def layer(self, index: int, tensors: Canonical, norm_before: Norm) -> LayerWeights:
+        """Layer `index` of the model. `norm_before`: what a post-norm layer's input goes through, which is the last
+        norm of the layer before.
+        """
+        config, vectors, here = self.config, vectors_of(tensors), index - self.part.layers.start
+        norm1 = self.norm(vectors, "norm1")
+        norm2 = norm1 if config.shared_norm else self.norm(vectors, "norm2")
+        if not config.pre_norm:
+            norm1, norm2 = norm_before, norm1
+        matrix = partial(self.linear, quantised=self.quantised)
+        up_bias = vectors.get("ff1.bias")
+        if config.gated and self.packs and up_bias is not None:
+            up_bias = interleave_gate(up_bias)
+        slopes = self.vector(torch.tensor(self.part.alibi_slopes)) if config.position == "alibi" else None
+        whole = self.part.sums_whole
+        later = {name: replace(self.part, sums_whole=False).cut(name) if whole else None for name in SUMMED}
+        attn_bias, mlp_bias = vectors.get("attn_out.bias"), vectors.get("ff2.bias")
+        if config.parallel_residual and self.part.size > 1:  # one sum of the ranks for both
+            attn_bias, mlp_bias = None, _sum(attn_bias, mlp_bias)
+        up = self.with_bias(matrix(tensors["ff1.weight"], gated=config.gated), up_bias)
+        head_norms = {name: self.vector(vectors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
+        qkv = self.with_bias(matrix(tensors["qkv.weight"]), vectors.get("qkv.bias"))
+        return LayerWeights(
+            qkv=QkvWeights(norm1, qkv, **head_norms, qk_eps=config.norm_eps),
+            attention=AttentionParams(config.attention_scales[here], config.windows[here], slopes, config.causal),
+            attn_out=matrix(tensors["attn_out.weight"], columns=later["attn_out.weight"]),
+            attn_bias=self.vector(attn_bias),
+            mlp=MlpWeights(norm2, up, config.activation, config.gated),
+            mlp_out=matrix(tensors["ff2.weight"], columns=later["ff2.weight"]),
+            mlp_bias=self.vector(mlp_bias),
+            shared_norm=config.shared_norm,
+        )
+
+    def outside(self, tensors: Canonical) -> Outside:
+        """What the model has outside the layers, as far as it is here."""
+        config, part, vectors = self.config, self.part, vectors_of(tensors)
+        how: dict[str, Any] = {"quantised": self.quantised and self.quant.lm_head}
+        if config.tied_head:
+            matrix = self.linear(tensors["embed.weight"], **how) if "embed.weight" in tensors else None
+        else:
+            matrix = self.linear(tensors["head.weight"], **how) if part.head else None
+        project_in, project_out = (
+            self.linear(tensors[f"{name}.weight"]) if f"{name}.weight" in tensors else None
+            for name in ("project_in", "project_out")
+        )
+        embedding, head = None, None
+        if part.embedding:
+            embedding = EmbeddingWeights(
+                table=self._table(tensors["embed.weight"], matrix),
+                packed=matrix if config.tied_head else None,
+                size=config.embedding_size,
+                vocab=part.vocab,
+                norm=self.norm(vectors, "embed_norm") if config.embedding_norm else Norm(),
+                project_in=project_in,
+                positions=self.vector(vectors.get("positions.weight")),
+                position_offset=config.position_offset,
+            )
+        if part.head:
+            assert matrix is not None
+            head = HeadWeights(
+                self.with_bias(matrix, vectors.get("head.bias")), part.vocab, config.vocab_size, project_out
+            )
+        return Outside(embedding, self.norm(vectors, "final_norm") if "final_norm.weight" in vectors else None, head)
+
+    def _table(self, rows: Tensor | Linear, matrix: Linear | None) -> Tensor | None:
+        """The embedding's rows; None where they are looked up in the packed matrix of a tied head."""
+        if self.config.tied_head:
+            assert matrix is not None
+            if self.impl != "reference":
+                return None
+            return matrix.floats() if matrix.scales is not None else matrix.weight
+        saved = isinstance(rows, Linear)
+        table = rows.weight if isinstance(rows, Linear) else rows
+        table = table.to(self.device, float_dtype(self.dtype)).contiguous()
+        return table if saved else table.clone()
+
+    def model(self, layers: list[LayerWeights], outside: Outside, last_norm: Norm) -> ModelWeights:
+        """All together. `last_norm`: what a post-norm model's output goes through in place of a final norm."""
+        config = self.config
+        ends = self.part.layers.stop == self.part.config.num_layers
+        return ModelWeights(
+            layers=tuple(layers),
+            heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            embedding=outside.embedding,
+            final_norm=(outside.final_norm or last_norm) if ends else Norm(),
+            head=outside.head,
+            parallel_residual=config.parallel_residual,
+            residual_from_norm=config.residual_from_norm or not config.pre_norm,
+        )
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What a model has outside its layers, as far as it is here; see ModelWeights."""
+
+    embedding: EmbeddingWeights | None
+    final_norm: Norm | None
+    head: HeadWeights | None
+
+    def matrices(self) -> Canonical:
+        """By canonical name, as they are packed; an embedding of its own is rows."""
+        found: dict[str, Linear | None] = {}
+        if self.embedding is not None:
+            table = self.embedding.table
+            rows = self.embedding.packed
+            if rows is None:
+                assert table is not None
+                rows = Linear(table, None, table.shape[0], table.shape[1], "rows")
+            found |= {"embed.weight": rows, "project_in.weight": self.embedding.project_in}
+        if self.head is not None:
+            tied = self.embedding is not None and self.embedding.packed is not None
+            found |= {"project_out.weight": self.head.project_out}
+            found |= {} if tied else {"head.weight": self.head.matrix}
+        return {name: linear for name, linear in found.items() if linear is not None}
+
+
+def matrices_of(layer: LayerWeights) -> Canonical:
+    """The matrices of a layer by canonical name, as they are packed."""
+    return {
+        "qkv.weight": layer.qkv.proj,
+        "attn_out.weight": layer.attn_out,
+        "ff1.weight": layer.mlp.up,
+        "ff2.weight": layer.mlp_out,
+    }
+
+
+def vectors_of(canonical: Canonical) -> dict[str, Tensor]:
+    """What is no packed matrix."""
+    return {name: tensor for name, tensor in canonical.items() if isinstance(tensor, Tensor)}
+
+
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first.float() + second.float()
+
+
+def _some_columns(columns: Cut, ints: Tensor, scales: Tensor, group: int) -> tuple[Tensor, Tensor, int]:
+    """These columns of a quantised matrix, with the scales that they have in it: (int8, scales, group).
+
+    Where they begin within a group, the groups become as small as it takes for each to have one scale.
+    """
+    (begin, end), *more = columns.ranges
+    assert not more
+    starts, size = cut_groups(begin, end, group, scales.shape[1])
+    return ints[:, begin:end], scales[:, [at // group for at in starts]], size

@@ -1,0 +1,67 @@
+"""Decode loops side by side: each batch gets what it would get alone, and nobody waits who need not."""
+
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from engines import fused, greedy, prompt
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import MaxLengthCriteria
+
+from labkit.engine.hf.causal_lm import FusedCausalLM
+from labkit.engine.hf.decode_loop import Loop, decode_loop, drive
+from labkit.engine.runners.step import Pending, StepInput, StepOutput
+
+
+def loop_of(model: FusedCausalLM, ids: Tensor, new: int, **options: Any) -> Loop:
+    """The loop that `generate` would run."""
+    config = GenerationConfig(use_cache=True, **options)
+    config._pad_token_tensor = torch.tensor(0)
+    criteria = StoppingCriteriaList([MaxLengthCriteria(ids.shape[1] + new)])
+    return decode_loop(model.new_cache(), ids, LogitsProcessorList(), criteria, config)
+
+
+BATCHES = [(prompt(1, 5), 6), (prompt(3, 9, seed=1), 3), (prompt(2, 4, seed=2), 9)]
+
+
+@pytest.mark.parametrize("impl", ["cpp", "reference"])
+def test_batches_side_by_side_get_the_tokens_of_each_alone(impl: str) -> None:
+    engine = fused("llama", impl)
+    found = drive(engine.module.begin, [loop_of(engine.module, ids, new) for ids, new in BATCHES])
+    for got, (ids, new) in zip(found, BATCHES, strict=True):
+        assert torch.equal(got, greedy(engine, ids, new))
+
+
+def test_steps_of_all_batches_are_under_way_before_one_is_collected() -> None:
+    model = fused("gpt2").module
+    events: deque[tuple[str, int]] = deque()
+
+    class Late:
+        """Notes when a step was begun, and when its result was asked for."""
+
+        def __init__(self, step: StepInput) -> None:
+            self.batch = step.shape[0]
+            events.append(("begun", self.batch))
+            self.pending = model.begin(step)
+
+        def collect(self) -> StepOutput:
+            events.append(("collected", self.batch))
+            return self.pending.collect()
+
+    def begin(step: StepInput) -> Pending:
+        return Late(step)
+
+    drive(begin, [loop_of(model, ids, 3) for ids, _ in BATCHES])
+    assert list(events)[:3] == [("begun", 1), ("begun", 3), ("begun", 2)]
+    rest = list(events)[3:-3]
+    assert rest[:4] == [("collected", 1), ("begun", 1), ("collected", 3), ("begun", 3)]
+    assert sum(kind == "begun" for kind, _ in events) == sum(kind == "collected" for kind, _ in events) == 9
+
+
+def test_an_error_in_one_batch_ends_them_all() -> None:
+    model = fused("gpt2").module
+    too_long = loop_of(model, prompt(1, 190), 9)
+    with pytest.raises(ValueError, match="193 tokens are more than the model's 192 positions"):
+        drive(model.begin, [too_long, loop_of(model, prompt(1, 4), 20)])

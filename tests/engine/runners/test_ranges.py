@@ -1,0 +1,124 @@
+"""A range of a model's layers: rows in and rows out where it has no embedding, no head; layers that share memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from engines import error, prompt, vanilla
+from torch import Tensor
+
+from labkit.engine.runners.layer_range import LayerRange
+from labkit.engine.runners.one_call import OneCallRunner
+from labkit.engine.runners.staged import StagedRunner
+from labkit.engine.runners.step import Runner, StepInput
+from labkit.kernels import DecodeStep
+from labkit.kernels.gpu import CPU
+from labkit.kernels.memory import Arena, Heap
+from labkit.kernels.types import Norm
+from labkit.models.policies import policy_for
+from labkit.models.shards import Shard, shard
+from labkit.weights.build import Unsaved, build_weights
+from labkit.weights.capacity import layer_bytes
+from labkit.weights.model_tensors import ModelTensors
+from labkit.weights.quantise import Quantization
+from labkit.weights.records import Builder
+
+SAME = 1e-5  # of the range of the logits
+CUTS = (range(1), range(1, 2), range(2, 3))
+NAMES = (
+    "gpt2",
+    "gptj",
+    "bloom",
+    "opt-post-norm",
+    "mistral",
+)  # tied, parallel, with an embedding norm, post-norm, windows
+
+
+def runner_of(name: str, layers: range, impl: str) -> Runner:
+    model = vanilla(name)
+    policy = policy_for(model.config)
+    config = policy.model_config(model.config)
+    part = shard(config, layers=layers)
+    tensors = ModelTensors(model)
+    weights = build_weights(policy, config, tensors, torch.float32, impl, Quantization(), part=part)
+    assert (weights.embedding is None, weights.head is None) == (layers.start > 0, layers.stop < config.num_layers)
+    held = LayerRange(weights, part, impl, CPU)
+    return OneCallRunner(held) if impl == "cpp" else StagedRunner(held)
+
+
+@pytest.mark.parametrize("impl", ["cpp", "reference"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("poisoned")
+def test_ranges_of_layers_one_after_the_other_are_the_model(name: str, impl: str) -> None:
+    """Each with the keys and values of its own layers; prompt with padding, then token by token."""
+    ids = prompt(2, 9)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        positions = {} if name == "bloom" else {"position_ids": places}
+        want = vanilla(name)(ids, attention_mask=mask, **positions).logits
+    runners = [runner_of(name, layers, impl) for layers in CUTS]
+    caches = [runner.new_cache() for runner in runners]
+    found = []
+    for begin, end in ((0, 6), (6, 7), (7, 9)):
+        rows: Tensor | None = None
+        for runner, cache in zip(runners, caches, strict=True):
+            given = ids[:, begin:end] if rows is None else None
+            step = StepInput(given, cache, mask[:, :end], places[:, begin:end], keep=end - begin, rows=rows)
+            out = runner.begin(step).collect()
+            assert (out.result is None) == (runner is not runners[-1])
+            rows = out.rows
+        assert out.result is not None
+        found.append(out.result)
+    assert error(torch.cat(found, dim=1)[mask.bool()], want[mask.bool()]) <= SAME
+    assert [len(cache.keys) for cache in caches] == [1, 1, 1]
+    assert all(cache.length == 9 for cache in caches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("name", ["gpt2-untied", "bloom", "llama-biased"])
+def test_layers_can_pass_through_one_piece_of_memory(name: str, dtype: torch.dtype) -> None:
+    """Layers of one shape lie in a slot alike: a layer that is filled into it takes the place of the one before, and
+    computes what it does in memory of its own.
+    """
+    model, quant = vanilla(name), Quantization()
+    policy = policy_for(model.config)
+    config = policy.model_config(model.config)
+    part = shard(config, layers=range(3), embedding=False, head=False)
+    part = replace(part, sums_whole=dtype == torch.int8)
+    canonical = Unsaved(policy, ModelTensors(model), part, dtype)
+    slot = torch.empty(layer_bytes(part, dtype, quant), dtype=torch.uint8)
+    rows_NH, places = torch.randn(5, config.hidden_size), set()
+    for index in part.layers:
+        outputs = []
+        for place in (Arena(slot), Arena.reserved(len(slot))):
+            builder = Builder(part, dtype, "cpp", quant, place)
+            layer = builder.layer(index, canonical.layer(index, Heap(CPU).empty), Norm())
+            alone = replace(part, layers=range(index, index + 1))
+            outputs.append(through(builder, alone, layer, rows_NH))
+            if not outputs[1:]:
+                places.add((layer.qkv.proj.weight.data_ptr(), layer.mlp_out.weight.data_ptr()))
+                assert slot.data_ptr() <= layer.mlp_out.weight.data_ptr() < slot.data_ptr() + len(slot)
+        assert torch.equal(*outputs)
+        rows_NH = outputs[0]
+    assert len(places) == 1
+
+
+def through(builder: Builder, part: Shard, layer: object, rows_NH: Tensor) -> Tensor:
+    """Rows of one sequence through one layer."""
+    weights = replace(builder, part=part).model([layer], builder.outside({}), Norm())  # type: ignore[list-item]
+    weights = replace(weights, final_norm=Norm())
+    held = LayerRange(weights, part, "cpp", CPU)
+    cache, out = held.new_cache(), torch.empty_like(rows_NH)
+    rows = cache.place(1, len(rows_NH))
+    tables = held.rotary.reaching(len(rows_NH))
+    DecodeStep(weights)(None, rows, tables, cache.c, 0, threads=1, inputs=rows_NH, outputs=out)
+    return out
+
+
+@pytest.mark.parametrize("layers", [range(0), range(2, 4), range(0, 3, 2), range(-1, 1)])
+def test_layers_that_a_model_does_not_have_are_refused(layers: range) -> None:
+    config = policy_for(vanilla("gpt2").config).model_config(vanilla("gpt2").config)
+    with pytest.raises(ValueError, match=r"got layers range.* of 3; expected some that follow each other"):
+        shard(config, layers=layers)
