@@ -32,8 +32,7 @@ from labkit.kernels import DecodeStep, ModelWeights, gemm
 from labkit.kernels.gemm import unpack_rows
 from labkit.kernels.plain import argmax_or_minus_one, normalise
 from labkit.kernels.types import Rotary, Rows
-from labkit.models.config import ModelConfig
-from labkit.models.config import Rotary as RotarySpec
+from labkit.models.config import ModelConfig, RotarySpec
 from labkit.models.policies import Policy
 from labkit.stages import Phase, Stage, listening, phase_of, stage
 from labkit.system.errors import UserError, UserTypeError
