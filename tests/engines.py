@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 import labkit
 from labkit.engine import InferenceEngine
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 from labkit.stages import parse
 
 IMPLS = ("cpp", "reference")
@@ -39,7 +39,7 @@ def shallow(name: str, layers: int) -> PreTrainedModel:
 def windowed(name: str) -> bool:
     """Whether some layer sees only the last few tokens; it counts padding among them, as vanilla models do."""
     config = vanilla(name).config
-    return any(policy_for(config).model_config(config).windows)
+    return any(model_config_of(config).windows)
 
 
 WHOLE = [name for name in SMALL_CONFIGS if not windowed(name)]

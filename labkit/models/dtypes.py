@@ -13,8 +13,8 @@ DTYPES = FLOAT_DTYPES | {"int8": torch.int8}  # int8: the layers' matrices, see 
 
 
 def dtype_of(wanted: str | torch.dtype, known: Mapping[str, torch.dtype] = DTYPES) -> torch.dtype:
-    """The type of this name, with or without `torch.` before it. Raises UserError for one that is not in `known`."""
-    name = str(wanted).removeprefix("torch.")
+    """The type of this name, or this type, if it is one of `known`. Raises UserError for any other."""
+    name = wanted if isinstance(wanted, str) else str(wanted).removeprefix("torch.")
     if name not in known:
-        raise UserError(f"unsupported dtype {str(wanted)!r}; expected one of {', '.join(known)}")
+        raise UserError(f"unsupported dtype {name!r}; expected one of {', '.join(known)}")
     return known[name]

@@ -53,8 +53,8 @@ NOT_YET: list[dict[str, Any]] = [
     {"triangular_masking": False},
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"dtype": "float64"}, "unknown dtype 'float64'; expected one of float32, float, fp32"),
-    ({"dtype": torch.float64}, r"torch\.float64 is not supported; expected torch\.float32"),
+    ({"dtype": "float64"}, "unsupported dtype 'float64'; expected one of float32, bfloat16, float16, int8, float"),
+    ({"dtype": torch.float64}, "unsupported dtype 'float64'; expected one of float32, bfloat16, float16, int8"),
     ({"dtype": 16}, "dtype: got 16"),
     ({"replace_with_kernel_inject": 1}, "replace_with_kernel_inject: got 1, input should be a valid boolean"),
     ({"kernel_inject": "yes"}, "replace_with_kernel_inject: got 'yes'"),

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import BertConfig, GPT2Config, PreTrainedModel
 
 from labkit.models.config import ModelConfig, alibi_slopes
-from labkit.models.policies import POLICIES, Policy, policy_for
+from labkit.models.policies import POLICIES, Policy, model_config_of, policy_for
 from labkit.models.shards import Cut, shard
 
 Weights = dict[str, Tensor]
@@ -208,7 +208,7 @@ def test_the_row_says_which_positions_transformers_makes_up(name: str) -> None:
     logits = {way: model(ids, attention_mask=mask, position_ids=positions[way]).logits[:, shown] for way in positions}
     assert relative_error(logits[counted], own) < 1e-5
     assert relative_error(logits[not counted], own) > 1e-3
-    assert policy_for(model.config).model_config(model.config).positions_from_mask == counted
+    assert model_config_of(model.config).positions_from_mask == counted
 
 
 def test_every_row_has_a_small_model() -> None:
@@ -279,7 +279,7 @@ def test_an_unknown_architecture_lists_the_known() -> None:
 def test_a_switch_that_is_not_computed_is_refused_by_name(name: str, switch: str, overrides: dict[str, object]) -> None:
     config = small_config(name, **overrides)
     with pytest.raises(ValueError, match=switch):
-        policy_for(config).model_config(config)
+        model_config_of(config)
 
 
 def test_decode_counts_what_it_reads() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from labkit.models.dtypes import FLOAT_DTYPES
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of, policy_for
 from labkit.models.presets import PRESETS, find_preset
 from labkit.models.tokenizer import END_OF_TEXT, byte_tokenizer
 from labkit.weights import hub, source
@@ -73,7 +73,7 @@ def edit_weights(folder: Path, changes: dict[str, Tensor | None]) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_shapes_have_the_published_number_of_parameters(name: str) -> None:
     hf_config = PRESETS[name].hf_config
-    assert policy_for(hf_config).model_config(hf_config).weight_bytes(torch.int8) == PUBLISHED[name]
+    assert model_config_of(hf_config).weight_bytes(torch.int8) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -171,7 +171,7 @@ def test_a_model_has_the_dtype_that_was_asked_for(dtype: torch.dtype) -> None:
 
 
 def test_an_unsupported_dtype_lists_the_supported() -> None:
-    with pytest.raises(ValueError, match=r"unsupported dtype 'torch.int8'; expected one of float32, bfloat16"):
+    with pytest.raises(ValueError, match=r"unsupported dtype 'int8'; expected one of float32, bfloat16"):
         resolve("tiny-gpt2").hf_model(torch.int8)
 
 

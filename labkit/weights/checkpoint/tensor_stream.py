@@ -29,7 +29,7 @@ NAMES = {
     torch.float16: "F16",
     torch.int8: "I8",
 }
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
+BY_NAME = {name: dtype for dtype, name in NAMES.items()}
 LENGTH = 8  # bytes that tell the length of the header
 AT_ONCE = 256 << 10  # bytes that are read and digested at once, while they are in a core's own cache
 
@@ -150,7 +150,7 @@ def _stored(entry: Mapping[str, Any], start: int, size: int) -> Stored:
     shape, (begin, _) = tuple(entry["shape"]), entry["data_offsets"]
     if any(type(number) is not int or number < 0 for number in (*shape, begin)):
         raise UserError(f"a tensor of shape {list(shape)} at {begin}")
-    stored = Stored(DTYPES[entry["dtype"]], shape, start + begin)
+    stored = Stored(BY_NAME[entry["dtype"]], shape, start + begin)
     if stored.offset + stored.nbytes > size:
         raise UserError(f"a tensor that ends at {stored.offset + stored.nbytes} of {size} bytes")
     return stored
