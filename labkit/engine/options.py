@@ -1,6 +1,5 @@
 """The options of `init_inference`: DeepSpeed-Inference's names and meanings, checked strictly."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -9,6 +8,7 @@ from pydantic import AliasChoices, Field, ValidationError, field_validator, mode
 
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
+from labkit.system.json_file import read_json
 from labkit.system.validation import all_problems
 from labkit.weights.quantise import Quantization, Strict
 
@@ -174,11 +174,9 @@ def _as_dict(config: dict[str, Any] | str | Path | None) -> dict[str, Any]:
     if not isinstance(config, str | Path):
         raise UserTypeError(f"config: expected a dict or the path of a JSON file, got {type(config).__name__}")
     try:
-        loaded = json.loads(Path(config).read_text())
+        loaded = read_json(Path(config), "an object of options")
     except FileNotFoundError:
         raise UserError(f"config file {str(config)!r} does not exist") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"config file {str(config)!r} is not JSON: {error}") from None
     if not isinstance(loaded, dict):
         raise UserError(f"config file {str(config)!r}: expected an object of options, got {type(loaded).__name__}")
     return loaded

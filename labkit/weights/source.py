@@ -26,12 +26,15 @@ from labkit.models.policies import Policy, policy_for
 from labkit.models.shards import Cut, cut_of
 from labkit.models.tokenizer import byte_tokenizer
 from labkit.system.errors import UserError
+from labkit.system.json_file import read_json
 from labkit.weights.checkpoint.files import TensorFile, first_line
 from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.listed_files import index_files
 from labkit.weights.protocol import TensorSource
 
 CHUNK = 1 << 20  # random numbers drawn at once: what a tensor costs beyond itself
+GENERATION = "generation_config.json"
+TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -67,13 +70,7 @@ class ModelSource:
         Raises UserError for a tokenizer that is damaged, or that is code which comes with the checkpoint.
         """
         if self.folder and any((self.folder / file).exists() for file in TOKENIZER_FILES):
-            try:
-                return AutoTokenizer.from_pretrained(self.folder, padding_side="left", trust_remote_code=False)
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                raise UserError(
-                    f"transformers cannot read the tokenizer of {self.folder} ({first_line(error)}); "
-                    "code that comes with a checkpoint is never run"
-                ) from error
+            return _tokenizer(self.folder)
         return byte_tokenizer(self.hf_config.vocab_size, getattr(self.hf_config, "max_position_embeddings", None))
 
     def hf_model(self, dtype: torch.dtype) -> PreTrainedModel:
@@ -90,8 +87,8 @@ class ModelSource:
                 raise UserError(f"{name} has shape {list(tensor.shape)}, expected {list(parameter.shape)}")
             setattr(model.get_submodule(module), leaf, nn.Parameter(tensor))
         model.tie_weights()
-        if self.folder and (self.folder / "generation_config.json").exists():
-            model.generation_config = GenerationConfig.from_pretrained(self.folder)
+        if self.folder and (self.folder / GENERATION).exists():
+            model.generation_config = _generation_config(self.folder)
         return model.eval()
 
 
@@ -178,6 +175,29 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / f"{stem}.{suffix}").is_file():
             return [folder / f"{stem}.{suffix}"]
     return []
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    for name in TOKENIZER_SETTINGS:
+        if (folder / name).is_file():
+            read_json(folder / name, "the settings that save_pretrained writes")
+    try:
+        return AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"transformers cannot read the tokenizer of {folder} ({first_line(error)}); expected the files that "
+            "save_pretrained writes; code that comes with a checkpoint is never run"
+        ) from error
+
+
+def _generation_config(folder: Path) -> GenerationConfig:
+    read_json(folder / GENERATION, "the settings that save_pretrained writes")
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"transformers cannot read {folder / GENERATION} ({first_line(error)}); correct it or remove it"
+        ) from error
 
 
 def hf_shapes(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:

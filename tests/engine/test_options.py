@@ -160,7 +160,7 @@ def test_a_config_that_is_no_options_is_refused(tmp_path: Path) -> None:
     array.write_text("[1]")
     for config, says in (
         (tmp_path / "absent.json", "absent.json' does not exist"),
-        (broken, "broken.json' is not JSON"),
+        (broken, "broken.json is not JSON"),
         (array, "list.json': expected an object of options, got list"),
     ):
         with pytest.raises(ValueError, match=says):

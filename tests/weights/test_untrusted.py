@@ -69,6 +69,25 @@ def test_code_of_a_model_is_not_run_whatever_the_terminal_answers(
     assert not marker.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("tokenizer_config.json", '{"a":' * 100_000, "nests deeper than"),
+        ("tokenizer_config.json", "{", "is not JSON"),
+        ("tokenizer_config.json", "[]", "transformers cannot read the tokenizer"),
+        ("generation_config.json", '{"a":' * 100_000, "nests deeper than"),
+        ("generation_config.json", "[]", "transformers cannot read .*generation_config.json"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_settings_that_cannot_be_are_named(name: str, text: str, message: str, folder: Path) -> None:
+    byte_tokenizer(300).save_pretrained(folder)
+    (folder / name).write_text(text)
+    source = resolve(folder)
+    with pytest.raises(UserError, match=message):
+        _ = source.tokenizer if name.startswith("tokenizer") else source.hf_model(torch.float32)
+
+
 @pytest.mark.parametrize("name", ["a.bin", "sub/a.bin", "./a.bin", "a..b/..c"])
 def test_a_name_below_the_folder_is_taken_as_it_is_written(name: str, tmp_path: Path) -> None:
     assert listed_path(tmp_path, name, tmp_path / "index.json") == tmp_path / name
