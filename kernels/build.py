@@ -1,13 +1,15 @@
 """Compiles the C++ kernels for this machine on first use and loads them.
 
-One library per weight type and instruction set, from `decode_step/cpp_impl.cpp`, which includes every op. The cache key
-is the digest of all kernel sources, the flags, the compiler and the CPU, so an edited source is rebuilt on the next
-load.
+There is one library for each weight type and instruction set, made from `decode_step/cpp_impl.cpp`, which includes
+every op. The cache key is the digest of all kernel sources, the flags, the compiler and the CPU, so an edited source is
+rebuilt on the next load. A library ends with a digest of itself, because a process that maps a truncated one is killed
+(SIGBUS): a library that does not agree with its digest is built again.
 
 Environment: `CXX` names the compiler, `LABKIT_ISA` forces amx, avx512, avx2 or portable, `LABKIT_CACHE` names
 the cache folder, `LABKIT_KERNELS` another folder of kernel sources (a copy of this one, to try changes on).
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -18,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 
 from labkit.system.errors import RunError
 
@@ -31,6 +33,8 @@ ISA_FLAGS = {
     "portable": (),
 }
 RECHECK_S = 0.5
+DEAD_S = 3600  # what a build left unfinished for so long belongs to no process any more; a build takes seconds
+DIGEST_BYTES = 32
 WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16", "int8": "int8_t"}
 
 
@@ -151,8 +155,8 @@ def _digest(parts: tuple[str, ...], patterns: tuple[str, ...] = ("*.h", "*.cpp")
 def compile_library(weight_type: str) -> Path:
     """Path of the compiled library for weights of `weight_type` ("float32", "bfloat16", "float16", "int8").
 
-    Raises BuildError with the compiler's first error line. Two processes may build at once: the result is renamed into
-    place.
+    A library that is there already is used if it is whole. Raises BuildError with the compiler's first error line. Two
+    processes may build at once: the result is renamed into place.
     """
     if weight_type not in WEIGHT_TYPES:
         raise BuildError(f"no C++ kernels for {weight_type!r}; expected one of {', '.join(WEIGHT_TYPES)}")
@@ -173,22 +177,51 @@ def compile_library(weight_type: str) -> Path:
     key = _digest((*flags, _version(command), " ".join(sorted(cpu_flags()))))
     folder = cache_folder()
     library = folder / f"kernels-{weight_type}-{isa}-{key}.so"
-    if library.exists():
-        return library
-    with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as partial:
+    if not _is_whole(library):
+        _remove_dead_builds(folder)
+        _build(library, [*command, *flags])
+    return library
+
+
+def _build(library: Path, command: list[str]) -> None:
+    with tempfile.NamedTemporaryFile(dir=library.parent, suffix=".so", delete=False) as partial:
         pass
+    path = Path(partial.name)
     try:
-        done = subprocess.run(
-            [*command, *flags, str(ENTRY), "-o", partial.name], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([*command, str(ENTRY), "-o", path], capture_output=True, text=True, check=False)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             first = next((line for line in lines if "error" in line.lower()), lines[0])
             raise BuildError(f"{Path(command[0]).name} could not compile the kernels: {first}")
-        os.replace(partial.name, library)
+        with path.open("ab") as file:  # the loader reads no further than the sections of the library
+            file.write(hashlib.sha256(path.read_bytes()).digest())
+        path.replace(library)
     finally:
-        Path(partial.name).unlink(missing_ok=True)
-    return library
+        path.unlink(missing_ok=True)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there and ends with the digest of what comes before it."""
+    try:
+        found = library.stat()
+    except FileNotFoundError:
+        return False
+    return _agrees_with_its_digest(library, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _agrees_with_its_digest(library: Path, *identity: int) -> bool:
+    """Read once for each `identity` of the file: what it is told apart by when it was replaced or changed."""
+    data = library.read_bytes()
+    return hashlib.sha256(data[:-DIGEST_BYTES]).digest() == data[-DIGEST_BYTES:]
+
+
+def _remove_dead_builds(folder: Path) -> None:
+    """Removes what processes left behind that were killed while they built, and nothing of one that may still run."""
+    for path in folder.glob("tmp*.so"):
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # finished meanwhile, or another user's
+            if time() - path.stat().st_mtime > DEAD_S:
+                path.unlink()
 
 
 @functools.lru_cache(maxsize=16)

@@ -14,7 +14,7 @@ from labkit.engine import InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.step import StepInput
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 from labkit.stages import parse
 
 IMPLS = ("cpp", "reference")
@@ -42,7 +42,7 @@ def shallow(name: str, layers: int) -> PreTrainedModel:
 def windowed(name: str) -> bool:
     """Whether some layer sees only the last few tokens; it counts padding among them, as vanilla models do."""
     config = vanilla(name).config
-    return any(policy_for(config).model_config(config).windows)
+    return any(model_config_of(config).windows)
 
 
 WHOLE = [name for name in SMALL_CONFIGS if not windowed(name)]

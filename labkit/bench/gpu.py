@@ -38,7 +38,7 @@ from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.timing import timed_generate
 from labkit.kernels import gpu
 from labkit.kernels.tuned import slug
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 from labkit.models.shards import Cut
 from labkit.system.command import run_command
 from labkit.system.errors import UserError
@@ -154,7 +154,7 @@ def _compared(
     threads = torch.get_num_threads()
     names = (*baselines, "fused", "fused-int8")
     sides = {name: _side(name, source, threads) for name in names}
-    config = policy_for(source.hf_config).model_config(source.hf_config)
+    config = model_config_of(source.hf_config)
     device = source.model.device
     generator = torch.Generator().manual_seed(1)
     prompts = torch.randint(1, config.vocab_size, (rounds + 1, batch, PROMPT), generator=generator).to(device)

@@ -21,7 +21,7 @@ import typer
 
 from labkit.engine import init_inference
 from labkit.harness.environment import anonymous_memory
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of, policy_for
 from labkit.models.shards import Shard, shard
 from labkit.weights.build import build_weights
 from labkit.weights.quantise import Quantization
@@ -40,7 +40,7 @@ def save(folder: Path, target: Path, ranks: int) -> None:
 def load(folder: Path, ranks: int, rank: int, watch: Annotated[bool, typer.Option()] = False) -> None:
     """Says "ready", waits for a line, and answers with one: seconds, and with --watch the peak of anonymous memory."""
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
-    config = policy_for(resolve(folder).hf_config).model_config(resolve(folder).hf_config)
+    config = model_config_of(resolve(folder).hf_config)
     part = shard(config, ranks, rank)
     sys.stdout.write("ready\n")
     sys.stdout.flush()

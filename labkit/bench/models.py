@@ -22,14 +22,15 @@ from rich.markup import escape
 from labkit.bench.report import report, summary
 from labkit.bench.targets import NEW, PROMPT, TARGETS, Target, key, rows
 from labkit.harness.compare import peers
-from labkit.harness.compare.baselines import DTYPES, comparison_device
+from labkit.harness.compare.baselines import comparison_device
 from labkit.harness.compare.interleave import compare_with_each
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.records import Comparison
 from labkit.harness.results import load_records
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.kernels.tuned import slug
-from labkit.models.policies import policy_for
+from labkit.models.dtypes import FLOAT_DTYPES
+from labkit.models.policies import model_config_of
 from labkit.models.presets import PRESETS
 from labkit.system.command import run_command
 from labkit.system.progress import progress_bar
@@ -176,8 +177,8 @@ def _done(target: Target, settings: Settings, records: Sequence[Comparison], com
 def _seconds(target: Target, settings: Settings) -> float:
     """What this case is likely to take, from the bytes it has to read and the FLOPs it has to do."""
     hf_config = PRESETS[target.model].hf_config
-    config = policy_for(hf_config).model_config(hf_config)
-    work = count_work(config, DTYPES[target.dtype], target.batch, PROMPT, settings.new)  # int8 has less, at most
+    config = model_config_of(hf_config)
+    work = count_work(config, FLOAT_DTYPES[target.dtype], target.batch, PROMPT, settings.new)  # int8 has less, at most
     floor_s = work.floor_ms(probe_bandwidth(settings.threads, comparison_device()) or GB_S) / 1e3
     arithmetic_s = (work.prefill_flops + settings.new * work.decode_flops) / GFLOP_S[target.dtype] / 1e9
     baselines = settings.baselines(target)

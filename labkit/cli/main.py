@@ -179,12 +179,11 @@ def generate(
     from transformers import TextStreamer, set_seed
 
     from labkit.engine import init_inference
-    from labkit.harness.compare.baselines import DTYPES
     from labkit.harness.compare.interleave import check_positions
+    from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
     from labkit.weights.resolve import resolve
 
-    if dtype not in DTYPES:
-        raise UserError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+    weight_dtype = dtype_of(dtype, FLOAT_DTYPES)
     if threads is not None and threads < 1:
         raise UserError(f"got threads = {threads}, expected at least 1")
     if new < 1:
@@ -198,7 +197,7 @@ def generate(
         inputs = source.tokenizer(prompt, return_tensors="pt")
         if inputs["input_ids"].shape[1] == 0:
             raise UserError("got an empty prompt, expected text of at least one token")
-        engine = init_inference(source, dtype=DTYPES[dtype], replace_with_kernel_inject=True)
+        engine = init_inference(source, dtype=weight_dtype, replace_with_kernel_inject=True)
         check_positions(engine.model_config, inputs["input_ids"].shape[1], new)
     err.print(escape(source.origin), style="dim", highlight=False)
     set_seed(seed)
@@ -216,18 +215,17 @@ def models() -> None:
     """List the presets: the shapes that `compare` and `generate` know by name."""
     import torch
 
-    from labkit.models.policies import policy_for
+    from labkit.models.policies import model_config_of
     from labkit.models.presets import PRESETS
 
     table = Table(Column("name", no_wrap=True), Column("architecture", overflow="ellipsis"))
     for size in ("layers", "hidden", "heads", "vocabulary", "parameters"):
         table.add_column(size, justify="right")
     for name, preset in PRESETS.items():
-        policy = policy_for(preset.hf_config)
-        config = policy.model_config(preset.hf_config)
+        config = model_config_of(preset.hf_config)
         sizes = (config.num_layers, config.hidden_size, config.num_heads, config.vocab_size)
         millions = config.weight_bytes(torch.int8) / 1e6
-        table.add_row(name, policy.architecture, *(f"{size:,}" for size in sizes), f"{millions:,.1f} M")
+        table.add_row(name, config.architecture, *(f"{size:,}" for size in sizes), f"{millions:,.1f} M")
     out.print(table)
 
 

@@ -1,26 +1,23 @@
 """The options of `init_inference`: DeepSpeed-Inference's names and meanings, checked strictly."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
+from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
+from labkit.system.json_file import read_json
 from labkit.system.validation import all_problems
 from labkit.weights.quantise import Quantization, Strict
 
-DTYPES = {
-    "float32": torch.float32,
+SPELLINGS = {
     "float": torch.float32,
     "fp32": torch.float32,
-    "float16": torch.float16,
     "half": torch.float16,
     "fp16": torch.float16,
-    "bfloat16": torch.bfloat16,
     "bf16": torch.bfloat16,
-    "int8": torch.int8,
 }
 ALIASES = {
     "kernel_inject": "replace_with_kernel_inject",
@@ -111,18 +108,13 @@ class Options(Strict):
     @classmethod
     def _dtype(cls, value: Any) -> Any:
         if isinstance(value, str):
-            name = value.removeprefix("torch.")
-            if name not in DTYPES:
-                raise UserError(f"unknown dtype {value!r}; expected one of {', '.join(DTYPES)}")
-            return DTYPES[name]
+            return dtype_of(value.removeprefix("torch."), DTYPES | SPELLINGS)
         return value
 
     @field_validator("dtype")
     @classmethod
     def _known_dtype(cls, value: torch.dtype | None) -> torch.dtype | None:
-        if value is not None and value not in DTYPES.values():
-            raise UserError(f"{value} is not supported; expected torch.float32, bfloat16, float16 or int8")
-        return value
+        return value if value is None else dtype_of(value)
 
     @model_validator(mode="after")
     def _not_yet(self) -> Self:
@@ -185,11 +177,9 @@ def _as_dict(config: dict[str, Any] | str | Path | None) -> dict[str, Any]:
     if not isinstance(config, str | Path):
         raise UserTypeError(f"config: expected a dict or the path of a JSON file, got {type(config).__name__}")
     try:
-        loaded = json.loads(Path(config).read_text())
+        loaded = read_json(Path(config), "an object of options")
     except FileNotFoundError:
         raise UserError(f"config file {str(config)!r} does not exist") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"config file {str(config)!r} is not JSON: {error}") from None
     if not isinstance(loaded, dict):
         raise UserError(f"config file {str(config)!r}: expected an object of options, got {type(loaded).__name__}")
     return loaded

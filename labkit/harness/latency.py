@@ -13,7 +13,7 @@ from labkit.harness.records import Case, Measurement, Run
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.timing import timed_generate
 from labkit.models.config import ModelConfig
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 from labkit.system.errors import UserError
 
 
@@ -92,6 +92,6 @@ def _model_config(engine: Any) -> ModelConfig | None:
     if hasattr(engine, "model_config"):
         return engine.model_config
     try:
-        return policy_for(engine.config).model_config(engine.config)
+        return model_config_of(engine.config)
     except ValueError:
         return None

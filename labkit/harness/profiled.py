@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import typer
 
-from labkit.harness.compare.baselines import DTYPES, baseline
+from labkit.harness.compare.baselines import baseline
 from labkit.harness.timing import wait_for_gpu
+from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
 from labkit.stages import unwatched
 from labkit.system.command import run_command
-from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
 WARM_UP = 4  # new tokens of the run before, which nobody watches
@@ -34,11 +34,10 @@ def main(
     tp: Annotated[int, typer.Option(min=1)] = 1,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    if dtype not in DTYPES:
-        raise UserError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+    weight_dtype = dtype_of(dtype, FLOAT_DTYPES)
     source = resolve(model, seed=seed)
     options = {"tensor_parallel": {"tp_size": tp}} if tp > 1 else {}
-    loaded = baseline(side, source, DTYPES[dtype], threads, **options)
+    loaded = baseline(side, source, weight_dtype, threads, **options)
     if (settings := getattr(loaded.model, "generation_config", None)) is not None:
         settings.eos_token_id = None  # every run has all of its tokens
     tokens = np.random.default_rng(seed).integers(0, loaded.config.vocab_size, (batch, prompt))

@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 NORMS = ("layer", "rms")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 POSITIONS = ("learned", "rotary", "alibi")
+SIZES = (
+    *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
+    *("intermediate_size", "vocab_size", "embedding_size"),
+)
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Rotary:
+class RotarySpec:
     """Rotation of the first `dim` numbers of every query and key head.
 
     At position p, pair k turns by the angle `p * inv_freq[k]`, its cosine and sine multiplied by `attention_scaling`.
@@ -66,7 +70,8 @@ class ModelConfig:
     gated: bool  # mlp(x) = ff2(activation(gate(x)) * up(x))
     position: str
     position_offset: int = 0  # row of the position table that belongs to position 0 (OPT: 2)
-    rotary: Rotary | None = None
+    positions_from_mask: bool = False  # where a forward has no position_ids: see `Policy.positions_from_mask`
+    rotary: RotarySpec | None = None
     attention_scales: tuple[float, ...]  # per layer, multiplies q·k
     windows: tuple[int | None, ...]  # per layer: the query at i sees the keys i - window < j <= i; None: all j <= i
     biases: frozenset[str] = frozenset()  # of "qkv", "attn_out", "ff1", "ff2", "head"
@@ -84,9 +89,10 @@ class ModelConfig:
         for field, allowed in (("norm", NORMS), ("activation", ACTIVATIONS), ("position", POSITIONS)):
             if (value := getattr(self, field)) not in allowed:
                 raise UserError(f"{field} = {value!r} is unknown; expected one of {allowed}")
-        for field in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
-            if (size := getattr(self, field)) < 1:
-                raise UserError(f"{field} = {size}; expected at least 1")
+        for field in SIZES:
+            size = getattr(self, field)
+            if type(size) is not int or size < 1:
+                raise UserError(f"{field} = {size!r}; expected an integer of at least 1")
         if self.num_heads % self.num_kv_heads:
             raise UserError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly; "
@@ -97,7 +103,7 @@ class ModelConfig:
                 raise UserError(f"{per_layer} has {got} entries for {self.num_layers} layers; give one per layer")
         if (self.position == "rotary") != (self.rotary is not None):
             raise UserError(
-                f"position = {self.position!r} with rotary = {self.rotary}; give a Rotary exactly when 'rotary'"
+                f"position = {self.position!r} with rotary = {self.rotary}; give a RotarySpec exactly when 'rotary'"
             )
         if self.rotary and self.rotary.dim > self.head_dim:
             raise UserError(f"{self.rotary.dim} rotary dimensions do not fit in heads of {self.head_dim}")

@@ -5,6 +5,7 @@ A switch whose effect would not be computed exactly is refused with its name.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from labkit.models.config import Rotary
+from labkit.models.config import RotarySpec
 from labkit.system.errors import UserError
 
 Fields = dict[str, Any]
@@ -46,12 +47,7 @@ def _fields(
     """What every architecture spells alike, or can be derived; `fields` are taken as they are."""
     _require(hf, quantization_config=None)
     heads, layers = hf.num_attention_heads, hf.num_hidden_layers
-    if head_dim is None:
-        head_dim, rest = divmod(hf.hidden_size, heads)
-        if rest:
-            raise UserError(
-                f"hidden size {hf.hidden_size} cannot be split over {heads} heads; use a multiple of {heads}"
-            )
+    head_dim = head_dim or _head_dim(hf)
     if activation not in ACTIVATIONS:
         raise UserError(f"activation {activation!r} is not supported; expected one of {', '.join(ACTIVATIONS)}")
     known = {
@@ -72,9 +68,17 @@ def _fields(
     return known | fields
 
 
+def _head_dim(hf: PretrainedConfig) -> int:
+    heads = hf.num_attention_heads
+    head_dim, rest = divmod(hf.hidden_size, heads)
+    if rest:
+        raise UserError(f"hidden size {hf.hidden_size} cannot be split over {heads} heads; use a multiple of {heads}")
+    return int(head_dim)
+
+
 def read_gpt2(hf: PretrainedConfig) -> Fields:
     _require(hf, add_cross_attention=False)
-    scale = (hf.hidden_size // hf.num_attention_heads) ** -0.5 if hf.scale_attn_weights else 1.0
+    scale = _head_dim(hf) ** -0.5 if hf.scale_attn_weights else 1.0
     by_layer = hf.scale_attn_by_inverse_layer_idx
     return _fields(
         hf,
@@ -90,7 +94,7 @@ def read_gpt2(hf: PretrainedConfig) -> Fields:
 
 
 def read_gptj(hf: PretrainedConfig) -> Fields:
-    if not 0 < hf.rotary_dim <= hf.hidden_size // hf.num_attention_heads or hf.rotary_dim % 2:
+    if hf.rotary_dim > _head_dim(hf) or hf.rotary_dim % 2:
         raise UserError(f"rotary_dim = {hf.rotary_dim} is not supported; expected an even number that fits in a head")
     exponents = torch.arange(0, hf.rotary_dim, 2, dtype=torch.int64) / hf.rotary_dim
     return _fields(
@@ -99,7 +103,7 @@ def read_gptj(hf: PretrainedConfig) -> Fields:
         intermediate_size=hf.n_inner or 4 * hf.hidden_size,
         max_positions=hf.max_position_embeddings,
         position="rotary",
-        rotary=Rotary(hf.rotary_dim, interleaved=True, inv_freq=tuple((1.0 / 10000**exponents).tolist())),
+        rotary=RotarySpec(hf.rotary_dim, interleaved=True, inv_freq=tuple((1.0 / 10000**exponents).tolist())),
         norm="layer",
         norm_eps=hf.layer_norm_epsilon,
         biases=frozenset({"ff1", "ff2", "head"}),
@@ -110,7 +114,7 @@ def read_gptj(hf: PretrainedConfig) -> Fields:
 
 def read_gpt_neo(hf: PretrainedConfig) -> Fields:
     kinds = {"global": None, "local": hf.window_size}
-    if unknown := set(hf.attention_layers) - set(kinds):
+    if unknown := set(hf.attention_layers or ()) - set(kinds):
         raise UserError(f"attention_layers names {sorted(unknown)}; expected only {sorted(kinds)}")
     return _fields(
         hf,
@@ -122,7 +126,7 @@ def read_gpt_neo(hf: PretrainedConfig) -> Fields:
         norm_eps=hf.layer_norm_epsilon,
         biases=frozenset({"attn_out", "ff1", "ff2"}),
         scales=(1.0,) * hf.num_hidden_layers,
-        windows=[kinds[kind] for kind in hf.attention_layers],
+        windows=[kinds[kind] for kind in hf.attention_layers or ()],
     )
 
 
@@ -133,7 +137,7 @@ def read_gpt_neox(hf: PretrainedConfig) -> Fields:
         intermediate_size=hf.intermediate_size,
         max_positions=hf.max_position_embeddings,
         position="rotary",
-        rotary=_rotary(hf, hf.hidden_size // hf.num_attention_heads, partial=True),
+        rotary=_rotary(hf, _head_dim(hf), partial=True),
         norm="layer",
         norm_eps=hf.layer_norm_eps,
         biases=ALL_LINEARS if hf.attention_bias else frozenset({"ff1", "ff2"}),
@@ -175,9 +179,9 @@ def read_opt(hf: PretrainedConfig) -> Fields:
 
 
 def _llama_like(hf: PretrainedConfig, **fields: Any) -> Fields:
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    head_dim = getattr(hf, "head_dim", None) or _head_dim(hf)
     common = {
-        "num_kv_heads": hf.num_key_value_heads,
+        "num_kv_heads": hf.num_key_value_heads or hf.num_attention_heads,
         "max_positions": hf.max_position_embeddings,
         "position": "rotary",
         "rotary": _rotary(hf, head_dim),
@@ -200,6 +204,7 @@ def read_llama(hf: PretrainedConfig) -> Fields:
 
 
 def read_mistral(hf: PretrainedConfig) -> Fields:
+    _require(hf, model_type="mistral")  # transformers reads a config with layer_types as Ministral, another model
     return _llama_like(hf, windows=(hf.sliding_window,) * hf.num_hidden_layers)
 
 
@@ -239,27 +244,34 @@ def _encoder(hf: PretrainedConfig, **fields: Any) -> Fields:
 
 def _layer_windows(hf: PretrainedConfig) -> tuple[int | None, ...]:
     kinds = {"full_attention": None, "sliding_attention": hf.sliding_window}
-    if unknown := set(hf.layer_types) - set(kinds):
+    if unknown := set(hf.layer_types or ()) - set(kinds):
         raise UserError(f"layer_types names {sorted(unknown)}; expected only {sorted(kinds)}")
-    return tuple(kinds[kind] for kind in hf.layer_types)
+    return tuple(kinds[kind] for kind in hf.layer_types or ())
 
 
-def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> Rotary:
+def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> RotarySpec:
     """The rotation of transformers' `rope_parameters`, of the kinds whose frequencies do not depend on the length."""
-    rope = hf.rope_parameters
+    rope = hf.rope_parameters or {}
     kind = rope.get("rope_type")
     if kind not in CONSTANT_ROPES:
         raise UserError(f"rope_parameters with rope_type = {kind!r} is not supported; expected one of {CONSTANT_ROPES}")
     factor = rope.get("partial_rotary_factor", 1.0)
     if factor != 1.0 and not partial:
         raise UserError(f"partial_rotary_factor = {factor} is not supported for {hf.model_type}; expected 1.0")
-    if kind == "default":
-        dim = int(head_dim * factor)
-        frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
-        scaling = 1.0
-    else:
-        frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
-    return Rotary(
+    dim, scaling = int(head_dim * factor), 1.0
+    if dim < 2:
+        raise UserError(f"partial_rotary_factor = {factor} leaves no pair of a head of {head_dim}; expected more")
+    try:
+        if kind == "default":
+            frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
+        else:
+            frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
+    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:  # numbers that only rope reads
+        raise UserError(
+            f"rope_parameters = {reprlib.repr(rope)} cannot be computed ({type(error).__name__}: {error}); "
+            f"expected what rope_type {kind!r} of transformers needs"
+        ) from error
+    return RotarySpec(
         2 * len(frequencies), interleaved=False, inv_freq=tuple(frequencies.tolist()), attention_scaling=scaling
     )
 

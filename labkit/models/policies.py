@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from labkit.models.config import ModelConfig, Shapes
+from labkit.models.config_checks import check_fields
 from labkit.models.hf_config import (
     Fields,
     read_bloom,
@@ -42,6 +43,11 @@ class Policy:
     Module names are dotted paths: those of a layer relative to the layer, the others from the model. Several modules
     for one role (`qkv`, `ff1`) are concatenated along their output rows. `positions`, `embed_norm`, `project_in`,
     `project_out` and `final_norm` are missing from the models of a row that can do without them (OPT, encoders).
+
+    `positions_from_mask`: which positions transformers gives the tokens of a `forward` that has no `position_ids`.
+    True: a token's position is the number of visible tokens before it, counted in the attention mask. False: it is the
+    number of all slots before it, whatever the mask hides. (`generate` itself counts in the mask, and passes
+    `position_ids` to the models that take them.)
     """
 
     architecture: str
@@ -67,6 +73,7 @@ class Policy:
     transposed: bool = False  # linears are stored [in, out] (GPT-2's Conv1D)
     interleaved_qkv: bool = False  # QKV rows are stored [heads, 3, head_dim] (NeoX, BLOOM)
     renamed: tuple[tuple[str, str], ...] = ()  # module names of older checkpoints -> today's
+    positions_from_mask: bool = False
 
     @property
     def embed(self) -> tuple[str, ...]:
@@ -74,8 +81,17 @@ class Policy:
         return tuple(name for name in (self.tokens, self.positions, self.embed_norm, self.project_in) if name)
 
     def model_config(self, hf_config: PretrainedConfig) -> ModelConfig:
-        """The engine's description of the model; ValueError names a switch that would not be computed exactly."""
-        return ModelConfig(architecture=self.architecture, **self.read(hf_config))
+        """The engine's description of the model.
+
+        Raises UserError naming a field of a wrong type or size, or a switch that would not be computed exactly.
+        """
+        where = f"config of {self.architecture}"
+        check_fields(vars(hf_config), where)
+        try:
+            fields = self.read(hf_config)
+            return ModelConfig(architecture=self.architecture, positions_from_mask=self.positions_from_mask, **fields)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
 
     def top_tensors(self, shard: Shard, get: GetTensor) -> dict[str, Tensor]:
         """Canonical weights outside the layers, `shard.top_shapes` filled by `get(hf_name, cut)`."""
@@ -208,6 +224,13 @@ def policy_for(hf_config: PretrainedConfig, also: Iterable[str] = ()) -> Policy:
     raise UserError(f"unknown architecture {unknown}; expected one of {', '.join((*POLICIES, *also))}")
 
 
+def model_config_of(hf_config: PretrainedConfig) -> ModelConfig:
+    """The engine's description of the model of a Hugging Face config. Raises UserError as `policy_for` does, and for a
+    field that is wrong or not supported.
+    """
+    return policy_for(hf_config).model_config(hf_config)
+
+
 def _is_buffer(name: str) -> bool:
     """Masks and frequencies that older checkpoints store beside the weights."""
     return name.endswith((".attn.bias", ".attention.bias", ".masked_bias", ".rotary_emb.inv_freq"))
@@ -288,6 +311,7 @@ BLOOM = replace(
     embed_norm="transformer.word_embeddings_layernorm",
     final_norm="transformer.ln_f",
     renamed=(),
+    positions_from_mask=True,
 )
 OPT = Policy(
     architecture="OPTForCausalLM",
@@ -306,6 +330,7 @@ OPT = Policy(
     project_in="model.decoder.project_in",
     final_norm="model.decoder.final_layer_norm",
     project_out="model.decoder.project_out",
+    positions_from_mask=True,
 )
 LLAMA = Policy(
     architecture="LlamaForCausalLM",

@@ -33,11 +33,11 @@ WRONG_SUMS = {
 
 def model_shape(name: str) -> Markdown:
     """What a model is made of, and where its weights come from: the numbers that every exercise starts with."""
-    from labkit.models.policies import policy_for
+    from labkit.models.policies import model_config_of
     from labkit.weights.resolve import resolve
 
     source = resolve(name)
-    config = policy_for(source.hf_config).model_config(source.hf_config)
+    config = model_config_of(source.hf_config)
     rows = {
         "weights": source.origin,
         "architecture": config.architecture,
@@ -158,12 +158,12 @@ def _check_count(config: ModelConfig, count: int | None) -> str:
 
 
 def _config(name: str) -> ModelConfig:
-    from labkit.models.policies import policy_for
+    from labkit.models.policies import model_config_of
     from labkit.models.presets import PRESETS
     from labkit.weights.resolve import resolve
 
     hf_config = PRESETS[name].hf_config if name in PRESETS else resolve(name).hf_config
-    return policy_for(hf_config).model_config(hf_config)
+    return model_config_of(hf_config)
 
 
 def _check(answer: float | None, right: float, mistakes: dict[float, str]) -> str:

@@ -15,10 +15,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from labkit.harness.compare.interleave import Progress
 from labkit.harness.regions.layer_stack import REGIONS, Side
-from labkit.harness.regions.measure import DTYPES, ROUNDS, LayerBench
+from labkit.harness.regions.measure import ROUNDS, LayerBench
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, UNFUSED
 from labkit.kernels.types import float_dtype
+from labkit.models.dtypes import DTYPES
 from labkit.stages import Phase, message, stage
 
 PEAK_SIZE, PEAK_SIZE_ON_GPU = 1024, 8192

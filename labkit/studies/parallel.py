@@ -10,7 +10,7 @@ from labkit.harness.compare.interleave import Progress, SideSpec, take_turns
 from labkit.harness.records import Comparison, Measurement
 from labkit.harness.results import save
 from labkit.models.config import ModelConfig
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 from labkit.nsys.analysis.collectives import Collectives, collectives
 from labkit.nsys.capture.profile import Capture, CaptureError
 from labkit.nsys.trace import Trace
@@ -88,7 +88,7 @@ def study_parallel(
     sizes = parse_sizes(tp_sizes)
     threads = max(1, len(os.sched_getaffinity(0)) // sizes[-1]) if threads is None else threads
     hf_config = resolve(model).hf_config
-    config = policy_for(hf_config).model_config(hf_config)
+    config = model_config_of(hf_config)
     follow = progress or (lambda done, total, label: None)
     captured: list[int] = []  # the steps of the runs are known when the first of them begins
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -12,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -22,16 +20,21 @@ from transformers import (
 )
 
 from labkit.models.config import ModelConfig
-from labkit.models.policies import POLICIES, Policy, policy_for
+from labkit.models.config_file import read_config
+from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
+from labkit.models.policies import Policy, policy_for
 from labkit.models.shards import Cut, cut_of
 from labkit.models.tokenizer import byte_tokenizer
 from labkit.system.errors import UserError
+from labkit.system.json_file import read_json
 from labkit.weights.checkpoint.files import TensorFile, first_line
 from labkit.weights.checkpoint.saved import saved_weights
+from labkit.weights.listed_files import index_files
 from labkit.weights.protocol import TensorSource
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CHUNK = 1 << 20  # random numbers drawn at once: what a tensor costs beyond itself
+GENERATION = "generation_config.json"
+TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -62,9 +65,12 @@ class ModelSource:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The checkpoint's own tokenizer, padding on the left; a byte-level one where there is none."""
+        """The checkpoint's own tokenizer, padding on the left; a byte-level one where there is none.
+
+        Raises UserError for a tokenizer that is damaged, or that is code which comes with the checkpoint.
+        """
         if self.folder and any((self.folder / file).exists() for file in TOKENIZER_FILES):
-            return AutoTokenizer.from_pretrained(self.folder, padding_side="left")
+            return _tokenizer(self.folder)
         return byte_tokenizer(self.hf_config.vocab_size, getattr(self.hf_config, "max_position_embeddings", None))
 
     def hf_model(self, dtype: torch.dtype) -> PreTrainedModel:
@@ -72,8 +78,7 @@ class ModelSource:
 
         It is built without memory and filled tensor by tensor, so it never needs more than its weights and one tensor.
         """
-        if dtype not in DTYPES:
-            raise UserError(f"unsupported dtype {dtype}; expected one of {', '.join(map(str, DTYPES))}")
+        dtype_of(dtype, FLOAT_DTYPES)
         model = _empty_model(self.hf_config, dtype)
         for name, parameter in list(model.named_parameters()):
             module, _, leaf = name.rpartition(".")
@@ -82,8 +87,8 @@ class ModelSource:
                 raise UserError(f"{name} has shape {list(tensor.shape)}, expected {list(parameter.shape)}")
             setattr(model.get_submodule(module), leaf, nn.Parameter(tensor))
         model.tie_weights()
-        if self.folder and (self.folder / "generation_config.json").exists():
-            model.generation_config = GenerationConfig.from_pretrained(self.folder)
+        if self.folder and (self.folder / GENERATION).exists():
+            model.generation_config = _generation_config(self.folder)
         return model.eval()
 
 
@@ -148,22 +153,14 @@ class Checkpoint:
 
 def checkpoint_source(folder: Path, *, name: str, origin: str) -> ModelSource:
     """The model in a folder that transformers wrote. ValueError: unknown, incomplete, or of another shape."""
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} has no config.json; expected a folder that save_pretrained wrote")
-    try:
-        hf_config = AutoConfig.from_pretrained(folder)
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            f"{folder / 'config.json'} is of no known architecture ({first_line(error)}); "
-            f"expected one of {', '.join(POLICIES)}"
-        ) from error
+    hf_config = read_config(folder)
     policy = policy_for(hf_config)
-    if saved := saved_weights(folder, policy, policy.model_config(hf_config)):
+    config = policy.model_config(hf_config)
+    if saved := saved_weights(folder, policy, config):
         return ModelSource(name, origin, hf_config, saved, folder)
     if not (files := weight_files(folder)):
         raise UserError(f"{folder} holds no weights; expected model*.safetensors or pytorch_model*.bin")
-    weights = Checkpoint(files, policy, policy.model_config(hf_config))
-    return ModelSource(name, origin, hf_config, weights, folder)
+    return ModelSource(name, origin, hf_config, Checkpoint(files, policy, config), folder)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -171,13 +168,36 @@ def weight_files(folder: Path) -> list[Path]:
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
         index = folder / f"{stem}.{suffix}.index.json"
         if index.is_file():
-            files = sorted({folder / file for file in json.loads(index.read_text())["weight_map"].values()})
+            files = index_files(index)
             if absent := [file.name for file in files if not file.is_file()]:
                 raise UserError(f"{folder} lacks {', '.join(absent)}, which {index.name} lists; download it again")
             return files
         if (folder / f"{stem}.{suffix}").is_file():
             return [folder / f"{stem}.{suffix}"]
     return []
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    for name in TOKENIZER_SETTINGS:
+        if (folder / name).is_file():
+            read_json(folder / name, "the settings that save_pretrained writes")
+    try:
+        return AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"transformers cannot read the tokenizer of {folder} ({first_line(error)}); expected the files that "
+            "save_pretrained writes; code that comes with a checkpoint is never run"
+        ) from error
+
+
+def _generation_config(folder: Path) -> GenerationConfig:
+    read_json(folder / GENERATION, "the settings that save_pretrained writes")
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"transformers cannot read {folder / GENERATION} ({first_line(error)}); correct it or remove it"
+        ) from error
 
 
 def hf_shapes(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
@@ -187,8 +207,14 @@ def hf_shapes(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _meta_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(hf_config, dtype=dtype, trust_remote_code=False)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"transformers cannot build the model of this {type(hf_config).__name__} ({first_line(error)}); "
+            "correct its config.json"
+        ) from error
 
 
 def _empty_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.harness.compare.baselines import DTYPES
+from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.studies.parallel import ParallelStudy, parse_sizes, study_parallel
 from labkit.widgets.bench import Bench
 from labkit.widgets.controls import Follow
@@ -30,7 +30,7 @@ class ParallelBench(Bench[ParallelStudy]):
         parse_sizes(tp_sizes)
         texts = {"model": model, "tp_sizes": tp_sizes, "dtype": dtype}
         sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
-        super().__init__(texts | sizes, {"dtype": DTYPES, "tp_sizes": SIZES})
+        super().__init__(texts | sizes, {"dtype": FLOAT_DTYPES, "tp_sizes": SIZES})
 
     def measure(self, settings: dict[str, Any], follow: Follow) -> ParallelStudy:
         return study_parallel(

@@ -6,8 +6,9 @@ from typing import Any
 
 from labkit.figures.summary import headline
 from labkit.harness import Comparison
-from labkit.harness.compare.baselines import BASELINES, DTYPES
+from labkit.harness.compare.baselines import BASELINES
 from labkit.harness.compare.interleave import compare
+from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.widgets.bench import Bench
 from labkit.widgets.controls import Follow
 
@@ -31,7 +32,7 @@ class Workbench(Bench[Comparison]):
         texts = {"model": model, "dtype": dtype}
         sizes = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
         settings = texts | sizes | {"baseline": baseline, "threads": threads, "rounds": rounds}
-        super().__init__(settings, {"dtype": DTYPES, "baseline": BASELINES})
+        super().__init__(settings, {"dtype": FLOAT_DTYPES, "baseline": BASELINES})
 
     @property
     def comparison(self) -> Comparison:

@@ -53,8 +53,8 @@ NOT_YET: list[dict[str, Any]] = [
     {"triangular_masking": False},
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"dtype": "float64"}, "unknown dtype 'float64'; expected one of float32, float, fp32"),
-    ({"dtype": torch.float64}, r"torch\.float64 is not supported; expected torch\.float32"),
+    ({"dtype": "float64"}, "unsupported dtype 'float64'; expected one of float32, bfloat16, float16, int8, float"),
+    ({"dtype": torch.float64}, "unsupported dtype 'float64'; expected one of float32, bfloat16, float16, int8"),
     ({"dtype": 16}, "dtype: got 16"),
     ({"replace_with_kernel_inject": 1}, "replace_with_kernel_inject: got 1, input should be a valid boolean"),
     ({"kernel_inject": "yes"}, "replace_with_kernel_inject: got 'yes'"),
@@ -160,7 +160,7 @@ def test_a_config_that_is_no_options_is_refused(tmp_path: Path) -> None:
     array.write_text("[1]")
     for config, says in (
         (tmp_path / "absent.json", "absent.json' does not exist"),
-        (broken, "broken.json' is not JSON"),
+        (broken, "broken.json is not JSON"),
         (array, "list.json': expected an object of options, got list"),
     ):
         with pytest.raises(ValueError, match=says):

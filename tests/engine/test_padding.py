@@ -26,13 +26,41 @@ def padded(side: str) -> tuple[list[Tensor], Tensor, Tensor]:
     return [ids[row][mask[row].bool()] for row in range(len(LENGTHS))], ids.where(mask.bool(), 0), mask
 
 
+def places(mask: Tensor) -> Tensor:
+    """The positions that each text would have alone."""
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+@pytest.mark.parametrize("side", ["left", "right", "holes"])
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+def test_without_positions_they_are_those_of_vanilla(name: str, side: str) -> None:
+    """Which differ from model to model: some count visible tokens, some all."""
+    _, ids, mask = padded(side)
+    seen, more = mask.bool(), prompt(len(LENGTHS), 2, seed=1)
+    longer = torch.cat((mask, torch.ones_like(more)), dim=1)
+    with torch.no_grad():
+        first = vanilla(name)(ids, attention_mask=mask, use_cache=True)
+        then = vanilla(name)(more, attention_mask=longer, past_key_values=first.past_key_values).logits
+    got = fused(name)(ids, attention_mask=mask)
+    assert error(got.logits[seen], first.logits[seen]) <= 1e-4
+    assert error(fused(name)(more, attention_mask=longer, past_key_values=got.past_key_values).logits, then) <= 1e-4
+
+
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+def test_generation_from_right_padding_equals_vanilla(name: str) -> None:
+    _, ids, mask = padded("right")
+    assert torch.equal(
+        greedy(fused(name), ids, 12, attention_mask=mask), greedy(vanilla(name), ids, 12, attention_mask=mask)
+    )
+
+
 @each_impl
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", SMALL_CONFIGS)
 def test_logits_of_padded_sequences_equal_single_runs(name: str, side: str, impl: str) -> None:
     engine = fused(name, impl)
     texts, ids, mask = padded(side)
-    logits = engine(ids, attention_mask=mask).logits
+    logits = engine(ids, attention_mask=mask, position_ids=places(mask)).logits
     for row, text in enumerate(texts):
         assert error(logits[row][mask[row].bool()], engine(text[None]).logits[0]) <= SAME
 
@@ -43,7 +71,7 @@ def test_logits_between_holes_equal_single_runs(name: str, impl: str) -> None:
     """Not for windowed models: their windows count slots, holes included."""
     engine = fused(name, impl)
     texts, ids, mask = padded("holes")
-    logits = engine(ids, attention_mask=mask).logits
+    logits = engine(ids, attention_mask=mask, position_ids=places(mask)).logits
     for row, text in enumerate(texts):
         assert error(logits[row][mask[row].bool()], engine(text[None]).logits[0]) <= SAME
 
@@ -80,10 +108,10 @@ def test_padding_is_recognised_without_a_mask(name: str) -> None:
 def test_steps_after_right_padding_equal_single_runs(name: str, impl: str) -> None:
     engine = fused(name, impl)
     texts, ids, mask = padded("right")
-    cache = engine(ids, attention_mask=mask).past_key_values
-    steps = prompt(len(LENGTHS), 4, seed=1)
-    first = engine(steps[:, :3], past_key_values=cache).logits
-    second = engine(steps[:, 3:], past_key_values=cache).logits
+    cache = engine(ids, attention_mask=mask, position_ids=places(mask)).past_key_values
+    steps, at = prompt(len(LENGTHS), 4, seed=1), mask.sum(1, keepdim=True) + torch.arange(4)
+    first = engine(steps[:, :3], past_key_values=cache, position_ids=at[:, :3]).logits
+    second = engine(steps[:, 3:], past_key_values=cache, position_ids=at[:, 3:]).logits
     for row, text in enumerate(texts):
         alone = engine(torch.cat((text, steps[row]))[None]).logits[0, -4:]
         assert error(torch.cat((first[row], second[row])), alone) <= SAME

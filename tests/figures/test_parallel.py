@@ -14,7 +14,7 @@ from labkit.figures import cut_figure, gpus_figure, scaling_figure, waiting_figu
 from labkit.figures.parallel import MATRICES, pieces
 from labkit.harness.records import Comparison, Measurement
 from labkit.models.config import ModelConfig
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 from labkit.models.presets import PRESETS
 from labkit.models.shards import shard
 from labkit.nsys.capture.profile import Capture
@@ -31,7 +31,7 @@ WAITS = (0.02, 0.05, 0.01, 0.03)
 
 def config(name: str) -> ModelConfig:
     hf_config = PRESETS[name].hf_config
-    return policy_for(hf_config).model_config(hf_config)
+    return model_config_of(hf_config)
 
 
 def side(ranks: int) -> Measurement:

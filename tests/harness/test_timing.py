@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from labkit.harness import measure_latency, roofline
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.timing import timed_generate
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 
 ARGS = {"do_sample": False, "min_new_tokens": 6, "max_new_tokens": 6}
 
@@ -70,7 +70,7 @@ def test_one_token_has_no_time_per_token() -> None:
 
 def test_work_is_the_mean_over_the_contexts_of_the_steps() -> None:
     model = small_model("mistral")
-    config = policy_for(model.config).model_config(model.config)
+    config = model_config_of(model.config)
     work = count_work(config, torch.bfloat16, 2, 5, 4)
     steps = [config.decode_bytes(torch.bfloat16, 2, context) for context in (6, 7, 8)]
     assert work.decode_bytes == sum(steps) / 3

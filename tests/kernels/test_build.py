@@ -2,10 +2,10 @@
 
 import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import sleep
+from time import sleep, time
 
 import pytest
 import torch
@@ -63,6 +63,37 @@ def test_a_library_is_built_once(stub: Path) -> None:
     first = build.compile_library("float32")
     assert build.compile_library("float32") == first
     assert (stub.parent / "runs").read_text() == "run\n"
+
+
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-1], lambda data: b"?" + data[1:]])
+@pytest.mark.usefixtures("cache")
+def test_a_damaged_library_is_built_again(stub: Path, damage: Callable[[bytes], bytes]) -> None:
+    """A process that maps a truncated one is killed as soon as it touches what is missing."""
+    library = build.compile_library("float32")
+    whole = library.read_bytes()
+    library.write_bytes(damage(whole))
+    assert build.compile_library("float32") == library
+    assert library.read_bytes() == whole
+    assert (stub.parent / "runs").read_text() == "run\n" * 2
+
+
+@pytest.mark.usefixtures("cache", "stub")
+def test_a_library_is_held_against_its_digest_once_in_a_process() -> None:
+    build.compile_library("float32")
+    build._agrees_with_its_digest.cache_clear()
+    for _ in range(3):
+        build.compile_library("float32")
+    assert build._agrees_with_its_digest.cache_info().misses == 1
+
+
+@pytest.mark.usefixtures("stub")
+def test_what_killed_builds_left_is_removed_and_what_may_be_a_build_is_not(cache: Path) -> None:
+    cache.mkdir()
+    for name, age in (("tmpdead.so", build.DEAD_S + 60), ("tmpalive.so", 60), ("tmpother.txt", 10 * build.DEAD_S)):
+        (cache / name).touch()
+        os.utime(cache / name, (time() - age,) * 2)
+    library = build.compile_library("float32")
+    assert libraries(cache) == sorted([library, cache / "tmpalive.so", cache / "tmpother.txt"])
 
 
 @pytest.mark.usefixtures("cache", "stub")
@@ -192,15 +223,15 @@ def test_a_library_that_cannot_be_loaded_is_a_build_error() -> None:
         build.load("float32")
 
 
-def test_two_processes_that_build_at_once_end_with_one_whole_library(cache: Path) -> None:
-    program = "from labkit.kernels import build; print(build.load('float32')._name)"
-    children = [
-        subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    named = {child.communicate()[0].strip() for child in children}
-    assert [child.returncode for child in children] == [0, 0]
-    assert named == {str(path) for path in libraries(cache)}
+def test_two_builds_at_once_end_with_one_whole_library(cache: Path, stub: Path) -> None:
+    both_run = f"while [ $(wc -l < {stub.parent}/runs) -lt 2 ]; do sleep 0.01; done"
+    stub.write_text(stub.read_text().replace("while [", f"{both_run}\nwhile [", 1))
+    with ThreadPoolExecutor(2) as pool:
+        named = set(pool.map(build.compile_library, ("float32", "float32")))
+    assert named == set(libraries(cache))
     assert len(named) == 1
+    assert build.compile_library("float32") in named
+    assert (stub.parent / "runs").read_text() == "run\n" * 2
 
 
 def test_the_kernels_run_right_after_a_build(cache: Path) -> None:

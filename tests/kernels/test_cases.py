@@ -8,7 +8,7 @@ from labkit.kernels.mlp_gemm.cases import CASES as MLP_CASES
 from labkit.kernels.mlp_gemm.cases import MlpCase
 from labkit.kernels.qkv_gemm.cases import CASES as QKV_CASES
 from labkit.kernels.qkv_gemm.cases import QkvCase
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 from labkit.models.presets import PRESETS
 from labkit.stages import Stage
 
@@ -22,7 +22,7 @@ KINDS: dict[Stage, dict[str, QkvCase | MlpCase]] = {
 @pytest.mark.parametrize("region", KINDS)
 @pytest.mark.parametrize("name", ["gpt2", "bloom-7b1", "llama-2-7b"])
 def test_bytes_and_flops_are_those_of_the_region(name: str, region: Stage) -> None:
-    config = policy_for(PRESETS[name].hf_config).model_config(PRESETS[name].hf_config)
+    config = model_config_of(PRESETS[name].hf_config)
     case = KINDS[region][name]
     assert case.flops(BATCH) == region_flops(config, region, BATCH, CONTEXT)
     for dtype in (torch.float32, torch.float16, torch.int8):

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import BertConfig, GPT2Config, PreTrainedModel
 
 from labkit.models.config import ModelConfig, alibi_slopes
-from labkit.models.policies import POLICIES, Policy, policy_for
+from labkit.models.policies import POLICIES, Policy, model_config_of, policy_for
 from labkit.models.shards import Cut, shard
 
 Weights = dict[str, Tensor]
@@ -189,6 +189,28 @@ def test_annotated_modules_exist(name: str) -> None:
         assert part is None or layer.get_submodule(part)
 
 
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@torch.no_grad()
+def test_the_row_says_which_positions_transformers_makes_up(name: str) -> None:
+    """Two tokens are hidden on the left and two within, so that counting in the mask and counting slots differ, also
+    for a rotation, which only knows distances.
+    """
+    model = small_model(name)
+    ids, mask = text()[None], torch.ones(1, TOKENS, dtype=torch.int64)
+    mask[:, [0, 1, 20, 21]] = 0
+    shown = mask[0].bool()
+    own = model(ids, attention_mask=mask).logits[:, shown]
+    counted = policy_for(model.config).positions_from_mask
+    if name.startswith("bloom"):  # it takes no position_ids: counted in the mask, the hidden tokens leave no trace
+        assert counted == (relative_error(model(ids[:, shown]).logits, own) < 1e-5)
+        return
+    positions = {True: (mask.cumsum(1) - 1).clamp(min=0), False: torch.arange(TOKENS)[None]}
+    logits = {way: model(ids, attention_mask=mask, position_ids=positions[way]).logits[:, shown] for way in positions}
+    assert relative_error(logits[counted], own) < 1e-5
+    assert relative_error(logits[not counted], own) > 1e-3
+    assert model_config_of(model.config).positions_from_mask == counted
+
+
 def test_every_row_has_a_small_model() -> None:
     assert {policy_for(small_config(name)).architecture for name in SMALL_CONFIGS} == set(POLICIES)
 
@@ -257,7 +279,7 @@ def test_an_unknown_architecture_lists_the_known() -> None:
 def test_a_switch_that_is_not_computed_is_refused_by_name(name: str, switch: str, overrides: dict[str, object]) -> None:
     config = small_config(name, **overrides)
     with pytest.raises(ValueError, match=switch):
-        policy_for(config).model_config(config)
+        model_config_of(config)
 
 
 def test_decode_counts_what_it_reads() -> None:

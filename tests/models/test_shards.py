@@ -6,7 +6,7 @@ from small_models import SMALL_CONFIGS, small_config
 from torch import Tensor
 
 from labkit.models.config import ModelConfig
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 from labkit.models.shards import Shard, shard
 from labkit.weights.checkpoint.pieces import pieces, ranges_of
 
@@ -15,7 +15,7 @@ WIDE = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 72, "
 
 def model_config(name: str, **overrides: object) -> ModelConfig:
     config = small_config(name, **overrides)
-    return policy_for(config).model_config(config)
+    return model_config_of(config)
 
 
 def canonical(config: ModelConfig) -> dict[str, Tensor]:

@@ -32,7 +32,8 @@ def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> N
         for mine, theirs in ((own.keys, layer.keys), (own.values, layer.values)):
             kept = theirs[:, :, :length] if theirs.shape[2] >= length else theirs
             mine[index][:, :, length - held : length, : config.head_dim] = kept
-    own.take_over(length, None if attention_mask is None else counted(attention_mask[:, :length]))
+    counts = config.positions_from_mask and attention_mask is not None
+    own.take_over(length, counted(attention_mask[:, :length]) if counts else None)
 
 
 def hand_back(own: KVCache, given: Cache) -> None:

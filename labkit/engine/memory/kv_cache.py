@@ -147,7 +147,8 @@ class KVCache(Cache):
     ) -> Rows:
         """Room and row description for `tokens` new tokens per sequence. `attention_mask` [B, length + tokens] is the
         whole story so far; without one the new tokens are visible and the old padding stays. Positions are
-        `position_ids` [B or 1, tokens], else they count visible tokens, on from the sequence's largest.
+        `position_ids` [B or 1, tokens]; without them they count visible tokens, or slots, as transformers does for this
+        architecture (`Policy.positions_from_mask`).
         """
         past, total = self.length, self.length + tokens
         self.reserve(batch, total)
@@ -158,34 +159,48 @@ class KVCache(Cache):
             self._borrowed[0].at = -1
         if attention_mask is not None:
             self._set_mask(attention_mask)
-        if position_ids is not None:
+        if position_ids is not None and self.config.position != "alibi":  # which transformers derives from the mask
             self.positions[:, past:total] = position_ids
+            self._count_on(total)
+        elif not self.config.positions_from_mask:
+            self.positions[:, past:total] = torch.arange(past, total, dtype=torch.int32, device=self.device)
             self._count_on(total)
         elif attention_mask is not None:
             self.positions[:, past:total] = counted(attention_mask)[:, past:]
             self._count_on(total)
         else:
             self.reach += tokens
+        return self._rows(batch, tokens)
+
+    def place_next(self, batch: int) -> Rows:
+        """Room for one visible token per sequence, at the position behind the last one's."""
+        self.reserve(batch, self.length + 1)
+        if self._borrowed is not None:
+            self._borrowed[0].past.fill_(self.length)
+            self._borrowed[0].at = -1
+        self.reach += 1
+        return self._rows(batch, 1)
+
+    def _rows(self, batch: int, tokens: int) -> Rows:
+        """The next `tokens` tokens of each sequence, which have been placed."""
+        assert self.positions is not None
+        assert self.first is not None
         return Rows(
             batch,
             tokens,
-            self.positions[:, past:total].flatten().contiguous(),
+            self.positions[:, self.length : self.length + tokens].flatten().contiguous(),
             self.first,
             self.mask if self.holes else None,
             self.positions if self.config.position == "alibi" else None,
         )
 
-    def place_next(self, batch: int) -> Rows:
-        """`place` for one visible token per sequence at the position that follows."""
-        return self.place(batch, 1)
-
     def _count_on(self, length: int) -> None:
-        """From slot `length` on, positions go on from each sequence's largest before it."""
+        """From slot `length` on, positions go on from that of the slot before it, as transformers' `generate` does."""
         assert self.positions is not None
         how: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
-        last = self.positions[:, :length].amax(1, keepdim=True) if length else torch.tensor([[-1]], **how)
+        last = self.positions[:, length - 1 : length] if length else torch.tensor([[-1]], **how)
         self.positions[:, length:] = last + torch.arange(1, self.capacity - length + 1, **how)
-        self.reach = 1 + int(last.max())
+        self.reach = 1 + int(self.positions[:, :length].max()) if length else 0
 
     def _set_mask(self, attention_mask: Tensor) -> None:
         visible = attention_mask != 0

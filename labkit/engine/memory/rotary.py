@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from labkit.kernels.types import Rotary
-from labkit.models.config import Rotary as RotarySpec
+from labkit.models.config import RotarySpec
 
 FIRST_POSITIONS = 256
 

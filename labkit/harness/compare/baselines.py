@@ -31,7 +31,6 @@ from labkit.models.policies import policy_for
 from labkit.system.errors import UserError
 from labkit.weights.source import ModelSource
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FEW_ROWS = 64  # as many sequences as a decode step may have; most prompts have more
 StageProbe = Callable[[Callable[[], object]], list[StageTime]]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from labkit.harness.compare.baselines import DTYPES
+from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.weights.resolve import resolve
 
 OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -23,7 +23,7 @@ def main() -> None:
     """Write TARGET, as OUTTYPE or else DTYPE, with a checkpoint beside it for as long as the conversion takes."""
     sources, model, seed, dtype, outtype, target = sys.argv[1:]
     with TemporaryDirectory(dir=Path(target).parent) as checkpoint:
-        vanilla = resolve(model, seed=int(seed)).hf_model(DTYPES[dtype])
+        vanilla = resolve(model, seed=int(seed)).hf_model(FLOAT_DTYPES[dtype])
         architecture = type(vanilla).__name__
         if architecture == "GPT2LMHeadModel":
             vanilla.config.n_ctx = vanilla.config.n_positions  # a name of published configs that the converter reads

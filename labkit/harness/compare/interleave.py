@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.compare import peers
-from labkit.harness.compare.baselines import DTYPES, check_baseline, comparison_device
+from labkit.harness.compare.baselines import check_baseline, comparison_device
 from labkit.harness.compare.sides import Side
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Case, Comparison, Measurement, Run
@@ -27,7 +27,8 @@ from labkit.harness.results import save
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.timing import Times
 from labkit.models.config import ModelConfig
-from labkit.models.policies import policy_for
+from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
+from labkit.models.policies import model_config_of
 from labkit.models.shards import shard
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
@@ -199,7 +200,7 @@ def take_turns(
             f"got {several[0]} on {device}: the ranks of a comparison share one GPU; start them with torchrun"
         )
     source = resolve(model, seed=seed)
-    config = policy_for(source.hf_config).model_config(source.hf_config)
+    config = model_config_of(source.hf_config)
     for side in sides:
         shard(config, side.ranks)  # says so where the model has too few heads
     check_positions(config, prompt, new)
@@ -285,8 +286,7 @@ def _check(sides: Sequence[SideSpec], *, dtype: str, **counts: int) -> None:
             check_baseline(side.name)
         elif reason := peers.unavailable():
             raise UserError(reason)
-    if dtype not in DTYPES:
-        raise UserError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+    dtype_of(dtype, FLOAT_DTYPES)
     least = {"batch": 1, "prompt": 1, "new": 2, "rounds": 2}
     reasons = {"new": " (a decode step follows the first token)", "rounds": " (an interval needs two)"}
     given = [*counts.items(), *(("threads", side.threads) for side in sides), *(("tp", side.ranks) for side in sides)]

@@ -23,12 +23,13 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
-from labkit.harness.compare.baselines import DTYPES, baseline, comparison_device
+from labkit.harness.compare.baselines import baseline, comparison_device
 from labkit.harness.compare.peers import PEERS, llama_cpp
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.exchange.calls import ExchangeCalls
 from labkit.harness.timing import timed_generate, wait_for_gpu
 from labkit.kernels.memory import return_freed_memory
+from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
@@ -76,9 +77,9 @@ class Worker:
         started = perf_counter()
         if name in PEERS:
             assert gguf is not None
-            self._side = llama_cpp(name, gguf, source, DTYPES[dtype], threads=threads, positions=prompt + new)
+            self._side = llama_cpp(name, gguf, source, FLOAT_DTYPES[dtype], threads=threads, positions=prompt + new)
         else:
-            self._side = baseline(name, source, DTYPES[dtype], threads, **options)
+            self._side = baseline(name, source, FLOAT_DTYPES[dtype], threads, **options)
         wait_for_gpu()
         loaded = perf_counter()
         if (settings := getattr(self._side.model, "generation_config", None)) is not None:

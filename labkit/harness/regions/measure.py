@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.harness.compare import baselines
 from labkit.harness.compare.interleave import Progress
 from labkit.harness.environment import read_environment
 from labkit.harness.regions.layer_stack import (
@@ -34,14 +33,14 @@ from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA
 from labkit.harness.roofline import probe_bandwidth
 from labkit.kernels import gpu
 from labkit.kernels.build import load
-from labkit.models.policies import policy_for
+from labkit.models.dtypes import DTYPES, dtype_of
+from labkit.models.policies import model_config_of
 from labkit.stages import FUSED_REGIONS, Stage
 from labkit.system.errors import UserError
 from labkit.system.whole_file import write_whole
 from labkit.weights.resolve import resolve
 
 IMPLS = ("cpp", "triton")
-DTYPES = baselines.DTYPES | {"int8": torch.int8}
 ROUNDS = 15
 NOTHING = nullcontext()
 QKV, ATTENTION, MLP, RESIDUAL = FUSED_REGIONS
@@ -81,7 +80,7 @@ class LayerBench:
         threads = torch.get_num_threads() if threads is None else threads
         _check(impl, dtype, batch=batch, context=context, threads=threads, layers=1 if layers is None else layers)
         hf_config = resolve(model).hf_config
-        config = policy_for(hf_config).model_config(hf_config)
+        config = model_config_of(hf_config)
         if config.max_positions is not None and context + 1 > config.max_positions:
             raise UserError(
                 f"a context of {context} and a new token are more than {model}'s {config.max_positions} positions; "
@@ -278,8 +277,7 @@ def _chosen(regions: Iterable[str] | None) -> tuple[Stage, ...]:
 def _check(impl: str, dtype: str, **counts: int) -> None:
     if impl not in IMPLS:
         raise UserError(f"unknown impl {impl!r}; expected one of {', '.join(IMPLS)}")
-    if dtype not in DTYPES:
-        raise UserError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+    dtype_of(dtype)
     for name, value in counts.items():
         if value < 1:
             raise UserError(f"got {name} = {value}, expected at least 1")

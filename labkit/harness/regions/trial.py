@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from labkit.harness.regions.layer_stack import LayerStack, Side, layer_stack
-from labkit.harness.regions.measure import DTYPES
 from labkit.harness.regions.sides import FUSED, UNFUSED
 from labkit.kernels.build import BuildError, load
 from labkit.models.config import ModelConfig
-from labkit.models.policies import policy_for
+from labkit.models.dtypes import DTYPES, dtype_of
+from labkit.models.policies import model_config_of
 from labkit.models.presets import PRESETS
 from labkit.stages import Stage
 from labkit.system.errors import RunError, UserError
@@ -68,8 +68,7 @@ def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = Non
     """Compiles the kernels as their sources are now and tries `region`. ValueError for an unknown region or dtype."""
     if region not in OP_OF:
         raise UserError(f"unknown op {region!r}; expected one of {', '.join(OP_OF)}")
-    if dtype not in DTYPES:
-        raise UserError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+    dtype_of(dtype)
     threads = torch.get_num_threads() if threads is None else threads
     command = [sys.executable, "-P", "-m", "labkit.harness.regions.trial", region, dtype, str(threads)]
     try:
@@ -106,7 +105,7 @@ def trial(region: Stage, dtype: str, threads: int) -> Trial:
 
 def _shape(name: str) -> ModelConfig:
     hf_config = PRESETS[name].hf_config
-    return policy_for(hf_config).model_config(hf_config)
+    return model_config_of(hf_config)
 
 
 def _problem(stack: LayerStack, region: Stage, tolerance: float) -> str | None:

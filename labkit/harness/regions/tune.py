@@ -19,11 +19,11 @@ from labkit.engine.memory.slots import SlotPool
 from labkit.engine.runners.cuda_graph import GpuDecoder
 from labkit.harness.compare.interleave import Progress
 from labkit.harness.regions.layer_stack import random_model
-from labkit.harness.regions.measure import DTYPES
 from labkit.kernels import gpu
 from labkit.kernels.tuned import Tile, TunedTiles, tuned_tiles, write_tiles
 from labkit.models.config import ModelConfig
-from labkit.models.policies import policy_for
+from labkit.models.dtypes import DTYPES, dtype_of
+from labkit.models.policies import model_config_of
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
@@ -61,8 +61,7 @@ def tune(
     if gpu.interpreted() and timer is None:
         raise UserError("labkit tune times kernels on an NVIDIA GPU, and found TRITON_INTERPRET=1; unset it")
     for dtype in dtypes:
-        if dtype not in DTYPES:
-            raise UserError(f"unsupported dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+        dtype_of(dtype)
     if min(batches, default=0) < 1:
         raise UserError(f"got batch = {min(batches, default=0)}, expected at least 1")
     name = gpu.gpu_name() or "interpreter"
@@ -173,7 +172,7 @@ def graph_us(decoder: GpuDecoder) -> float:
 
 def _shape(model: str) -> ModelConfig:
     hf_config = resolve(model).hf_config
-    return policy_for(hf_config).model_config(hf_config)
+    return model_config_of(hf_config)
 
 
 def _few_layers(config: ModelConfig) -> ModelConfig:

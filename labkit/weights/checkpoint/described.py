@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from transformers import PretrainedConfig
 
+from labkit.models.config_file import CONFIG
 from labkit.models.policies import policy_for
 from labkit.system.errors import UserError
+from labkit.system.json_file import read_json
 from labkit.system.validation import all_problems
 from labkit.weights.checkpoint.megatron import megatron_weights
 from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.checkpoint.tensor_parallel import tensor_parallel_weights
+from labkit.weights.listed_files import index_files, listed_path, stays_inside
 from labkit.weights.protocol import TensorSource
 from labkit.weights.source import Checkpoint, ModelSource, hf_shapes, weight_files
 
@@ -51,6 +54,17 @@ class Description(BaseModel):
         return next((known for known in TYPES if known.lower() == str(value).lower()), value)
 
 
+@dataclass(frozen=True)
+class Listing:
+    """Where the names of a description are looked up. `came_with`: its file, where that is part of a checkpoint."""
+
+    folder: Path
+    came_with: Path | None
+
+    def path(self, name: str) -> Path:
+        return self.folder / name if self.came_with is None else listed_path(self.folder, name, self.came_with)
+
+
 def described_source(
     checkpoint: dict[str, Any] | str | Path, hf_config: PretrainedConfig, base_dir: str
 ) -> ModelSource:
@@ -58,27 +72,33 @@ def described_source(
 
     checkpoint: a description as a dict or the path of its JSON file, or a folder: labkit's own checkpoint, one that
     DeepSpeed wrote, or one that `save_pretrained` wrote. File names in it are relative to `base_dir`, else to the
-    description's own base_dir, else to the folder that it lies in.
+    description's own base_dir where that is a folder, else to the folder that the description lies in.
 
-    Raises ValueError for a description or files that can't be used, and for those of another model.
+    A description that came with a checkpoint (DeepSpeed's own file, or any file beside a config.json) may only name
+    files of its own folder, and its base_dir is not followed out of it. A dict, and a file that lies elsewhere, are the
+    caller's own words: they may name any file.
+
+    Raises UserError for a description or files that cannot be used, and for those of another model.
     """
-    folder = Path(base_dir)
+    folder, came_with = Path(base_dir), None
     if isinstance(checkpoint, str | Path):
         path = Path(base_dir) / checkpoint
         if path.is_dir() and not (path / WRITTEN_BY_DEEPSPEED).is_file():
             checkpoint = {"type": "ds_model", "checkpoints": str(path.absolute())}
         else:
             path = path / WRITTEN_BY_DEEPSPEED if path.is_dir() else path
-            checkpoint = read_json(path)
+            checkpoint = _description_in(path)
             folder = folder if base_dir else path.parent
+            came_with = path if path.name == WRITTEN_BY_DEEPSPEED or (path.parent / CONFIG).is_file() else None
     described = read_description(checkpoint)
-    if not base_dir and described.base_dir and (folder / described.base_dir).is_dir():
-        folder = folder / described.base_dir
+    own = described.base_dir
+    if own and not base_dir and (came_with is None or stays_inside(own)) and (folder / own).is_dir():
+        folder = folder / own
     return ModelSource(
         hf_config.model_type,
         f"{described.type} checkpoint in {folder}",
         hf_config,
-        _weights(described, folder, hf_config),
+        _weights(described, Listing(folder, came_with), hf_config),
     )
 
 
@@ -87,24 +107,19 @@ def read_description(values: Any) -> Description:
     if not isinstance(values, dict):
         raise UserError(f"a checkpoint's description is an object with type and checkpoints, got {values!r}")
     try:
-        return Description(**values)
+        return Description.model_validate(values)
     except ValidationError as error:
         raise UserError(f"checkpoint description: {all_problems(error)}") from None
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises ValueError where there is none."""
+def _description_in(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, "DeepSpeed's description, with type and checkpoints")
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; expected a JSON description of a checkpoint or a folder") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} is not JSON ({error}); expected DeepSpeed's description, with type and checkpoints"
-        ) from None
 
 
-def _weights(described: Description, folder: Path, hf_config: PretrainedConfig) -> TensorSource:
+def _weights(described: Description, listing: Listing, hf_config: PretrainedConfig) -> TensorSource:
     policy = policy_for(hf_config)
     config = policy.model_config(hf_config)
     listed = described.checkpoints
@@ -113,28 +128,29 @@ def _weights(described: Description, folder: Path, hf_config: PretrainedConfig) 
     if isinstance(listed, Shards):
         if described.tp_size is None:
             raise UserError("checkpoints names files of several ranks, and tp_size is missing; say how many ranks")
-        non_tp, tp = ([folder / name for name in names] for names in (listed.non_tp, listed.tp))
+        non_tp, tp = ([listing.path(name) for name in names] for names in (listed.non_tp, listed.tp))
         return tensor_parallel_weights(non_tp, tp, described.tp_size, policy, config, hf_shapes(hf_config))
     names = [listed] if isinstance(listed, str) else listed
     if not names:
         raise UserError("checkpoints lists no file; expected at least one")
-    if described.type == "labkit" or (len(names) == 1 and (own := saved_weights(folder / names[0], policy, config))):
-        own = saved_weights(folder / names[0], policy, config)
-        if own is None:
-            raise UserError(f"{folder / names[0]} is no checkpoint of labkit's; expected a folder that it saved")
+    paths = [listing.path(name) for name in names]
+    own = saved_weights(paths[0], policy, config) if described.type == "labkit" or len(paths) == 1 else None
+    if own is not None:
         return own
+    if described.type == "labkit":
+        raise UserError(f"{paths[0]} is no checkpoint of labkit's; expected a folder that it saved")
     if described.type == "Megatron":
-        return megatron_weights([folder / name for name in names], described.version, policy, config)
+        return megatron_weights(paths, described.version, policy, config)
     if described.version not in (None, 0.0, 1.0):
         raise UserError(f"version {described.version} of {described.type} is unknown; expected 1.0")
-    files = [file for name in names for file in _files(folder / name)]
+    files = [file for path in paths for file in _files(path)]
     return Checkpoint(files, policy, config)
 
 
 def _files(path: Path) -> list[Path]:
     """The files that one entry of a list stands for: itself, those of a folder, or those of an index."""
     if path.name.endswith(INDEX):
-        return sorted({path.parent / file for file in read_json(path)["weight_map"].values()})
+        return index_files(path)
     if path.is_dir():
         if not (files := weight_files(path)):
             raise UserError(f"{path} holds no weights; expected model*.safetensors or pytorch_model*.bin")

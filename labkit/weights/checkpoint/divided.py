@@ -10,7 +10,7 @@ from torch import Tensor
 from labkit.models.shards import Cut
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.files import TensorFile
-from labkit.weights.checkpoint.pieces import Divided, Part
+from labkit.weights.checkpoint.pieces import Divided, FilePart
 
 
 class DividedWeights:
@@ -56,7 +56,7 @@ def replicated(name: str, files: Sequence[TensorFile], tensors: Sequence[Tensor]
                 "all shards must come from one save of one model"
             )
     only = tensors[0]
-    return Divided(tuple(only.shape), 0, (Part(lambda: only, ((0, len(only)),)),))
+    return Divided(tuple(only.shape), 0, (FilePart(lambda: only, ((0, len(only)),)),))
 
 
 def side_by_side(lengths: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:

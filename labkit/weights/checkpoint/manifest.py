@@ -5,44 +5,49 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from labkit.models.config import ModelConfig
+from labkit.models.dtypes import DTYPES
 from labkit.system.errors import UserError
+from labkit.system.json_file import read_json
+from labkit.system.validation import first_problem
 
 MANIFEST = "labkit_checkpoint.json"
 FORMAT = 1
+Layout = Annotated[str, Field(pattern="^(panels|rows|words)$")]
+Dtype = Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
 
 
-class Record(BaseModel):
+class ManifestPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class MatrixRecord(Record):
+class MatrixRecord(ManifestPart):
     """A matrix in a file. `outputs`, `inputs`: what it is as a `Linear`, of which the stored shape is a packing.
 
     int8: `group` inputs share a scale, and the scales stand in the file beside it, in the same layout.
     """
 
-    outputs: int
-    inputs: int
-    layout: str
-    group: int = 0
+    outputs: int = Field(ge=1)
+    inputs: int = Field(ge=1)
+    layout: Layout
+    group: int = Field(default=0, ge=0)
 
 
-class FileRecord(Record):
+class FileRecord(ManifestPart):
     """The file of one rank: the XXH3 digest of each tensor, and in `matrices` those that have a layout."""
 
     name: str
-    bytes: int
+    bytes: int = Field(ge=0)
     digests: dict[str, str]
     matrices: dict[str, MatrixRecord]
 
 
-class Manifest(Record):
+class Manifest(ManifestPart):
     """`dtype` of the matrices, with int8 in `groups` per row and the LM head with `lm_head`; `layout`: "panels", "rows"
     or "words", see `kernels.types.Linear`. `save`: the same in all files of one save and in no other.
     """
@@ -51,37 +56,43 @@ class Manifest(Record):
     save: str
     architecture: str
     model: dict[str, Any]
-    dtype: str
-    tp_size: int
-    layout: str
-    groups: int
+    dtype: Dtype
+    tp_size: int = Field(ge=1)
+    layout: Layout
+    groups: int = Field(ge=1)
     lm_head: bool
     files: list[FileRecord]
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        dtype = getattr(torch, self.dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
+        return DTYPES[self.dtype]
 
 
 def described_model(config: ModelConfig) -> dict[str, Any]:
-    """A model's description as JSON has it, to be compared."""
+    """A model's description as JSON has it, to be compared with that of other weights.
+
+    Which positions a forward makes up is left out: it says nothing of the weights, and older manifests do not have it.
+    """
     described: dict[str, Any] = json.loads(json.dumps(asdict(config), default=sorted))
+    del described["positions_from_mask"]
     return described
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None: it has none. Raises ValueError for one of another format or a damaged one."""
+    """The manifest of a folder; None: it has none. Raises UserError for one that is damaged or of another format."""
     path = folder / MANIFEST
     if not path.is_file():
         return None
+    values = read_json(path, "the manifest that labkit writes last when it saves a checkpoint")
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is damaged: it holds a {type(values).__name__}; save the checkpoint again")
+    if values.get("format") != FORMAT:
+        raise UserError(
+            f"{path} has format {values.get('format')!r}; expected {FORMAT}: save it again with this labkit"
+        )
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(values, dict) and values.get("format") != FORMAT:
-            raise UserError(
-                f"{path} has format {values.get('format')!r}; expected {FORMAT}: save it again with this labkit"
-            )
-        return Manifest(**values)
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValidationError) as error:
-        raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}); save the checkpoint again") from error
+        return Manifest.model_validate(values)
+    except ValidationError as error:
+        raise UserError(
+            f"{path} is damaged ({first_problem(error, 'the manifest')}); save the checkpoint again"
+        ) from error

@@ -20,7 +20,7 @@ from labkit.models.policies import GPT2, Policy
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.divided import DividedWeights, by_thirds, replicated, same_names, side_by_side
 from labkit.weights.checkpoint.files import TensorFile
-from labkit.weights.checkpoint.pieces import Divided, Part
+from labkit.weights.checkpoint.pieces import Divided, FilePart
 
 VERSIONS = (0.0, 1.0, 2.0)
 IN_LAYER = {  # Megatron's module -> its role
@@ -136,7 +136,7 @@ def _divided(
         ranges = by_thirds(lengths)
     transposed = matrix and role != "tokens"
     reads = [partial(_read, tensor, arrange if role == "qkv" else None, transposed) for tensor in tensors]
-    parts = tuple(Part(read, held) for read, held in zip(reads, ranges, strict=False))
+    parts = tuple(FilePart(read, held) for read, held in zip(reads, ranges, strict=False))
     return Divided(tuple(whole[::-1] if transposed else whole), 1 - dim if transposed else dim, parts)
 
 

@@ -15,7 +15,7 @@ Range = tuple[int, int]  # [begin, end)
 
 
 @dataclass(frozen=True)
-class Piece:
+class HeldRange:
     """[begin, end) of what `holder` has, which goes to `at` of what is wanted."""
 
     holder: int
@@ -24,7 +24,7 @@ class Piece:
     at: int
 
 
-def pieces(wanted: Sequence[Range], held: Sequence[Sequence[Range]]) -> list[Piece]:
+def pieces(wanted: Sequence[Range], held: Sequence[Sequence[Range]]) -> list[HeldRange]:
     """Where the wanted ranges of a whole are, in their order, when holder h has the ranges `held[h]` of it in theirs.
 
     What several holders have is taken from the first. Raises ValueError for a part that nobody has.
@@ -38,18 +38,18 @@ def pieces(wanted: Sequence[Range], held: Sequence[Sequence[Range]]) -> list[Pie
                 raise UserError(f"nobody holds {begin} to {end}")
             stop = min(end, there.end)
             local = there.at + begin - there.begin
-            found.append(Piece(there.holder, local, local + stop - begin, at))
+            found.append(HeldRange(there.holder, local, local + stop - begin, at))
             at += stop - begin
             begin = stop
     return found
 
 
-def _located(held: Sequence[Sequence[Range]]) -> Iterator[Piece]:
+def _located(held: Sequence[Sequence[Range]]) -> Iterator[HeldRange]:
     """As pieces of the whole: `at` is where the range stands at its holder."""
     for holder, ranges in enumerate(held):
         at = 0
         for begin, end in ranges:
-            yield Piece(holder, begin, end, at)
+            yield HeldRange(holder, begin, end, at)
             at += end - begin
 
 
@@ -59,7 +59,7 @@ def ranges_of(cut: Cut | None, whole: int) -> tuple[Range, ...]:
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """What one file holds of a tensor: these ranges of its divided dimension. `read` gives it, mapped where it can."""
 
     read: Callable[[], Tensor]
@@ -72,7 +72,7 @@ class Divided:
 
     shape: tuple[int, ...]
     dim: int
-    parts: tuple[Part, ...]
+    parts: tuple[FilePart, ...]
 
     def get(self, cut: Cut | None = None) -> Tensor:
         """The tensor, or the part that the cut takes, from the files that have it: a view where one file has it all.

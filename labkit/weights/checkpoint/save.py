@@ -19,7 +19,7 @@ from labkit.kernels.types import Linear, float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard
 from labkit.system.errors import UserError
-from labkit.system.whole_file import whole_file, write_whole
+from labkit.system.whole_file import remove_unfinished, whole_file, write_whole
 from labkit.weights.checkpoint.manifest import FORMAT, MANIFEST, FileRecord, Manifest, MatrixRecord, described_model
 from labkit.weights.checkpoint.saved import Canonical, key_of, layout_of
 from labkit.weights.checkpoint.shard_file import scales_of
@@ -38,6 +38,7 @@ TEXT_FILES = (
     "merges.txt",
     "chat_template.jinja",
 )
+SUFFIX = ".safetensors"
 Gather = Callable[[Any], list[Any]]  # what this rank has -> what all ranks have, in their order
 T = TypeVar("T")
 
@@ -76,6 +77,7 @@ class Saving:
 
         def free() -> str:
             folder.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(folder, SUFFIX)
             if (folder / MANIFEST).exists() or weight_files(folder):
                 raise UserError(
                     f"save_mp_checkpoint_path={str(folder)!r} holds a checkpoint already; "
@@ -109,7 +111,7 @@ class Saving:
         _together(lambda: self.part.rank or self._describe(files, generation, source), self.gather)
 
     def _write(self) -> FileRecord:
-        name = f"rank-{self.part.rank:02d}-of-{self.part.size:02d}.safetensors"
+        name = f"rank-{self.part.rank:02d}-of-{self.part.size:02d}{SUFFIX}"
         metadata = {"save": self.name, "format": "labkit"}
         size, digests = write_tensors(self.folder / name, self._tensors, metadata)
         return FileRecord(name=name, bytes=size, digests=digests, matrices=self._matrices)

@@ -16,8 +16,9 @@ from labkit.models.policies import Policy
 from labkit.models.shards import Cut, Shard, cut_of, shard
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
-from labkit.weights.checkpoint.pieces import Piece, pieces, ranges_of
+from labkit.weights.checkpoint.pieces import HeldRange, pieces, ranges_of
 from labkit.weights.checkpoint.shard_file import AGAIN, Empty, ShardFile
+from labkit.weights.listed_files import listed_path
 
 AT_ONCE = 4 << 20  # numbers that are unpacked at once: what merging costs beyond its result
 Canonical = Mapping[str, Tensor | Linear]  # or packed, or with the scales of int8
@@ -48,7 +49,7 @@ def saved_weights(folder: Path, policy: Policy, config: ModelConfig) -> SavedWei
             "save the checkpoint again"
         )
     for file in manifest.files:
-        path = folder / file.name
+        path = listed_path(folder, file.name, folder / MANIFEST)
         if not path.is_file():
             raise UserError(f"{path} is missing; {AGAIN}")
         if (size := path.stat().st_size) != file.bytes:
@@ -175,13 +176,13 @@ class Merged:
         """Along which the weight is divided, among the ranks that saved it or now."""
         return next((cut.dim for cut in (self._part.cut(name), self._saved.shards[0].cut(name)) if cut), 0)
 
-    def _pieces(self, name: str, dim: int) -> list[Piece]:
+    def _pieces(self, name: str, dim: int) -> list[HeldRange]:
         config = self._saved.config
         whole = (config.layer_shapes() | config.top_shapes())[name][dim]
         held = [ranges_of(of_rank.cut(name), whole) for of_rank in self._saved.shards]
         return pieces(ranges_of(self._part.cut(name), whole), held)
 
-    def _fill(self, out: Tensor, key: str, name: str, dim: int, piece: Piece) -> None:
+    def _fill(self, out: Tensor, key: str, name: str, dim: int, piece: HeldRange) -> None:
         file, taken = self._saved.file(piece.holder), (piece.begin, piece.end)
         halves = self._halves(name, piece.holder)
         outputs, inputs = out.shape
@@ -195,7 +196,9 @@ class Merged:
             target = out[at : at + last - first, left : left + columns[1] - columns[0]]
             target.copy_(file.block(key, (first, last), columns, halves))
 
-    def _scales(self, key: str, name: str, dim: int, found: list[Piece], shape: tuple[int, ...]) -> tuple[Tensor, int]:
+    def _scales(
+        self, key: str, name: str, dim: int, found: list[HeldRange], shape: tuple[int, ...]
+    ) -> tuple[Tensor, int]:
         """Those of the wanted part: of its rows, or of the groups that its columns fall into."""
         files = {piece.holder: self._saved.file(piece.holder) for piece in found}
         if dim == 0:
@@ -215,7 +218,7 @@ class Merged:
         ]
         return torch.stack(columns, dim=1), size
 
-    def _group(self, key: str, held: dict[int, Tensor], piece: Piece, column: int) -> Tensor:
+    def _group(self, key: str, held: dict[int, Tensor], piece: HeldRange, column: int) -> Tensor:
         """The scales of the group, at its holder, that a column of the wanted part falls into."""
         group = self._saved.file(piece.holder).record.matrices[key].group
         return held[piece.holder][:, (piece.begin + column - piece.at) // group]
@@ -236,5 +239,5 @@ def is_matrix(name: str, shapes: Shapes) -> bool:
     return len(shapes[name]) == 2 and name != "positions.weight"
 
 
-def _at(found: list[Piece], column: int) -> list[Piece]:
+def _at(found: list[HeldRange], column: int) -> list[HeldRange]:
     return [piece for piece in found if piece.at <= column < piece.at + piece.end - piece.begin]

@@ -17,7 +17,7 @@ from labkit.models.policies import Policy
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.divided import DividedWeights, by_thirds, replicated, same_names, side_by_side
 from labkit.weights.checkpoint.files import TensorFile
-from labkit.weights.checkpoint.pieces import Divided, Part
+from labkit.weights.checkpoint.pieces import Divided, FilePart
 
 
 def tensor_parallel_weights(
@@ -70,5 +70,5 @@ def _divided(stored: str, files: Sequence[TensorFile], shape: tuple[int, ...] | 
         )
     ranges = by_thirds(lengths) if thirds else side_by_side(lengths)
     reads = [partial(file.get, stored) for file in files]
-    parts = tuple(Part(read, held) for read, held in zip(reads, ranges, strict=True))
+    parts = tuple(FilePart(read, held) for read, held in zip(reads, ranges, strict=True))
     return Divided(shape, dims.pop(), parts)

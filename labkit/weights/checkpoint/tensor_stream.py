@@ -19,6 +19,7 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from labkit.system.errors import UserError
+from labkit.system.json_file import parse_json
 from labkit.system.whole_file import whole_file
 from labkit.weights.checkpoint.pieces import Range
 
@@ -28,7 +29,7 @@ NAMES = {
     torch.float16: "F16",
     torch.int8: "I8",
 }
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
+BY_NAME = {name: dtype for dtype, name in NAMES.items()}
 LENGTH = 8  # bytes that tell the length of the header
 AT_ONCE = 256 << 10  # bytes that are read and digested at once, while they are in a core's own cache
 
@@ -81,18 +82,14 @@ class TensorStream:
         self.path, self._digests = path, digests
         self._intact: set[str] = set()
         self._file = path.open("rb", buffering=0)
+        size = os.fstat(self._file.fileno()).st_size
         try:
             length = int.from_bytes(self._file.read(LENGTH), "little")
-            if length > os.fstat(self._file.fileno()).st_size:
+            if length > size:
                 raise UserError(f"a header of {length} bytes")
-            header = json.loads(self._file.read(length))
-            self.metadata: dict[str, str] = header.pop("__metadata__", {})
-            self.tensors = {
-                name: Stored(
-                    DTYPES[entry["dtype"]], tuple(entry["shape"]), LENGTH + length + int(entry["data_offsets"][0])
-                )
-                for name, entry in header.items()
-            }
+            header = parse_json(self._file.read(length), path, "a header of safetensors")
+            self.metadata: dict[str, str] = dict(header.pop("__metadata__", {}))
+            self.tensors = {name: _stored(entry, LENGTH + length, size) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is damaged ({error!r}); copy it again, or save the checkpoint again") from error
 
@@ -146,6 +143,17 @@ class TensorStream:
             if read == 0:
                 raise UserError(f"{self.path} ends within {name}; copy it again, or save the checkpoint again")
             done += read
+
+
+def _stored(entry: Mapping[str, Any], start: int, size: int) -> Stored:
+    """What a header says of a tensor, whose data begins at `start` of a file of `size` bytes."""
+    shape, (begin, _) = tuple(entry["shape"]), entry["data_offsets"]
+    if any(type(number) is not int or number < 0 for number in (*shape, begin)):
+        raise UserError(f"a tensor of shape {list(shape)} at {begin}")
+    stored = Stored(BY_NAME[entry["dtype"]], shape, start + begin)
+    if stored.offset + stored.nbytes > size:
+        raise UserError(f"a tensor that ends at {stored.offset + stored.nbytes} of {size} bytes")
+    return stored
 
 
 def _parts(data: memoryview) -> Iterator[memoryview]:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from labkit.engine.parallel.slicing.shares import Features, Heads, length, take
+from labkit.engine.parallel.slicing.shares import Features, HeadGroups, length, take
 from labkit.models.shards import evenly
 
 GROUPINGS = [(heads, kv) for heads in (1, 2, 4, 5, 6, 12) for kv in range(1, heads + 1) if heads % kv == 0]
@@ -19,7 +19,7 @@ def rows(parts: list[tuple[str, int]]) -> torch.Tensor:
     return torch.tensor(labels)
 
 
-def local_order(heads: Heads, rank: int) -> tuple[list[int], list[int]]:
+def local_order(heads: HeadGroups, rank: int) -> tuple[list[int], list[int]]:
     share = heads.shares[rank]
     return list(share.query), list(share.kv)
 
@@ -30,7 +30,7 @@ def test_the_first_ranks_take_one_more() -> None:
 
 @pytest.mark.parametrize(("heads", "kv", "ranks"), CASES)
 def test_each_query_head_is_kept_once_and_meets_its_own_kv_head(heads: int, kv: int, ranks: int) -> None:
-    shared = Heads(heads, kv, SIZE, ranks)
+    shared = HeadGroups(heads, kv, SIZE, ranks)
     assert list(itertools.chain(*(share.query for share in shared.shares))) == list(range(heads))
     for share in shared.shares:
         assert len(share.query) == share.group * len(share.kv)
@@ -40,13 +40,13 @@ def test_each_query_head_is_kept_once_and_meets_its_own_kv_head(heads: int, kv: 
 
 @pytest.mark.parametrize(("heads", "kv", "ranks"), CASES)
 def test_kv_heads_are_held_once_where_there_are_enough(heads: int, kv: int, ranks: int) -> None:
-    held = list(itertools.chain(*(share.kv for share in Heads(heads, kv, SIZE, ranks).shares)))
+    held = list(itertools.chain(*(share.kv for share in HeadGroups(heads, kv, SIZE, ranks).shares)))
     assert held == list(range(kv)) if kv >= ranks else set(held) == set(range(kv))
 
 
 @pytest.mark.parametrize(("heads", "kv", "ranks"), CASES)
 def test_a_share_of_stacked_rows_is_the_stack_of_its_heads(heads: int, kv: int, ranks: int) -> None:
-    shared = Heads(heads, kv, SIZE, ranks)
+    shared = HeadGroups(heads, kv, SIZE, ranks)
 
     def stack(queries: list[int], keys: list[int]) -> torch.Tensor:
         return rows([("q", head) for head in queries] + [(kind, head) for kind in "kv" for head in keys])
@@ -58,7 +58,7 @@ def test_a_share_of_stacked_rows_is_the_stack_of_its_heads(heads: int, kv: int, 
 
 @pytest.mark.parametrize(("heads", "kv", "ranks"), CASES)
 def test_a_share_of_grouped_rows_is_the_groups_of_its_heads(heads: int, kv: int, ranks: int) -> None:
-    shared = Heads(heads, kv, SIZE, ranks)
+    shared = HeadGroups(heads, kv, SIZE, ranks)
 
     def groups(queries: list[int], keys: list[int]) -> torch.Tensor:
         each = len(queries) // len(keys)

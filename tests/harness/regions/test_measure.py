@@ -24,7 +24,7 @@ from labkit.harness.regions.measure import RUNGS, LayerBench, measure_regions
 from labkit.harness.regions.records import RegionMeasurement
 from labkit.harness.regions.sides import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
 from labkit.models.config import ModelConfig
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 from labkit.stages import FUSED_REGIONS, Stage
 
 DTYPES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 2e-2, torch.int8: 0.1}
@@ -33,7 +33,7 @@ each_model = pytest.mark.parametrize("name", SMALL_CONFIGS)
 
 def config_of(name: str) -> ModelConfig:
     hf_config = small_config(name)
-    return policy_for(hf_config).model_config(hf_config)
+    return model_config_of(hf_config)
 
 
 def stack_of(name: str, dtype: torch.dtype = torch.float32, batch: int = 2, context: int = 11) -> LayerStack:

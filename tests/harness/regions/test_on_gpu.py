@@ -19,7 +19,7 @@ from labkit.harness.regions.records import LadderMeasurement, LayerCase, RegionM
 from labkit.harness.regions.sides import FUSED, GRAPH, OWN_GEMM, TITLES, UNFUSED
 from labkit.harness.regions.table import region_table
 from labkit.models.config import ModelConfig
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of
 from labkit.models.presets import PRESETS
 from labkit.stages import FUSED_REGIONS, Stage
 from labkit.studies.kernels import KernelStudy
@@ -34,7 +34,7 @@ pytestmark = [
 
 def config_of(name: str) -> ModelConfig:
     hf_config = PRESETS[name].hf_config
-    return policy_for(hf_config).model_config(hf_config)
+    return model_config_of(hf_config)
 
 
 @pytest.mark.parametrize(("name", "dtype"), SHAPES.items(), ids=SHAPES)

@@ -174,7 +174,7 @@ def test_json_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_manifest_is_named(folder: Path) -> None:
     manifest = json.loads((folder / MANIFEST).read_text())
     for text, message in (
-        ("{", "is damaged"),
+        ("{", "is not JSON"),
         ("[]", "is damaged"),
         (json.dumps(manifest | {"tp_size": None}), "is damaged"),
         (json.dumps(manifest | {"format": 9}), "has format 9; expected 1: save it again"),

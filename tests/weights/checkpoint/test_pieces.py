@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from labkit.models.shards import Cut
-from labkit.weights.checkpoint.pieces import Divided, Part, Range, pieces
+from labkit.weights.checkpoint.pieces import Divided, FilePart, Range, pieces
 
 WHOLE = 40
 
@@ -30,7 +30,7 @@ def test_any_cut_of_a_divided_tensor_is_the_same_cut_of_the_whole(seed: int, dim
     whole = whole if dim == 0 else whole.T
     held = [ranges for ranges in partition(rng, 4) if ranges]
     parts = [Cut(dim, ranges, WHOLE)(whole) for ranges in held]
-    made = (Part(partial(torch.clone, part), ranges) for part, ranges in zip(parts, held, strict=True))
+    made = (FilePart(partial(torch.clone, part), ranges) for part, ranges in zip(parts, held, strict=True))
     tensor = Divided(tuple(whole.shape), dim, tuple(made))
     bounds = sorted(rng.sample(range(WHOLE + 1), 4))
     along = Cut(dim, ((bounds[2], bounds[3]), (bounds[0], bounds[1])), WHOLE)
@@ -50,6 +50,6 @@ def test_what_nobody_has_is_an_error() -> None:
 
 
 def test_a_cut_of_another_shape_is_an_error() -> None:
-    tensor = Divided((4,), 0, (Part(lambda: torch.zeros(4), ((0, 4),)),))
+    tensor = Divided((4,), 0, (FilePart(lambda: torch.zeros(4), ((0, 4),)),))
     with pytest.raises(ValueError, match="has 4 in dimension 0, expected 5"):
         tensor.get(Cut(0, ((0, 2),), 5))

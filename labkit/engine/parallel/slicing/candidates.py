@@ -19,7 +19,7 @@ from labkit.engine.parallel.slicing.plan import (
     kept,
 )
 from labkit.engine.parallel.slicing.recording import Call, hidden_states, is_float
-from labkit.engine.parallel.slicing.shares import Features, Heads, Shares, grain
+from labkit.engine.parallel.slicing.shares import Features, HeadGroups, Shares, grain
 from labkit.engine.parallel.slicing.sliced import child
 from labkit.system.errors import UserError
 
@@ -119,13 +119,13 @@ def head_units(site: Site) -> Iterator[Unit]:
         if count < site.ranks:
             continue
         for kv_count in _kv_counts(site, count):
-            heads = Heads(count, kv_count, site.features // count, site.ranks)
+            heads = HeadGroups(count, kv_count, site.features // count, site.ranks)
             choices = [list(_readings(site, column, heads)) for column in site.columns]
             for chosen in itertools.product(*choices):
                 yield from _with_surroundings(site, heads, list(chosen))
 
 
-def _with_surroundings(site: Site, heads: Heads, chosen: list[tuple[str, Shares]]) -> Iterator[Unit]:
+def _with_surroundings(site: Site, heads: HeadGroups, chosen: list[tuple[str, Shares]]) -> Iterator[Unit]:
     by_feature = heads.by_query(heads.size)
     sizes = {heads.count: heads.by_query(1), heads.count * heads.size: by_feature}
     if heads.kv_count > 1:
@@ -193,7 +193,7 @@ def _kv_counts(site: Site, count: int) -> list[int]:
     return sorted((kv for kv in possible if kv > 0 and count % kv == 0), reverse=True)
 
 
-def _readings(site: Site, column: str, heads: Heads) -> Iterator[tuple[str, Shares]]:
+def _readings(site: Site, column: str, heads: HeadGroups) -> Iterator[tuple[str, Shares]]:
     """The layouts that the rows of a column-parallel matrix can have."""
     width = site.shape(column)[0]
     q, kv = heads.count * heads.size, heads.kv_count * heads.size
@@ -222,7 +222,7 @@ def _tensor_cuts(site: Site, sizes: dict[int, Shares]) -> Iterator[tuple[TensorC
         yield tuple(cut for cut in chosen if cut is not None)
 
 
-def _attribute_cuts(site: Site, heads: Heads) -> Iterator[tuple[AttributeCut, ...]]:
+def _attribute_cuts(site: Site, heads: HeadGroups) -> Iterator[tuple[AttributeCut, ...]]:
     """Numbers that the forward may read: those of heads; sizes that are made of them; and those of the config."""
     counts: list[AttributeCut] = []
     sizes: list[AttributeCut] = []
@@ -242,7 +242,7 @@ def _attribute_cuts(site: Site, heads: Heads) -> Iterator[tuple[AttributeCut, ..
     yield from dict.fromkeys(tuple(cuts) for cuts in tried)
 
 
-def _local_count(name: str, value: Any, heads: Heads) -> tuple[int, ...]:
+def _local_count(name: str, value: Any, heads: HeadGroups) -> tuple[int, ...]:
     if type(value) is not int:
         return ()
     if _is_kv_count(name) and value == heads.kv_count:
@@ -254,7 +254,7 @@ def _local_count(name: str, value: Any, heads: Heads) -> tuple[int, ...]:
     return ()
 
 
-def _local_size(value: Any, heads: Heads) -> tuple[int, ...]:
+def _local_size(value: Any, heads: HeadGroups) -> tuple[int, ...]:
     if value == heads.count * heads.size:
         return tuple(len(share.query) * heads.size for share in heads.shares)
     if heads.kv_count < heads.count and value == heads.kv_count * heads.size:
@@ -262,7 +262,7 @@ def _local_size(value: Any, heads: Heads) -> tuple[int, ...]:
     return ()
 
 
-def _argument_cuts(site: Site, heads: Heads) -> tuple[ArgumentCut, ...]:
+def _argument_cuts(site: Site, heads: HeadGroups) -> tuple[ArgumentCut, ...]:
     """Floating-point arguments with an axis of heads: ALiBi, position biases, masks that hold them."""
     rows = [] if site.call is None else hidden_states(site.call)
     if site.call is None or not rows or heads.count == 1:

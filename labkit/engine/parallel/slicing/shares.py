@@ -55,7 +55,7 @@ class Features:
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadGroups:
     """Query heads that share KV heads in equal groups, and how ranks share them (`models.shards.head_shares`)."""
 
     count: int

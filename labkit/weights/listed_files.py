@@ -1,0 +1,46 @@
+"""Files that a checkpoint lists: all of them lie in the checkpoint's own folder."""
+
+from __future__ import annotations
+
+import reprlib
+from pathlib import Path, PurePath
+from typing import Any
+
+from labkit.system.errors import UserError
+from labkit.system.json_file import read_json
+
+
+def stays_inside(name: str) -> bool:
+    """Whether a path, as it is written, leads to no other place than into the folder that it is relative to."""
+    path = PurePath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def listed_path(folder: Path, name: Any, listing: Path) -> Path:
+    """The file `name` of a folder, as the file `listing` names it.
+
+    The name is judged as it is written: links are followed, because the files of a snapshot in the hub's cache are
+    links to another folder of that cache. Raises UserError for a name that is no text, is absolute, or has `..` in it.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise UserError(f"{listing} lists {reprlib.repr(name)} as a file; expected the name of a file in {folder}")
+    if not stays_inside(name):
+        raise UserError(
+            f"{listing} lists {name!r}, which leaves {folder}; a checkpoint may only name files of its own folder: "
+            "copy the file there and correct the name"
+        )
+    return folder / name
+
+
+def index_files(index: Path) -> list[Path]:
+    """The files that the index of a divided checkpoint names. Raises UserError for one that is damaged."""
+    if not index.is_file():
+        raise UserError(f"{index} is missing; copy it there, or check the list of files and base_dir")
+    values = read_json(index, "an object whose weight_map gives the file of each tensor")
+    weight_map = values.get("weight_map") if isinstance(values, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(
+            f"{index} has no weight_map; expected an object whose weight_map gives the file of each tensor: "
+            "download it again"
+        )
+    return sorted({listed_path(index.parent, name, index) for name in weight_map.values()})

@@ -1,0 +1,172 @@
+"""config.json is data: whatever stands in it, it is a model or a UserError that says what is wrong with which field."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_models import small_config
+from transformers import BertConfig, DistilBertConfig, PretrainedConfig, RobertaConfig
+
+from labkit.models.config_checks import MOST_LAYERS, MOST_WIDTH
+from labkit.models.config_file import read_config
+from labkit.models.encoder_policies import ENCODERS
+from labkit.models.policies import POLICIES, model_config_of, policy_for
+from labkit.system.errors import UserError
+
+ROWS = ("gpt2", "gptj", "gpt-neo", "gpt-neox-parallel", "bloom", "opt", "llama", "mistral", "qwen2-windowed", "qwen3")
+ROPES = ("llama-biased", "llama3", "llama-yarn")
+HUGE = 10**12
+WRONG: tuple[Any, ...] = ("x", [], [1], {"x": 1}, None, 1.5, -1, 0, True, HUGE, float("inf"), [[["global"], HUGE]])
+OF_ALL_MODELS = set(PretrainedConfig().to_dict()) - {"architectures", "dtype", "tie_word_embeddings"}
+ROPE_FIELDS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "truncate")
+
+
+def fields_of(name: str) -> dict[str, Any]:
+    config = small_config(name)
+    return config.to_dict() | {"architectures": [policy_for(config).architecture]}
+
+
+def written(folder: Path, values: object) -> Path:
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+def refused(make: Callable[[], object]) -> str | None:
+    """What the UserError says; None where there is none. Any other error is the test's."""
+    try:
+        make()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def altered(fields: dict[str, Any], names: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The fields with one of those named, or one within it, replaced by something that it cannot be."""
+    for name in sorted(names):
+        for wrong in WRONG:
+            yield name, fields | {name: wrong}
+        if isinstance(fields[name], dict):
+            for inner in (*fields[name], *ROPE_FIELDS):
+                for wrong in WRONG:
+                    yield name, fields | {name: fields[name] | {inner: wrong}}
+
+
+@pytest.mark.parametrize("name", [*ROWS, *ROPES])
+def test_no_field_makes_anything_but_a_model_or_a_user_error(name: str, tmp_path: Path) -> None:
+    fields = fields_of(name)
+    names = set(fields) - OF_ALL_MODELS if name in ROWS else {"rope_parameters"}
+    for field, values in altered(fields, names | ({"id2label", "num_labels"} & set(fields))):
+        written(tmp_path, values)
+        message = refused(lambda: model_config_of(read_config(tmp_path)))
+        named = (field, "config.json", "config of", "unknown architecture")
+        assert message is None or any(each in message for each in named)
+
+
+def test_every_row_is_among_them() -> None:
+    assert {policy_for(small_config(name)).architecture for name in ROWS} == set(POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("config", "policy"),
+    [
+        *((small_config(name), policy_for(small_config(name))) for name in ROWS),
+        *zip((BertConfig(), RobertaConfig(), DistilBertConfig()), ENCODERS.values(), strict=True),
+    ],
+    ids=lambda each: getattr(each, "architecture", ""),
+)
+def test_no_field_of_a_config_in_memory_makes_another_error(config: PretrainedConfig, policy: Any) -> None:
+    assert refused(lambda: policy.model_config(config)) is None
+    for name in sorted(set(vars(config)) - OF_ALL_MODELS):
+        kept = vars(config)[name]
+        for wrong in WRONG:
+            vars(config)[name] = wrong
+            refused(lambda: policy.model_config(config))
+        vars(config)[name] = kept
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("gpt2", {"n_head": 0}, r"n_head = 0; expected an integer from 1 to 4096"),
+        ("gpt2", {"n_layer": "12"}, rf"n_layer = '12'; expected an integer from 1 to {MOST_LAYERS}"),
+        ("gpt2", {"n_embd": 60.0}, rf"n_embd = 60.0; expected an integer from 1 to {MOST_WIDTH}"),
+        ("llama", {"num_attention_heads": None}, "num_attention_heads = None; expected an integer"),
+        ("llama", {"hidden_size": [72]}, r"hidden_size = \[72\]; expected an integer"),
+        ("llama", {"rms_norm_eps": -1e-6}, "rms_norm_eps = -1e-06; expected a number of at least 0"),
+        ("opt", {"enable_bias": 1}, "enable_bias = 1; expected true or false"),
+        ("gpt2", {"activation_function": ["gelu"]}, "activation_function = .*; expected a string"),
+        ("gpt2", {"architectures": "GPT2LMHeadModel"}, "architectures = .*; expected a list of strings"),
+        ("llama", {"rope_parameters": {"rope_theta": 0}}, "rope_parameters = .*; expected rope_theta to be a number"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named(name: str, changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"config.json: {message}"):
+        read_config(written(tmp_path, fields_of(name) | changed))
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("gpt2", {"n_layer": HUGE}),
+        ("gpt2", {"n_embd": HUGE}),
+        ("gpt2", {"num_labels": HUGE}),
+        ("qwen2", {"num_hidden_layers": HUGE}),
+        ("qwen3", {"vocab_size": HUGE}),
+        ("gpt-neo", {"num_layers": HUGE, "attention_types": [[["global"], HUGE]]}),
+        ("gptj", {"n_positions": HUGE}),
+    ],
+)
+def test_sizes_beyond_every_model_are_refused_before_anything_is_made_of_them(
+    name: str, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    """Otherwise transformers would write out a list that long."""
+    fields = {field: value for field, value in fields_of(name).items() if field not in ("layer_types", "id2label")}
+    with pytest.raises(UserError, match=rf"config.json: {next(iter(changed))} = .*; expected an integer from"):
+        read_config(written(tmp_path, fields | changed))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "holds a list; expected an object"),
+        ("7", "holds a int; expected an object"),
+        ("{", "is not JSON"),
+        ('{"a":' * 100_000, "nests deeper than"),
+        ('{"vocab_size": ' + "[" * 30 + "]" * 30 + "}", "vocab_size = .*; expected an integer"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_config_that_is_no_object_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=f"config.json(:)? {message}"):
+        read_config(tmp_path)
+
+
+CODE = """
+from pathlib import Path
+from transformers import PretrainedConfig
+Path(__file__).parent.joinpath("ran").touch()
+Path({marker!r}).touch()
+class Foreign(PretrainedConfig):
+    model_type = "foreign"
+"""
+
+
+@pytest.mark.parametrize("model_type", ["foreign", "gpt2", None])
+def test_code_that_comes_with_a_config_is_not_run_whatever_the_terminal_answers(
+    model_type: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker, folder = tmp_path / "ran", tmp_path / "model"
+    folder.mkdir()
+    (folder / "foreign.py").write_text(CODE.format(marker=str(marker)))
+    values = {"auto_map": {"AutoConfig": "foreign.Foreign"}} | ({"model_type": model_type} if model_type else {})
+    monkeypatch.setattr(sys, "stdin", StringIO("y\n" * 20))
+    message = refused(lambda: read_config(written(folder, values)))
+    assert (message is None) == (model_type == "gpt2")
+    assert message is None or "code that comes with a checkpoint is never run" in message
+    assert not marker.exists()
+    assert sys.stdin.read() == "y\n" * 20
