@@ -15,6 +15,8 @@ import typer
 from comparisons import comparison
 
 from labkit.cli import main as cli
+from labkit.models.encoder_policies import ENCODERS
+from labkit.models.policies import POLICIES
 from labkit.notebooks import read_parameters
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +26,12 @@ BLOCKS = [(page, *block) for page, text in PAGES.items() for block in FENCED.fin
 COMMANDS = sorted({line for _, language, text in BLOCKS if language == "bash" for line in text.splitlines()})
 PROGRAMS = {f"{page}-{number}": text for number, (page, language, text) in enumerate(BLOCKS) if language == "python"}
 NOT_RUN = [line for _, language, text in BLOCKS if not language for line in text.splitlines()]
-INLINE = [code for text in PAGES.values() for code in re.findall(r"`([^`\n]+)`", FENCED.sub("", text))]
+INLINE = [
+    code
+    for text in PAGES.values()
+    for code in re.findall(r"`([^`\n]+)`", FENCED.sub("", text))
+    if "NAME" not in code and "NN_" not in code  # which stand for what a reader adds
+]
 NOTEBOOK = re.compile(r"(?:labkit run|papermill) (\S+\.ipynb)(?: \S+\.ipynb)?((?: -p \S+ \S+)*)")
 ROOMS = ("docs", "kernels", "labkit", "notebooks", "profiles", "tests")
 
@@ -137,6 +144,12 @@ def test_links_lead_somewhere(page: str) -> None:
 def test_every_page_is_reached_from_the_readme() -> None:
     links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", PAGES["README.md"])}
     assert set(PAGES) - {"README.md"} <= links
+
+
+def test_every_architecture_is_named_among_the_models() -> None:
+    said = re.sub(r"\W", "", PAGES["docs/models.md"]).lower()
+    names = [re.sub(r"(LMHead|For)?(CausalLM|Model)$", "", name) for name in (*POLICIES, *ENCODERS)]
+    assert [name for name in names if name.lower() not in said] == []
 
 
 def test_every_ratio_is_one_that_was_measured() -> None:
