@@ -1,7 +1,7 @@
-"""The ops of the fused layer, one folder each: public function, reference, C++ implementation.
+"""The ops of the fused layer, one folder each: public function, reference, C++ and Triton implementations.
 
-`impl` names the implementation: "reference" is the unfused sequence of torch ops and the oracle of the tests, "cpp" the
-fused C++ kernel, compiled for this machine on first use (`build`).
+`impl` names the implementation. "reference" is the unfused sequence of torch ops, and the oracle of the tests. "cpp" is
+the fused C++ kernel, compiled for this machine on first use (`build`). "triton" is the fused GPU kernel.
 """
 
 from . import build

@@ -104,14 +104,14 @@ def default_launcher() -> Launcher:
 
 
 def default_tile(weight_type: str, batch: int, outputs: int, inputs: int) -> Tile:
-    """What keeps every lane busy with loads of 16 bytes and several programs on each multiprocessor, by the machine
-    code. Interpreted: few programs.
+    """The tile for a shape that was not tuned: every lane has loads of 16 bytes under way, and every multiprocessor
+    several programs, as the compiled code shows. In the interpreter it gives few programs, because each takes long.
     """
     if interpreted():
         return Tile(rows=128, depth=128)
-    if batch > 1 and weight_type == "float32":  # without the matrix unit, all of a tile goes through registers
+    if batch > 1 and weight_type == "float32":  # the matrix unit does not take it, so a tile goes through registers
         return Tile(rows=32 if outputs >= 8192 else 16, depth=32, stages=4)
-    if batch > 1:  # a tile of the matrix unit is 16 rows, one per warp; few rows leave few programs
+    if batch > 1:  # a warp multiplies 16 rows at once; a small matrix gets small tiles, or it would have few programs
         rows = 64 if outputs >= 8192 else 16
         depth = 64 if weight_type == "int8" else 128 if rows == 64 else 256
         return Tile(rows=rows, depth=depth, warps=max(2, rows // 16), stages=4)

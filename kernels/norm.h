@@ -8,7 +8,7 @@
 
 namespace labkit {
 
-// sum over i of f(i-th vector), with the tail in scalars.
+// The mean of (x - mean)^2. Four sums side by side, so that an addition need not wait for the one before it.
 inline float mean_square(const float* x, int64_t n, float mean) {
   vf total[4] = {};
   int64_t i = 0;

@@ -32,7 +32,9 @@ struct fp16 {
   uint16_t bits;
 };
 
-inline vf broadcast(float x) { return x - vf{}; }  // x + vf{} would be computed, because it turns -0 into 0
+// `x - 0` is `x` for every x, so the compiler makes a broadcast of it. `x + 0` would turn -0 into 0, so it would have
+// to be computed, and that took half of the multiply ports on Intel.
+inline vf broadcast(float x) { return x - vf{}; }
 
 inline vf load(const float* p) {
   vf v;
@@ -135,11 +137,11 @@ inline void from_float(float x, fp16* out) {
 }
 
 constexpr int64_t kLine = 64;             // bytes that memory moves at once
-constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of the reads weights are asked for
+constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of their use weights are prefetched
 
-// Asks for a line that will be read soon, and once. On AMD only into the first-level cache: that reaches the memory's
-// bandwidth and leaves the other caches alone. Elsewhere into the second level, because Intel's cores have some 16
-// lines on the way to the first level and 48 to the second: twice the bandwidth on a Xeon with AMX.
+// Prefetches a line that will be read soon, and once. On AMD it goes to the first-level cache only, which reaches the
+// memory's bandwidth and leaves the other caches alone. Elsewhere it goes to the second level: Intel's cores can have
+// some 16 lines on the way to the first level and 48 to the second, which doubled the bandwidth on a Xeon with AMX.
 inline void prefetch_once(const char* line) {
 #if defined(LABKIT_AMD)
   __builtin_prefetch(line, 0, 0);

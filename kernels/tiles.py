@@ -2,6 +2,9 @@
 
 Letters: M rows of activations (tokens), padded to MP; N outputs, BN of them in a tile; K inputs, BK of them in a step.
 Matrices are row-major [N, K]. Sums are float32. Every program reads its weights once, for all M rows.
+
+At small batch a product is bound by reading its weights. So a program owns BN whole rows of the weight, and no two
+programs share a sum: nothing is exchanged between programs, and the result does not depend on their order.
 """
 
 import triton
@@ -11,8 +14,10 @@ from triton.language.extra import cuda
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    """Programmatic dependent launch: what the previous kernels wrote may be read after this. Every program calls it,
-    also one that has nothing to do, so that a kernel's end implies the end of all before it.
+    """Programmatic dependent launch: what the previous kernels wrote may be read after this.
+
+    Every program calls it, also one that has nothing to do, so that a kernel's end implies the end of all before it.
+    Weights never change, so a kernel may read its first ones before the call.
     """
     if PDL:
         cuda.gdc_wait()
@@ -21,8 +26,10 @@ def wait_for_previous(PDL: tl.constexpr):
 
 @triton.jit
 def quarter_of(words, QUARTER: tl.constexpr):
-    """Byte number QUARTER of words of four int8, as float32: 128 more than it, as the low bits of 2^23, less both. The
-    hardware's own conversion is so slow that a step would wait for it.
+    """Byte number QUARTER of words of four int8, as float32.
+
+    The byte plus 128 is put into the low bits of the float 2^23, whose last place is 1, and 2^23 + 128 is subtracted.
+    The hardware's own conversion from integers is so slow that a step would wait for it.
     """
     shifted = (words ^ -2139062144) >> (8 * QUARTER)
     return ((shifted & 255) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0
@@ -32,7 +39,10 @@ def quarter_of(words, QUARTER: tl.constexpr):
 def load_rows(
     x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr
 ):
-    """float32 tile [MP, BK] of x, or of x + addend (+ its bias)."""
+    """float32 tile [MP, BK] of x, or of x + addend (+ its bias).
+
+    Every program reads the same few rows, so they are to stay in the second-level cache (evict_last).
+    """
     at = m[:, None] * K + k[None, :]
     x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
     if ADD:
@@ -47,7 +57,11 @@ def moments(
     x_ptr, addend_ptr, addend_bias_ptr, eps, m, m_mask,
     K: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """mean [MP] (zeros for "rms") and 1 / sqrt(variance + eps) [MP] of the rows, the variance in a pass of its own."""
+    """mean [MP] (zeros for "rms") and 1 / sqrt(variance + eps) [MP] of the rows.
+
+    Every program computes them again: the rows are a few KB in the cache, and a kernel of its own would cost a launch.
+    The variance has a pass of its own, because the mean of squares less the square of the mean loses digits.
+    """
     total = m.to(tl.float32) * 0.0
     if NORM == "layer":
         for begin in range(0, K, BLOCK):
@@ -78,7 +92,9 @@ def normed(x, mean, rstd, gain_ptr, shift_ptr, k, inside, NORM: tl.constexpr, SH
 
 @triton.jit
 def weight_tile(w_ptr, rows, k, row_mask, WIDTH: tl.constexpr):
-    """Tile [BN, BK] as it is stored; each weight is read once, so it need not stay in a cache."""
+    """Tile [BN, BK] as it is stored. Each weight is read once in a step, so it makes room first (evict_first) for what
+    is read again: activations, and keys and values.
+    """
     at = rows.to(tl.int64)[:, None] * WIDTH + k[None, :]
     mask = row_mask[:, None] & (k < WIDTH)[None, :]
     return tl.load(w_ptr + at, mask=mask, other=0, eviction_policy="evict_first")
@@ -94,9 +110,13 @@ def product(
 ):  # fmt: skip
     """norm(x + addend + bias) W^T for the `rows` [BN] of W: float32 [BN, MP].
 
-    GROUP: 0 for a floating weight [N, K]; else the int8 that share a scale, in words of four, each from another quarter
-    of its row: [N, ceil(K / 4)]. RESIDUAL: "sum" or "normed" writes those rows, each program a share, "none" does not.
-    One row of activations is multiplied element by element, more go through the matrix unit, in the type DOT.
+    GROUP: 0 for a floating weight [N, K]; else how many int8 share a scale, and the weight is [N, ceil(K / 4)] words of
+    four int8. The four are from the four quarters of a row, so that each byte of a tile of words belongs to consecutive
+    inputs, whose activations are one contiguous load. RESIDUAL: "sum" or "normed" writes those rows, each program a
+    share; "none" does not.
+
+    One row of activations is multiplied element by element, because 15 of the matrix unit's 16 rows would be padding.
+    More rows go through the matrix unit, in the type DOT.
     """
     QUARTERS: tl.constexpr = 1 if GROUP == 0 else 4
     WIDTH: tl.constexpr = (K + QUARTERS - 1) // QUARTERS
@@ -104,19 +124,20 @@ def product(
     m = tl.arange(0, MP)
     m_mask = m < M
     span = tl.arange(0, BK)
-    w = weight_tile(w_ptr, rows, span, row_mask, WIDTH)  # under way while the statistics are computed
+    # The first weights are on their way while the previous kernel ends and the norm's statistics are computed.
+    w = weight_tile(w_ptr, rows, span, row_mask, WIDTH)
     wait_for_previous(PDL)
     mean, rstd = m.to(tl.float32) * 0.0, m.to(tl.float32)
     if NORM != "none":
         mean, rstd = moments(
             x_ptr, addend_ptr, addend_bias_ptr, eps, m, m_mask, K, NORM, ADD, ADD_BIAS, 2048 if MP == 1 else 256
         )
-    if MP == 1:
+    if MP == 1:  # a sum for each column of the tile, added up once after the loop
         acc = tl.zeros((BN, BK), tl.float32)
     else:
         acc = tl.zeros((BN, MP), tl.float32)
     for begin in range(0, WIDTH, BK):
-        if MP == 1:
+        if MP == 1:  # the next weights are asked for before these are used; for a dot, Triton's own pipeline does so
             ahead = weight_tile(w_ptr, rows, begin + BK + span, row_mask, WIDTH)
         else:
             w = weight_tile(w_ptr, rows, begin + span, row_mask, WIDTH)

@@ -1,83 +1,163 @@
-"""What the README tells a newcomer to type does what it says."""
+"""What README and the pages under docs/ tell people to type does what they say, and what they name exists."""
 
-import os
+import importlib
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
+import typer
+from comparisons import comparison
 
+from labkit.cli import main as cli
+from labkit.models.encoder_policies import ENCODERS
+from labkit.models.policies import POLICIES
 from labkit.notebooks import read_parameters
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
-PROGRAMS = [text for language, text in BLOCKS if language == "python"]
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+BLOCKS = [(page, *block) for page, text in PAGES.items() for block in FENCED.findall(text)]
+COMMANDS = sorted({line for _, language, text in BLOCKS if language == "bash" for line in text.splitlines()})
+PROGRAMS = {f"{page}-{number}": text for number, (page, language, text) in enumerate(BLOCKS) if language == "python"}
+NOT_RUN = [line for _, language, text in BLOCKS if not language for line in text.splitlines()]
+INLINE = [
+    code
+    for text in PAGES.values()
+    for code in re.findall(r"`([^`\n]+)`", FENCED.sub("", text))
+    if "NAME" not in code and "NN_" not in code  # which stand for what a reader adds
+]
+NOTEBOOK = re.compile(r"(?:labkit run|papermill) (\S+\.ipynb)(?: \S+\.ipynb)?((?: -p \S+ \S+)*)")
+ROOMS = ("docs", "kernels", "labkit", "notebooks", "profiles", "tests")
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the notebooks and the profiles in it, which is the current one, and without a hub."""
     for folder in ("notebooks", "profiles"):
         (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path
 
 
-def run(*command: str | Path, cwd: Path) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=os.environ | {"PATH": path, "HF_HUB_OFFLINE": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+def known_options(command: str) -> set[str]:
+    """Of a command of labkit; KeyError where there is no such command."""
+    commands: dict[str, Any] = vars(typer.main.get_command(cli.app))["commands"]
+    return {name for option in commands[command].params for name in (*option.opts, *option.secondary_opts)}
 
 
 def test_there_is_something_to_run() -> None:
-    assert COMMANDS
-    assert PROGRAMS
+    assert {"make demo", "make test"} <= set(COMMANDS)
+    assert len(PROGRAMS) > 3
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_runs(command: str, place: Path) -> None:
+def test_command_runs(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`make` targets are only looked up: each of them does a whole session's work. So are notebooks and their
-    parameters: tests/notebooks runs them all, by `labkit run` and by papermill.
+    parameters: tests/notebooks runs them all, by `labkit run` and by papermill. `labkit compare` shows a comparison
+    that was made before; the README's program measures one.
     """
     if command.startswith("make "):
-        run("make", "--dry-run", *command.split()[1:], cwd=ROOT)
-    elif found := re.fullmatch(r"(?:labkit run|papermill) (\S+\.ipynb)(?: \S+\.ipynb)?((?: -p \S+ \S+)*)", command):
+        done = subprocess.run(
+            ["make", "--dry-run", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    elif found := NOTEBOOK.fullmatch(command):
         known = {parameter.name for parameter in read_parameters(nbformat.read(place / found[1], as_version=4))}
         assert set(found[2].split()[1::3]) <= known
     else:
-        run("bash", "-c", command, cwd=place)
+        monkeypatch.setattr("labkit.harness.compare.interleave.compare", lambda *sides, **settings: comparison())
+        monkeypatch.setattr(sys, "argv", shlex.split(command))
+        assert sys.argv[0] == "labkit", "a command that is not run here stands in a block without a language"
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 0
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_program_runs(program: str, place: Path) -> None:
-    run(sys.executable, "-P", "-c", program, cwd=place)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_runs(name: str, place: Path) -> None:
+    """As `__main__`, so that functions can be sent to other processes as those of a script can."""
+    script = place / "program.py"
+    script.write_text(PROGRAMS[name])
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def test_commands_that_are_not_run_exist_with_their_options() -> None:
+    lines = [line for line in (*NOT_RUN, *INLINE) if re.match(r"labkit [a-z]", line)]
+    assert len(lines) > 10
+    for line in lines:
+        own = line.partition(" -- ")[0].split()
+        assert {word for word in own[2:] if word.startswith("--")} <= known_options(own[1]), line
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = {line.split()[1] for line in (*NOT_RUN, *INLINE) if re.match(r"make [a-z]", line)}
+    assert named
+    assert named <= targets
+
+
+def test_files_that_are_named_exist() -> None:
+    named = {code.rstrip("/") for code in INLINE if re.fullmatch(rf"({'|'.join(ROOMS)})/[\w./*-]*", code)}
+    assert len(named) > 5
+    assert [path for path in sorted(named) if not any(ROOT.glob(path))] == []
+
+
+def test_functions_that_are_named_exist() -> None:
+    named = {code for text in INLINE for code in re.findall(r"^labkit(?:\.\w+)+", text)}
+    assert named
+    for name in sorted(named):
+        room, _, rest = name.rpartition(".")
+        assert hasattr(importlib.import_module(room), rest), name
 
 
 def test_parameters_are_the_notebooks() -> None:
-    (sentence,) = re.findall(r"^The notebook's parameters are (.*?);", README, flags=re.MULTILINE | re.DOTALL)
+    (sentence,) = re.findall(
+        r"^The first notebook's parameters are (.*?);", PAGES["docs/measuring.md"], flags=re.MULTILINE | re.DOTALL
+    )
     notebook = nbformat.read(ROOT / "notebooks" / "01_vanilla_vs_fused.ipynb", as_version=4)
     assert re.findall(r"`(\w+)`", sentence) == [parameter.name for parameter in read_parameters(notebook)]
 
 
-def test_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert links
-    assert not [link for link in links if not (ROOT / link).exists()]
+def headings(page: Path) -> set[str]:
+    """As links name them."""
+    titles = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]) if "://" not in link]
+    for link in links:
+        path, _, heading = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
+        assert not heading or heading in headings(target), link
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", PAGES["README.md"])}
+    assert set(PAGES) - {"README.md"} <= links
+
+
+def test_every_architecture_is_named_among_the_models() -> None:
+    said = re.sub(r"\W", "", PAGES["docs/models.md"]).lower()
+    names = [re.sub(r"(LMHead|For)?(CausalLM|Model)$", "", name) for name in (*POLICIES, *ENCODERS)]
+    assert [name for name in names if name.lower() not in said] == []
 
 
 def test_every_ratio_is_one_that_was_measured() -> None:
-    ratios = set(re.findall(r"\d+\.\d\dx \[[^\]]+\]", README))
+    ratios = set(re.findall(r"\d+\.\d\dx \[[^\]]+\]", "".join(PAGES.values())))
     measured = "".join(page.read_text() for page in (ROOT / "profiles").glob("*.md"))
     assert ratios
     assert {ratio for ratio in ratios if ratio not in measured} == set()
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 120

@@ -1,6 +1,6 @@
-// Ranks of one model that add up their parts: each writes its part into a slot of its own, they meet, and each then
-// reads the slots of all in the order of the ranks, so that all have the same bits. Where they share memory the slots
-// are in it and nothing is copied; else a callback brings every slot to every rank.
+// Ranks of one model that add up their parts. Each writes its part into a slot of its own, they meet, and then each
+// reads the slots of all in the order of the ranks, so that all get the same bits. Where they share memory the slots
+// are in it, and nothing is copied; else a callback brings every slot to every rank.
 #pragma once
 
 #include <signal.h>
@@ -25,7 +25,7 @@ struct alignas(64) Arrival {
 
 enum Failure : int32_t { kFine = 0, kRankEnded = 1, kTimedOut = 2, kCallbackFailed = 3 };
 
-// One process's end of it, made by Python.
+// One rank's end of the exchange, made by Python (all_reduce/exchange.py).
 struct Exchange {
   int32_t rank, ranks;
   Arrival* arrivals;  // [ranks], shared; null: `bring` does the meeting
@@ -78,8 +78,9 @@ inline void wait_for_ranks(Exchange& exchange, uint64_t round) {
   }
 }
 
-// A thread's view of the exchange during one call. Slots are used in turn: who writes for the next meeting cannot
-// disturb a rank that still reads what the last one brought, because nobody is two meetings ahead.
+// A thread's view of the exchange during one call. A rank has two slots and uses them in turn. A rank that writes for
+// the next meeting cannot disturb one that still reads what the last meeting brought, because no rank is two meetings
+// ahead of another: so one meeting per sum is enough, and none is needed after reading.
 class Ranks {
  public:
   explicit Ranks(Exchange* exchange) : exchange_(exchange), round_(exchange ? exchange->round : 0) {}

@@ -1,7 +1,7 @@
 """Sums of decode size on GPUs that read each other's memory: each adds up the parts of all by itself, in one kernel.
 
-NCCL's ring needs a round of messages for it. Over PyTorch's symmetric memory, which NVLink and peer access over PCIe
-can serve.
+NCCL needs several messages one after the other for that, and at decode sizes time goes into messages, not bytes. The
+memory is PyTorch's symmetric memory, which works over NVLink and over peer access on PCIe.
 """
 
 import torch

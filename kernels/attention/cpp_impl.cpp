@@ -1,14 +1,19 @@
-// Region 2: scores, softmax and context of new queries against the KV cache, without ever transposing or copying the
-// cache.
+// Region 2: scores, softmax and context of new queries against the KV cache, which is never transposed or copied.
+//
+// The cache keeps each head's keys and values one behind the other, [batch][KV head][slot][head_dim], so the slots of a
+// head are one forward stream. The scores of a tile of queries for all slots fit in the second-level cache for contexts
+// of some ten thousand tokens, so there is no running softmax: scores, softmax and values are three plain passes.
 #pragma once
 
 #include "../gemm/cpp_impl.cpp"
 
 namespace labkit {
 
-constexpr int kQueries = 4;  // query rows that share one pass over keys and values
+// Query rows that share one pass over keys and values. 4 queries x 4 keys are 16 sums, enough to cover the latency of a
+// multiply-add, and leave AVX-512 registers for the operands.
+constexpr int kQueries = 4;
 
-// One tile of queries of one KV head: neighbouring tokens of a head, or the heads that share the KV head.
+// Queries that read the same keys and values: neighbouring tokens of one head, or the heads that share a KV head.
 struct QueryTile {
   int count;
   const float* q[kQueries];
@@ -16,8 +21,9 @@ struct QueryTile {
   float slope[kQueries];
 };
 
-// scores[r][j] = scale * q_r . k_j for the slots [begin, end). `cold`: nobody has read this cache since the last step,
-// so ask the memory for keys ahead, and for the values, which come next.
+// scores[r][j] = scale * q_r . k_j for the slots [begin, end). `cold`: the cache was last read a step ago, and the
+// weights have pushed it out since. Then the keys are prefetched, and beside them the values, so that these are in a
+// cache when the last pass reads them.
 template <class T, int R>
 void score(const QueryTile& tile, const T* keys, const T* values, int padded_dim, float scale, int64_t begin,
            int64_t end, bool cold, float* scores, int64_t stride) {
@@ -30,7 +36,7 @@ void score(const QueryTile& tile, const T* keys, const T* values, int padded_dim
         prefetch_once(reinterpret_cast<const char*>(keys + j * padded_dim) + kPrefetchBytes + line);
         prefetch_once(reinterpret_cast<const char*>(values + j * padded_dim) + line);
       }
-    const T* k[kKeys];
+    const T* k[kKeys];  // past the end the last key again, whose scores nobody stores
     for (int i = 0; i < kKeys; ++i) k[i] = keys + (j + (i < n ? i : n - 1)) * padded_dim;
     vf acc[R][kKeys] = {};
     for (int d = 0; d < padded_dim; d += kWidth) {
@@ -49,7 +55,8 @@ void score(const QueryTile& tile, const T* keys, const T* values, int padded_dim
   }
 }
 
-// out_r = sum over j of p[r][j] * v_j, a few vectors of the head at a time.
+// out_r = sum over j of p[r][j] * v_j. A few vectors of the head at a time, so that their sums stay in registers over
+// all slots; with 128-bit vectors there are fewer registers.
 template <class T, int R>
 void weighted_values(const T* values, int padded_dim, int64_t begin, int64_t end, const float* p, int64_t stride,
                      float (*out)[512]) {
@@ -78,7 +85,8 @@ void weighted_values(const T* values, int padded_dim, int64_t begin, int64_t end
   }
 }
 
-// In place: scores of the slots [begin, end) become probabilities; slots outside [low, high) or hidden get 0.
+// In place: the scores of the slots [begin, end) become probabilities. Slots that are hidden, or outside [low, high) of
+// this row, get 0: the rows of a tile share the slots that any of them sees.
 inline void softmax(const QueryTile& tile, int r, const uint8_t* visible, const int32_t* key_positions, int64_t begin,
                     int64_t end, float* s) {
   const int64_t count = end - begin, low = tile.low[r] - begin, high = tile.high[r] - begin;
@@ -127,7 +135,11 @@ void attend(const QueryTile& tile, const T* keys, const T* values, int padded_di
 }
 
 // The region. qkv: [rows][qkv_stride] with the rotated queries first; context: [rows][context_stride], query heads side
-// by side. Tiles go over tokens when there are several, else over the query heads of a KV head. Ends behind a barrier.
+// by side. Ends behind a barrier.
+//
+// The unit of work is one tile of queries of one sequence. With several new tokens a tile is neighbouring tokens of a
+// head. With one, it is the query heads of a KV head, which read the same keys and values. Units are dealt out, because
+// under a causal mask late tokens see more slots than early ones.
 template <class T>
 void attention_region(Team& team, int thread, const AttentionParams& params, const Heads& heads, const Rows& rows,
                       const Cache& cache, const float* qkv, int64_t qkv_stride, Activation<T>* context,

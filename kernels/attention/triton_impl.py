@@ -1,4 +1,8 @@
-"""Region 2 in Triton: one query per sequence over split KV, many queries in tiles with a running softmax."""
+"""Region 2 in Triton: one query per sequence over split KV, or many queries in tiles.
+
+Both walk over the slots with a running softmax: the largest score so far, the sum, and the weighted values, which are
+scaled down when a larger score comes. So scores never leave the registers, whatever the length of the context.
+"""
 
 from dataclasses import dataclass
 
@@ -53,10 +57,14 @@ def _attend_one(
     WINDOW: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr,
     SPLITS: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One new token per sequence. Program (split, KV head, sequence) takes a share of the slots for the G query heads
-    of a KV head; the last to arrive adds the shares up, in the order of the slots.
+    """One new token per sequence. Program (split, KV head, sequence) takes a share of the slots, for the G query heads
+    of a KV head, which read the same keys and values.
+
+    At batch 1 there are fewer KV heads than multiprocessors, so the slots are split until all have work. The program
+    that arrives last adds the shares up, in the order of the slots: that saves a launch, and the result does not depend
+    on who was last.
     """
-    wait_for_previous(PDL)
+    wait_for_previous(PDL)  # at once: queries, keys and values are the previous kernel's
     split, kv_head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     past = tl.load(past_ptr)
     begin = tl.load(first_ptr + b)
@@ -79,9 +87,9 @@ def _attend_one(
     slots = (b * HKV + kv_head).to(tl.int64) * C * DP
     largest = tl.full((GP,), float("-inf"), tl.float32)
     total = tl.zeros((GP,), tl.float32)
-    if GP == 1:
+    if GP == 1:  # one query is multiplied element by element, and summed over the slots once after the loop
         acc = tl.zeros((BS, DB), tl.float32)
-    else:
+    else:  # several go through the matrix unit, padded to its 16 rows
         acc = tl.zeros((GP, DB), tl.float32)
     for start in range(low, high, BS):
         j = start + tl.arange(0, BS)
@@ -110,9 +118,11 @@ def _attend_one(
         tl.store(partial_ptr + (part + split)[:, None] * D + d[None, :], acc, mask=head_mask)
         tl.store(sums_ptr + 2 * (part + split), largest, mask=g < G)
         tl.store(sums_ptr + 2 * (part + split) + 1, total, mask=g < G)
+        # The barrier: all threads of the program have written before one says so. acq_rel: others see what they wrote.
         tl.debug_barrier()
         before = tl.atomic_add(arrived_ptr + b * HKV + kv_head, 1, sem="acq_rel")
         if before == SPLITS - 1:
+            # The shares of other programs are read past the first-level cache (.cg), which is not kept coherent.
             tl.debug_barrier()
             largest = tl.full((GP,), float("-inf"), tl.float32)
             for s in range(SPLITS):
@@ -129,7 +139,7 @@ def _attend_one(
                 out += weight[:, None] * tl.load(at, mask=head_mask, other=0.0, cache_modifier=".cg")
             safe = tl.where(total == 0.0, 1.0, total)
             tl.store(context_ptr + of_head, out / safe[:, None], mask=head_mask)
-            tl.store(arrived_ptr + b * HKV + kv_head, 0)
+            tl.store(arrived_ptr + b * HKV + kv_head, 0)  # for the next layer
 
 
 @triton.jit
@@ -140,7 +150,10 @@ def _attend_many(
     WINDOW: tl.constexpr, CAUSAL: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr,
     BQ: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Several new tokens per sequence: program (BQ of the tokens, query head, sequence) walks over the slots."""
+    """Several new tokens per sequence: program (BQ of the tokens, query head, sequence) walks over the slots.
+
+    It begins at the first slot that any of its tokens sees, and ends at the last.
+    """
     wait_for_previous(PDL)
     tile, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     past = tl.load(past_ptr)

@@ -1,5 +1,9 @@
 // The bf16 GEMM for many rows on Intel's AMX, where one instruction multiplies tiles of 16 rows x 32 k x 16 outputs.
-// The packed weights need no other layout: a pair of k of a block is two rows of a tile, side by side.
+// The packed weights need no other layout: a pair of k of a block is 64 bytes for outputs 0 to 15 and 64 bytes for
+// outputs 16 to 31, and 16 such pairs are two tiles.
+//
+// An instruction takes the same time for 1 and for 16 rows. So AMX is for prompts and batches; RegisterRows (panels.h)
+// serves up to kFewRows.
 #pragma once
 
 #if defined(LABKIT_AMX) && defined(__AMX_BF16__)
@@ -9,7 +13,7 @@
 
 namespace labkit {
 
-constexpr int64_t kTileRows = 16, kTileDepth = 32;
+constexpr int64_t kTileRows = 16, kTileDepth = 32;  // rows and k of a bf16 tile: 16 rows of 64 bytes
 
 // Every tile is whole: 16 rows of 64 bytes.
 struct alignas(64) TileConfig {
@@ -19,6 +23,9 @@ struct alignas(64) TileConfig {
 };
 
 // acc[16 or 32][32] (+)= x * block[depth][32]: 16 rows from `x` and, when Pair, 16 more from `below`.
+//
+// Of the 8 tile registers 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights. With a pair of row tiles each loaded
+// tile is used twice, and tile loads, not products, are what limits AMX.
 template <bool Pair>
 void amx_tiles(const bf16* w, const bf16* x, const bf16* below, int64_t ldx, int64_t depth, bool accumulate, float* acc,
                Ahead ahead) {
@@ -37,7 +44,9 @@ void amx_tiles(const bf16* w, const bf16* x, const bf16* below, int64_t ldx, int
     if (Pair) _tile_zero(3);
   }
   const int64_t step = ahead.step;
-  const auto ask = [&](const char* from) {  // for half a step: a whole one at a time would keep the tile loads waiting
+  // Prefetches half a step's lines. All lines of a step at once would fill the queue of outstanding reads, and the tile
+  // loads would wait behind them; so each half goes before one of the two weight tiles.
+  const auto ask = [&](const char* from) {
 #pragma GCC unroll 16
     for (int k = 0; k < int(kTileRows); ++k) prefetch_once(from + k * step);
   };
@@ -62,8 +71,9 @@ void amx_tiles(const bf16* w, const bf16* x, const bf16* below, int64_t ldx, int
   if (Pair) _tile_stored(3, acc_below + 16, kAccBytes);
 }
 
-// All rows of a GEMM, as AMX takes them: the rows of the last tile are copied so that it can be whole. As RegisterRows
-// (panels.h); one at a time per thread.
+// All rows of a GEMM, in tiles of AMX, with the interface of RegisterRows (panels.h). The rows of an incomplete last
+// tile are copied to a buffer of a whole tile, because AMX would read past the end of `x`. A thread has one at a time:
+// it owns the thread's tile configuration and its buffer.
 class AmxRows {
  public:
   AmxRows(const bf16* x, int64_t ldx, int64_t rows, ThreadScratch& scratch)
@@ -77,10 +87,10 @@ class AmxRows {
   ~AmxRows() { _tile_release(); }
   AmxRows(const AmxRows&) = delete;
 
-  bool one_tile() const { return tiles_ <= 2; }
+  bool one_tile() const { return tiles_ <= 2; }  // a pair is multiplied at once, so the weights are used once
   int64_t padded() const { return tiles_ * kTileRows; }
 
-  // What is left of the depth goes through the dot product instruction.
+  // As of RegisterRows. A depth that is no multiple of kTileDepth ends with the dot product instruction.
   void multiply(const bf16* w, int64_t k, int64_t depth, bool accumulate, bool cached, float* out) const {
     const int64_t whole = depth / kTileDepth * kTileDepth, pairs = (tiles_ + 1) / 2;
     for (int64_t pair = 0; pair < pairs; ++pair) {

@@ -1,5 +1,5 @@
-// out = x * weight^T + bias: attention output, second MLP matrix and LM head; with argmax in place of the logits if
-// wanted.
+// out = x * weight^T + bias: attention output, second MLP matrix and LM head. For greedy steps the LM head gives the
+// argmax in place of the logits, which are then never written.
 #pragma once
 
 #include "../norm.h"
@@ -48,6 +48,7 @@ void gemm_argmax(Team& team, int thread, const Linear& linear, const Activation<
       if (linear.bias)
         for (int64_t i = 0; i < count; ++i) row[i] += linear.bias[column + i];
       for (int64_t i = count; i < kBlock; ++i) row[i] = -INFINITY;
+      // Most blocks hold no new maximum, and vectors find that out faster than a search for the index.
       vf top = load(row);
       for (int v = 1; v < kVectors; ++v) top = max(load(row + v * kWidth), top);
       if (!(maximum(top) >= best[m].value)) continue;

@@ -7,17 +7,19 @@
 
 namespace labkit {
 
-// All rows of a GEMM, in register tiles.
+// All rows of a GEMM, in register tiles of nearly equal size. 13 rows are 6 and 7: with 12 and 1, the second tile would
+// load all weights for a single row and wait for most of them.
 template <class T>
 class RegisterRows {
  public:
   RegisterRows(const Operand<T>* x, int64_t ldx, int64_t rows, ThreadScratch&)
       : x_(x), ldx_(ldx), rows_(rows), tiles_((rows + kMaxRows - 1) / kMaxRows) {}
 
-  bool one_tile() const { return tiles_ == 1; }  // the weights are used once
+  bool one_tile() const { return tiles_ == 1; }  // each weight is used once, so there is nothing to keep in a cache
   int64_t padded() const { return rows_; }       // rows that `multiply` writes
 
-  // out[padded][32] (+)= the rows' columns [k, k + depth) * w[depth][32]. `cached`: no need to ask the memory for more.
+  // out[padded][32] (+)= the rows' columns [k, k + depth) * w[depth][32]. `cached`: w is in a cache, so nothing is
+  // prefetched.
   void multiply(const T* w, int64_t k, int64_t depth, bool accumulate, bool cached, float* out) const {
     for (int64_t t = 0; t < tiles_; ++t) {
       const int64_t first = rows_ * t / tiles_, count = rows_ * (t + 1) / tiles_ - first;
@@ -31,7 +33,8 @@ class RegisterRows {
   int64_t ldx_, rows_, tiles_;
 };
 
-// A thread's part of the blocks of weights that are multiplied as they are stored.
+// A thread's part of a GEMM whose weights are multiplied as they are stored. One tile takes a block's whole depth in
+// one pass, and its sums stay in registers; several tiles take kDepth at a time.
 template <class T, class Rows, class Finish>
 void stored_part(Team& team, int thread, const Linear& linear, const Rows& rows, ThreadScratch& scratch,
                  Finish&& finish) {
@@ -45,7 +48,8 @@ void stored_part(Team& team, int thread, const Linear& linear, const Rows& rows,
   });
 }
 
-// `depth` k of int8 weights as bf16 pairs or floats, both of which hold them exactly; asks the memory for what follows.
+// Widens `depth` k of int8 weights to bf16 pairs or floats, which hold every int8 exactly, and prefetches what follows.
+// For many rows: the weights are converted once per pass instead of once per tile.
 template <class W>
 void widen(const int8_t* w, int64_t depth, W* out) {
   for (int64_t k = 0; k < depth; k += 2) {
@@ -63,7 +67,8 @@ void widen(const int8_t* w, int64_t depth, W* out) {
   }
 }
 
-// A thread's part of the blocks of int8 weights, multiplied as W: sums of a group are scaled before they are added up.
+// A thread's part of a GEMM with int8 weights, multiplied as W. The inputs of a group share a scale, so a group is
+// summed without it and the sum is scaled once, before the groups are added up.
 template <class W, class Rows, class Finish>
 void quantised_part(Team& team, int thread, const Linear& linear, const Rows& rows, ThreadScratch& scratch,
                     Finish&& finish) {
@@ -97,7 +102,7 @@ void quantised_part(Team& team, int thread, const Linear& linear, const Rows& ro
   });
 }
 
-// The rows as floats, whatever they are stored as.
+// The activations as floats, whatever they are stored as.
 template <class X>
 const float* as_floats(const X* x, int64_t rows, int64_t ldx, int64_t depth, ThreadScratch& scratch) {
   if constexpr (std::is_same_v<X, float>) {
@@ -111,7 +116,8 @@ const float* as_floats(const X* x, int64_t rows, int64_t ldx, int64_t depth, Thr
 }
 
 // This thread's part of out = x * weight^T. `finish(block, acc)` gets the sums of one block for all rows,
-// acc[rows][32].
+// acc[rows][32], while they are in the cache: bias, activation and argmax are applied there, without another pass over
+// memory.
 template <class T, class Finish>
 void gemm_part(Team& team, int thread, const Linear& linear, const Activation<T>* x, int64_t ldx, int64_t rows,
                ThreadScratch& scratch, Finish&& finish) {

@@ -1,9 +1,12 @@
 // The packed layout of weights and the register tile that multiplies it.
 //
-// The weight's rows are cut into blocks of 32 outputs and each block is stored k by k: [N/32][K][32], for bf16
-// in pairs of k, [N/32][K/2][32][2], which is what the bf16 dot product instruction reads. A thread owns consecutive
-// blocks, so it reads memory as ONE forward stream, whatever the batch: at batch 1 that runs at the machine's read
-// bandwidth, and for many rows the same layout feeds register tiles of kMaxRows x 32.
+// The weight's rows are cut into blocks of 32 outputs, and each block is stored k by k: [N/32][K][32]. For bf16 it is
+// stored in pairs of k, [N/32][K/2][32][2], which is what the bf16 dot product instruction reads. A thread owns
+// consecutive blocks, so it reads memory as one forward stream, whatever the batch. At batch 1 that runs at the
+// machine's read bandwidth; for many rows the same layout feeds register tiles of kMaxRows x 32.
+//
+// A vector holds different outputs at one k, never different k of one output. So an activation is broadcast once and
+// multiplies all vectors of the block, and no sum across the lanes of a vector is needed at the end.
 #pragma once
 
 #include <type_traits>
@@ -15,13 +18,21 @@ namespace labkit {
 
 constexpr int kBlock = 32;
 constexpr int kVectors = kBlock / kWidth;
-constexpr int kMaxRows = kWidth == 16 ? 12 : kWidth == 8 ? 3 : 2;  // what the registers hold
-constexpr int64_t kFewRows = 4;  // up to here AMX gains nothing: the memory is the limit anyway
-constexpr int64_t kDepth =
-    256;  // k per pass when there are many rows: a block's slice (32 KB) stays in the first-level cache
 
-// What rows are stored as beside weights of a type: bf16 where the machine multiplies bf16 pairs, else float. Quantised
-// weights live beside bf16 ones.
+// Rows of a register tile. Their sums take kMaxRows * kVectors registers: 24 of the 32 of AVX-512, 12 of the 16 of
+// AVX2, 16 of the 32 of ARM. The rest is for weights and activations. More rows would spill sums to memory,
+// fewer would load the same weights more often.
+constexpr int kMaxRows = kWidth == 16 ? 12 : kWidth == 8 ? 3 : 2;
+
+// Rows up to which AMX gains nothing, because reading the weights takes longer than multiplying them either way.
+constexpr int64_t kFewRows = 4;
+
+// k per pass where several tiles use the same weights: a block's slice (32 KB in fp32) stays in the first-level cache
+// from one tile to the next, so each weight is read from memory once.
+constexpr int64_t kDepth = 256;
+
+// How activations are stored beside weights of a type: as bf16 where the machine multiplies bf16 pairs, else as floats.
+// In a model with int8 matrices whatever is not quantised is bf16, so its activations are those of bf16.
 template <class T>
 struct ActivationOf {
   using type = float;
@@ -39,11 +50,11 @@ struct ActivationOf<int8_t> {
 template <class T>
 using Activation = typename ActivationOf<T>::type;
 
-// What one tile multiplies weights with.
+// The type of the activations that one tile multiplies. A tile turns int8 weights into floats, so it takes floats.
 template <class T>
 using Operand = std::conditional_t<std::is_same_v<T, int8_t>, float, Activation<T>>;
 
-// How the KV cache, embeddings and matrices that stay as they are are stored beside weights of a type.
+// How the KV cache, the embeddings and unquantised matrices are stored in a model with weights of a type.
 template <class T>
 using Unquantised = std::conditional_t<std::is_same_v<T, int8_t>, bf16, T>;
 
@@ -62,7 +73,8 @@ int64_t padded_depth(int64_t k) {
 
 inline int64_t blocks_of(int64_t outputs) { return (outputs + kBlock - 1) / kBlock; }
 
-// Row stride of activation buffers: 64 bytes past a multiple of 128, so that rows don't fall on the same cache sets.
+// Row stride of activation buffers in elements: half a block past a whole number of blocks. With a stride that is a
+// power of two, the rows of a tile would compete for the same few sets of the cache.
 inline int64_t row_stride(int64_t columns) { return blocks_of(columns) * kBlock + 16; }
 
 template <class T>
@@ -72,7 +84,8 @@ float weight_at(const T* packed, int64_t depth, int64_t n, int64_t k) {
   return to_float(block[(k / lanes) * kBlock * lanes + (n % kBlock) * lanes + k % lanes]);
 }
 
-// One k (fp32, fp16) or one pair of k (bf16) of a block, times one or two activations of each row.
+// One k (fp32, fp16) or one pair of k (bf16) of a block, times one or two activations of each row. Loops over
+// registers are unrolled by pragma: with a variable index the sums would live in memory.
 template <class T>
 struct Step {
   static constexpr int kAdvance = 1;
@@ -127,14 +140,15 @@ struct Step<bf16> {
   }
 };
 
-// What a tile asks the memory for while it computes: `step` bytes, from `from` on, for each k.
+// What a tile prefetches while it computes: `step` bytes for each k, from `from` on.
 struct Ahead {
   const char* from;
   int64_t step;
 };
 
-// For the `t`-th of `tiles` that multiply the same weights: alone it reads ahead of itself, else they share the asking
-// for the next weights, so that memory works all the time and not just while the first of them computes.
+// What the `t`-th of `tiles` that multiply the same weights prefetches. A single tile prefetches its own weights,
+// kPrefetchBytes ahead. Several tiles find the present weights in the cache, so each prefetches a share of the next
+// ones: the memory then works all the time and not just while the first tile computes.
 template <class T>
 Ahead ahead_of(const T* w, int64_t depth, int64_t t, int64_t tiles) {
   constexpr int64_t kStep = kBlock * sizeof(T);
@@ -144,7 +158,7 @@ Ahead ahead_of(const T* w, int64_t depth, int64_t t, int64_t tiles) {
   return {here + depth * kStep + t * depth * step, step};
 }
 
-// Two k of int8 weights, which are one line of memory.
+// Two k of int8 weights, which are one line of memory, so that a step prefetches a whole line.
 template <>
 struct Step<int8_t> {
   static constexpr int kAdvance = 2;
@@ -165,19 +179,20 @@ struct Step<int8_t> {
   }
 };
 
-// For weights that a cache holds.
+// For weights that are in a cache: every prefetch falls on a line that is there already.
 template <class T>
 Ahead nothing_ahead(const T* w) {
   return {reinterpret_cast<const char*>(w), 0};
 }
 
-// acc[R][32] (+)= x[R][depth] * block[depth][32].
+// out[R][32] (+)= x[R][depth] * block[depth][32].
 template <class T, int R>
 void tile(const T* w, const Operand<T>* x, int64_t ldx, int64_t depth, bool accumulate, float* out, Ahead ahead) {
   constexpr int kAdvance = Step<T>::kAdvance;
   constexpr int kLines = kBlock * kAdvance * sizeof(T) / kLine;
-  constexpr int kChains =
-      R * kVectors >= 8 ? 1 : 8 / (R * kVectors);  // independent sums, to cover the latency of an add
+  // A multiply-add takes 4 cycles and two can begin in each, so 8 independent sums keep the units busy. Tiles of few
+  // rows have fewer sums, and split each over several k.
+  constexpr int kChains = R * kVectors >= 8 ? 1 : 8 / (R * kVectors);
   vf acc[kChains][R][kVectors] = {};
   if (accumulate)
     for (int r = 0; r < R; ++r)
@@ -205,6 +220,7 @@ void tile(const T* w, const Operand<T>* x, int64_t ldx, int64_t depth, bool accu
     }
 }
 
+// The tile for a number of rows that is known only now; the compiler makes one for each number.
 template <class T, int R = kMaxRows>
 void tile_rows(int rows, const T* w, const Operand<T>* x, int64_t ldx, int64_t depth, bool accumulate, float* out,
                Ahead ahead) {

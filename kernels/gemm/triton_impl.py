@@ -1,4 +1,7 @@
-"""The product in Triton: one kernel with everything that may surround it, torch's GEMM for more than 16 rows."""
+"""The product in Triton, with everything that may surround it in one kernel.
+
+More than 16 rows go through torch's GEMM: they are bound by arithmetic, which it does best.
+"""
 
 import torch
 import triton
@@ -22,7 +25,11 @@ def _gemm(
     K2: tl.constexpr, GROUP2: tl.constexpr, BIAS2: tl.constexpr, RESIDUAL: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out = norm(x) W^T + bias (+ x2 W2^T + bias2) (+ residual), each [M, N]."""
+    """out = norm(x) W^T + bias (+ x2 W2^T + bias2) (+ residual), each [M, N].
+
+    Two products in one kernel are for attention output and second MLP matrix where both are added to the residual: a
+    launch less, and the sum is not written in between. The first one's wait serves both.
+    """
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     inside = rows < N
     y = product(

@@ -1,5 +1,6 @@
-// Region 3: attention bias, residual and norm (normalised_rows), then the first MLP matrix with bias and activation; a
-// gated MLP's two matrices are interleaved by half blocks, so that gate and up of an output meet in registers.
+// Region 3: attention bias, residual and norm (normalised_rows), then the first MLP matrix with bias and activation.
+// The two matrices of a gated MLP are interleaved by half blocks, 16 rows of gate and 16 of up. So a thread has both
+// factors of an output in the same block, and multiplies them before anything is written to memory.
 #pragma once
 
 #include "../qkv_gemm/cpp_impl.cpp"

@@ -1,4 +1,4 @@
-"""Region 3 in Triton: addend, norm, product and activation in one kernel; three around torch's GEMM beyond 16 rows."""
+"""Region 3 in Triton: addend, norm, product and activation in one kernel; beyond 16 rows, around torch's GEMM."""
 
 import torch
 import triton
@@ -18,7 +18,11 @@ TILE = Tile(rows=1, depth=1024)
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
-    """The tanh form of GELU, 0.5 x (1 + tanh(y)), is x * sigmoid(2 y), where 2 y = sqrt(8 / pi) (x + 0.044715 x^3)."""
+    """activation(x).
+
+    The tanh form of GELU, 0.5 x (1 + tanh(y)), is written as x * sigmoid(2 y), because Triton's interpreter has no
+    tanh; 2 y = sqrt(8 / pi) (x + 0.044715 x^3).
+    """
     if ACTIVATION == "gelu":
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
@@ -37,7 +41,9 @@ def mlp_tile(
     K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Tile number `tile` of act [M, N]: BN rows of the weight, or BN / 2 of the gate and the same of up."""
+    """Tile number `tile` of act [M, N]: BN rows of the weight. Of a gated MLP they are BN / 2 rows of the gate and the
+    same rows of up, so that both factors of an output are in the program's registers.
+    """
     m = tl.arange(0, MP)
     if GATED:
         n = tile * (BN // 2) + tl.arange(0, BN // 2)

@@ -8,8 +8,9 @@
 
 namespace labkit {
 
-// Normalised rows as the GEMM wants them, and the residual they came from. One row: every thread makes its own copy,
-// which is cheaper than waiting for another's; more rows: shared, split over the threads, with a barrier at the end.
+// Normalised rows as the GEMM takes them, and the residual that they came from. Of one row every thread makes its own
+// copy: a norm of a few thousand numbers takes less time than a barrier. More rows are split over the threads and
+// shared, with a barrier at the end.
 template <class T>
 struct Normalised {
   const Activation<T>* x;
@@ -18,8 +19,8 @@ struct Normalised {
   int64_t residual_stride;
 };
 
-// x = norm(h + addend + bias), the addend whole or in the parts of all ranks; the residual is the sum, or x itself
-// where the model takes it after the norm.
+// x = norm(h + addend + bias). The addend is whole, or in the parts of all ranks, which are added up here instead of in
+// a pass of their own. The residual is the sum, or x itself where the model takes it after the norm.
 template <class T>
 Normalised<T> normalised_rows(Team& team, int thread, const Norm& norm, const float* h, int64_t h_stride,
                               const Parts& addend, const float* bias, bool residual_from_norm, int64_t rows,
@@ -97,7 +98,8 @@ void rotate_and_append(const Team& team, int thread, const QkvWeights& weights, 
   }
 }
 
-// The region: from normalised rows to queries in `qkv` and keys and values in the cache. Ends behind a barrier.
+// The region: from normalised rows to queries in `qkv`, and keys and values in the cache. Ends behind a barrier. There
+// is one before the rotation too, because a head's numbers come from blocks that other threads may have multiplied.
 template <class T>
 void qkv_region(Team& team, int thread, const QkvWeights& weights, const Rotary& rotary, const Heads& heads,
                 const Rows& rows, const Cache& cache, const Normalised<T>& input, float* qkv, int64_t stride,

@@ -1,6 +1,7 @@
 """Region 1 in Triton: norm, product, rotation and append to the KV cache in one kernel.
 
-Two where heads are normed (a head's norm needs all of it), and around torch's GEMM beyond 16 rows.
+Where heads are normed there are two kernels, because the norm of a head needs all of the head, and programs own only
+some of its rows. Beyond 16 rows the second kernel follows torch's GEMM.
 """
 
 import torch
@@ -20,7 +21,10 @@ TILE = Tile(rows=16, depth=1)
 
 @triton.jit
 def pair_columns(pair, D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The two columns of a head that pair number `pair` of D / 2 holds: those that rotate together, then the rest."""
+    """The two columns of a head that pair number `pair` of D / 2 holds: those that rotate together, then the rest.
+
+    A program multiplies pairs, so that both numbers of a rotation are in its registers.
+    """
     first, second = 2 * pair, 2 * pair + 1
     if R != 0 and not INTERLEAVED:
         turns = pair < R // 2

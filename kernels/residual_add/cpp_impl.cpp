@@ -8,7 +8,7 @@
 
 namespace labkit {
 
-constexpr int64_t kWorthATeam = 32768;  // numbers; to wake a thread takes longer than to add fewer
+constexpr int64_t kWorthATeam = 32768;  // numbers: waking a thread takes longer than adding fewer alone
 
 struct Addend {
   Parts rows;         // none: nothing is added

@@ -1,4 +1,4 @@
-"""What two captures are of, and how far they can be trusted."""
+"""What two captures were taken of, and how far they can be trusted."""
 
 from __future__ import annotations
 

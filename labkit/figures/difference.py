@@ -94,7 +94,7 @@ def difference_figure(difference: Difference) -> go.Figure:
 
 
 def difference_table(difference: Difference) -> pd.DataFrame:
-    """The parts as text, a row each: ms saved, the interval, and what each is a difference of."""
+    """The parts as text, a row each: ms saved, the interval, and the two figures whose difference the part is."""
     places, parts = difference.places, difference.parts
     return pd.DataFrame(
         {

@@ -33,7 +33,7 @@ MATRICES = ("qkv.weight", "attn_out.weight", "ff1.weight", "ff2.weight")
 IDEAL = "#7d8896"
 MILLISECOND = 1_000_000  # in nanoseconds
 TALLEST = 4.5  # of a drawn matrix, in widths of the model; what is larger is not drawn to scale
-HEADS = 3.0  # so tall is the matrix of all heads at least, to tell those of keys and values
+HEADS = 3.0  # the least height of the matrix of all heads, so that those of keys and values can be told apart
 GAP = 0.75  # between matrices, in widths of the model
 
 
@@ -136,7 +136,7 @@ def _name(figure: go.Figure, name: str, shape: tuple[int, int], left: float, wid
 
 
 def _parts(config: ModelConfig, name: str) -> Iterator[tuple[int, tuple[str, int]]]:
-    """Where the parts of a matrix begin that is several in one: first row, and the name and size of the part."""
+    """The parts of a matrix that is several in one: the first row of each, and its name and size."""
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     sizes = {}
     if name == "qkv.weight":
@@ -161,7 +161,7 @@ def _whole(shards: tuple[Shard, ...], config: ModelConfig) -> list[str]:
 
 
 def scaling_figure(study: ParallelStudy) -> go.Figure:
-    """Left the time per token by number of ranks, with the ideal line and the one that the memory allows; right the
+    """On the left the time per token by number of ranks, with the ideal and what the memory allows. On the right the
     share of a step in which each rank waits for the others.
     """
     figure = make_subplots(rows=1, cols=2, column_widths=[0.62, 0.38], horizontal_spacing=0.14)
@@ -218,7 +218,8 @@ def _line(figure: go.Figure, x: list[int], y: list[float], name: str, color: str
 
 
 def waiting_figure(study: ParallelStudy) -> go.Figure | str:
-    """Above one decode step of every rank on one time axis, below how far apart the ranks arrived at each of its sums.
+    """One decode step of every rank on one time axis, and below it how far apart the ranks arrived at each of its sums.
+
     Markdown text where there is no capture.
     """
     if study.trace is None or study.collectives is None:
@@ -297,7 +298,7 @@ def _waits(study: ParallelStudy, sums: pd.DataFrame) -> str:
 
 
 def gpus_figure(study: ParallelStudy) -> go.Figure:
-    """Above what our ranks gain over one, below what the articles' figures amount to on fewer and on more GPUs."""
+    """What the measured ranks gain over one, and below it what the articles' figures amount to on several GPUs."""
     figure = make_subplots(rows=2, cols=1, row_heights=[0.36, 0.64], vertical_spacing=0.24)
     ratios = {f"{found.case.tp} ranks against one": found.ratio("per_token") for found in study.comparisons}
     figure.add_bar(

@@ -203,8 +203,8 @@ def _note(figure: go.Figure, y: float, text: str) -> None:
 
 
 def layer_figure(study: KernelStudy, regions: int) -> go.Figure:
-    """One layer, unfused above fused on one time axis, torch ops below their regions; beyond the first `regions` fused
-    ones all is faded.
+    """One layer, unfused above fused on one time axis, with the torch ops below their regions. Of the fused layer only
+    the first `regions` are in full colour, the others are faded.
     """
     timeline, shown = study.timeline, {row.region for row in study.regions[:regions]}
     figure = go.Figure()

@@ -52,7 +52,7 @@ THEME = go.layout.Template(
 
 
 def finish(figure: go.Figure, title: str, subtitle: str, height: int) -> go.Figure:
-    """Give `figure` the theme, its title and what the numbers are of, and its height in pixels."""
+    """Gives `figure` the theme, a title, a subtitle that says what was measured, and a height in pixels."""
     lines = subtitle.count("<br>") + 1
     return figure.update_layout(
         template=THEME,

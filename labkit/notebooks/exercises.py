@@ -1,13 +1,21 @@
-"""Checks for the notebooks' exercises: they say what is right, and what a wrong answer looks like the result of."""
+"""Checks for the notebooks' exercises: which answers are right, and which mistake a wrong one suggests.
+
+An answer may be anything that somebody types into a cell. One that is no number is told so like any other wrong answer,
+without an exception; settings such as the name of a model raise a UserError.
+"""
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Mapping
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from IPython.display import Markdown
 
 from labkit.figures.frames import number
+from labkit.system.errors import UserTypeError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -36,6 +44,7 @@ def model_shape(name: str) -> Markdown:
     from labkit.models.policies import model_config_of
     from labkit.weights.resolve import resolve
 
+    _require_text("model", name)
     source = resolve(name)
     config = model_config_of(source.hf_config)
     rows = {
@@ -50,10 +59,10 @@ def model_shape(name: str) -> Markdown:
     return Markdown(f"| | {name} |\n|---|---|\n" + "\n".join(f"| {row} | {value} |" for row, value in rows.items()))
 
 
-def check_limit(comparison: Comparison, read_mb: float | None, limit_ms: float | None) -> Markdown:
-    """What to say to two answers: the MB that a decode step has to read, and the milliseconds that this takes at least.
+def check_limit(comparison: Comparison, read_mb: object, limit_ms: object) -> Markdown:
+    """The verdicts on two answers: the MB that a decode step has to read, and the least milliseconds that this takes.
 
-    Right is within 1 % of what the record counts.
+    An answer is right within 1 % of what the record counts.
     """
     work, bandwidth = comparison.candidate.work, comparison.read_bandwidth_gb_s
     if work is None or bandwidth is None:
@@ -75,7 +84,7 @@ def check_limit(comparison: Comparison, read_mb: float | None, limit_ms: float |
 
 
 def try_kernel(region: str, dtype: str = "float32") -> Markdown:
-    """Compile the kernels as their sources are now, hold `region` against the unfused ops, and time it.
+    """Compiles the kernels as their sources are now, compares `region` with the unfused ops, and times it.
 
     The C++ of a region is in kernels/, in the folder of its op; edit it, and run the cell again.
     """
@@ -84,6 +93,8 @@ def try_kernel(region: str, dtype: str = "float32") -> Markdown:
     from labkit.kernels.build import SOURCES
     from labkit.stages import Stage
 
+    _require_text("region", region)
+    _require_text("dtype", dtype)
     found = trial(region, dtype=dtype)
     source = SOURCES / OP_OF[Stage(region)] / "cpp_impl.cpp"
     if found.problem is not None:
@@ -94,38 +105,46 @@ def try_kernel(region: str, dtype: str = "float32") -> Markdown:
     return Markdown(f"**right**: `{region}` computes what the unfused ops do. A call takes {times} (gpt2, batch 1).")
 
 
-def check_gap(pair: Pair, share: float | None) -> Markdown:
-    """What to say to a guess: which share of the vanilla step, in percent, is in the stage that fusing changed most.
+def check_gap(pair: Pair, share: object) -> Markdown:
+    """The verdict on an answer: the share of the vanilla step, in percent, of the stage that fusing changed most.
 
-    Right is within 1 percentage point of the stage table.
+    It is right within 1 percentage point of the stage table.
     """
     stages = pair.difference.by_stage
     most = stages["ms"].abs().idxmax()
     right = 100 * float(stages.loc[most, "vanilla_ms"]) / pair.difference.vanilla.mean_ms
-    if share is None:
-        return Markdown(f"- `{most}` changed most; its share of the vanilla step: not answered yet")
-    if abs(share - right) <= 1:
+    answer = _number_or_remark(share)
+    if isinstance(answer, str):
+        return Markdown(f"- `{most}` changed most; its share of the vanilla step: {answer}")
+    if abs(answer - right) <= 1:
         return Markdown(f"- `{most}`: **right**: {right:.1f} % of the vanilla step")
-    if abs(share * 100 - right) <= 1:
-        return Markdown(f"- `{most}`: not yet: {share} is a fraction; expected percent")
-    return Markdown(f"- `{most}`: not yet: {number(share)} % is too {'high' if share > right else 'low'}")
+    if abs(answer * 100 - right) <= 1:
+        return Markdown(f"- `{most}`: not yet: {answer} is a fraction; expected percent")
+    return Markdown(f"- `{most}`: not yet: {number(answer)} % is too {'high' if answer > right else 'low'}")
 
 
 def model_cut(name: str, ranks: int) -> go.Figure:
-    """What each of `ranks` ranks holds of the model called `name`, whose weights are not needed for it."""
+    """What each of `ranks` ranks holds of the model called `name`. Its weights are not needed for it."""
     from labkit.figures.parallel import cut_figure
 
+    if not isinstance(ranks, int) or ranks < 1:
+        raise UserTypeError(f"ranks: got {_shown(ranks)}, expected a number of ranks, such as 2")
     return cut_figure(_config(name), ranks)
 
 
-def check_sums(model: str, all_reduces: Mapping[str, int | None], kb_per_token: float | None) -> Markdown:
-    """What to say to guesses: how many sums over the ranks a layer of each of these models needs, and how many KB (of
-    1,000 bytes) a rank of `model` brings to those of one decode step's layers, at batch 1.
+def check_sums(model: str, all_reduces: object, kb_per_token: object) -> Markdown:
+    """The verdicts on two answers about sums over the ranks.
+
+    all_reduces: how many a layer of a model needs, by the model's name. kb_per_token: the KB (of 1,000 bytes) that a
+    rank of `model` brings to the sums of all layers in one decode step at batch 1.
 
     Every model is judged by its own architecture.
     """
-    verdicts = [f"- a layer of {name}: {_check_count(_config(name), count)}" for name, count in all_reduces.items()]
     config = _config(model)
+    if isinstance(all_reduces, Mapping):
+        verdicts = [f"- a layer of {name}: {_check_count(_config(name), count)}" for name, count in all_reduces.items()]
+    else:
+        verdicts = [f"- sums of a layer: not yet: got {_shown(all_reduces)}, expected a dict such as {{{model!r}: 3}}"]
     layer_kb = sums_per_layer(config) * config.hidden_size * 4 / 1e3
     right = config.num_layers * layer_kb
     mistakes = {
@@ -144,14 +163,14 @@ def sums_per_layer(config: ModelConfig) -> int:
     return 1 if config.parallel_residual else 2
 
 
-def _check_count(config: ModelConfig, count: int | None) -> str:
-    right = sums_per_layer(config)
-    if count is None:
-        return "not answered yet"
+def _check_count(config: ModelConfig, answer: object) -> str:
+    right, count = sums_per_layer(config), _number_or_remark(answer)
+    if isinstance(count, str):
+        return count
     if count == right:
-        return f"**right**: {count}; {WHY_SUMS[right]}"
+        return f"**right**: {right}; {WHY_SUMS[right]}"
     if count in WRONG_SUMS:
-        return f"not yet: {WRONG_SUMS[count]}"
+        return f"not yet: {WRONG_SUMS[int(count)]}"
     if count == right * config.num_layers:
         return "not yet: these are those of all layers"
     return "not yet: which of its matrices leave every rank with a part of every output?"
@@ -162,13 +181,38 @@ def _config(name: str) -> ModelConfig:
     from labkit.models.presets import PRESETS
     from labkit.weights.resolve import resolve
 
+    _require_text("model", name)
     hf_config = PRESETS[name].hf_config if name in PRESETS else resolve(name).hf_config
     return model_config_of(hf_config)
 
 
-def _check(answer: float | None, right: float, mistakes: dict[float, str]) -> str:
+def _require_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise UserTypeError(f"{what}: got {_shown(value)}, expected its name as text")
+
+
+def _number_or_remark(answer: object) -> float | str:
+    """The answer as a number, or what to say of one that is missing or is no number."""
     if answer is None:
         return "not answered yet"
+    if not isinstance(answer, Real) or isinstance(answer, bool):
+        return f"not yet: got {_shown(answer)}, expected a number, such as 12.5"
+    try:
+        value = float(answer)
+    except OverflowError:
+        value = math.inf
+    return value if math.isfinite(value) else f"not yet: got {_shown(answer)}, expected a finite number"
+
+
+def _shown(value: object) -> str:
+    """A value of any type in a few words on one line."""
+    return f"`{' '.join(reprlib.repr(value).split())}` ({type(value).__name__})"
+
+
+def _check(given: object, right: float, mistakes: dict[float, str]) -> str:
+    answer = _number_or_remark(given)
+    if isinstance(answer, str):
+        return answer
     if _close(answer, right):
         return f"**right**: {number(answer)}"
     for value, hint in mistakes.items():

@@ -43,7 +43,7 @@ NOISE = ("Failed to load resource: the server responded with a status of 404 (No
 
 
 def missing() -> str | None:
-    """What has to be installed before `jupyterlab` can work; None: nothing."""
+    """What has to be installed before `jupyterlab` can work; None if nothing is missing."""
     if importlib.util.find_spec("playwright") is None:
         return "got no playwright; install it with: pip install playwright"
     if chromium() is None:
@@ -57,7 +57,9 @@ def chromium() -> str | None:
 
 @dataclass
 class Lab:
-    """A page with JupyterLab on `folder`. `errors`: what it has logged as errors so far. `patience_s`: with a cell."""
+    """A page with JupyterLab on `folder`. errors: what it has logged as errors so far. patience_s: how long a cell may
+    take.
+    """
 
     page: Any  # playwright's
     url: str

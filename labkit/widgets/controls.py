@@ -1,4 +1,4 @@
-"""The widgets of a workbench: one control per setting, Run, Stop, and how far it is."""
+"""The widgets of a workbench: one control per setting, the buttons Run and Stop, and a progress bar."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Controls:
         return {name: control.value for name, control in self._inputs.items()}
 
     def show_progress(self) -> None:
-        """The bar once more, in the cell that runs now."""
+        """Shows the progress bar once more, in the cell that runs now."""
         display(self._progress)
 
     def say(self, text: str) -> None:
-        """Words beside the bar."""
+        """Shows words beside the bar."""
         self._label.value = html.escape(text)
 
     @contextmanager

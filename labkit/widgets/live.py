@@ -1,4 +1,4 @@
-"""Whether somebody sits at this notebook, and outputs that can be replaced later in either case."""
+"""Whether a notebook is live, that is, somebody sits at it; and outputs that can be replaced later in any notebook."""
 
 from __future__ import annotations
 

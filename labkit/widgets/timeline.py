@@ -1,4 +1,4 @@
-"""A timeline to look around in: Python computes tiles, the browser draws those it has and asks for the rest."""
+"""A timeline to pan and zoom: Python computes tiles, and the browser draws those that it has and asks for the rest."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ MARKS = 4000  # places of search results that are sent
 
 @cache
 def script() -> str:
-    """All modules as one, which is what a widget can have."""
+    """All modules of the script as one, because a widget can have only one."""
     files = (*(f"timeline_{part}.js" for part in PARTS), "timeline.js")
     sources = ((HERE / name).read_text(encoding="utf-8") for name in files)
     return "\n".join(re.sub(r"^import [^;]*;\n", "", source, flags=re.MULTILINE) for source in sources)
 
 
 def traces_of(trace: Traces, other: Trace | None) -> Mapping[str, Trace]:
-    """What `trace` and `other` amount to, by name."""
+    """The traces that `trace` and `other` stand for, by name."""
     if other is None:
         return named_traces(trace)
     several = list(trace.values()) if isinstance(trace, Mapping) else [trace] if isinstance(trace, Trace) else trace
@@ -112,7 +112,7 @@ class Timeline(anywidget.AnyWidget):
         return content, [columns[name].astype(dtype).tobytes() for name, dtype in BUFFERS.items()]
 
     def _answer(self, _: Any, message: dict[str, Any], __: Any) -> None:
-        """What the browser asks; an answer to one of several views carries that one's token."""
+        """Answers a question of the browser. The answer carries the token of the view that asked, one of several."""
         kind, reply = message.get("kind"), {"view": message.get("view"), "reveal": message.get("reveal", False)}
         if kind == "tiles":
             for level, index in message["tiles"]:
@@ -147,7 +147,7 @@ class Timeline(anywidget.AnyWidget):
 
 
 def _scene(lanes: Lanes, tiles: Tiles, first: tuple[int, int]) -> dict[str, Any]:
-    """What the browser has to know from the beginning."""
+    """What the browser needs before it can ask for anything."""
     begin, end = lanes.span
     strips = [
         {
@@ -179,7 +179,7 @@ def show_timeline(
     window: tuple[float, float] | None = None,
     steps: int | range | None = None,
 ) -> None:
-    """Show a Timeline where somebody sits at the notebook, and in a batch run the static figure of the same."""
+    """Shows a Timeline in a live notebook, and in a batch run the static figure of the same traces."""
     traces = traces_of(trace, other)
     if is_live():
         display(Timeline(traces, window=window, steps=steps))

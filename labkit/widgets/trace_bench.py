@@ -50,7 +50,7 @@ class TraceBench(Bench[Pair]):
         return found.difference.headline
 
     def captures(self) -> None:
-        """Who captured what, on which machine, and at what cost."""
+        """The two captures: by which profiler, of what run, on which machine, and at what cost."""
         self.view(captures_table)
 
     def stages(self) -> None:
@@ -59,7 +59,7 @@ class TraceBench(Bench[Pair]):
         self.view(lambda found: stage_table_figure(found.tables[1], name=found.names[1]))
 
     def timelines(self) -> None:
-        """Both sides under each other on one axis: to look around in live, a figure in a batch run."""
+        """Both sides under each other on one time axis: a widget in a live notebook, a figure in a batch run."""
         draw = Timeline if self._controls else timeline
         self.view(lambda found: draw(found.named_traces, steps=min(STEPS_SHOWN, found.decode_steps)))
 

@@ -1,15 +1,24 @@
 """The checker knows right answers from the usual mistakes."""
 
+from decimal import Decimal
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 from comparisons import BANDWIDTH_GB_S, comparison
 
-from labkit.notebooks.exercises import check_limit, check_sums, model_shape
+from labkit.notebooks.exercises import check_gap, check_limit, check_sums, model_cut, model_shape, try_kernel
+from labkit.system.errors import UserError
 
 READ_MB = 498.0
 LIMIT_MS = READ_MB / BANDWIDTH_GB_S
 
 
-def verdicts(read_mb: float | None, limit_ms: float | None) -> list[str]:
+def verdicts(read_mb: object, limit_ms: object) -> list[str]:
     text: str = check_limit(comparison(), read_mb, limit_ms).data
     return text.splitlines()
 
@@ -59,7 +68,7 @@ def test_a_models_shape_says_where_its_weights_come_from() -> None:
 SUMS = {"tiny-gptj": 1, "tiny-gpt2": 2, "tiny-llama": 2, "gpt-j-6b": 1, "gpt-neox-20b": 1, "bloom-560m": 2}
 
 
-def sum_verdicts(all_reduces: dict[str, int | None], kb: float | None = None, model: str = "tiny-llama") -> str:
+def sum_verdicts(all_reduces: object, kb: object = None, model: str = "tiny-llama") -> str:
     text: str = check_sums(model, all_reduces, kb).data
     return text
 
@@ -100,3 +109,100 @@ TINY_KB = 2 * 2 * 64 * 4 / 1e3  # sums, layers, numbers, bytes
 )
 def test_the_kilobytes_of_a_step_are_counted_for_the_model_at_hand(answer: float | None, said: str) -> None:
     assert said in sum_verdicts({}, answer)
+
+
+SHARE = 40.0
+
+
+def gap_verdict(share: object) -> str:
+    """Of a pair whose stage `mlp` changed most, from 4 ms of a step of 10 ms."""
+    stages = pd.DataFrame({"ms": [-3.0, 0.5], "vanilla_ms": [4.0, 2.0]}, index=["mlp", "qkv"])
+    pair: Any = SimpleNamespace(difference=SimpleNamespace(by_stage=stages, vanilla=SimpleNamespace(mean_ms=10.0)))
+    text: str = check_gap(pair, share).data
+    return text
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(SHARE, "**right**"), (SHARE / 100, "a fraction"), (70, "too high"), (None, "not answered yet")]
+)
+def test_the_share_of_what_changed_most(share: float | None, said: str) -> None:
+    assert said in gap_verdict(share)
+
+
+class Unhelpful:
+    """What has no text."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+NO_NUMBERS = {
+    "text": "498",
+    "bytes": b"498",
+    "truth": True,
+    "list": [498.0],
+    "dict": {"mb": 498.0},
+    "set": {1, 2},
+    "nothing": (),
+    "complex": 498 + 0j,
+    "decimal": Decimal(498),
+    "array": np.array([498.0, 1.0]),
+    "numpy truth": np.True_,
+    "tensor": torch.tensor(498.0),
+    "frame": pd.DataFrame({"mb": [498.0]}),
+    "dtype": torch.float32,
+    "function": len,
+    "class": float,
+    "dots": ...,
+    "no text": Unhelpful(),
+    "nan": float("nan"),
+    "inf": float("-inf"),
+    "numpy nan": np.float32("nan"),
+    "huge": 10**400,
+    "long text": "498 " * 10_000,
+}
+
+
+@pytest.mark.parametrize("answer", NO_NUMBERS.values(), ids=NO_NUMBERS)
+def test_an_answer_that_is_no_number_is_told_what_is_expected(answer: object) -> None:
+    said = [*verdicts(answer, answer), *sum_verdicts({"tiny-gpt2": answer}, answer).splitlines(), gap_verdict(answer)]
+    assert len(said) == 5
+    for line in said:
+        assert "not yet: got" in line
+        assert "number" in line
+        assert len(line) < 300
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize("kind", [int, Fraction, np.int64, np.float32, np.float64])
+def test_any_kind_of_number_is_an_answer(kind: type) -> None:
+    assert "**right**" in verdicts(kind(498), None)[0]
+    assert "**right**" in gap_verdict(kind(40))
+    assert "**right**" in sum_verdicts({"tiny-gpt2": kind(2)})
+
+
+@pytest.mark.parametrize("answer", [None, 2, "2", [2], ("tiny-gpt2", 2), {"tiny-gpt2"}, Unhelpful()])
+def test_sums_that_are_no_dict_are_told_so(answer: object) -> None:
+    assert "expected a dict" in sum_verdicts(answer).splitlines()[0]
+
+
+@pytest.mark.parametrize("name", [None, 5, b"gpt2", ["gpt2"], {"gpt2": 1}, ...])
+def test_names_of_another_type_are_refused(name: Any) -> None:
+    for refused in (
+        lambda: model_shape(name),
+        lambda: model_cut(name, 2),
+        lambda: check_sums(name, {}, None),
+        lambda: try_kernel(name),
+        lambda: try_kernel("residual", name),
+    ):
+        with pytest.raises(UserError, match="expected its name as text"):
+            refused()
+    if not isinstance(name, list | dict):
+        with pytest.raises(UserError, match="expected its name as text"):
+            check_sums("tiny-gpt2", {name: 2}, None)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 2.0, "2", None, [2]])
+def test_ranks_of_another_type_are_refused(ranks: Any) -> None:
+    with pytest.raises(UserError, match="expected a number of ranks"):
+        model_cut("tiny-gpt2", ranks)

@@ -20,8 +20,10 @@ ALL_LAYERS = -2
 
 @dataclass(frozen=True)
 class Aligned:
-    """Both sides under the same columns. `keys`: layer and stage of the pieces that compute, a column of `count` and
-    `own_ms` each; `stages`: the columns of `stage_ms`. All three hold vanilla's and fused's, with a row per step.
+    """The figures of both sides (vanilla, fused) under the same columns, with a row per step.
+
+    `keys` names the columns of `count` and `own_ms`: layer and stage of the pieces that compute. `stages` names the
+    columns of `stage_ms`.
     """
 
     keys: list[tuple[int, str]]
@@ -32,8 +34,10 @@ class Aligned:
 
 
 def align(vanilla: Side, fused: Side) -> Aligned:
-    """Stages that one side joins are compared with the sum of the other's. Where a stage runs in the same layers on
-    both sides, it is compared layer by layer, else over all layers. TraceError where no stage is on both sides.
+    """Brings two sides under the same columns. TraceError where no stage is on both sides.
+
+    Where one side runs two stages as one ("qkv+mlp"), the other side's two are added up. A stage that runs in the same
+    layers on both sides is compared layer by layer, any other one over all layers.
     """
     sides = (vanilla, fused)
     names = joined({NO_STAGE}.union(*(side.stage_ms.columns for side in sides)))
@@ -68,7 +72,7 @@ def align(vanilla: Side, fused: Side) -> Aligned:
 
 
 def joined(stages: Iterable[str]) -> dict[str, str]:
-    """What each stage is called where some of `stages` are joined: "qkv" is "qkv+mlp" if one kernel does both."""
+    """The name under which each of `stages` is compared: "qkv" becomes "qkv+mlp" if that is among them."""
     there = set(stages)
     names = {stage: stage for stage in there}
     for whole in there & set(JOINED):

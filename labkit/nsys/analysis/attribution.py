@@ -63,7 +63,7 @@ def attribute(trace: Trace) -> Attribution:
 
 
 def _calls_of_operations(trace: Trace) -> tuple[pd.DataFrame, Integers]:
-    """The calls that led to GPU work, and for each operation the position of its call, the first if there are more."""
+    """The calls that led to GPU work, and for each operation the position of its call; of several calls, the first."""
     calls, of_call, of_operation = launches(trace, trace.operations)
     first = np.full(max(of_call.max(initial=NONE), of_operation.max(initial=NONE)) + 2, NONE)
     first[of_call[::-1]] = np.arange(len(calls))[::-1]
@@ -77,8 +77,8 @@ def _calls_of_operations(trace: Trace) -> tuple[pd.DataFrame, Integers]:
 def _by_graph(trace: Trace, range_of_node: Integers, has_stage: NDArray[np.bool_]) -> Integers:
     """For each operation the labelled range in which its graph node was made, if that range has a stage.
 
-    A graph is captured, cloned when it is instantiated, perhaps again, and then played: of the ranges of a node and
-    those that it descends from, the one of the oldest counts.
+    A graph is captured, cloned when it is instantiated, perhaps cloned again, and then played. The range in which its
+    first ancestor was made is the one that says which stage the node belongs to.
     """
     nodes, operations = trace.graph_nodes, trace.operations
     found = np.full(len(operations), NONE)
@@ -103,7 +103,7 @@ def _named(frame: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def _latest(own: Integers, made_ns: Integers, wanted: Integers, until_ns: Integers) -> Integers:
-    """The row of the last one made with the number wanted, at the time given or before: numbers are used again."""
+    """For each wanted number the row of the node that had it last, at the given time: numbers are used again."""
     times = np.sort(made_ns)
     key = own * (len(times) + 1) + np.searchsorted(times, made_ns, side="right")
     order = np.argsort(key, kind="stable")

@@ -41,7 +41,7 @@ def numbered(frames: Sequence[pd.DataFrame], column: str) -> list[Integers]:
 
 
 def on_one_line(frames: Sequence[pd.DataFrame]) -> list[Intervals]:
-    """The intervals of some frames with their threads laid end to end: none contains one of another thread."""
+    """The intervals of some frames, their threads laid end to end, so that none contains one of another thread."""
     threads = numbered(frames, "tid")
     thread = np.concatenate(threads)
     starts = np.concatenate([frame["start_ns"].to_numpy() for frame in frames])
@@ -59,10 +59,10 @@ def on_one_line(frames: Sequence[pd.DataFrame]) -> list[Intervals]:
 
 
 class _Opened:
-    """The intervals that may still be the tightest around something, as a sweep over the starts meets them.
+    """The intervals that may still be the tightest around something, while a sweep goes over the starts.
 
-    Their ends fall and so do their lengths: whatever is longer than a later one that also ends later can never be the
-    tightest again.
+    They are kept by falling ends. Their lengths fall too: an interval that is longer than a later one which also ends
+    later can never be the tightest again, and is dropped.
     """
 
     def __init__(self) -> None:
@@ -95,10 +95,10 @@ class _Opened:
 
 
 def parents(intervals: Intervals) -> tuple[Integers, Integers]:
-    """The tightest interval around each, NONE at the top, and how many lie around that one in turn.
+    """For each interval the tightest one around it (NONE: there is none), and its level: how many lie around it.
 
-    Of intervals with the same bounds each is the parent of the next row. Of several around it that are as tight, the
-    one that starts last.
+    Of intervals with the same bounds each is the parent of the next row. Of several that are equally tight, the one
+    that starts last is the parent.
     """
     parent, level = np.full(len(intervals), NONE), np.zeros(len(intervals), np.int64)
     order = np.lexsort((-intervals.end, intervals.start))
@@ -119,7 +119,7 @@ def tightest(intervals: Intervals, inner: Intervals) -> Integers:
     """For each of `inner`, the row of the tightest of `intervals` around it, or NONE."""
     if not len(intervals) or not len(inner):
         return np.full(len(inner), NONE)
-    # What starts between the same two bounds, and ends between the same two, has the same answer: ask once.
+    # Inner intervals that start between the same two bounds, and end between the same two, have the same answer.
     bounds = np.unique(np.concatenate([intervals.start, intervals.end]))
     places = _places(bounds, inner.start) * (2 * len(bounds) + 2) + _places(bounds, inner.end)
     _, asked, where = np.unique(places, return_index=True, return_inverse=True)
@@ -135,15 +135,17 @@ def tightest(intervals: Intervals, inner: Intervals) -> Integers:
 
 
 def _places(bounds: Integers, times: Integers) -> Integers:
-    """Where times stand among the bounds: even numbers between two of them, odd ones on one."""
+    """The place of each time among the bounds: an even number between two of them, an odd one on a bound."""
     after = np.searchsorted(bounds, times)
     return 2 * after + (bounds[np.minimum(after, len(bounds) - 1)] == times)
 
 
 def windows(outer: Intervals, inner: Intervals) -> Iterator[tuple[Integers, Integers, Integers]]:
-    """What each of `outer` contains: in some lists of rows of `inner`, from where to where, for each of `outer`.
+    """Which of `inner` each of `outer` contains, as windows into lists.
 
-    Every contained row is in one list. There are as many lists as intervals of `inner` are nested in each other.
+    Yields (rows, low, high): a list of rows of `inner`, and for each of `outer` the window [low, high) of that list
+    that it contains. Every row is in exactly one list. There are as many lists as intervals of `inner` are nested in
+    each other, because neither starts nor ends may fall within a list.
     """
     rows = np.lexsort((inner.end, inner.start))
     while len(rows):
@@ -156,7 +158,7 @@ def windows(outer: Intervals, inner: Intervals) -> Iterator[tuple[Integers, Inte
 
 
 def over_windows(ufunc: np.ufunc, values: Integers, low: Integers, high: Integers, nothing: int) -> Integers:
-    """ufunc.reduce(values[low:high]) of each window, of a ufunc like minimum to which repeats do not matter."""
+    """ufunc.reduce(values[low:high]) of each window, for a ufunc like minimum that may see a value twice."""
     result = np.full(len(low), nothing)
     octave = np.frexp((high - low).astype(float))[1] - 1  # the largest power of two within the window; -1: empty
     for exponent in range(octave.max(initial=-1) + 1):
@@ -168,7 +170,7 @@ def over_windows(ufunc: np.ufunc, values: Integers, low: Integers, high: Integer
 
 
 def runs(low: Integers, high: Integers) -> tuple[Integers, Integers]:
-    """The numbers low[i] to high[i] - 1 of every i in a row, each with its i: (i of each, numbers)."""
+    """All numbers from low[i] to high[i] - 1, for one i after the other: (the i of each, the numbers)."""
     lengths = high - low
     before = np.cumsum(lengths) - lengths
     return np.repeat(np.arange(len(low)), lengths), np.arange(lengths.sum()) + np.repeat(low - before, lengths)

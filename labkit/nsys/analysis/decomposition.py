@@ -26,7 +26,7 @@ class Part(StrEnum):
     ADDED = "added"
     FASTER = "faster"
     GAPS = "gaps"  # nothing runs: launches, waiting, the CPU's own work
-    COMMUNICATION = "communication"  # nothing is computed
+    COMMUNICATION = "communication"  # while nothing is computed
     UNEXPLAINED = "unexplained"  # work of no stage, less what runs at the same time as other work
 
 
@@ -54,7 +54,7 @@ class Split:
         return np.stack([time, *parts, time - sum(parts), *rows])
 
     def by_stage(self, mean: Floats) -> Floats:
-        """What stages, idling and overlap (negative) contribute to a mean step: its ms in rows that add up to it."""
+        """The ms that stages, idling and overlap (negative) contribute to a mean step, in rows that add up to it."""
         time, idle, _, _, _, stage_ms = self._parts_of(mean)
         if self.unit == OPERATORS:  # then stages hold the gaps between their operators
             idle = time - stage_ms.sum(axis=0)
@@ -65,7 +65,7 @@ class Split:
         return mean[0], mean[1], mean[2], count, own, mean[3 + 2 * self._keys :]
 
     def _by_key(self, vanilla: Floats, fused: Floats) -> tuple[Floats, Floats]:
-        """By key, the ms of the pieces that fused has fewer (negative: more) of, and of those that it keeps."""
+        """By key, the ms that fused saves, in two parts: by fewer pieces (negative: by more) and by faster ones."""
         (*_, n_vanilla, own_vanilla, _), (*_, n_fused, own_fused, _) = self._parts_of(vanilla), self._parts_of(fused)
         vanilla_each = own_vanilla / np.where(n_vanilla > 0, n_vanilla, 1)
         fused_each = own_fused / np.where(n_fused > 0, n_fused, 1)
@@ -83,7 +83,7 @@ class Split:
         yield "unexplained"
 
     def notes(self, places: int) -> Iterator[str]:
-        """Of each Part, what it is a difference of."""
+        """For each Part the two figures whose difference it is, in words."""
         (time_v, idle_v, exposed_v, n_v, own_v, _), (time_f, idle_f, exposed_f, n_f, own_f, _) = map(
             self._parts_of, self.means
         )

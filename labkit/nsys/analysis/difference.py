@@ -65,7 +65,7 @@ class Difference:
 
     @property
     def claim(self) -> str:
-        """What the steps allow to say, with the interval."""
+        """What the steps allow one to say, with the interval."""
         vanilla, fused = self.vanilla.name, self.fused.name
         match self.verdict:
             case Verdict.UNDECIDED:
@@ -94,7 +94,7 @@ class Difference:
 
     @property
     def shown_parts(self) -> pd.DataFrame:
-        """The parts that there are: those with a time, an interval or a note."""
+        """The parts with a time, an interval or a note; the others play no role in this difference."""
         nothing = self.parts[["ms", "low_ms", "high_ms"]].abs().max(axis=1).lt(NOTHING_MS) & self.parts["note"].eq("")
         return self.parts[~nothing]
 
@@ -183,8 +183,11 @@ def _by_stage(split: Split, found: Resampled, names: list[str], enough: bool) ->
 
 
 def _verdict(low_ms: float, high_ms: float, noise: float, whole_ms: float) -> Verdict:
-    """FASTER or SLOWER where the interval lies beyond the noise (a fraction of the whole), SAME where it lies within
-    it, and within 5 %. UNDECIDED else, and without an interval."""
+    """The verdict on an interval, beside the noise as a fraction of the whole.
+
+    FASTER or SLOWER where the interval lies beyond the noise, SAME where it lies within the noise and within 5 %, else
+    UNDECIDED. Without an interval, UNDECIDED.
+    """
     if low_ms > noise * whole_ms:
         return Verdict.FASTER
     if high_ms < -noise * whole_ms:

@@ -9,10 +9,10 @@ from labkit.nsys.trace import Trace
 
 
 def launches(trace: Trace, operations: pd.DataFrame) -> tuple[pd.DataFrame, Integers, Integers]:
-    """The API calls that have a correlation, and a number for that of each call and of each of `operations`.
+    """The API calls that have a correlation, a number for each call, and a number for each of `operations`.
 
-    A call led to the operations of its number, which are those of its process and correlation. Operations without a
-    correlation have numbers that no call has.
+    A number stands for a process and a correlation: a call led to the operations that have its number. Operations
+    without a correlation have numbers that no call has.
     """
     calls = trace.calls
     calls = calls[((calls["kind"] == "api") & (calls["correlation"] != 0)).to_numpy()]

@@ -1,4 +1,4 @@
-"""Intervals in rows where they do not overlap, and which of some intervals holds a moment."""
+"""Levels for intervals, so that none overlap on a level, and which interval is the innermost around another."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Ints = NDArray[np.int64]
 
 
 def stable_order(codes: NDArray[np.integer]) -> Ints:
-    """argsort that leaves equals as they are; of numbers that 16 bits hold it takes linear time."""
+    """A stable argsort. Numbers that fit in 16 bits are sorted in linear time."""
     small = len(codes) > 0 and codes.min() >= 0 and codes.max() < 1 << 15
     return np.argsort(codes.astype(np.int16) if small else codes, kind="stable")
 
 
 def order_by_nesting(start: Ints, end: Ints, group: Ints) -> Ints:
-    """The order of groups, in each of starts, and of those that start together the longest first."""
+    """The order by group, then by start; of those that start together the longest comes first."""
     order = np.lexsort((start, group)) if np.any(start[1:] < start[:-1]) else stable_order(group)
     s, e, g = start[order], end[order], group[order]
     if np.any((g[1:] == g[:-1]) & (s[1:] == s[:-1]) & (e[1:] > e[:-1])):
@@ -26,10 +26,10 @@ def order_by_nesting(start: Ints, end: Ints, group: Ints) -> Ints:
 
 
 def levels(start: Ints, end: Ints, group: Ints) -> NDArray[np.int32]:
-    """A level for each interval, from 0, so that no two of a group and level overlap.
+    """A level for each interval, from 0, so that no two of a group overlap on a level.
 
-    Where intervals nest, that is how many hold it; where they overlap otherwise, the lowest level that is free. An
-    interval of no length takes a nanosecond.
+    In a group whose intervals nest, the level is the number of intervals around one. In any other group it is the
+    lowest level that is free. An interval of no length counts as one nanosecond.
     """
     found = np.zeros(len(start), np.int32)
     if not len(start):
@@ -94,7 +94,7 @@ def innermost(start: Ints, end: Ints, group: Ints, holders: tuple[Ints, Ints, In
 
 
 def crossing(start: Ints, end: Ints, group: Ints) -> NDArray[np.bool_]:
-    """Which intervals to take out so that of those left in a group no two overlap unless one holds the other."""
+    """Which intervals to take out, so that those that are left nest: of two that overlap, one holds the other."""
     out = np.zeros(len(start), bool)
     if not len(start):
         return out

@@ -1,9 +1,16 @@
 """NVTX ranges projected onto the GPU: when and how long the work that a range launched ran there.
 
 The rows are those of nsys's own reports nvtx_gpu_proj_trace (nvtxgpuproj in 2022.4), nvtx_gpu_proj_sum and
-nvtx_kern_sum: an operation belongs to every range that contains its API call, on the call's thread. Two things differ.
-Of ranges with the same bounds each is the child of the one before, where nsys takes them for each other's parents and
-loses their level. And what has no name has "" here.
+nvtx_kern_sum: an operation belongs to every range that contains its API call, on the call's thread. They differ where
+nsys is wrong:
+
+- nsys finds the range around a range in an R*Tree, whose bounds are 32-bit floats. From 2^24 ns (17 ms) after the start
+  of a session on it takes neighbours for parents, and gets level, parent and number of children wrong.
+- Of ranges with the same bounds each is the child of the one before here. nsys takes them for each other's parents and
+  loses their level.
+- The ORDER BY of nsys 2022.4 names no column, so its rows come by the number of the range; here they are by start.
+
+What has no name has "" here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Intervals over steps: neighbours are alike, so whole blocks of them are drawn, on each side by itself."""
+"""Confidence intervals over steps by a bootstrap of blocks: neighbouring steps are alike and are drawn together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Resampled:
-    """Estimates (one per quantity), those of each resample (quantity x resample), and the blocks of the smaller side.
+    """Estimates of some quantities, those of each resample (quantity x resample), and the blocks of the smaller side.
 
     Without at least two steps a side there are no resamples.
     """
@@ -28,8 +28,8 @@ class Resampled:
     def interval(self, confidence: float = CONFIDENCE) -> tuple[Floats, Floats]:
         """Lower and upper ends; NaN without resamples.
 
-        Percentiles of few blocks are too narrow, as a normal deviation is beside Student's t: they are stretched by
-        the ratio of the two, and by the deviation's own sqrt(n / (n - 1)).
+        The percentiles of a bootstrap are too narrow for few blocks. They are stretched by Student's t over the normal
+        distribution, and by sqrt(n / (n - 1)), by which a sample's deviation is too small.
         """
         if not self.distribution.size:
             nothing = np.full_like(self.estimate, np.nan)
@@ -48,9 +48,10 @@ def block_length(steps: int) -> int:
 def resampled(
     baseline: Floats, candidate: Floats, quantities: Callable[[Floats, Floats], Floats], *, seed: int = 0
 ) -> Resampled:
-    """`quantities` of the mean rows of both sides (features x any), over bootstraps of blocks of neighbouring rows.
+    """`quantities` of the mean rows of both sides, with bootstraps over blocks of neighbouring rows.
 
-    `baseline`, `candidate`: a row per step, a column per feature.
+    baseline, candidate: a row per step, a column per feature. quantities: a function of two arrays (features x any
+    number of means). The sides are drawn independently.
     """
     estimate = quantities(baseline.mean(axis=0), candidate.mean(axis=0))
     if min(len(baseline), len(candidate)) < 2:

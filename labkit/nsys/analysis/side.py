@@ -61,7 +61,7 @@ class Captured:
 class Side:
     """What the steps of one side take, one row per step in the order of time, averaged over the ranks.
 
-    `count`, `own_ms`: how many pieces of work that compute a step has, and how long they take, by layer and stage.
+    `count` and `own_ms`, by layer and stage: how many pieces of work that compute a step has, and how long they take.
     `stage_ms`: the time of all pieces of a stage, communication included, with what only work of no step fills under
     NO_STAGE; where the pieces are operators, that of the stage's ranges.
     """

@@ -163,7 +163,7 @@ def _summarised(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def _sorted(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """In the order of a step, layer by layer, with what comes after the layers after them, and the rest last."""
+    """Sorted in the order of a step: layer by layer, then what comes after the layers, and the rest last."""
     place = frame["stage"].map(ORDER)
     keys = {name: frame[name].map(PHASES) if name == "phase" else frame[name] for name in by}
     keys["stage"] = place

@@ -129,7 +129,7 @@ def operator_work(trace: Trace, steps: pd.DataFrame) -> Work:
 
 
 def _longest_without(stages: pd.DataFrame, operators: pd.DataFrame) -> pd.Series:
-    """For each range of a stage the ns of its longest stretch in which none of its operators runs."""
+    """For each range of a stage, how long the longest stretch is in which none of its operators runs, in ns."""
     edges = stages[["instance", "start_ns", "end_ns"]]
     opened = edges.assign(start_ns=edges["start_ns"], end_ns=edges["start_ns"])
     closed = edges.assign(start_ns=edges["end_ns"])

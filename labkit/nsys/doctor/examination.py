@@ -21,7 +21,7 @@ FAILURES = (OSError, ValueError, ImportError, sqlite3.Error)
 
 
 def examine(*, sampling: bool = False, probe: bool = True) -> list[Check]:
-    """All checks, in the order of the table; about three seconds. A check that fails itself is a WARN with the reason.
+    """All checks, in the order of the table; about three seconds. A check that itself fails gives WARN with the reason.
 
     `sampling`: also whether nsys may sample the CPU. `probe`: capture a program of two ranges to see that they arrive.
     """
@@ -89,7 +89,7 @@ def worst(checks: Iterable[Check]) -> Status:
 
 
 def as_dict(checks: Iterable[Check]) -> dict[str, Any]:
-    """The worst status, and the checks as they are; for JSON."""
+    """The worst status and all checks, for JSON."""
     found = list(checks)
     return {"status": worst(found), "checks": [asdict(check) for check in found]}
 

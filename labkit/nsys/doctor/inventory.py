@@ -1,7 +1,8 @@
-"""What one finds out by loading it only: the GPU's driver, PyTorch, Triton, the kernels, the OpenMP runtimes.
+"""Facts that can only be found by loading things: the GPU's driver, PyTorch, Triton, the kernels, OpenMP's runtimes.
 
-For `labkit doctor`, which must neither load torch nor end with it: `python -P -m labkit.nsys.doctor.inventory` writes
-one JSON line for each fact as soon as it knows it. A fact that can't be had is {"error": why}.
+`labkit doctor` runs this in a process of its own (`python -P -m labkit.nsys.doctor.inventory`), because it must not
+load torch, nor die if torch does. One JSON line is written for each fact as soon as it is known. A fact that can't be
+found is {"error": why}.
 """
 
 import ctypes

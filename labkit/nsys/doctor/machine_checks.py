@@ -49,7 +49,7 @@ class Inventory:
         return self.facts[name]
 
     def need(self, name: str) -> Fact:
-        """The same, for what another fact depends on."""
+        """The same for a fact that another one depends on."""
         if error := self[name].get("error"):
             raise OSError(f"{name}: {error}")
         return self[name]
@@ -173,7 +173,7 @@ def threads(inventory: Inventory) -> Check:
 
 
 def cpu_quota(cgroups: Path) -> float | None:
-    """CPUs that the control group of a container may use at a time (both generations); None: as many as there are."""
+    """How many CPUs a container's control group may use at a time, in either version; None: as many as there are."""
     try:
         quota, period = (cgroups / "cpu.max").read_text().split()
     except OSError:

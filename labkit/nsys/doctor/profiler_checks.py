@@ -122,7 +122,7 @@ def _ranges_check(name: str, whose: str, arrived: bool) -> Check:
 
 
 def sampling(nsys: Nsys | None) -> Check:
-    """Whether nsys may sample the CPU, by its own account; the system's setting alone does not bind root."""
+    """Whether nsys says that it may sample the CPU. The system's setting alone does not tell: root may always."""
     level = int(PARANOIA.read_text())
     answer = ask(nsys.path, "status", "--environment") if nsys else ""
     verdict = re.search(r"\(process-tree\): (\w+)", str(answer))
@@ -139,7 +139,7 @@ def sampling(nsys: Nsys | None) -> Check:
 
 
 def worker_start() -> Check:
-    """How worker processes start by default. Asked so that a script may still choose."""
+    """How worker processes start by default. It is asked in a way that still lets a script choose."""
     chosen = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     if chosen == "spawn":
         return Check("worker processes", Status.OK, "start by spawn: nsys sees their ranges")

@@ -1,8 +1,8 @@
 """Traces that were read before, as Arrow files that are mapped into memory.
 
-The key of a trace is the digest of its file's contents, of the code that reads it and of the columns of a Trace, so
-neither a file that was written anew nor a changed reader finds something old. A cache that is damaged, or that can't be
-written, is as good as none.
+The key of a trace is the digest of its file's contents, of the code that reads it and of the columns of a Trace. So a
+file that was written anew, or a reader that was changed, finds nothing old. A cache that is damaged, or that can't be
+written, is treated as if there were none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ABOUT = "source.json"
 
 
 def cached(path: Path, read: Callable[[Path], Trace]) -> Trace:
-    """read(path), or what it gave before for a file of the same contents."""
+    """read(path), or its result for a file with the same contents that was read before."""
     if path.stat().st_size < SMALLEST_BYTES:
         return read(path)
     folder = _folder(path)
@@ -45,7 +45,7 @@ def cached(path: Path, read: Callable[[Path], Trace]) -> Trace:
 
 
 def _folder(path: Path) -> Path | None:
-    """Where the trace of this file is kept; None without a place for caches."""
+    """The folder in which the trace of this file is kept; None where there is no place for caches."""
     root = os.environ.get("LABKIT_CACHE")
     if not root:
         try:
@@ -90,7 +90,7 @@ def _frame(frame: str, file: Path, crc: int) -> pd.DataFrame:
 
 
 def _store(folder: Path, trace: Trace) -> None:
-    """Written under another name, so that nobody finds half of it."""
+    """Keeps a trace. It is written under another name first, so that nobody finds half of it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as place:
         written = Path(place) / folder.name

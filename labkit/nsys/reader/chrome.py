@@ -60,7 +60,7 @@ def read_chrome(path: Path) -> Trace:
 
 
 class _Text:
-    """A file that is read once from start to end, of which both ends are kept."""
+    """A file that is read once, from start to end. It keeps both ends of the text, where all but the events stands."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -86,7 +86,7 @@ class _Text:
 
 
 def _trace(events: Events, about: dict[str, int], name: str) -> Trace:
-    """The frames. The clock starts where the file's times do, or if that is more than a day before, at the first."""
+    """The trace of the events. Its clock starts where the file's does, or at the first event if that is a day later."""
     tables = {table: events.table(table) for table in COLUMNS}
     first = min((int(table["start_ns"].min()) for table in tables.values() if len(table["pid"])), default=0)
     origin = first if first >= DAY_NS else 0
@@ -121,7 +121,7 @@ def _trace(events: Events, about: dict[str, int], name: str) -> Trace:
 
 
 def _launchers(ranges: dict[str, Integers], calls: dict[str, Integers], operations: dict[str, Integers]) -> Integers:
-    """The process of each operation, which Kineto gives the number of its device: that of its API call."""
+    """The process of each operation: that of its API call. Kineto gives an operation its device's number instead."""
     own, on_cpu = operations["pid"], np.union1d(ranges["pid"], calls["pid"])
     if not len(on_cpu):
         return own

@@ -1,4 +1,4 @@
-"""The events of a Chrome trace as rows of numbers, kept as they come in."""
+"""The events of a Chrome trace as rows of numbers, collected one by one while the file is read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS = {
 
 
 class Events:
-    """Events of the kinds that a Trace has. `names` and `shapes` have the texts whose numbers the rows hold.
+    """Events of the kinds that a Trace has. The rows hold the numbers of texts, which are in `names` and `shapes`.
 
     labkit's own files say more than torch.profiler's: the domain of a range, which process launched an operation, and
     the thread of what is drawn beside it. `count`: elements so far, `known`: those that are events of any kind,
@@ -49,7 +49,9 @@ class Events:
         self._rows = {table: array("q") for table in COLUMNS}
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Raises TypeError, ValueError, KeyError, AttributeError or InvalidOperation for what is no event."""
+        """Adds an event. One that is damaged raises TypeError, ValueError, KeyError, AttributeError or
+        InvalidOperation.
+        """
         self.count += 1
         phase, category = event.get("ph"), event.get("cat")
         self.known += phase is not None
@@ -71,7 +73,7 @@ class Events:
         return {column: rows[:, index].copy() for index, column in enumerate(columns)}
 
     def _start(self, event: Mapping[str, Any], name: str | None = None) -> tuple[int, int, int, int, int]:
-        """The columns of EVERY."""
+        """The columns that every kind of event has."""
         start, length = _ns(event["ts"]), _ns(event.get("dur", 0))
         self.backwards += length < 0
         return (
@@ -126,7 +128,7 @@ class Events:
         return pid if type(pid) is int else self._number(pid), tid if type(tid) is int else self._number(tid)
 
     def _number(self, word: object) -> int:
-        """Of a process or thread that is given as text; of one that is no number, a negative one."""
+        """The number of a process or thread that is given as text; for a text that is no number, a negative one."""
         try:
             return int(str(word))
         except ValueError:

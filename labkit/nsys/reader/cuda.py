@@ -1,4 +1,4 @@
-"""What CUDA did, of an export: work on the GPU, API calls, and the nodes of CUDA graphs as they were made."""
+"""What an export says about CUDA: work on the GPU, API calls, and the nodes of CUDA graphs as they were made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.nsys.reader.database import NULL, Column, Export
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import KINDS, typed
 
-CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"  # of the driver too
+CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"  # holds the driver's calls too
 NODES = ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS")  # where the nodes are: the second one up to 2023.4
 WORK = ("deviceId", "streamId", "correlationId", "globalPid")
 OPERATIONS = {  # by table: the kind, and the columns besides the times
@@ -46,7 +46,7 @@ def read_operations(export: Export) -> pd.DataFrame:
 
 
 def _operations(export: Export, table: str, names: Names, shapes: Names) -> dict[str, NDArray] | None:
-    """The columns of one table, texts as their numbers in `names` and `shapes`."""
+    """The columns of one table. Texts are given as their numbers in `names` and `shapes`."""
     kind, wanted = OPERATIONS[table]
     rows = export.read(table, wanted, may_lack=("graphNodeId",), computed=_launch(export, table))
     if rows is None:

@@ -1,4 +1,4 @@
-"""Texts as the categories of a column: each kept once, the rows hold its number."""
+"""Texts as the categories of a column: each text is kept once, and the rows hold its number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Names:
-    """Numbers texts in the order of their arrival."""
+    """Gives texts numbers, in the order in which they come."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}

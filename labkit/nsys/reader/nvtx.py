@@ -22,7 +22,7 @@ WANTED = ("eventType", "globalTid", "endGlobalTid", "textId", "domainId")
 def read_ranges(export: Export, *, last_of_all: bool) -> pd.DataFrame:
     """The ranges that began and ended on one thread, in the order of their starts, the outer first.
 
-    Those still open end with the last timestamp of the ranges, or `last_of_all`, of any NVTX event.
+    A range that was still open ends with the last timestamp of all ranges, or with `last_of_all`, of all NVTX events.
     """
     rows = export.read(TABLE, WANTED, computed={"range_id": "rowid"})
     if rows is None:
@@ -55,7 +55,7 @@ def read_ranges(export: Export, *, last_of_all: bool) -> pd.DataFrame:
 
 
 def read_ranks(export: Export) -> dict[int, int]:
-    """Ranks by globalPid >> 24, of the processes that labkit has marked with theirs ("rank.3")."""
+    """The ranks of processes that labkit has marked with them ("rank.3"), by globalPid >> 24."""
     columns = export.nullable(TABLE).keys()
     if not {"eventType", "globalTid", "text", "textId"} <= columns or "StringIds" not in export.tables:
         return {}

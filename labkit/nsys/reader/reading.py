@@ -28,10 +28,10 @@ PathLike = str | os.PathLike[str]
 def read(paths: PathLike | Sequence[PathLike], *, cache: bool = True) -> Trace:
     """The trace in a file, or in several, such as one per rank: a SQLite export of nsys or a Chrome trace (JSON, gzip).
 
-    What a file is tells its content, not its name. Several files are put on one clock by their start times; what has
-    none is noted in `source.skipped`, as is all that was left out. A rank is what a Chrome trace says of itself, else
-    what the file's name says ("run-r3.sqlite", "rank_3.json"). Later reads of the same contents come from a cache
-    (`LABKIT_CACHE`, ~/.cache/labkit). Raises TraceError for what is no usable trace.
+    The kind of a file is seen by its contents, not by its name. Several files are put on one clock by their start
+    times. A file without one is noted in `source.skipped`, as is everything that was left out. The rank is the one that
+    a Chrome trace names, else the one in the file's name ("run-r3.sqlite", "rank_3.json"). Later reads of the same
+    contents come from a cache (`LABKIT_CACHE`, ~/.cache/labkit). Raises TraceError for what is no usable trace.
     """
     files = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
     if not files:
@@ -50,7 +50,7 @@ def _read_one(path: Path, cache: bool) -> Trace:
 
 
 def _reader(path: Path) -> Callable[[Path], Trace]:
-    """What reads this file, by its first bytes."""
+    """The reader for this file, chosen by its first bytes."""
     if path.is_dir():
         inside = sorted(file.name for file in path.iterdir() if file.name.endswith((".sqlite", ".json", ".json.gz")))
         raise TraceError(f"{path} is a folder; name the files in it ({', '.join(inside) or 'no trace is there'})")
@@ -78,7 +78,7 @@ def _reader(path: Path) -> Callable[[Path], Trace]:
 
 
 def _joined(traces: Sequence[Trace]) -> Trace:
-    """One trace of all; each file's processes stay processes of their own."""
+    """One trace of several; the processes of each file stay processes of their own."""
     known = [trace.source.started_ns for trace in traces if trace.source.started_ns is not None]
     began = min(known, default=None)
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in SCHEMA}

@@ -1,4 +1,4 @@
-"""Single events of a timeline: what one is and belongs to, which one is at a place, which ones have a text in them."""
+"""Single events of a timeline: what one is, what it belongs to, which one is at a place, which ones hold a text."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def nearest(lanes: Lanes, lane: int, time: int) -> int:
 
 
 def beside(lanes: Lanes, event: int, by: int) -> int:
-    """The event `by` places further in the same lane, or the last one on the way there."""
+    """The event `by` places further in the same lane; at the lane's end, the last one."""
     first, beyond = (int(bound) for bound in lanes.bounds[lanes.lane[event] : lanes.lane[event] + 2])
     return min(max(event + by, first), beyond - 1)
 
 
 def summary(lanes: Lanes, event: int) -> dict[str, Any]:
-    """Which one, what it is called, where and when it is, in nanoseconds from the timeline's zero."""
+    """An event's number, name, place and time, in nanoseconds from the timeline's zero."""
     start, end = int(lanes.start[event]), int(lanes.end[event])
     name = int(lanes.name[event])
     return {
@@ -78,7 +78,7 @@ def summary(lanes: Lanes, event: int) -> dict[str, Any]:
 
 
 def details(lanes: Lanes, event: int) -> dict[str, Any]:
-    """What is known about an event, as JSON could hold it.
+    """What is known about an event, in types that JSON has.
 
     `parents`: the ranges around it, the outermost first; of a GPU operation those around the call that launched it.
     `linked`: the operations of a call, or the call of an operation. `stage`, `layer`, `phase`: None where unknown.

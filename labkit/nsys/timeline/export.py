@@ -142,7 +142,7 @@ def _operations(trace: Trace, where: Tracks) -> Iterator[str]:
 
 
 def _arrows(trace: Trace, where: Tracks) -> Iterator[str]:
-    """From the start of each call to the start of each operation that it launched."""
+    """An arrow from the start of each call to the start of each operation that it launched."""
     calls, of_call, of_operation = launches(trace, trace.operations)
     number = pd.Series(calls.index, index=of_call)
     call = number[~number.index.duplicated()].reindex(of_operation)
@@ -158,7 +158,7 @@ def _arrows(trace: Trace, where: Tracks) -> Iterator[str]:
 
 
 def _arrow(phase: str, key: int, pid: int, tid: int, start: int, end: int) -> str:
-    """One of its ends, at the start of the event that it belongs to."""
+    """One end of an arrow, at the start of the event that it belongs to."""
     about = f'"id": {key}, "cat": "ac2g", "name": "ac2g", "pid": {pid}, "tid": {tid}, "ts": {start / 1e3:.3f}'
     return f'{{"ph": "{phase}", "bp": "e", {about}}}' if phase == "f" else f'{{"ph": "{phase}", {about}}}'
 

@@ -1,4 +1,4 @@
-"""The lanes of a timeline: every event of one trace or several in a row where it overlaps no other.
+"""The lanes of a timeline: rows for the events of one trace or several, so that no two overlap in a row.
 
 From top to bottom: trace, process, CPU thread (ranges by nesting, operators of PyTorch, CUDA calls), GPU stream.
 """
@@ -86,7 +86,7 @@ class Lanes:
 
 
 def named_traces(traces: Traces) -> dict[str, Trace]:
-    """Traces by what a figure calls them. Raises TraceError where there is none."""
+    """Traces by the names that a figure gives them. Raises TraceError where there is none."""
     if isinstance(traces, Mapping):
         named = dict(traces)
     else:
@@ -101,7 +101,7 @@ def named_traces(traces: Traces) -> dict[str, Trace]:
 
 
 def build_lanes(traces: Traces) -> Lanes:
-    """Raises TraceError where a trace has nothing to draw."""
+    """The lanes of some traces. Raises TraceError where a trace has nothing to draw."""
     named = named_traces(traces)
     for name, trace in named.items():
         if not any(len(getattr(trace, frame)) for frame in FRAMES):

@@ -1,4 +1,4 @@
-"""A part of a timeline as rectangles for a page that will not ask again."""
+"""A part of a timeline as rectangles, for a page that cannot ask for more detail later."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _merged(lanes: Lanes, events: Ints, begin: int, column_ns: float) -> Rectang
 
 
 def _most(cell: Ints, shade: Codes, lengths: Ints) -> Codes:
-    """Of each cell the shade that takes most of its time."""
+    """For each cell the shade that takes most of its time."""
     both, of_event = np.unique(cell * len(SHADES) + shade, return_inverse=True)
     time = np.bincount(of_event, weights=lengths + 1)
     order = np.lexsort((time, both // len(SHADES)))

@@ -18,7 +18,7 @@ Codes = NDArray[np.uint8]
 
 
 def labels(trace: Trace) -> tuple[list[Label | None], NDArray[np.int64]]:
-    """The label of each category of the ranges' names, and of each range its category; -1 outside labkit's domain."""
+    """The label of each category of the ranges' names, and the category of each range; -1 outside labkit's domain."""
     names, domains = trace.ranges["name"].cat, trace.ranges["domain"].cat
     ours = domains.categories.get_indexer([DOMAIN])[0]
     code = np.where(domains.codes.to_numpy() == ours, names.codes.to_numpy(), -1) if ours >= 0 else -1
@@ -26,7 +26,7 @@ def labels(trace: Trace) -> tuple[list[Label | None], NDArray[np.int64]]:
 
 
 def first_decode_step(trace: Trace) -> int | None:
-    """When it starts, on the trace's clock; None where no range tells."""
+    """When the first decode step starts, on the trace's clock; None where no range says so."""
     known, code = labels(trace)
     decode = [label is not None and label.phase is Phase.DECODE for label in known]
     for wanted in (

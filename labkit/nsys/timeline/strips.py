@@ -1,4 +1,4 @@
-"""What a trace is cut into for a timeline: what each thread and each stream did, in rows that overlap nowhere."""
+"""The strips of a timeline: what each thread and each stream did, in rows in which nothing overlaps."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def cut(at: int, trace: Trace, attribution: Attribution | None, first: int) -> t
 
 
 def _threads(trace: Trace) -> tuple[pd.DataFrame, Ints, Ints]:
-    """The threads with ranges or calls, of each process those with the most ranges first, and that of each row."""
+    """The threads with ranges or calls, and the thread of each row. In a process those with most ranges come first."""
     of_range, of_call = numbered([trace.ranges, trace.calls], "tid")
     code = np.concatenate([of_range, of_call])
     both = pd.concat([trace.ranges[["process", "tid"]], trace.calls[["process", "tid"]]], ignore_index=True)
@@ -110,7 +110,7 @@ def _thread(name: str, tid: int) -> str:
 
 
 def _streams(trace: Trace) -> tuple[pd.DataFrame, Ints]:
-    """The streams with operations, and that of each operation."""
+    """The streams with operations, and the stream of each operation."""
     columns = ["process", "device", "stream"]
     grouped = trace.operations.groupby(columns, sort=True)
     streams = grouped.size().index.to_frame(index=False)

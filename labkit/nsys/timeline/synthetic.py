@@ -45,7 +45,7 @@ def decode_trace(
 
 
 def trace_of(events: int, *, layers: int = 12, kernels_per_stage: int = 2, seed: int = 0) -> Trace:
-    """A trace of at least so many events, less than one step more."""
+    """A trace of as many whole steps as it takes for so many events."""
     stages = 3 + layers * len(STAGES_OF_A_LAYER)
     a_step = 1 + stages + 2 * stages * kernels_per_stage
     steps = -(-(events - 1) // a_step)

@@ -1,8 +1,8 @@
-"""What of a timeline is worth drawing at a scale: wide events one by one, narrow ones as how busy each column is.
+"""What of a timeline can be seen at a scale: wide events one by one, and of narrow ones how busy each column is.
 
-A tile is COLUMNS columns of all lanes. Tiles of a level have columns of the same width, a power of two of nanoseconds;
-a level further it is half of that. A tile costs the same whether it spans a microsecond or the whole trace: what a
-column holds is the difference of two running sums, looked up at its edges.
+A tile is COLUMNS columns of all lanes. All tiles of a level have columns of the same width, a power of two of
+nanoseconds, and each further level halves it. A tile costs the same whether it spans a microsecond or the whole trace,
+because what a column holds is the difference of two running sums at its edges.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Tiles:
         self._row_sums = np.concatenate([[0], np.cumsum(lanes.end[order] - lanes.start[order])])
 
     def tile(self, level: int, index: int) -> Tile:
-        """Raises ValueError for a tile that there is not."""
+        """One tile. Raises ValueError for a number that no tile has."""
         if not (0 <= level < self.levels and 0 <= index < 1 << level):
             raise UserError(
                 f"got tile {index} of level {level}; expected a level below {self.levels} and index below 2**level"
@@ -80,7 +80,7 @@ class Tiles:
         return Tile(events, *self._columns(edges))
 
     def _events(self, begin: int, end: int, at_least: int) -> Ints:
-        """Those within a time from the origin that are not shorter than `at_least`."""
+        """The events between two times from the origin that are not shorter than `at_least`."""
         starts = np.arange(self.lanes.count) * self._size
         low = np.searchsorted(self._keys, starts + max(begin, 0), side="right")
         high = np.searchsorted(self._keys, starts + min(end, self._size - 1), side="left")
@@ -117,7 +117,7 @@ class Tiles:
         last = np.maximum(seen - 1, 0)
         beyond = np.where(seen > self._row_first[rows, None], np.maximum(self._row_ends[last] - edges, 0), 0)
         busy = np.diff(self._row_sums[seen] - beyond, axis=1)
-        weight = busy + (np.diff(seen, axis=1) > 0)  # so that one of no length counts too
+        weight = busy + (np.diff(seen, axis=1) > 0)  # an event of no length counts too
 
         lane = self._row_lane[rows]
         heads = np.flatnonzero(np.diff(lane, prepend=-1))
@@ -130,5 +130,5 @@ class Tiles:
         return lane[heads].astype(np.int32), shade, np.where(there, fill, 0).astype(np.uint8)
 
     def _running(self, seen: Ints, time: int) -> NDArray[np.bool_]:
-        """Of each row, whether the last event before row `seen` of the sums still runs at `time`."""
+        """For each row, whether the last event before row `seen` of the sums still runs at `time`."""
         return (seen > self._row_first) & (self._row_ends[np.maximum(seen - 1, 0)] > time)

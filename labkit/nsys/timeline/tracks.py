@@ -24,7 +24,7 @@ class Placed:
     own: Ints
 
     def distinct(self) -> list[tuple[int, int, int]]:
-        """All (pid, tid, own) that there are."""
+        """Every combination of pid, tid and own, once."""
         rows = np.unique(np.stack([self.pid, self.tid, self.own], axis=1), axis=0)
         return [(int(pid), int(tid), int(own)) for pid, tid, own in rows]
 
@@ -79,7 +79,7 @@ def tracks(trace: Trace) -> Tracks:
 
 
 def _placed(pid: Ints, own: Ints, level: Ints) -> Placed:
-    """What is on level 0 stays on its own thread; each further level of a thread becomes one with a free number."""
+    """Events of level 0 stay on their own thread; each further level becomes a thread with a number that is free."""
     tid = own.astype(np.int64, copy=True)
     moved = np.flatnonzero(level)
     if len(moved):
@@ -90,7 +90,7 @@ def _placed(pid: Ints, own: Ints, level: Ints) -> Placed:
 
 
 def _pids(trace: Trace) -> Ints:
-    """The processes' own numbers, or where those of two are the same, others."""
+    """The numbers of the processes. Where two have the same, another one is made up."""
     frames = (trace.ranges, trace.calls, trace.operations)
     count = max([len(trace.processes), *(int(frame["process"].max()) + 1 for frame in frames if len(frame))])
     pids = np.append(trace.processes["pid"].to_numpy(np.int64), np.zeros(count - len(trace.processes), np.int64))

@@ -15,7 +15,7 @@ def view(
 ) -> tuple[int, int]:
     """Begin and end in nanoseconds from the timeline's zero: all of it, a `window` in milliseconds, or decode steps.
 
-    A number of steps means the first ones. Raises TraceError for a window that is none, and for steps that are not
+    A number of steps means the first ones. Raises TraceError for a window without length, and for steps that are not
     in every trace.
     """
     if window is not None and decode_steps is not None:
