@@ -219,9 +219,9 @@ def test_nsys_needs_neither_models_nor_engine() -> None:
     assert {room(found) for _, found in taken} <= {"kernels"}, taken
 
 
-def test_nsys_loads_no_torch() -> None:
-    """By the modules that are loaded with one of its own: those it imports, and the packages around them."""
-    todo = [module for module in modules() if room(module) == "nsys"]
+def test_nsys_and_figures_load_no_torch() -> None:
+    """Nor does any module that is loaded with one of theirs: those that it imports, and the packages around them."""
+    todo = [module for module in modules() if room(module) in ("nsys", "figures")]
     seen, foreign = set(todo), set()
     while todo:
         module = todo.pop()
