@@ -83,6 +83,7 @@ def test_an_edited_source_makes_another_library(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_edited_kernel_is_the_one_that_runs_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_ISA", "portable")  # the quickest to compile
     copy = tmp_path / "kernels"
     shutil.copytree(build.SOURCES, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(build, "SOURCES", copy)
@@ -192,7 +193,10 @@ def test_a_library_that_cannot_be_loaded_is_a_build_error() -> None:
         build.load("float32")
 
 
-def test_two_processes_that_build_at_once_end_with_one_whole_library(cache: Path) -> None:
+def test_two_processes_that_build_at_once_end_with_one_whole_library(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABKIT_ISA", "portable")  # the quickest to compile
     program = "from labkit.kernels import build; print(build.load('float32')._name)"
     children = [
         subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)
