@@ -46,5 +46,10 @@ def swept(values: Axis, few: Iterable[str]) -> list[Any]:
     return [pytest.param(value, id=name, marks=() if name in kept else (sweep,)) for name, value in named.items()]
 
 
+def numbered(values: Iterable[Any]) -> dict[str, Any]:
+    """An axis of values that have no short names."""
+    return {str(number): value for number, value in enumerate(values)}
+
+
 def _named(values: Axis) -> Mapping[str, Any]:
     return values if isinstance(values, Mapping) else {str(value).removeprefix("torch."): value for value in values}
