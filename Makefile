@@ -6,8 +6,9 @@ TORCH_INDEX ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
 
-.PHONY: help demo lab test bench bench-gpu clean
+.PHONY: help demo lab test test-all bench bench-gpu clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -22,9 +23,13 @@ lab: $(READY) ## JupyterLab on notebooks/
 	@echo "lab: JupyterLab on notebooks/; Ctrl-C twice ends it"
 	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
-test: $(READY) ## style, types and every test
-	@echo "test: style, types and every test"
-	@$(BIN)/pytest --numprocesses 2 --dist worksteal
+test: $(READY) ## style, types and every property once
+	@echo "test: style, types and every property once, on two processes; tests that lack a tool say which"
+	@$(PYTEST)
+
+test-all: $(READY) ## the same, and the sweeps over every combination of models, types and shapes
+	@echo "test-all: style, types, every property, and the sweeps over every combination; about three times as long"
+	@$(PYTEST) -m ""
 
 bench: $(READY) ## measure this machine against the targets and write profiles/
 	@echo "bench: every model against its baselines, every region against the unfused ops; writes profiles/"

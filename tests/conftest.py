@@ -1,11 +1,15 @@
 """What tests of kernels and engine share: each instruction set in turn, memory that starts as NaN, one thread.
 
-Without a GPU the Triton kernels run in Triton's interpreter, which reads its switch as they are defined.
+Without a GPU the Triton kernels run in Triton's interpreter, which reads its switch as they are defined. Threads of
+OpenMP sleep while they wait, here and in the processes that tests start: several processes share the processors, and
+threads that spin would take them from each other. OpenMP reads that when torch loads it.
 """
 
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import ops
 import pytest

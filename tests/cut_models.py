@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from engines import FEW
+from sliced_ranks import outcomes_of_slicing
 from small_models import SMALL_CONFIGS, VOCAB, small_model
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from labkit.engine import InferenceEngine
 from labkit.stages import Phase
 
 BATCH, TOKENS, NEW = 3, 9, 8
+SAVED_PROMPT = [[5, 77, 300, 12, 9, 41]]
 FIVE_HEADS: dict[str, Any] = {"num_attention_heads": 5}
 ONE_OF_EACH_ROW: dict[str, dict[str, Any]] = {  # with heads for five ranks
     "gpt2": FIVE_HEADS,
@@ -190,8 +192,28 @@ def without_kernels() -> dict[str, bool]:
     return found
 
 
-def two_ranks() -> dict[str, Any]:
-    """All that is asked of two ranks."""
+def saved_and_loaded(folder: str) -> dict[str, Any]:
+    """The tokens of an engine that was saved to `folder`; whether what was saved gives its logits and tokens."""
+    options: dict[str, Any] = {"dtype": torch.float32, "impl": "cpp", "tensor_parallel": {"tp_size": 2}}
+    ids = torch.tensor(SAVED_PROMPT)
+
+    def tokens(model: InferenceEngine) -> Tensor:
+        return model.generate(ids, max_new_tokens=12, do_sample=False)
+
+    first = labkit.init_inference(labkit.resolve("tiny-llama"), save_mp_checkpoint_path=folder, **options)
+    again = labkit.init_inference(labkit.resolve(folder), **options)
+    return {
+        "tokens": tokens(first),
+        "logits equal": torch.equal(again(ids).logits, first(ids).logits),
+        "tokens equal": torch.equal(tokens(again), tokens(first)),
+        "saved twice": _said(
+            lambda: labkit.init_inference(labkit.resolve(folder), save_mp_checkpoint_path=folder, **options)
+        ),
+    }
+
+
+def two_ranks(folder: str) -> dict[str, Any]:
+    """All that is asked of two ranks. `folder`: an empty one."""
     return {
         "float32": against_one_process(2, torch.float32, "cpp", small_models()),
         "reference": against_one_process(2, torch.float32, "reference", few_models()),
@@ -200,14 +222,16 @@ def two_ranks() -> dict[str, Any]:
         "mistakes": mistakes(),
         "gloo": by_gloo(),
         "without kernels": without_kernels(),
+        "saved": saved_and_loaded(f"{folder}/saved"),
     }
 
 
 def three_ranks() -> dict[str, Any]:
     """All that is asked of three."""
     low = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
-    found = {name: against_one_process(3, dtype, "cpp", few_models()) for name, dtype in low.items()}
-    return found | {"float32": against_one_process(3, torch.float32, "cpp", ONE_OF_EACH_ROW)}
+    found: dict[str, Any] = {name: against_one_process(3, dtype, "cpp", few_models()) for name, dtype in low.items()}
+    whole = against_one_process(3, torch.float32, "cpp", ONE_OF_EACH_ROW)
+    return found | {"float32": whole, "sliced": outcomes_of_slicing()}
 
 
 def four_ranks() -> dict[str, Any]:

@@ -1,10 +1,7 @@
-"""What the processes of a test of sliced models do; importable by processes that are spawned."""
+"""What the ranks of a run do to test sliced models."""
 
-import json
 import traceback
 from collections.abc import Iterator
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,11 +24,10 @@ SEARCHES: dict[str, dict[str, Any]] = {
 Outcomes = dict[str, str]  # what was checked -> "" or what went wrong
 
 
-def work(rank: int, folder: Path) -> None:
-    """Checks everything on this rank, and writes the outcomes to rank.json."""
+def outcomes_of_slicing() -> Outcomes:
+    """Everything, on this rank of a run of WORLD processes."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), WORLD)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=120))
+    rank = dist.get_rank()
     outcomes: Outcomes = {}
     for degree in DEGREES:
         group = dist.new_group(list(range(degree)))
@@ -39,8 +35,7 @@ def work(rank: int, folder: Path) -> None:
             for check, problem in checks(rank, degree, group):
                 outcomes[f"{check} on {degree}"] = problem
         dist.barrier()
-    (folder / f"{rank}.json").write_text(json.dumps(outcomes))
-    dist.destroy_process_group()
+    return outcomes
 
 
 def checks(rank: int, size: int, group: Any) -> Iterator[tuple[str, str]]:

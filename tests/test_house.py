@@ -6,19 +6,21 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from source_tree import ROOT, circles, functions, imports, modules, room, tree
 
-ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/**/*.ipynb"))
+SOURCES = [path for folder in ("labkit", "kernels") for path in sorted((ROOT / folder).rglob("*"))]
 CPP = sorted(path for path in ROOT.glob("kernels/**/*") if path.suffix in {".cpp", ".h"})
 
 
@@ -37,12 +39,59 @@ def constraints() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+# Who may import whom: a room takes from its own level and from those above it in this list, never from one below.
+ROOMS = (
+    ("system",),
+    ("stages", "published", "statistics"),
+    ("kernels",),
+    ("models",),
+    ("weights",),
+    ("launcher",),
+    ("engine",),
+    ("harness",),
+    ("nsys",),
+    ("studies",),
+    ("figures",),
+    ("widgets",),
+    ("notebooks",),
+    ("cli",),
+    ("bench",),
+    ("ops",),
+)
+NSYS_TAKES_FROM = {"", "nsys", "system", "stages", "published", "statistics"}
+IN_A_PROCESS_OF_ITS_OWN = {"labkit.nsys.doctor.inventory"}  # it tells what the kernels would run on
+
+FILE_LINES, FUNCTION_LINES = 350, 60
+# What a list would only hide by cutting it up.
+LONG_FOR_A_REASON = {
+    "kernels/attention/triton_impl.py: _attend_one": "Triton compiles a kernel from one function",
+    "kernels/attention/triton_impl.py: attention": "the launch of that kernel, whose arguments it names one by one",
+}
+
+# What the rules do not allow and the tree still has. Whoever mends one takes it off its list; nobody adds to them.
+STILL_CIRCLES: set[frozenset[str]] = {
+    frozenset({"labkit.notebooks.execution", "labkit.notebooks.report"}),
+}
+STILL_LONG_FILES = {
+    "kernels/decode_step/triton_impl.py",
+    "labkit/harness/regions/layer_stack.py",
+}
+STILL_LONG_FUNCTIONS = {
+    "labkit/bench/gpu.py: _compared",
+    "labkit/cli/trace.py: profile",
+    "labkit/harness/compare/interleave.py: take_turns",
+    "labkit/nsys/capture/profile.py: profile",
+    "labkit/nsys/timeline/synthetic.py: _rank",
+}
+STILL_OF_ONE_NAME = {
+    *("Bench", "Capture", "Check", "Failure", "Heads", "Pair", "Part", "Piece", "Placed", "Record", "Rotary", "Side"),
+    *("Target", "Tile", "Work"),
+}
+STILL_MOCKING = {"labkit.bench.ranges", "labkit.harness.regions.trial"}
+
+
+def from_root(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def test_ruff_finds_nothing() -> None:
@@ -86,8 +135,7 @@ def test_package_list_equals_folders() -> None:
 def test_everything_imported_is_declared_and_everything_declared_is_used() -> None:
     used_unimported = {"ipykernel", "jupyterlab"}  # as the kernel of the notebooks, by make lab
     installed = metadata.packages_distributions()
-    sources = [*(ROOT / "labkit").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]
-    imported = {module.split(".")[0] for source in sources for module in imports(ast.parse(source.read_text()))}
+    imported = {each.module.split(".")[0] for module in modules() for each in imports(module)}
     imported = {canonicalize_name(installed[module][0]) for module in imported - {"labkit"} if module in installed}
     declared = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
     optional = {canonicalize_name(Requirement(line).name) for line in PROJECT["optional-dependencies"]["accelerate"]}
@@ -132,3 +180,94 @@ def test_constraints_cover_everything_installed() -> None:
             wanted = [Requirement(line) for line in distribution.requires or ()]
             todo += [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": extra})]
     assert {name for name, _ in seen} <= pinned.keys()
+
+
+def test_the_top_level_holds_no_loose_modules() -> None:
+    loose = {path.name for path in (ROOT / "labkit").glob("*.py")}
+    assert loose - {"statistics.py"} == {"__init__.py", "published.py", "stages.py"}
+
+
+def test_every_room_has_its_place_in_the_order_of_imports() -> None:
+    assert {room(module) for module in modules()} - {""} == {name for level in ROOMS for name in level}
+
+
+def test_imports_go_in_one_direction() -> None:
+    level = {name: number for number, names in enumerate(ROOMS) for name in names}
+    upward = [
+        f"{module} imports {found.module}"
+        for module in modules()
+        for found in imports(module)
+        if room(module) in level and found.module in modules() and room(found.module) in level
+        if level[room(found.module)] > level[room(module)]
+    ]
+    assert upward == []
+
+
+def test_nsys_needs_neither_models_nor_engine() -> None:
+    taken = {
+        (module, found.module)
+        for module in modules()
+        for found in imports(module)
+        if room(module) == "nsys" and found.module in modules() and room(found.module) not in NSYS_TAKES_FROM
+    }
+    assert {module for module, _ in taken} <= IN_A_PROCESS_OF_ITS_OWN, taken
+    assert {room(found) for _, found in taken} <= {"kernels"}, taken
+
+
+def test_nsys_and_figures_load_no_torch() -> None:
+    """Nor does any module that is loaded with one of theirs: those that it imports, and the packages around them."""
+    todo = [module for module in modules() if room(module) in ("nsys", "figures")]
+    seen, foreign = set(todo), set()
+    while todo:
+        module = todo.pop()
+        found = {each.module for each in imports(module) if not (each.for_types or each.when_called)}
+        found |= {module.rpartition(".")[0]} - {""}
+        foreign |= {(module, name) for name in found if name.split(".")[0] in ("torch", "transformers", "triton")}
+        todo += [name for name in found - seen if name in modules()]
+        seen |= found
+    assert foreign == set()
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not for their types either: what two modules both need has a module of its own."""
+    graph = {module: {found.module for found in imports(module)} & modules().keys() for module in modules()}
+    assert circles(graph) == STILL_CIRCLES
+
+
+def test_no_file_is_too_long_to_read_in_a_sitting() -> None:
+    kinds = {".py", ".cpp", ".h", ".js"}
+    sources = [path for path in SOURCES if path.suffix in kinds]
+    long = {from_root(path) for path in sources if len(path.read_text().splitlines()) > FILE_LINES}
+    assert long == STILL_LONG_FILES
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    """C++ aside, where a kernel is one function."""
+    sources = [path for path in SOURCES if path.suffix in {".py", ".js"}]
+    long = {
+        f"{from_root(path)}: {name}" for path in sources for name, lines in functions(path) if lines > FUNCTION_LINES
+    }
+    assert long == STILL_LONG_FUNCTIONS | LONG_FOR_A_REASON.keys()
+
+
+def test_a_class_name_is_used_once() -> None:
+    paths = modules().values()
+    names = [node.name for path in paths for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+    assert {name for name, times in Counter(names).items() if times > 1} == STILL_OF_ONE_NAME
+
+
+def test_only_tests_mock() -> None:
+    mocking = {module for module in modules() for found in imports(module) if found.module.startswith("unittest")}
+    assert mocking == STILL_MOCKING
+
+
+@pytest.mark.parametrize(
+    ("graph", "found"),
+    [
+        ({"a": "b", "b": "c", "c": ""}, []),
+        ({"a": "b", "b": "ca", "c": ""}, ["ab"]),
+        ({"a": "b", "b": "c", "c": "a", "d": "ea", "e": "d"}, ["abc", "de"]),
+    ],
+)
+def test_circles_are_found(graph: dict[str, str], found: list[str]) -> None:
+    assert circles(graph) == {frozenset(group) for group in found}

@@ -14,10 +14,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 IMPORT_ALL = """
-import importlib, pkgutil, labkit
+import importlib, pkgutil, sys, labkit
 names = ["labkit", *(module.name for module in pkgutil.walk_packages(labkit.__path__, "labkit."))]
 for name in names:
     print(importlib.import_module(name).__file__)
+print("generated:", flush=True)
+from labkit.cli.main import main
+sys.argv = ["labkit", "generate", "tiny-gpt2", "--prompt", "Fused"]
+main()
 """
 
 
@@ -85,10 +89,13 @@ def test_sdist_holds_the_licence(sdist: Path) -> None:
         assert any(name.endswith("/LICENSE") for name in archive.getnames())
 
 
-def test_every_module_imports_from_the_wheel(fresh: Path, tmp_path: Path) -> None:
-    files = run(fresh / "python", "-c", IMPORT_ALL, cwd=tmp_path).split()
+def test_every_module_imports_from_the_wheel_and_its_kernels_compile_and_generate(fresh: Path, tmp_path: Path) -> None:
+    variables = {"LABKIT_CACHE": str(tmp_path), "LABKIT_ISA": "portable", "HF_HUB_OFFLINE": "1"}
+    files, _, text = run(fresh / "python", "-c", IMPORT_ALL, cwd=tmp_path, **variables).partition("generated:\n")
     assert files
-    assert all(Path(file).is_relative_to(fresh.parent) for file in files)
+    assert all(Path(file).is_relative_to(fresh.parent) for file in files.split())
+    assert "Fused" in text
+    assert list(tmp_path.rglob("*.so"))
 
 
 def test_wheel_exposes_no_top_level_kernels(fresh: Path, tmp_path: Path) -> None:
@@ -96,8 +103,5 @@ def test_wheel_exposes_no_top_level_kernels(fresh: Path, tmp_path: Path) -> None
     assert run(fresh / "python", "-c", found, cwd=tmp_path).strip() == "None"
 
 
-def test_kernels_of_the_wheel_compile_and_generate(fresh: Path, tmp_path: Path) -> None:
-    variables = {"LABKIT_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    out = run(fresh / "labkit", "generate", "tiny-gpt2", "--prompt", "Fused", cwd=tmp_path, **variables)
-    assert "Fused" in out
-    assert list(tmp_path.rglob("*.so"))
+def test_the_wheel_brings_the_command(fresh: Path, tmp_path: Path) -> None:
+    assert "labkit compare" in run(fresh / "labkit", "compare", "--help", cwd=tmp_path)

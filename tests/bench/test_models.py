@@ -16,6 +16,7 @@ from labkit.bench.targets import TARGETS, Row, Target, rows
 from labkit.harness import Comparison, load_records
 from labkit.harness.compare import peers
 from labkit.harness.compare.interleave import compare_with_each
+from labkit.harness.environment import read_environment
 from labkit.models.presets import PRESETS
 
 GPT2 = next(target for target in TARGETS if target.key == ("gpt2", "float32", 1, "fused"))
@@ -139,9 +140,25 @@ def bench(output: Path, *, fresh: bool = False) -> int:
     return ended.value.exit_code
 
 
+def made_up(target: Target, settings: Settings) -> tuple[Comparison, ...]:
+    """What measuring the target could have given."""
+    found = comparison(rounds=settings.rounds, new_tokens=settings.new, threads=settings.threads)
+    case = found.case.model_copy(update={"model": target.model, "batch": target.batch})
+    here = {"case": case, "environment": read_environment(settings.threads)}
+    sides = {name: getattr(found, name).model_copy(update=here) for name in ("baseline", "candidate")}
+    return (found.model_copy(update=sides),)
+
+
+@pytest.mark.parametrize("measured", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_a_bench_writes_records_and_page_and_keeps_what_is_done(
-    two_small_targets: tuple[Target, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    measured: bool,
+    two_small_targets: tuple[Target, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not measured:
+        monkeypatch.setattr(bench_module, "_measure", made_up)
     assert bench(tmp_path) == 0
     first = capsys.readouterr()
     assert "not here" in first.err
@@ -166,10 +183,7 @@ def test_a_case_that_fails_is_reported_and_the_others_are_measured(
     def measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
         if target.model == "tiny-gpt2":
             raise RuntimeError("out of luck")
-        found = comparison()
-        case = found.case.model_copy(update={"model": target.model, "batch": target.batch})
-        sides = {name: getattr(found, name).model_copy(update={"case": case}) for name in ("baseline", "candidate")}
-        return (found.model_copy(update=sides),)
+        return made_up(target, settings)
 
     monkeypatch.setattr(bench_module, "_measure", measure)
     assert bench(tmp_path) == 1
@@ -198,7 +212,9 @@ def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
         bench_module._select(["gpt-17"])
 
 
-def test_a_short_warm_up_leaves_the_runs_as_long_as_they_were() -> None:
+@pytest.mark.sweep
+def test_a_short_warm_up_leaves_the_runs_of_both_sides_as_long_as_they_were() -> None:
+    """tests/harness/compare asks one side."""
     (found,) = compare_with_each(
         ("hf-eager",), model="tiny-gpt2", prompt=4, new=5, threads=1, rounds=2, warm_up=2, stages=False, output=None
     )

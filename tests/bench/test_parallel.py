@@ -1,6 +1,7 @@
 """The bench of tensor parallelism: what is judged, and that the page is made of the records."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from comparisons import comparison, environment
@@ -63,6 +64,23 @@ def test_every_model_is_a_preset() -> None:
     assert set(parallel_bench.MODELS) <= PRESETS.keys()
 
 
+def test_a_bench_writes_what_it_measured_and_a_page_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of made-up figures; the tests below measure them, and so does the fourth notebook."""
+
+    class Turns:
+        def comparison(self, baseline: int, candidate: int) -> Comparison:
+            return compared[baseline]
+
+    compared, exchanged = found(18.0, 10.0), (sums(4096, 9.9, 50.0),)
+    monkeypatch.setattr(parallel_bench, "MODELS", ("tiny-gptj",))
+    monkeypatch.setattr(parallel_bench, "measure_exchange", lambda *args, **settings: exchanged)
+    monkeypatch.setattr(parallel_bench, "take_turns", lambda *args, **settings: Turns())
+    parallel_bench.main(quick=True, output=tmp_path)
+    (records,), (written,) = tmp_path.glob("*-quick-parallel.jsonl"), tmp_path.glob("*-quick-parallel.md")
+    assert load_records(records) == [*exchanged, *compared]
+    assert written.read_text() == parallel_bench.page(exchanged, compared)
+
+
 @dataclass(frozen=True)
 class Benched:
     exchanged: list[ExchangeMeasurement]
@@ -85,6 +103,7 @@ def benched(tmp_path_factory: pytest.TempPathFactory) -> Benched:
     return Benched(exchanged, [record for record in loaded if isinstance(record, Comparison)], written.read_text())
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_a_bench_writes_records_and_a_page_made_of_them(benched: Benched) -> None:
     compared, text = benched.compared, benched.page
@@ -94,6 +113,7 @@ def test_a_bench_writes_records_and_a_page_made_of_them(benched: Benched) -> Non
         assert part in text
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_sides_of_one_name_are_told_apart(benched: Benched) -> None:
     sides = [*(found.baseline for found in benched.compared), benched.compared[0].candidate]
@@ -102,6 +122,7 @@ def test_sides_of_one_name_are_told_apart(benched: Benched) -> None:
     assert [side.environment.threads for side in sides] == [2, 1, 2, 2]
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_all_sides_produce_the_same_tokens_in_as_many_rounds(benched: Benched) -> None:
     for found in benched.compared:
@@ -109,6 +130,7 @@ def test_all_sides_produce_the_same_tokens_in_as_many_rounds(benched: Benched) -
         assert len(found.baseline.runs) == len(found.candidate.runs) == QUICK_ROUNDS
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_only_a_side_on_several_ranks_has_stages_of_ranks_and_waits(benched: Benched) -> None:
     assert not any(found.baseline.rank_stages for found in benched.compared)

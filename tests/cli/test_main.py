@@ -59,9 +59,10 @@ def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return run
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(240)
-def test_compare_ends_with_one_json_object(tmp_path: Path) -> None:
-    """Of two ranks against one process, and as a process of its own."""
+def test_a_measured_compare_ends_with_one_json_object(tmp_path: Path) -> None:
+    """Of two ranks against one process, and as a process of its own. The fourth notebook measures the same."""
     done = subprocess.run(
         [*LABKIT, "compare", "tiny-gpt2", "--baseline", "fused", "--tp", "2", *SMALL, "--json"],
         cwd=tmp_path,
@@ -71,19 +72,30 @@ def test_compare_ends_with_one_json_object(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
+    check_figures(json.loads(done.stdout.splitlines()[-1]), "fused", "fused-tp2")
+    assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 1
+
+
+def check_figures(figures: dict[str, Any], baseline: str, candidate: str) -> None:
     assert set(figures) >= KEYS
-    for side, name in (("baseline", "fused"), ("candidate", "fused-tp2")):
+    for side, name in (("baseline", baseline), ("candidate", candidate)):
         assert set(figures[side]) >= SIDE_KEYS
         assert figures[side]["name"] == name
     assert figures["per_token_ratio_low"] <= figures["per_token_ratio"] <= figures["per_token_ratio_high"]
     assert figures["limit_ratio"] > 0
     assert figures["tokens_equal"] is True
-    assert len(list((tmp_path / "runs").glob("*.jsonl"))) == 1
+
+
+def test_compare_ends_with_one_json_object(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a comparison that was not measured here."""
+    monkeypatch.setattr("labkit.harness.compare.interleave.compare", lambda *sides, **settings: comparison())
+    code, said, errors = labkit("compare", "tiny-gpt2", *SMALL, "--json")
+    assert code == 0, errors
+    check_figures(json.loads(said.splitlines()[-1]), "hf-eager", "fused")
 
 
 def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a comparison that was not measured here; those of the test above, and of README's commands, are."""
+    """Of a comparison that was not measured here."""
     asked: dict[str, Any] = {}
 
     def measured(*sides: str, **settings: Any) -> Comparison:

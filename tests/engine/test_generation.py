@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from engines import FEW, IMPLS, error, fused, greedy, prompt, vanilla
+from sweeps import crossed
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -62,15 +63,13 @@ def both(name: str, impl: str = "cpp", ids: Tensor = PADDED, **options: Any) -> 
     return found[0], found[1]
 
 
-@pytest.mark.parametrize("options", GREEDY.values(), ids=GREEDY)
-@pytest.mark.parametrize("name", ["gpt2", "bloom", "llama"])
+@pytest.mark.parametrize(("name", "options"), crossed(["gpt2", "bloom", "llama"], GREEDY))
 def test_greedy_search_equals_vanilla(name: str, options: dict[str, Any]) -> None:
     want, got = both(name, do_sample=False, **options)
     assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("options", SAMPLED.values(), ids=SAMPLED)
-@pytest.mark.parametrize("name", ["gpt2", "bloom", "llama"])
+@pytest.mark.parametrize(("name", "options"), crossed(["gpt2", "bloom", "llama"], SAMPLED))
 def test_sampling_with_a_seed_equals_vanilla(name: str, options: dict[str, Any]) -> None:
     want, got = both(name, do_sample=True, **options)
     assert torch.equal(got, want)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
 from small_models import SMALL_CONFIGS
+from sweeps import crossed
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -28,9 +29,7 @@ def distance(got: Tensor, want: Tensor) -> float:
     return float((got - want).square().mean().sqrt() / want.std())
 
 
-@quants
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@pytest.mark.parametrize(("name", "impl", "quant"), crossed(SMALL_CONFIGS.keys(), IMPLS, QUANT))
 @pytest.mark.usefixtures("poisoned")
 def test_logits_of_prompt_and_steps_are_near_float32(name: str, impl: str, quant: dict[str, object]) -> None:
     engine, ids = int8(name, quant, impl), prompt(3, 15)
@@ -39,8 +38,7 @@ def test_logits_of_prompt_and_steps_are_near_float32(name: str, impl: str, quant
     assert 0 < distance(torch.cat((out.logits, steps), dim=1), fused(name)(ids).logits) < LOGITS
 
 
-@quants
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(("name", "quant"), crossed(FEW, QUANT))
 def test_both_impls_quantise_alike(name: str, quant: dict[str, object]) -> None:
     """They differ by the rounding of rows and of the cache only."""
     ids = prompt(2, 13)

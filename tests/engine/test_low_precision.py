@@ -8,6 +8,7 @@ import pytest
 import torch
 from engines import IMPLS, greedy, prompt
 from small_models import SMALL_CONFIGS, small_model
+from sweeps import crossed
 from torch import Tensor
 
 import labkit
@@ -31,9 +32,7 @@ def distance(got: Tensor, want: Tensor) -> float:
     return float((got - want).square().mean().sqrt() / want.std())
 
 
-@pytest.mark.parametrize("impl", IMPLS)
-@dtypes
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@pytest.mark.parametrize(("name", "dtype", "impl"), crossed(SMALL_CONFIGS.keys(), BOUND.keys(), IMPLS))
 @pytest.mark.usefixtures("poisoned")
 def test_logits_are_near_float32_and_nearer_than_vanilla(name: str, dtype: torch.dtype, impl: str) -> None:
     half, single = pair(name, dtype, impl)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from engines import FEW, IMPLS, WHOLE, error, fused, greedy, prompt, vanilla
 from small_models import SMALL_CONFIGS
+from sweeps import crossed
 from torch import Tensor
 
 LENGTHS = (5, 11, 1, 8)
@@ -54,9 +55,7 @@ def test_generation_from_right_padding_equals_vanilla(name: str) -> None:
     )
 
 
-@each_impl
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@pytest.mark.parametrize(("name", "side", "impl"), crossed(SMALL_CONFIGS.keys(), ["left", "right"], IMPLS))
 def test_logits_of_padded_sequences_equal_single_runs(name: str, side: str, impl: str) -> None:
     engine = fused(name, impl)
     texts, ids, mask = padded(side)

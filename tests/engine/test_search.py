@@ -6,6 +6,7 @@ import pytest
 import torch
 from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
 from small_models import small_model
+from sweeps import crossed
 from transformers import set_seed
 
 import labkit
@@ -21,8 +22,7 @@ BEAMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", BEAMS.values(), ids=BEAMS)
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(("name", "options"), crossed(FEW, BEAMS))
 def test_beams_equal_vanilla(name: str, options: dict[str, Any]) -> None:
     found = []
     for model in (vanilla(name), *(fused(name, impl) for impl in IMPLS)):

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sweeps import swept
 
 pytest.importorskip("triton")
 COMPILER = Path(__file__).parent / "gpu_compiler.py"
-MODELS = ("gpt-j-6b", "llama-2-7b")
+FULL, THREE = "llama-2-7b", "gpt-j-6b"  # attention and MLP one after the other; from the same rows
 STEP = {
     "gpt-j-6b": ["embed", "qkv_and_mlp", "attend_one", "gemm", "head_argmax", "next_step"],
     "llama-2-7b": ["embed", "qkv_gemm", "attend_one", "gemm", "mlp_gemm", "gemm", "head_argmax", "next_step"],
@@ -25,40 +26,34 @@ STACK = {80: 8, 90: 0}  # bytes: where registers are given out in steps, two may
 Found = list[tuple[dict[str, Any], list[dict[str, Any]]]]
 
 
-def jobs(model: str) -> list[dict[str, Any]]:
-    """What is compiled for a model: decode steps of 1 and 4 sequences, of int8, and with PDL. For one of them the ops
-    one by one and an older GPU too.
+FEW = [
+    {"model": THREE, "capability": 90, "dtype": "float16", "pdl": True},
+    {"model": FULL, "capability": 90, "dtype": "int8", "batch": 1},
+]
+
+
+def all_jobs() -> list[dict[str, Any]]:
+    """For each model decode steps of 1 and 4 sequences, of int8, and with PDL. For one of them the ops one by one and
+    an older GPU too.
     """
-    here = {"model": model, "capability": 90}
-    listed = [here | {"dtype": dtype, "batch": batch} for dtype, batch in (("float16", 1), ("float16", 4), ("int8", 1))]
-    listed += [here | {"dtype": "float16", "pdl": True}]
-    if model == MODELS[-1]:
-        listed += [here | {"dtype": "float16", "tokens": tokens} for tokens in OPS]
-        listed += [here | {"dtype": "float16", "capability": 80}]
-    return listed
+    listed = []
+    for here in ({"model": model, "capability": 90} for model in (THREE, FULL)):
+        listed += [here | {"dtype": "float16", "batch": batch} for batch in (1, 4)]
+        listed += [here | {"dtype": "int8", "batch": 1}, here | {"dtype": "float16", "pdl": True}]
+    listed += [here | {"dtype": "float16", "tokens": tokens} for tokens in OPS]
+    return [*listed, here | {"dtype": "float16", "capability": 80}]
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Each job with its kernels. One process per model, and no kernels from before."""
+@pytest.fixture(scope="module", params=swept({"few": FEW, "all": all_jobs()}, ["few"]))
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Each job with its kernels, by a process that finds no kernels from before."""
     folder = tmp_path_factory.mktemp("compiled")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-P", COMPILER, folder / model, json.dumps(jobs(model))],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for model in MODELS
-    ]
-    for process in processes:
-        _, complaints = process.communicate()
-        assert process.returncode == 0, complaints
-    return [
-        pair for model in MODELS for pair in zip(jobs(model), json.loads((folder / model).read_text()), strict=True)
-    ]
+    command = [sys.executable, "-P", COMPILER, folder / "found", json.dumps(request.param)]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(zip(request.param, json.loads((folder / "found").read_text()), strict=True))
 
 
 def kernels(compiled: Found, **wanted: object) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -69,7 +64,6 @@ def kernels(compiled: Found, **wanted: object) -> Iterator[tuple[dict[str, Any],
                 yield job, kernel
 
 
-@pytest.mark.slow
 def test_all_kernels_of_a_layer_are_compiled(compiled: Found) -> None:
     for job, found in compiled:
         names = [kernel["kernel"] for kernel in found]
@@ -79,14 +73,12 @@ def test_all_kernels_of_a_layer_are_compiled(compiled: Found) -> None:
             assert names == STEP[job["model"]]
 
 
-@pytest.mark.slow
 def test_what_a_program_keeps_fits_into_registers_and_shared_memory(compiled: Found) -> None:
     for job, kernel in kernels(compiled):
         assert kernel["stack"] <= STACK[job["capability"]], (job, kernel)
         assert kernel["shared"] <= SHARED[job["capability"]], (job, kernel)
 
 
-@pytest.mark.slow
 def test_weights_are_read_in_whole_vectors_that_leave_the_caches_first(compiled: Found) -> None:
     """One row of activations: a program's time is that of its weights."""
     seen = 0
@@ -98,8 +90,9 @@ def test_weights_are_read_in_whole_vectors_that_leave_the_caches_first(compiled:
     assert seen
 
 
-@pytest.mark.slow
 def test_every_kernel_of_a_dependent_launch_waits_for_the_one_before(compiled: Found) -> None:
     chain = [kernel["dependent"] for _, kernel in kernels(compiled, pdl=True)]
-    assert chain == [["launch_dependents", "wait"]] * sum(len(STEP[model]) for model in MODELS)
+    models = [job["model"] for job, _ in compiled if job.get("pdl")]
+    assert chain == [["launch_dependents", "wait"]] * sum(len(STEP[model]) for model in models)
+    assert models
     assert not any(kernel["dependent"] for _, kernel in kernels(compiled, pdl=None))

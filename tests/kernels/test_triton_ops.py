@@ -11,6 +11,7 @@ import pytest
 import torch
 from gpus import INTERPRETED
 from ops import DTYPES, WEIGHTS, Draw, distance, double, rows_of
+from sweeps import crossed, numbered, sweep
 from torch import Tensor
 
 from labkit.kernels import attention, gemm, gpu, mlp_gemm, qkv_gemm, residual_add
@@ -53,7 +54,20 @@ pytestmark = [pytest.mark.usefixtures("poisoned"), *INTERPRETED]
 each_type = pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
 
 
-@pytest.fixture(params=[Tile(16, 16), Tile(32, 64)], ids=lambda tile: f"{tile.rows}x{tile.depth}")
+SMALL_TILE, FLAT_TILE = Tile(16, 16), Tile(32, 64)
+in_other_tiles = pytest.mark.parametrize(
+    ("dtype", "tile"),
+    [
+        pytest.param(torch.float32, SMALL_TILE, id="fp32-16x16"),
+        pytest.param(torch.int8, FLAT_TILE, id="int8-32x64"),
+        pytest.param(torch.float32, FLAT_TILE, id="fp32-32x64", marks=sweep),
+        pytest.param(torch.int8, SMALL_TILE, id="int8-16x16", marks=sweep),
+    ],
+    indirect=["tile"],
+)
+
+
+@pytest.fixture
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tile:
     """Small enough for several programs, each with several steps."""
     monkeypatch.setattr(gpu, "default_tile", lambda *_: request.param)
@@ -68,13 +82,13 @@ def check_gemm(draw: Draw, case: gemm_cases.GemmCase, counts: Sequence[int]) -> 
         assert distance(got, gemm_reference(x.double(), double(plain))) <= TOLERANCES[draw.dtype]
 
 
-@each_type
-def test_gemm_equals_reference(dtype: torch.dtype) -> None:
-    for case, groups in product(gemm_cases.SMALL, (1, 3) if dtype == torch.int8 else (1,)):
+@pytest.mark.parametrize(("dtype", "case"), crossed(WEIGHTS, numbered(gemm_cases.SMALL)))
+def test_gemm_equals_reference(dtype: torch.dtype, case: gemm_cases.GemmCase) -> None:
+    for groups in (1, 3) if dtype == torch.int8 else (1,):
         check_gemm(Draw(dtype, groups=groups), case, ROWS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@in_other_tiles
 @pytest.mark.usefixtures("tile")
 def test_gemm_in_other_tiles_equals_reference(dtype: torch.dtype) -> None:
     for case in gemm_cases.SMALL[6:8]:
@@ -119,13 +133,12 @@ def check_mlp(draw: Draw, case: mlp_cases.MlpCase, counts: Sequence[int]) -> Non
             assert distance(got[1], want[1]) <= FLOAT32
 
 
-@each_type
-def test_mlp_equals_reference(dtype: torch.dtype) -> None:
-    for case in mlp_cases.SMALL:
-        check_mlp(Draw(dtype, groups=3), case, ROWS)
+@pytest.mark.parametrize(("dtype", "case"), crossed(WEIGHTS, numbered(mlp_cases.SMALL)))
+def test_mlp_equals_reference(dtype: torch.dtype, case: mlp_cases.MlpCase) -> None:
+    check_mlp(Draw(dtype, groups=3), case, ROWS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@in_other_tiles
 @pytest.mark.usefixtures("tile")
 def test_mlp_in_other_tiles_equals_reference(dtype: torch.dtype) -> None:
     """The residual is written by all programs, each a share; there are more of them than shares, and fewer."""
@@ -183,14 +196,13 @@ def with_head_norms(draw: Draw, weights: QkvWeights, heads: Heads) -> QkvWeights
     return replace(weights, q_norm=q_norm, k_norm=k_norm, qk_eps=1e-6)
 
 
-@each_type
-def test_qkv_equals_reference(dtype: torch.dtype) -> None:
-    for case in qkv_cases.SMALL:
-        draw = Draw(dtype, groups=3)
-        shape, weights = case.shape, qkv_weights(draw, case)
-        rotary = draw.rotary(shape.rotary, 40, interleaved=shape.interleaved) if shape.rotary else None
-        check_qkv(draw, weights, shape.heads, rotary)
-        check_qkv(draw, with_head_norms(draw, weights, shape.heads), shape.heads, rotary)
+@pytest.mark.parametrize(("dtype", "case"), crossed(WEIGHTS, numbered(qkv_cases.SMALL)))
+def test_qkv_equals_reference(dtype: torch.dtype, case: qkv_cases.QkvCase) -> None:
+    draw = Draw(dtype, groups=3)
+    shape, weights = case.shape, qkv_weights(draw, case)
+    rotary = draw.rotary(shape.rotary, 40, interleaved=shape.interleaved) if shape.rotary else None
+    check_qkv(draw, weights, shape.heads, rotary)
+    check_qkv(draw, with_head_norms(draw, weights, shape.heads), shape.heads, rotary)
 
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "pairs"])
@@ -203,7 +215,7 @@ def test_qkv_turns_any_share_of_a_head(turned: int, interleaved: bool) -> None:
     check_qkv(draw, with_head_norms(draw, weights, heads), heads, rotary)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@in_other_tiles
 @pytest.mark.usefixtures("tile")
 def test_qkv_in_other_tiles_equals_reference(dtype: torch.dtype) -> None:
     draw, case = Draw(dtype, groups=3), qkv_cases.SMALL[1]
@@ -259,17 +271,17 @@ def attention_inputs(
     return queries, AttentionParams(0.25, case.window, slopes, case.causal), heads, rows, replace(cache, past=case.past)
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_attention_equals_reference(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "step"), crossed(DTYPES, numbered(zip(attention_cases.SMALL, cycle(MASKS), strict=False)))
+)
+def test_attention_equals_reference(dtype: torch.dtype, step: tuple[attention_cases.AttentionCase, str]) -> None:
     """Every kind of step meets every kind of mask; a row that sees nothing gives zeros."""
-    draw = Draw(dtype)
-    for case, mask in zip(attention_cases.SMALL, cycle(MASKS), strict=False):
-        given = attention_inputs(draw, case, mask)
-        queries, params, heads, rows, cache = given
-        want = attention_reference(queries.double(), double(params), heads, rows, double(cache))
-        got = attention(*given, impl="triton")
-        assert distance(got, want) <= TOLERANCES[dtype]
-        assert not got[want.eq(0).all(dim=1)].any()
+    given = attention_inputs(Draw(dtype), *step)
+    queries, params, heads, rows, cache = given
+    want = attention_reference(queries.double(), double(params), heads, rows, double(cache))
+    got = attention(*given, impl="triton")
+    assert distance(got, want) <= TOLERANCES[dtype]
+    assert not got[want.eq(0).all(dim=1)].any()
 
 
 def test_attention_split_over_programs_equals_reference(monkeypatch: pytest.MonkeyPatch) -> None:

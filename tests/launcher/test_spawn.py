@@ -103,8 +103,11 @@ def crash(how: int) -> Any:
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSEGV, "killed by SIGSEGV"), (0, "exit code 0")],
-    ids=["killed", "crashed", "left"],
+    [
+        pytest.param(signal.SIGKILL, "killed by SIGKILL", id="killed", marks=pytest.mark.sweep),
+        pytest.param(signal.SIGSEGV, "killed by SIGSEGV", id="crashed"),
+        pytest.param(0, "exit code 0", id="left"),
+    ],
 )
 def test_a_rank_that_dies_ends_the_others_even_in_c(how: int, reason: str) -> None:
     with pytest.raises(labkit.RankError, match=reason) as raised:

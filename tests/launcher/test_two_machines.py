@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sweeps import swept
 from two_machines import Machine, missing, two_machines
 
 LABKIT = (sys.executable, "-P", "-c", "from labkit.cli.main import main; main()")
@@ -31,12 +32,16 @@ cut = labkit.init_inference(source, tensor_parallel={"tp_size": 4})
 tokens = cut.generate(ids, max_new_tokens=4, do_sample=False)
 same = torch.equal(tokens, labkit.init_inference(source).generate(ids, max_new_tokens=4, do_sample=False))
 os.write(1, f"{cut.module.ranks.exchange.transport} {same}\\n".encode())
-if rank == 3 and "fail" in sys.argv:
+if rank == dist.get_world_size() - 1 and "fail" in sys.argv:
     raise KeyError("layer.7")
 dist.barrier()
 """
 
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(150)]
+
+
+def numbered(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def start(machine: Machine, node: int | None, script: Path, *arguments: str, ranks: int = 4) -> subprocess.Popen[str]:
@@ -54,24 +59,26 @@ def start(machine: Machine, node: int | None, script: Path, *arguments: str, ran
     )
 
 
-def test_ranks_of_two_machines_run_one_model_and_fail_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", swept([2, 4], ["2"]))
+def test_ranks_of_two_machines_run_one_model_and_fail_together(tmp_path: Path, ranks: int) -> None:
     """Ranks follow the node rank, whichever machine was first."""
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(SCRIPT.replace("tp_size=4", f"tp_size={ranks}").replace('"tp_size": 4', f'"tp_size": {ranks}'))
+    of_first, of_second = list(range(ranks // 2)), list(range(ranks // 2, ranks))
     with two_machines() as (first, second):
-        other = start(second, 1, script, "fail")
-        one = start(first, 0, script, "fail")
+        other = start(second, 1, script, "fail", ranks=ranks)
+        one = start(first, 0, script, "fail", ranks=ranks)
         said, errors = one.communicate(timeout=120)
         other_said, other_errors = other.communicate(timeout=60)
     disagreement = (
-        f'the ranks do not agree on what they run: host is "{first.name}" on ranks 0, 1 and "{second.name}" on '
-        "ranks 2, 3. Start every rank with the same model, options and versions"
+        f'the ranks do not agree on what they run: host is "{first.name}" on {numbered(of_first)} and "{second.name}" '
+        f"on {numbered(of_second)}. Start every rank with the same model, options and versions"
     )
-    of_both = ["gloo True"] * 2 + [disagreement] * 2
-    assert sorted(said.splitlines()) == sorted([f"{first.name} 0 15", f"{first.name} 1 15", *of_both])
-    assert sorted(other_said.splitlines()) == sorted([f"{second.name} 2 15", f"{second.name} 3 15", *of_both])
+    for printed, machine, its in ((said, first, of_first), (other_said, second, of_second)):
+        of_each = [["gloo True", disagreement, f"{machine.name} {rank} {2**ranks - 1}"] for rank in its]
+        assert sorted(printed.splitlines()) == sorted(line for lines in of_each for line in lines)
     assert (one.returncode, other.returncode) == (1, 1)
-    assert "error: rank 3 failed" in other_errors
+    assert f"error: rank {ranks - 1} failed" in other_errors
     assert other_errors.rstrip().endswith("KeyError: 'layer.7'")
     assert "lost its connection to another rank" in errors
     assert [path.name for path in tmp_path.iterdir() if "inductor" not in path.name] == ["script.py"]

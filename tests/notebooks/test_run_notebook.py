@@ -143,7 +143,9 @@ def test_the_output_never_replaces_the_notebook(tmp_path: Path) -> None:
         run_notebook(write(tmp_path / "n.ipynb", "1"), None, tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.sweep), signal.SIGKILL]
+)
 def test_an_interrupted_run_leaves_no_files_and_no_kernel(tmp_path: Path, number: signal.Signals) -> None:
     pid_file = tmp_path / "pid"
     notebook = write(

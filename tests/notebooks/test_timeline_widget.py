@@ -272,7 +272,9 @@ def test_a_trace_of_nothing_is_refused() -> None:
         Timeline(Trace(Source("nsys", "", ("empty.sqlite",))))
 
 
+@pytest.mark.sweep
 def test_in_batch_it_is_a_figure() -> None:
+    """As on the page of the third notebook, in a kernel of its own."""
     notebook = new_notebook(cells=[new_code_cell(SOURCE)])
     NotebookClient(notebook, kernel_name="python3", timeout=120).execute()
     (output,) = notebook.cells[0].outputs

@@ -49,6 +49,7 @@ def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
     assert "profiling" in html or "profiled" in html
 
 
+@pytest.mark.sweep
 def test_plain_papermill_captures_both_sides_itself(tmp_path: Path) -> None:
     values = {"model": "tiny-gpt2", "steps": 6, "threads": 1, "source": "torch"}
     parameters = [part for name, value in values.items() for part in ("-p", name, str(value))]

@@ -53,7 +53,9 @@ def subtitle(output: Any) -> str:
     return text
 
 
+@pytest.mark.sweep
 def test_in_batch_everything_is_static_and_done_in_its_cell() -> None:
+    """As in the first notebook, cell by cell."""
     settings, run, view = execute(NotebookClient, "bench", "bench.run()", "bench.view(figures.per_token_figure)")
     assert "<td>tiny-gpt2</td>" in settings[0]["data"]["text/html"]
     assert "hf-eager" in run[0]["data"]["text/plain"]

@@ -146,7 +146,7 @@ def test_random_weights_have_the_scale_of_an_initialised_model() -> None:
 @torch.no_grad()
 def test_a_model_filled_tensor_by_tensor_is_whole(name: str) -> None:
     """Parameters are the source's, buffers are those of a model built in the ordinary way, tied weights are one."""
-    filled = random_source(name).hf_model(torch.float32)
+    filled, again = random_source(name).hf_model(torch.float32), random_source(name)
     ordinary = AutoModelForCausalLM.from_config(small_config(name)).eval()
     buffers = dict(ordinary.named_buffers())
     assert dict(filled.named_buffers()).keys() == buffers.keys()
@@ -154,7 +154,7 @@ def test_a_model_filled_tensor_by_tensor_is_whole(name: str) -> None:
         assert torch.equal(buffer, buffers[path]), path
         assert buffer.dtype == buffers[path].dtype
     for path, parameter in filled.named_parameters():
-        assert torch.equal(parameter, random_source(name).get(path)), path
+        assert torch.equal(parameter, again.get(path)), path
     tied = filled.get_input_embeddings().weight is filled.get_output_embeddings().weight
     assert tied == filled.config.tie_word_embeddings
     ordinary.load_state_dict(filled.state_dict())

@@ -1,10 +1,12 @@
 """Every rung of the ladder generates what vanilla generates."""
 
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
 import torch
 from small_models import small_model
+from sweeps import swept
 
 from labkit.harness.compare import baselines
 from labkit.harness.compare.baselines import BASELINES, Baseline, baseline, check_baseline, comparison_device
@@ -35,8 +37,10 @@ def test_tokens_are_those_of_vanilla(name: str, model: str) -> None:
     assert torch.equal(rung(name, model).generate(PROMPT, **ARGS), vanilla)
 
 
-@pytest.mark.slow
-def test_compiled_tokens_are_those_of_vanilla() -> None:
+@pytest.mark.parametrize("backend", swept(["eager", "inductor"], ["eager"]))
+def test_compiled_tokens_are_those_of_vanilla(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as it is for PyTorch's compiler, whose code takes long to compile, and then run op by op."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     vanilla = rung("hf-eager", "tiny-llama").generate(PROMPT, **ARGS)
     assert torch.equal(rung("hf-compile", "tiny-llama").generate(PROMPT, **ARGS), vanilla)
 

@@ -104,7 +104,9 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_interrupt_ends_the_workers_and_writes_nothing(tmp_path: Path) -> None:
+@pytest.mark.sweep
+def test_an_interrupt_in_any_round_ends_the_workers_and_writes_nothing(tmp_path: Path) -> None:
+    """tests/cli interrupts a command while its workers load."""
     before = children()
 
     def interrupt(done: int, total: int, label: str) -> None:
@@ -137,6 +139,11 @@ LOAD: dict[str, Any] = {
 def test_the_same_seed_gives_the_same_tokens(side: SideProcess) -> None:
     side.ask("load", seed=0, **LOAD)
     assert side.ask("run", seed=3)["tokens"] == side.ask("run", seed=3)["tokens"]
+
+
+def test_a_short_warm_up_leaves_the_runs_as_long_as_they_were(side: SideProcess) -> None:
+    side.ask("load", seed=0, warm_up=2, **LOAD | {"new": 5})
+    assert len(side.ask("run", seed=1)["times"]["decode_ms"]) == 4
 
 
 def test_a_users_error_in_a_worker_is_the_users_error_here(side: SideProcess) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import SMALL_CONFIGS, small_config
+from sweeps import crossed
 from torch import Tensor
 
 from labkit.harness import load_records
@@ -45,8 +46,7 @@ def results(stack: LayerStack) -> dict[str, Tensor]:
         return {side.name: side.step(RegionClock().around).float() for side in stack.sides}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@each_model
+@pytest.mark.parametrize(("name", "dtype"), crossed(SMALL_CONFIGS.keys(), DTYPES.keys()))
 def test_all_sides_compute_the_same(name: str, dtype: torch.dtype) -> None:
     found = results(stack_of(name, dtype))
     scale = found[UNFUSED].abs().max()
@@ -113,8 +113,7 @@ def test_layers_that_do_not_fit_in_memory_are_refused() -> None:
         layers_beyond_caches(huge, torch.float32)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@each_model
+@pytest.mark.parametrize(("name", "dtype"), crossed(SMALL_CONFIGS.keys(), DTYPES.keys()))
 def test_every_rung_of_the_ladder_computes_the_same(name: str, dtype: torch.dtype) -> None:
     stack = stack_of(name, dtype)
     want = results(stack)[UNFUSED]

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sweeps import swept
 
 from labkit.harness.regions.trial import OP_OF, trial, try_kernel
 from labkit.kernels import build
@@ -64,7 +65,11 @@ def test_a_mistake_is_told_in_words(edited: Path, new: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ("{" + SUM + " to[rows * out_stride] = 1.0f; }", "it wrote past the end of result 0|SIGSEGV"),
+        pytest.param(
+            "{" + SUM + " to[rows * out_stride] = 1.0f; }",
+            "it wrote past the end of result 0|SIGSEGV",
+            marks=pytest.mark.sweep,
+        ),
         ("{" + SUM + " to[rows * out_stride + 4096] = 1.0f; }", "read or wrote outside of what it was given .SIGSEGV"),
     ],
     ids=["one past the end", "far past the end"],
@@ -77,12 +82,14 @@ def test_a_mistake_that_takes_its_process_down_is_too(edited: Path, new: str, me
     assert os.environ["LABKIT_KERNELS"] == str(edited)
 
 
-def test_a_kernel_that_never_ends_is_stopped(edited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seconds", swept([1, 9], ["1"]))
+def test_a_kernel_that_never_ends_is_stopped(edited: Path, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    """After 1 s the trial is still loading, after 9 s it is in the loop."""
     replace(edited / RESIDUAL, SUM, "for (volatile bool on = true; on;) {}")
-    monkeypatch.setattr("labkit.harness.regions.trial.SECONDS", 9)
+    monkeypatch.setattr("labkit.harness.regions.trial.SECONDS", seconds)
     problem = try_kernel("residual", threads=1).problem
     assert problem is not None
-    assert "did not come to an end within 9 s" in problem
+    assert f"did not come to an end within {seconds} s" in problem
 
 
 def test_an_unknown_op_is_refused_with_the_known() -> None:

@@ -9,6 +9,7 @@ import torch
 from checkpoints import assert_same, built, quantization, save
 from safetensors.torch import load_file
 from small_models import SMALL_CONFIGS, small_model
+from sweeps import crossed
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -23,9 +24,9 @@ WIDE: dict[str, dict[str, Any]] = {
     "gpt-neox-parallel": {"num_attention_heads": 8, "hidden_size": 160, "intermediate_size": 192},
 }
 STORED = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
-TRIPS: list[tuple[torch.dtype, tuple[int, ...], dict[str, Any]]] = [
-    (dtype, path, {}) for dtype in STORED for path in ((1, 2, 4, 1), (8, 2), (1, 3, 1))
-]
+IMPLS = [("cpp", "reference"), ("reference", "cpp"), ("reference", "reference")]  # that wrote and read
+Trip = tuple[torch.dtype, tuple[int, ...], dict[str, Any]]
+TRIPS: list[Trip] = [(dtype, path, {}) for dtype in STORED for path in ((1, 2, 4, 1), (8, 2), (1, 3, 1))]
 TRIPS += [(torch.int8, path, {"groups": 4, "lm_head": True}) for path in ((1, 2, 4, 1), (8, 2))]
 
 
@@ -39,24 +40,20 @@ def small(name: str) -> PreTrainedModel:
     return small_model(name)
 
 
-@pytest.mark.parametrize(("saved", "wanted"), [(1, 3), (3, 1), (2, 3), (3, 3)])
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@pytest.mark.parametrize(("name", "sizes"), crossed(SMALL_CONFIGS.keys(), [(2, 3), (1, 3), (3, 1), (3, 3)]))
 def test_every_architecture_is_what_the_original_would_have_been(
-    name: str, saved: int, wanted: int, tmp_path: Path
+    name: str, sizes: tuple[int, int], tmp_path: Path
 ) -> None:
-    model = small(name)
+    model, (saved, wanted) = small(name), sizes
     weights = save(tmp_path, model, model.config, size=saved)
     for rank in range(wanted):
         got = built(weights, model.config, torch.float32, wanted, rank)
         assert_same(got, built(model, model.config, torch.float32, wanted, rank))
 
 
-@pytest.mark.parametrize(("dtype", "path", "quant"), TRIPS, ids=str)
-@pytest.mark.parametrize("name", WIDE)
-def test_saving_again_and_again_for_other_ranks_loses_nothing(
-    name: str, dtype: torch.dtype, path: tuple[int, ...], quant: dict[str, Any], tmp_path: Path
-) -> None:
-    model = wide(name)
+@pytest.mark.parametrize(("name", "trip"), crossed(WIDE.keys(), TRIPS))
+def test_saving_again_and_again_for_other_ranks_loses_nothing(name: str, trip: Trip, tmp_path: Path) -> None:
+    model, (dtype, path, quant) = wide(name), trip
     source: object = model
     for step, size in enumerate(path):
         source = save(tmp_path / str(step), source, model.config, dtype, size, quant=quantization(**quant))  # type: ignore[arg-type]
@@ -68,13 +65,11 @@ def test_saving_again_and_again_for_other_ranks_loses_nothing(
         assert not [key for key in got if not torch.equal(got[key], want[key])]
 
 
-@pytest.mark.parametrize("dtype", STORED, ids=str)
-@pytest.mark.parametrize(("written", "read"), [("cpp", "reference"), ("reference", "cpp"), ("reference", "reference")])
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize(("name", "impls", "dtype"), crossed(WIDE.keys(), IMPLS, STORED))
 def test_another_implementation_reads_it_too(
-    name: str, written: str, read: str, dtype: torch.dtype, tmp_path: Path
+    name: str, impls: tuple[str, str], dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    model = wide(name)
+    model, (written, read) = wide(name), impls
     weights = save(tmp_path, model, model.config, dtype, 2, impl=written)
     for size in (1, 2):
         assert_same(

@@ -1,0 +1,38 @@
+"""Worlds of several ranks, each launched once and asked all that is asked of as many ranks: to start one takes longer
+than all that it computes.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cut_models import four_ranks, three_ranks, two_ranks
+
+import labkit
+
+TIMEOUT_S = 240
+
+
+@dataclass(frozen=True)
+class World:
+    """What each rank answered, and the folder that they were given."""
+
+    answers: list[dict[str, Any]]
+    folder: Path
+
+
+@pytest.fixture(scope="session")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("of-two")
+    return World(labkit.launch(two_ranks, str(folder), tp_size=2, timeout_s=TIMEOUT_S), folder)
+
+
+@pytest.fixture(scope="session")
+def of_three(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(labkit.launch(three_ranks, tp_size=3, timeout_s=TIMEOUT_S), tmp_path_factory.mktemp("of-three"))
+
+
+@pytest.fixture(scope="session")
+def of_four(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(labkit.launch(four_ranks, tp_size=4, timeout_s=TIMEOUT_S), tmp_path_factory.mktemp("of-four"))
