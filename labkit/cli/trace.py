@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from labkit.nsys.capture.command import Ranks, Source
+from labkit.nsys.capture.command import RankReports, Source
 from labkit.stages import Phase
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
@@ -96,7 +96,7 @@ def profile(
                 output=output,
                 case=case,
                 window=window,
-                ranks=cast(Ranks, ranks),
+                ranks=cast(RankReports, ranks),
                 source=cast(Source, source),
                 tax=tax,
                 sampling=sampling,

@@ -20,7 +20,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from labkit.launcher.failure import Failure, how_it_ended, to_blame
+from labkit.launcher.failure import RankFailure, how_it_ended, to_blame
 
 TAIL_LINES = 20
 TRACEBACK = "Traceback (most recent call last):"
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def blamed(logs: Path, failed: Mapping[int, Any]) -> Failure:
+def blamed(logs: Path, failed: Mapping[int, Any]) -> RankFailure:
     """The cause among the ranks of this machine, by what torchrun tells of them and what they wrote.
 
     failed: the `ProcessFailure` of each rank, the one that torchrun saw first in front. Ranks that it ended itself are
@@ -63,7 +63,7 @@ def blamed(logs: Path, failed: Mapping[int, Any]) -> Failure:
     for rank, log in logs_by_rank.items():
         said = log.read_text(errors="replace")
         if rank in codes or TRACEBACK in said:
-            found.append(Failure(rank, codes.get(rank), _tail(said), log.stat().st_mtime))
+            found.append(RankFailure(rank, codes.get(rank), _tail(said), log.stat().st_mtime))
     return to_blame(found)
 
 
@@ -81,7 +81,7 @@ def _tail(said: str) -> str:
     return "\n".join(lines[-TAIL_LINES:])
 
 
-def _report(failure: Failure) -> str:
+def _report(failure: RankFailure) -> str:
     how = "" if failure.exit_code is None else f" ({how_it_ended(failure.exit_code)})"
     said = "".join(f"\n    {line}" for line in failure.said.splitlines()) or " it said nothing on stderr"
     remark = ""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.launcher.command import INTERFACE
-from labkit.launcher.failure import Failure, how_it_ended, to_blame
+from labkit.launcher.failure import RankFailure, how_it_ended, to_blame
 from labkit.launcher.rendezvous import loopback
 from labkit.launcher.shares import PIN, threads_each
 from labkit.system.appended_lines import AppendedLines
@@ -128,16 +128,16 @@ class _Rank:
     def read(self) -> None:
         self._lines.read()
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> RankFailure | None:
         exit_code = self.process.poll()  # before the files are looked for, which are there when it ends
         if self.error.exists():
             error = json.loads(self.error.read_text())
-            return Failure(self.rank, None, f"{error['type']}: {error['message']}", error["at"])
+            return RankFailure(self.rank, None, f"{error['type']}: {error['message']}", error["at"])
         if exit_code is None or self.result.exists():
             return None
-        return Failure(self.rank, exit_code, "", time.monotonic())
+        return RankFailure(self.rank, exit_code, "", time.monotonic())
 
-    def raise_error(self, failure: Failure) -> None:
+    def raise_error(self, failure: RankFailure) -> None:
         if failure.exit_code is None:
             error = json.loads(self.error.read_text())
             raise RankError(self.rank, error["type"], error["message"], error["traceback"])
@@ -172,11 +172,11 @@ def _wait(ranks: Sequence[_Rank], timeout_s: float | None) -> None:
         time.sleep(POLL_S)
 
 
-def _failures(ranks: Sequence[_Rank]) -> list[Failure]:
+def _failures(ranks: Sequence[_Rank]) -> list[RankFailure]:
     return [failure for rank in ranks if (failure := rank.failure())]
 
 
-def _cause(ranks: Sequence[_Rank]) -> Failure:
+def _cause(ranks: Sequence[_Rank]) -> RankFailure:
     """A rank that others lost the connection to may not have ended yet."""
     deadline = time.monotonic() + GRACE_S
     while (first := to_blame(_failures(ranks))).lost_connection and time.monotonic() < deadline:

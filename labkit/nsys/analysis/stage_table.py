@@ -12,7 +12,7 @@ from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.intervals import Ns, fresh_start_ns
 from labkit.nsys.analysis.side import warm_up, warm_up_in_words
 from labkit.nsys.analysis.steps import GPU, steps
-from labkit.nsys.analysis.work import NO_STAGE, Work, busy_times, outer_operators, work
+from labkit.nsys.analysis.work import NO_STAGE, StepWork, busy_times, outer_operators, work
 from labkit.nsys.trace import Source, Trace
 from labkit.stages import Phase, Stage
 from labkit.statistics import P95_SAMPLES
@@ -88,7 +88,7 @@ def stage_table(trace: Trace, by: Sequence[str] = ("phase", "layer", "stage")) -
     )
 
 
-def _runs(trace: Trace, found: Work, on_gpu: bool) -> pd.DataFrame:
+def _runs(trace: Trace, found: StepWork, on_gpu: bool) -> pd.DataFrame:
     """One row per run of a stage in a step."""
     pieces = found.pieces[found.pieces["stage"] != NO_STAGE]
     pieces = pieces.assign(
@@ -122,7 +122,7 @@ def _columns(frame: pd.DataFrame, *names: str) -> list[Ns]:
     return [frame[name].to_numpy(np.int64) for name in names]
 
 
-def _rest(found: Work) -> pd.DataFrame:
+def _rest(found: StepWork) -> pd.DataFrame:
     """For each step, as runs: the time in which nothing ran, and that of work that belongs to no stage."""
     count = len(found.steps)
     pieces, idle = found.pieces, found.steps["idle_ns"].to_numpy()
@@ -175,7 +175,7 @@ def _sorted(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return frame.loc[order].reset_index(drop=True)
 
 
-def _remarks(trace: Trace, found: Work, coverage: float, by: Sequence[str]) -> list[str]:
+def _remarks(trace: Trace, found: StepWork, coverage: float, by: Sequence[str]) -> list[str]:
     remarks = list(trace.source.skipped)
     if len(trace.operations) and not (found.steps["clock"] == GPU).all():
         remarks.append("no GPU operation belongs to a step, so the times are the CPU's")

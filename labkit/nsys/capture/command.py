@@ -11,7 +11,7 @@ from typing import Literal
 from labkit.stages import DOMAIN, Phase
 from labkit.system.errors import UserError
 
-Ranks = Literal["one", "per-rank"]
+RankReports = Literal["one", "per-rank"]
 Source = Literal["auto", "nsys", "torch"]
 PROFILER_API = "cudaProfilerApi"
 # Options of these programs that stand alone; all others take the next argument as their value.
@@ -59,7 +59,7 @@ def nsys_command(
     output: Path,
     *,
     window: Window = Window(),
-    ranks: Ranks = "one",
+    ranks: RankReports = "one",
     gpu: bool = False,
     sampling: bool = False,
 ) -> list[str]:

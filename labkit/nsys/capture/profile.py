@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path, PurePath
 from typing import Any, get_args
 
-from labkit.nsys.capture.command import Ranks, Source, Window, nsys_command, torch_profiler_command
+from labkit.nsys.capture.command import RankReports, Source, Window, nsys_command, torch_profiler_command
 from labkit.nsys.capture.record import CaptureRecord
 from labkit.nsys.capture.scrubbing import Redaction, scrub
 from labkit.nsys.capture.tax import Tax, count_steps, tax_of_runs, tax_of_steps
@@ -80,7 +80,7 @@ def profile(
     output: str | os.PathLike[str] = "runs",
     case: Mapping[str, Any] | None = None,
     window: Window | Phase | None = None,
-    ranks: Ranks = "one",
+    ranks: RankReports = "one",
     source: Source = "auto",
     tax: bool = True,
     sampling: bool = False,
@@ -105,7 +105,7 @@ def profile(
     if isinstance(window, Phase):
         window = Window.of_phase(window)
     window = window or Window()
-    for option, value, choices in (("ranks", ranks, get_args(Ranks)), ("source", source, get_args(Source))):
+    for option, value, choices in (("ranks", ranks, get_args(RankReports)), ("source", source, get_args(Source))):
         if value not in choices:
             raise UserError(f"got {option} = {value!r}, expected one of {', '.join(choices)}")
     if name is not None and Path(name).name != name:
@@ -177,7 +177,7 @@ class _Job:
         """The folders that nsys writes to."""
         return self.folder, Path(self.environment.get("TMPDIR", tempfile.gettempdir()))
 
-    def profile_command(self, ranks: Ranks, sampling: bool) -> list[str]:
+    def profile_command(self, ranks: RankReports, sampling: bool) -> list[str]:
         output = self.workplace / "report"
         if self.nsys is None:
             return torch_profiler_command(self.command, output, self.window)
