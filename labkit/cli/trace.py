@@ -72,7 +72,9 @@ def profile(
     output: Annotated[Path, typer.Option(help="Folder for the capture and its record.")] = Path("runs"),
 ) -> None:
     """Profile a command given after `--`, or without one labkit's own run of a model, and scrub what it leaves."""
-    from labkit.nsys.capture import profile as capture
+    from labkit.nsys.capture import result
+    from labkit.nsys.capture.command import Window
+    from labkit.nsys.capture.profile import profile as take
     from labkit.studies.traces import own_command
 
     if stage is not None and range_ is not None:
@@ -84,13 +86,13 @@ def profile(
         options = {option: case[option] for option in ("dtype", "batch", "prompt", "new", "threads")}
         command = own_command(model, impl, **options)
         name = name or f"{Path(model).name}-{impl}"
-    window = capture.Window.of_phase(stage, occurrence) if stage else capture.Window(range_, occurrence)
+    window = Window.of_phase(stage, occurrence) if stage else Window(range_, occurrence)
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # ends the profiler and keeps what there is, as Ctrl-C does
     try:
         with progress_bar(err) as follow:
-            taken = capture.profile(
+            taken = take(
                 command,
                 name=name,
                 output=output,
@@ -105,10 +107,10 @@ def profile(
                 echo=lambda line: err.print(line, markup=False, highlight=False),
                 progress=follow,
             )
-    except capture.CommandFailedError as failed:
+    except result.CommandFailedError as failed:
         err.print(f"error: {escape(str(failed))}", style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(failed.exit_code if 0 < failed.exit_code < 256 else 1) from None
-    except capture.CaptureInterrupted as stopped:
+    except result.CaptureInterrupted as stopped:
         err.print(f"interrupted; kept: {stopped.capture.files[0] if stopped.capture else 'nothing'}", highlight=False)
         raise typer.Exit(130) from None
     out.print(f"captured by {taken.record.profiler}", highlight=False)

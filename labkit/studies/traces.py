@@ -12,8 +12,9 @@ from typing import cast, get_args
 from labkit.nsys.analysis.difference import Difference, explain
 from labkit.nsys.analysis.stage_table import StageTable, stage_table
 from labkit.nsys.capture.command import Source
-from labkit.nsys.capture.profile import Capture, CaptureError, Progress, profile
+from labkit.nsys.capture.profile import Progress, profile
 from labkit.nsys.capture.record import read_record
+from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.trace import Trace
 from labkit.stages import Phase
 from labkit.system.errors import UserError
