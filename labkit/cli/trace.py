@@ -164,6 +164,9 @@ def stages(
         keys = ["" if row[key] is NA else str(row[key]) for key in found.by]
         table.add_row(*keys, *(form(row[name]) for name, form in columns.values()))
     out.print(table)
+    per_step = [title for title in ("operations", "GPU busy ms", "gaps ms", "exposed ms") if title in columns]
+    if per_step:
+        out.print(f"{', '.join(per_step)}: of a step, as ms a step", highlight=False)
     out.print(f"{found.coverage:.1%} of the {found.clock}'s time has a stage", highlight=False)
     for remark in found.remarks:
         err.print(f"note: {escape(remark)}", style="yellow", highlight=False)

@@ -33,8 +33,8 @@ class StageTable:
     - `by`; layer is <NA> for what is outside the layers;
     - count: how often the stage ran; total_ms, median_ms, p95_ms: of its runs; p95_is_bound: False below 59 of them;
     - operations: GPU operations per step (on a CPU: operators of PyTorch that no other one called, if recorded);
-    - gpu_busy_ms, launch_gap_ms: of total_ms, what its operations cover, and in which the GPU did nothing at all;
-    - exposed_ms: communication while the GPU computed nothing (on a CPU: all of it);
+    - gpu_busy_ms, launch_gap_ms: per step, of its runs, what its operations cover, and in which the GPU did nothing;
+    - exposed_ms: per step, communication while the GPU computed nothing (on a CPU: all of it);
     - step_ms, share: what it adds to a mean step; where operations overlap, the time counts for the one that began
       first. Within a scope step_ms adds up to the mean step, share to 1.
 
@@ -69,7 +69,8 @@ def stage_table(trace: Trace, by: Sequence[str] = ("phase", "layer", "stage")) -
     frame = _summarised(runs, list(by))
     scopes = found.steps.assign(all="").groupby(scope or ["all"])["duration_ns"].agg(["count", "sum"]).reset_index()
     frame = frame.merge(scopes, on=scope) if scope else frame.join(scopes[["count", "sum"]], how="cross")
-    frame["operations"] = frame["operations"] / frame["count"]
+    for name in ("operations", "gpu_busy_ms", "launch_gap_ms", "exposed_ms"):
+        frame[name] = frame[name] / frame["count"]
     frame["step_ms"] = frame["new_ns"] / frame["count"] / 1e6
     frame["share"] = frame["new_ns"] / frame["sum"]
     if not on_gpu:
