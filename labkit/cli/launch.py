@@ -13,7 +13,7 @@ from labkit.launcher.command import World, environment, program, torchrun_argume
 from labkit.launcher.rendezvous import Rendezvous
 from labkit.system.errors import RunError
 
-err = Console(stderr=True)
+err = Console(stderr=True, markup=False, highlight=False)
 
 
 def launch(
@@ -44,10 +44,10 @@ def launch(
     if meeting is not None and (node_rank == 0 or (node_rank is None and meeting.is_here)):
         meeting.check_here()
         if nodes > 1:
-            err.print(f"{nodes} nodes: waiting for the others at {meeting}", highlight=False)
+            err.print(f"{nodes} nodes: waiting for the others at {meeting}")
     elif meeting is not None and node_rank is not None:
         try:
-            meeting.wait_until_open(timeout, lambda line: err.print(line, highlight=False))
+            meeting.wait_until_open(timeout, lambda line: err.print(line))
         except TimeoutError as late:
             raise RunError(str(late)) from None
     sys.stdout.flush()

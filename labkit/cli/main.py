@@ -161,7 +161,7 @@ def tune(
         tile = f"{each.tile.rows} x {each.tile.depth}, {each.tile.warps} warps, {each.tile.stages} stages"
         table.add_row(each.key, tile, f"{each.before_us:,.0f} µs", f"{each.after_us:,.0f} µs")
     out.print(table)
-    out.print(str(path), soft_wrap=True)
+    out.print(str(path), soft_wrap=True, markup=False)
 
 
 @app.command()

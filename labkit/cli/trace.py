@@ -11,7 +11,6 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from labkit.nsys.capture.command import RankReports, Source
@@ -20,8 +19,8 @@ from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 from labkit.system.whole_file import write_whole
 
-out = Console()
-err = Console(stderr=True)
+out = Console(markup=False, highlight=False)  # a "[" in a path or in a name of a capture is a "["
+err = Console(stderr=True, markup=False, highlight=False)
 
 Captures = Annotated[list[Path], typer.Argument(help="An nsys export (.sqlite) or a Chrome trace; one for each rank.")]
 STAGE_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -104,20 +103,20 @@ def profile(
                 sampling=sampling,
                 keep_raw=keep_raw,
                 environment={"LABKIT_IMPL": impl} | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
-                echo=lambda line: err.print(line, markup=False, highlight=False),
+                echo=lambda line: err.print(line),
                 progress=follow,
             )
     except result.CommandFailedError as failed:
-        err.print(f"error: {escape(str(failed))}", style="red", highlight=False, soft_wrap=True)
+        err.print(f"error: {failed!s}", style="red", soft_wrap=True)
         raise typer.Exit(failed.exit_code if 0 < failed.exit_code < 256 else 1) from None
     except result.CaptureInterrupted as stopped:
-        err.print(f"interrupted; kept: {stopped.capture.files[0] if stopped.capture else 'nothing'}", highlight=False)
+        err.print(f"interrupted; kept: {stopped.capture.files[0] if stopped.capture else 'nothing'}")
         raise typer.Exit(130) from None
-    out.print(f"captured by {taken.record.profiler}", highlight=False)
+    out.print(f"captured by {taken.record.profiler}")
     if taken.record.tax:
-        out.print(f"profiling tax {taken.record.tax}", highlight=False)
+        out.print(f"profiling tax {taken.record.tax}")
     for file in (*taken.files, taken.record_file):
-        out.print(str(file), soft_wrap=True, highlight=False)
+        out.print(str(file), soft_wrap=True)
 
 
 def doctor(
@@ -135,7 +134,7 @@ def doctor(
         out.print(doctor_table(checks, repairs=False))
         for check in checks:
             if check.repair:
-                out.print(f"{check.name}: {check.repair}", markup=False, highlight=False, soft_wrap=True)
+                out.print(f"{check.name}: {check.repair}", soft_wrap=True)
     if worst(checks) is Status.FAIL:
         raise typer.Exit(1)
 
@@ -166,10 +165,10 @@ def stages(
     out.print(table)
     per_step = [title for title in ("operations", "GPU busy ms", "gaps ms", "exposed ms") if title in columns]
     if per_step:
-        out.print(f"{', '.join(per_step)}: of a step, as ms a step", highlight=False)
-    out.print(f"{found.coverage:.1%} of the {found.clock}'s time has a stage", highlight=False)
+        out.print(f"{', '.join(per_step)}: of a step, as ms a step")
+    out.print(f"{found.coverage:.1%} of the {found.clock}'s time has a stage")
     for remark in found.remarks:
-        err.print(f"note: {escape(remark)}", style="yellow", highlight=False)
+        err.print(f"note: {remark}", style="yellow")
 
 
 def explain(
@@ -185,10 +184,10 @@ def explain(
 
     first, second = _names(vanilla, fused)
     found = explained(read(vanilla), read(fused), phase, names=(first, second))
-    out.print(found.text(), markup=False, highlight=False, soft_wrap=True)
+    out.print(found.text(), soft_wrap=True)
     if output is not None:
         write_whole(output, difference_figure(found).to_html(include_plotlyjs=True))
-        out.print(str(output), soft_wrap=True, highlight=False)
+        out.print(str(output), soft_wrap=True)
 
 
 def timeline(
@@ -214,7 +213,7 @@ def timeline(
         write_whole(output, draw(traces, steps=steps).to_html(include_plotlyjs=True))
     else:
         raise UserError(f"got --output {output}, expected a name that ends in .html, .json or .json.gz")
-    out.print(str(output), soft_wrap=True, highlight=False)
+    out.print(str(output), soft_wrap=True)
 
 
 def _names(*files: Path) -> tuple[str, ...]:

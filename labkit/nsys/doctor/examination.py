@@ -8,8 +8,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from labkit.nsys.doctor import machine_checks as machine
 from labkit.nsys.doctor import profiler_checks as profiler
@@ -98,6 +98,8 @@ def doctor_table(checks: Iterable[DoctorCheck], *, repairs: bool = True) -> Tabl
     """One row per check; under its finding the repair, unless the caller shows the repairs itself."""
     table = Table(Column("status", no_wrap=True), Column("check", no_wrap=True), Column("finding", overflow="fold"))
     for check in checks:
-        repair = f"\n[bold]repair:[/] {escape(check.repair)}" if repairs and check.repair else ""
-        table.add_row(f"[{STYLES[check.status]}]{check.status}[/]", check.name, escape(check.finding) + repair)
+        finding = Text(check.finding)
+        if repairs and check.repair:
+            finding.append("\nrepair:", "bold").append(f" {check.repair}", "not bold")
+        table.add_row(Text(check.status, STYLES[check.status]), check.name, finding)
     return table
