@@ -10,7 +10,6 @@ import logging
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,10 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from labkit.launcher import loopback
+from labkit.launcher.command import FOLDERS
 from labkit.launcher.failure import RankFailure, how_it_ended, to_blame
+from labkit.system.owned_folder import owned_folder
 
 TAIL_LINES = 20
 TRACEBACK = "Traceback (most recent call last):"
@@ -31,12 +33,13 @@ AT_ONCE_S = 1  # a rank that is killed later than this after the first failure w
 
 def main(arguments: Sequence[str]) -> int:
     """Run torchrun to its end; returns the exit code."""
-    with tempfile.TemporaryDirectory(prefix="labkit-launch-") as logs:
+    loopback.register()
+    with owned_folder(FOLDERS) as logs:
         logging.disable(logging.ERROR)  # what torchrun would log of failures is told below
         try:
-            torchrun.run(torchrun.parse_args(["--log-dir", logs, "--tee", STDERR, *arguments]))
+            torchrun.run(torchrun.parse_args(["--log-dir", str(logs), "--tee", STDERR, *arguments]))
         except ChildFailedError as failed:
-            _say(_report(blamed(Path(logs), failed.failures)))
+            _say(_report(blamed(logs, failed.failures)))
             return 1
         except SignalException as ended:
             _say(f"interrupted by {ended.sigval.name}; all ranks of this machine have ended")

@@ -8,7 +8,6 @@ import re
 import shutil
 import sqlite3
 import sys
-import tempfile
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,6 +17,7 @@ from labkit.nsys.doctor.check import DoctorCheck, Status
 from labkit.nsys.process import run
 from labkit.nsys.tool import DOWNLOAD, Nsys, ask
 from labkit.stages import DOMAIN, Phase, Stage, message
+from labkit.system.owned_folder import owned_folder
 
 LITTLE, TOO_LITTLE = 2 << 30, 200 << 20  # bytes free for the raw capture
 PARANOIA = Path("/proc/sys/kernel/perf_event_paranoid")
@@ -49,13 +49,13 @@ class Probe:
 
 def capture_probe(nsys: Nsys) -> Probe:
     """Raises FileNotFoundError where nsys has gone."""
-    with tempfile.TemporaryDirectory(prefix="labkit-doctor-") as folder:
-        report = Path(folder, "probe.sqlite")
+    with owned_folder("labkit-doctor-") as folder:
+        report = folder / "probe.sqlite"
         traced = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite")
         output = f"--output={report.with_suffix('')}"
         ended = run(
             [str(nsys.path), "profile", *traced, output, sys.executable, "-P", "-c", PROBE],
-            os.environ,
+            dict(os.environ) | {"TMPDIR": str(folder)},  # nsys's own files hold the environment, so they go too
             timeout_s=PROBE_S,
         )
         if ended.interrupted:
