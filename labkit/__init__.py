@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from labkit.engine import InferenceEngine, init_inference
     from labkit.harness import measure_latency
     from labkit.harness.compare.interleave import compare
-    from labkit.launcher.spawn import RankError, launch
+    from labkit.launcher.rank_process import RankError
+    from labkit.launcher.spawn import launch
     from labkit.weights.resolve import resolve
 
 __version__ = "0.1.0"
@@ -16,7 +17,7 @@ __all__ = ["InferenceEngine", "RankError", "compare", "init_inference", "launch"
 _HOME = {
     "InferenceEngine": "labkit.engine",
     "init_inference": "labkit.engine",
-    "RankError": "labkit.launcher.spawn",
+    "RankError": "labkit.launcher.rank_process",
     "compare": "labkit.harness.compare.interleave",
     "launch": "labkit.launcher.spawn",
     "measure_latency": "labkit.harness",

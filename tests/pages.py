@@ -22,14 +22,14 @@ def run_in(folder: Path, notebook: Path, parameters: dict[str, Any]) -> RunRepor
 
 
 class Page(HTMLParser):
-    """Elements of an HTML page: `outside` references in attributes and styles, `scripts` by their text."""
+    """Elements of an HTML page: `outside` references in attributes and styles, `scripts` by their text, and `text`."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.outside: list[str] = []
         self.scripts: list[str] = []
         self.figures: list[dict[str, Any]] = []
-        self.policy = ""
+        self.policy, self.text = "", ""
         self._inside: tuple[str, str | None] | None = None
         self.feed(html)
 
@@ -47,6 +47,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self._inside is None:
+            self.text += data
             return
         tag, kind = self._inside
         if tag == "style" and ("@import" in data or "url(" in data):

@@ -11,9 +11,10 @@ from rich.console import Console
 
 from labkit.launcher.command import World, environment, program, torchrun_arguments
 from labkit.launcher.rendezvous import Rendezvous
+from labkit.launcher.start import start_timeout as check_start_timeout
 from labkit.system.errors import RunError
 
-err = Console(stderr=True)
+err = Console(stderr=True, markup=False, highlight=False)
 
 
 def launch(
@@ -31,6 +32,9 @@ def launch(
     ] = None,
     pin: Annotated[bool, typer.Option(help="Keep each rank on its own processors.")] = True,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the other machines.")] = 300,
+    start_timeout: Annotated[
+        float | None, typer.Option(help="Seconds that the ranks may take to start and to meet; by default 60.")
+    ] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="The script is a module, as of python -m.")] = False,
     no_python: Annotated[bool, typer.Option("--no-python", help="The script is a program, not Python's.")] = False,
 ) -> None:
@@ -39,17 +43,19 @@ def launch(
     world = World(tp, nodes, node_rank, meeting)
     ranks = program(command, module=module, no_python=no_python)
     arguments = torchrun_arguments(world, ranks, timeout)
+    variables = environment(world, threads, pin, start_timeout_s=start_timeout)
+    check_start_timeout(variables)
     if world.ranks_here > (cores := len(os.sched_getaffinity(0))):
         err.print(f"note: {world.ranks_here} ranks share {cores} cores; {cores} would be faster", style="yellow")
     if meeting is not None and (node_rank == 0 or (node_rank is None and meeting.is_here)):
         meeting.check_here()
         if nodes > 1:
-            err.print(f"{nodes} nodes: waiting for the others at {meeting}", highlight=False)
+            err.print(f"{nodes} nodes: waiting for the others at {meeting}")
     elif meeting is not None and node_rank is not None:
         try:
-            meeting.wait_until_open(timeout, lambda line: err.print(line, highlight=False))
+            meeting.wait_until_open(timeout, lambda line: err.print(line))
         except TimeoutError as late:
             raise RunError(str(late)) from None
     sys.stdout.flush()
     agent = [sys.executable, "-P", "-m", "labkit.launcher.agent", *arguments]
-    os.execve(sys.executable, agent, environment(world, threads, pin))
+    os.execve(sys.executable, agent, variables)

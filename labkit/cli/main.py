@@ -161,7 +161,7 @@ def tune(
         tile = f"{each.tile.rows} x {each.tile.depth}, {each.tile.warps} warps, {each.tile.stages} stages"
         table.add_row(each.key, tile, f"{each.before_us:,.0f} µs", f"{each.after_us:,.0f} µs")
     out.print(table)
-    out.print(str(path), soft_wrap=True)
+    out.print(str(path), soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -234,13 +234,14 @@ def run(
     context: typer.Context,
     notebook: Annotated[Path, typer.Argument(help="The notebook to execute.")],
     output: Annotated[Path, typer.Option(help="Folder for the executed notebook and its HTML report.")] = Path("runs"),
+    timeout: Annotated[float | None, typer.Option(help="Seconds that a cell may take; by default no limit.")] = None,
 ) -> None:
     """Execute a notebook with parameters, each given as `-p NAME VALUE`, and write one HTML report."""
     from labkit.notebooks import run_notebook
 
     parameters = _pairs(context.args)
     with progress_bar(err) as follow:
-        report = run_notebook(notebook, parameters, output, follow)
+        report = run_notebook(notebook, parameters, output, follow, timeout_s=timeout)
     for headline in report.headlines:
         typer.echo(headline)
     typer.echo(f"{report.status} in {report.seconds:.0f} s: {report.html}")

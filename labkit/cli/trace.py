@@ -11,17 +11,16 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
-from labkit.nsys.capture.command import Ranks, Source
+from labkit.nsys.capture.command import RankReports, Source
 from labkit.stages import Phase
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 from labkit.system.whole_file import write_whole
 
-out = Console()
-err = Console(stderr=True)
+out = Console(markup=False, highlight=False)  # a "[" in a path or in a name of a capture is a "["
+err = Console(stderr=True, markup=False, highlight=False)
 
 Captures = Annotated[list[Path], typer.Argument(help="An nsys export (.sqlite) or a Chrome trace; one for each rank.")]
 STAGE_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -72,7 +71,9 @@ def profile(
     output: Annotated[Path, typer.Option(help="Folder for the capture and its record.")] = Path("runs"),
 ) -> None:
     """Profile a command given after `--`, or without one labkit's own run of a model, and scrub what it leaves."""
-    from labkit.nsys.capture import profile as capture
+    from labkit.nsys.capture import result
+    from labkit.nsys.capture.command import Window
+    from labkit.nsys.capture.profile import profile as take
     from labkit.studies.traces import own_command
 
     if stage is not None and range_ is not None:
@@ -84,38 +85,38 @@ def profile(
         options = {option: case[option] for option in ("dtype", "batch", "prompt", "new", "threads")}
         command = own_command(model, impl, **options)
         name = name or f"{Path(model).name}-{impl}"
-    window = capture.Window.of_phase(stage, occurrence) if stage else capture.Window(range_, occurrence)
+    window = Window.of_phase(stage, occurrence) if stage else Window(range_, occurrence)
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # ends the profiler and keeps what there is, as Ctrl-C does
     try:
         with progress_bar(err) as follow:
-            taken = capture.profile(
+            taken = take(
                 command,
                 name=name,
                 output=output,
                 case=case,
                 window=window,
-                ranks=cast(Ranks, ranks),
+                ranks=cast(RankReports, ranks),
                 source=cast(Source, source),
                 tax=tax,
                 sampling=sampling,
                 keep_raw=keep_raw,
                 environment={"LABKIT_IMPL": impl} | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
-                echo=lambda line: err.print(line, markup=False, highlight=False),
+                echo=lambda line: err.print(line),
                 progress=follow,
             )
-    except capture.CommandFailedError as failed:
-        err.print(f"error: {escape(str(failed))}", style="red", highlight=False, soft_wrap=True)
+    except result.CommandFailedError as failed:
+        err.print(f"error: {failed!s}", style="red", soft_wrap=True)
         raise typer.Exit(failed.exit_code if 0 < failed.exit_code < 256 else 1) from None
-    except capture.CaptureInterrupted as stopped:
-        err.print(f"interrupted; kept: {stopped.capture.files[0] if stopped.capture else 'nothing'}", highlight=False)
+    except result.CaptureInterrupted as stopped:
+        err.print(f"interrupted; kept: {stopped.capture.files[0] if stopped.capture else 'nothing'}")
         raise typer.Exit(130) from None
-    out.print(f"captured by {taken.record.profiler}", highlight=False)
+    out.print(f"captured by {taken.record.profiler}")
     if taken.record.tax:
-        out.print(f"profiling tax {taken.record.tax}", highlight=False)
+        out.print(f"profiling tax {taken.record.tax}")
     for file in (*taken.files, taken.record_file):
-        out.print(str(file), soft_wrap=True, highlight=False)
+        out.print(str(file), soft_wrap=True)
 
 
 def doctor(
@@ -133,7 +134,7 @@ def doctor(
         out.print(doctor_table(checks, repairs=False))
         for check in checks:
             if check.repair:
-                out.print(f"{check.name}: {check.repair}", markup=False, highlight=False, soft_wrap=True)
+                out.print(f"{check.name}: {check.repair}", soft_wrap=True)
     if worst(checks) is Status.FAIL:
         raise typer.Exit(1)
 
@@ -162,9 +163,12 @@ def stages(
         keys = ["" if row[key] is NA else str(row[key]) for key in found.by]
         table.add_row(*keys, *(form(row[name]) for name, form in columns.values()))
     out.print(table)
-    out.print(f"{found.coverage:.1%} of the {found.clock}'s time has a stage", highlight=False)
+    per_step = [title for title in ("operations", "GPU busy ms", "gaps ms", "exposed ms") if title in columns]
+    if per_step:
+        out.print(f"{', '.join(per_step)}: of a step, as ms a step")
+    out.print(f"{found.coverage:.1%} of the {found.clock}'s time has a stage")
     for remark in found.remarks:
-        err.print(f"note: {escape(remark)}", style="yellow", highlight=False)
+        err.print(f"note: {remark}", style="yellow")
 
 
 def explain(
@@ -180,10 +184,10 @@ def explain(
 
     first, second = _names(vanilla, fused)
     found = explained(read(vanilla), read(fused), phase, names=(first, second))
-    out.print(found.text(), markup=False, highlight=False, soft_wrap=True)
+    out.print(found.text(), soft_wrap=True)
     if output is not None:
         write_whole(output, difference_figure(found).to_html(include_plotlyjs=True))
-        out.print(str(output), soft_wrap=True, highlight=False)
+        out.print(str(output), soft_wrap=True)
 
 
 def timeline(
@@ -209,7 +213,7 @@ def timeline(
         write_whole(output, draw(traces, steps=steps).to_html(include_plotlyjs=True))
     else:
         raise UserError(f"got --output {output}, expected a name that ends in .html, .json or .json.gz")
-    out.print(str(output), soft_wrap=True, highlight=False)
+    out.print(str(output), soft_wrap=True)
 
 
 def _names(*files: Path) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from IPython.display import Markdown
 
 if TYPE_CHECKING:
-    from labkit.studies.traces import Pair
+    from labkit.studies.traces import CapturePair
 
 
-def captures_table(pair: Pair) -> Markdown:
+def captures_table(pair: CapturePair) -> Markdown:
     """A column for each side: the profiler, the run, what being profiled costs, how much of the time has a stage."""
     records, tables = (pair.vanilla.record, pair.fused.record), pair.tables
     machines = [(record.environment or {}).get("cpu", "not recorded") for record in records]

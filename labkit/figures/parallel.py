@@ -38,7 +38,7 @@ GAP = 0.75  # between matrices, in widths of the model
 
 
 @dataclass(frozen=True)
-class Piece:
+class MatrixCut:
     """Lines [begin, end) of a matrix along `dim`, and the ranks that hold them."""
 
     dim: int
@@ -47,7 +47,7 @@ class Piece:
     holders: tuple[int, ...]
 
 
-def pieces(shards: tuple[Shard, ...], name: str, shape: tuple[int, ...]) -> list[Piece]:
+def pieces(shards: tuple[Shard, ...], name: str, shape: tuple[int, ...]) -> list[MatrixCut]:
     """The canonical weight `name` of this shape, cut where the ranks that hold it change."""
     cuts = [part.cut(name) for part in shards]
     dim = next((cut.dim for cut in cuts if cut), 0)
@@ -56,7 +56,7 @@ def pieces(shards: tuple[Shard, ...], name: str, shape: tuple[int, ...]) -> list
     found = []
     for begin, end in pairwise(edges):
         holders = tuple(rank for rank, held in enumerate(ranges) if any(a <= begin and end <= b for a, b in held))
-        found.append(Piece(dim, begin, end, holders))
+        found.append(MatrixCut(dim, begin, end, holders))
     return found
 
 
@@ -106,7 +106,7 @@ def _draw(
     figure: go.Figure,
     shards: tuple[Shard, ...],
     name: str,
-    piece: Piece,
+    piece: MatrixCut,
     shape: tuple[int, int],
     place: tuple[float, float, float],
 ) -> None:

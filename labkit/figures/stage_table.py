@@ -53,7 +53,8 @@ def stage_table_figure(table: StageTable, phase: Phase | None = None, *, name: s
     else:
         exposed = ", exposed" if frame["exposed_ms"].any() else ""
         few = "" if frame["p95_is_bound"].all() else f"; (P95) of fewer than {P95_SAMPLES} runs does not bound it"
-        lines.append(f"ms, share, ops{exposed}: of a step; median, P95, gaps: of a run of the stage{few}")
+        gaps = ", gaps" if frame["launch_gap_ms"].any() else ""
+        lines.append(f"ms, share, ops{gaps}{exposed}: of a step; median, P95: of a run of the stage{few}")
     title = f"{name}: where" if name else "Where"
     return finish(figure, f"{title} the time of a {told} goes", "<br>".join(lines), figure.layout.height)
 
@@ -88,7 +89,7 @@ def _cells(frame: pd.DataFrame) -> dict[str, list[str]]:
     """The figures beside the bars, as text, by their heading. Columns without any are left out."""
     rest = frame["stage"].isin(REST_COLORS).tolist()
     bounds = frame["p95_is_bound"].tolist()
-    operations, steps = frame["operations"].round(1), frame.loc[frame["stage"] == IDLE, "count"].sum()
+    operations = frame["operations"].round(1)
     columns = {
         "ms": [number(ms) for ms in frame["step_ms"]],
         "share": [f"{share:.1%}" for share in frame["share"]],
@@ -100,10 +101,10 @@ def _cells(frame: pd.DataFrame) -> dict[str, list[str]]:
         ],
         "ops": [f"{count:g}" if count else "" for count in operations],
         "gaps µs": [
-            "" if none or np.isnan(gap) else number(gap / count * 1e3)
-            for gap, count, none in zip(frame["launch_gap_ms"], frame["count"], rest, strict=True)
+            "" if none or np.isnan(gap) else number(gap * 1e3)
+            for gap, none in zip(frame["launch_gap_ms"], rest, strict=True)
         ],
-        "exposed ms": [number(ms / steps) if ms else "" for ms in frame["exposed_ms"]],
+        "exposed ms": [number(ms) if ms else "" for ms in frame["exposed_ms"]],
     }
     return {heading: texts for heading, texts in columns.items() if any(texts)}
 

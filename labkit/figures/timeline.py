@@ -30,7 +30,7 @@ ABOVE = 30  # pixels for the legend
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedStrips:
     """The strips of a trace that have bars, from top to bottom: the height of their lanes and the middle of each."""
 
     strips: list[Strip]
@@ -72,7 +72,7 @@ def timeline(
     return figure.update_layout(barmode="overlay", bargap=0, margin=margin, uniformtext={"minsize": 10, "mode": "hide"})
 
 
-def _placed(lanes: Lanes, at: int, drawn: NDArray[np.int32]) -> Placed:
+def _placed(lanes: Lanes, at: int, drawn: NDArray[np.int32]) -> PlacedStrips:
     strips = [
         strip
         for strip in lanes.strips
@@ -91,10 +91,10 @@ def _placed(lanes: Lanes, at: int, drawn: NDArray[np.int32]) -> Placed:
             middle[lane] = y + TALL[strip.kind] / 2
             y += TALL[strip.kind]
         y += BETWEEN
-    return Placed(strips, middle, headings, max(y, 1.0))
+    return PlacedStrips(strips, middle, headings, max(y, 1.0))
 
 
-def _bars(lanes: Lanes, bars: Rectangles, strip: Strip, placed: Placed, window: tuple[int, int]) -> go.Bar:
+def _bars(lanes: Lanes, bars: Rectangles, strip: Strip, placed: PlacedStrips, window: tuple[int, int]) -> go.Bar:
     """Cut to the window, so that a name is in the middle of what is to be seen."""
     mine = np.flatnonzero((bars.lane >= strip.first) & (bars.lane < strip.first + strip.lanes))
     start = np.maximum(bars.start[mine], window[0])
@@ -140,7 +140,7 @@ def _hover(lanes: Lanes, bars: Rectangles, row: int, name: str) -> str:
     return f"<b>{bars.events[row]:,} events</b><br>mostly {shade}<br>{bars.busy[row]:.0%} of {number(ms)} ms"
 
 
-def _dress(figure: go.Figure, placed: Placed, row: int) -> None:
+def _dress(figure: go.Figure, placed: PlacedStrips, row: int) -> None:
     """Names of threads and streams beside their lanes, names of processes above them, a shade behind each."""
     ticks = {}
     for strip in placed.strips:

@@ -10,7 +10,6 @@ import logging
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,10 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from labkit.launcher.failure import Failure, how_it_ended, to_blame
+from labkit.launcher import loopback
+from labkit.launcher.command import FOLDERS
+from labkit.launcher.failure import RankFailure, how_it_ended, to_blame
+from labkit.system.owned_folder import owned_folder
 
 TAIL_LINES = 20
 TRACEBACK = "Traceback (most recent call last):"
@@ -31,12 +33,13 @@ AT_ONCE_S = 1  # a rank that is killed later than this after the first failure w
 
 def main(arguments: Sequence[str]) -> int:
     """Run torchrun to its end; returns the exit code."""
-    with tempfile.TemporaryDirectory(prefix="labkit-launch-") as logs:
+    loopback.register()
+    with owned_folder(FOLDERS) as logs:
         logging.disable(logging.ERROR)  # what torchrun would log of failures is told below
         try:
-            torchrun.run(torchrun.parse_args(["--log-dir", logs, "--tee", STDERR, *arguments]))
+            torchrun.run(torchrun.parse_args(["--log-dir", str(logs), "--tee", STDERR, *arguments]))
         except ChildFailedError as failed:
-            _say(_report(blamed(Path(logs), failed.failures)))
+            _say(_report(blamed(logs, failed.failures)))
             return 1
         except SignalException as ended:
             _say(f"interrupted by {ended.sigval.name}; all ranks of this machine have ended")
@@ -49,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def blamed(logs: Path, failed: Mapping[int, Any]) -> Failure:
+def blamed(logs: Path, failed: Mapping[int, Any]) -> RankFailure:
     """The cause among the ranks of this machine, by what torchrun tells of them and what they wrote.
 
     failed: the `ProcessFailure` of each rank, the one that torchrun saw first in front. Ranks that it ended itself are
@@ -63,7 +66,7 @@ def blamed(logs: Path, failed: Mapping[int, Any]) -> Failure:
     for rank, log in logs_by_rank.items():
         said = log.read_text(errors="replace")
         if rank in codes or TRACEBACK in said:
-            found.append(Failure(rank, codes.get(rank), _tail(said), log.stat().st_mtime))
+            found.append(RankFailure(rank, codes.get(rank), _tail(said), log.stat().st_mtime))
     return to_blame(found)
 
 
@@ -81,7 +84,7 @@ def _tail(said: str) -> str:
     return "\n".join(lines[-TAIL_LINES:])
 
 
-def _report(failure: Failure) -> str:
+def _report(failure: RankFailure) -> str:
     how = "" if failure.exit_code is None else f" ({how_it_ended(failure.exit_code)})"
     said = "".join(f"\n    {line}" for line in failure.said.splitlines()) or " it said nothing on stderr"
     remark = ""

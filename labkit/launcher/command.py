@@ -10,9 +10,12 @@ from pathlib import Path
 
 from labkit.launcher.rendezvous import Rendezvous, loopback
 from labkit.launcher.shares import PIN, threads_each
+from labkit.launcher.start import START_TIMEOUT
 from labkit.system.errors import UserError
 
+LOOPBACK = "labkit-loopback"  # the rendezvous of one machine, which labkit.launcher.agent makes known to torchrun
 START = ("-P", "-m", "labkit.launcher.start_rank")
+FOLDERS = "labkit-launch-"  # how the temporary folders of runs begin
 INTERFACE = "GLOO_SOCKET_IFNAME"
 SHUTDOWN_S = 5  # from Ctrl-C, or another rank's failure, until a rank that doesn't end is killed
 
@@ -70,7 +73,7 @@ def program(command: Sequence[str], *, module: bool = False, no_python: bool = F
 def torchrun_arguments(world: World, command: Sequence[str], timeout_s: float) -> list[str]:
     """Of `python -m torch.distributed.run`. timeout_s: how long node rank 0 waits for the others."""
     if world.rendezvous is None:
-        where = ["--standalone", "--local-addr=127.0.0.1"]  # this machine's name need not lead to it
+        where = ["--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-id=labkit", "--local-addr=127.0.0.1"]
     elif world.node_rank is None:  # told what it would ask the machine's name for, which need not lead anywhere
         where = [
             f"--nnodes={world.nodes}",
@@ -91,8 +94,19 @@ def torchrun_arguments(world: World, command: Sequence[str], timeout_s: float) -
     return [*where, f"--nproc-per-node={world.ranks_here}", "--no-python", sys.executable, *START, *command]
 
 
-def environment(world: World, threads: int | None, pin: bool, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`base` with what the ranks need; what the user has set stays, but for `threads`, which were asked for."""
+def environment(
+    world: World,
+    threads: int | None,
+    pin: bool,
+    base: Mapping[str, str] = os.environ,
+    *,
+    start_timeout_s: float | None = None,
+) -> dict[str, str]:
+    """`base` with what the ranks need. What the user has set there stays, unless it was asked for otherwise.
+
+    On one machine gloo listens on the loopback interface alone. NCCL takes its interface from NCCL_SOCKET_IFNAME, which
+    is left to the user.
+    """
     found = loopback() if world.rendezvous is None else world.rendezvous.interface()
     defaults = {
         "OMP_NUM_THREADS": str(threads_each(world.ranks_here)),
@@ -103,4 +117,6 @@ def environment(world: World, threads: int | None, pin: bool, base: Mapping[str,
     if found is not None:  # else gloo takes the address of the machine's name, which on many is 127.0.1.1
         defaults[INTERFACE] = found
     asked = ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | ({} if pin else {PIN: "0"})
+    if start_timeout_s is not None:
+        asked[START_TIMEOUT] = str(start_timeout_s)
     return defaults | dict(base) | asked

@@ -13,7 +13,7 @@ LOST_CONNECTION = re.compile(
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """How a rank ended. exit_code: None where it was ended because of another. said: its traceback or last lines.
 
     at: when, on a clock that is the same for all ranks of this machine.
@@ -34,7 +34,7 @@ class Failure:
         return LOST_CONNECTION.search(last_line(self.said)) is not None
 
 
-def to_blame(failures: Iterable[Failure]) -> Failure:
+def to_blame(failures: Iterable[RankFailure]) -> RankFailure:
     """The first cause: a rank that was killed or crashed, else the first that did not just lose its connection."""
     return min(failures, key=lambda each: (not each.was_killed, each.lost_connection, each.at))
 

@@ -10,8 +10,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from labkit.launcher.command import INTERFACE
+from labkit.launcher.meeting import meet
+from labkit.launcher.rendezvous import loopback
 from labkit.launcher.shares import pin_this_rank
-from labkit.system.errors import UserError
+from labkit.launcher.start import start_timeout
+from labkit.system.errors import RunError, UserError
 
 TIMEOUT_S = 600.0
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # on GPUs, what is said about the run stays off them
@@ -19,7 +23,12 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def ensure_process_group(
-    device_type: str = "cpu", *, tp_size: int | None = None, timeout_s: float = TIMEOUT_S, init_method: str = "env://"
+    device_type: str = "cpu",
+    *,
+    tp_size: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+    start_timeout_s: float | None = None,
+    init_method: str = "env://",
 ) -> None:
     """Afterwards torch.distributed is initialised: gloo on "cpu"; on "cuda" NCCL, and gloo for tensors of the CPU.
 
@@ -27,8 +36,11 @@ def ensure_process_group(
     MASTER_ADDR, MASTER_PORT), is destroyed when the process ends, and its collectives raise after `timeout_s`. On a CPU
     each rank then keeps to its share of the processors (`labkit.launcher.shares`); on GPUs each has its own.
 
+    start_timeout_s: how long the ranks wait for each other here; by default LABKIT_START_TIMEOUT, else 60 s. Where all
+    are on one machine, gloo listens on its loopback interface alone, unless GLOO_SOCKET_IFNAME names another one.
+
     Raises ValueError outside of torchrun, where `tp_size` is not the number of processes, and without a GPU for the
-    rank.
+    rank; RunError that names the ranks that have not come in time.
     """
     if device_type not in BACKENDS:
         raise UserError(f"got device_type {device_type!r}, expected one of {', '.join(BACKENDS)}")
@@ -49,14 +61,34 @@ def ensure_process_group(
         _take_gpu(int(os.environ.get("LOCAL_RANK", 0)))
     else:
         pin_this_rank()
+    _keep_to_this_machine()
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = _met(init_method, rank, ranks, start_timeout() if start_timeout_s is None else start_timeout_s)
+    limit = timedelta(seconds=timeout_s)
+    store.set_timeout(limit)
     dist.init_process_group(
-        BACKENDS[device_type],
-        init_method=init_method,
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=timeout_s),
+        BACKENDS[device_type], store=dist.PrefixStore("group", store), rank=rank, world_size=ranks, timeout=limit
     )
     atexit.register(_leave)
+
+
+def _keep_to_this_machine() -> None:
+    """Without this gloo takes the interface of the machine's name."""
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"] and (interface := loopback()):
+        os.environ.setdefault(INTERFACE, interface)
+
+
+def _met(init_method: str, rank: int, ranks: int, timeout_s: float) -> dist.Store:
+    """The store of the run, at which all ranks are by now."""
+    try:
+        store, _, _ = next(dist.rendezvous(init_method, rank, ranks, timeout=timedelta(seconds=timeout_s)))
+    except dist.DistError as error:
+        raise RunError(
+            f"rank {rank} did not reach the store of the run within {timeout_s:g} s ({error}); look whether rank 0 and "
+            "the launcher that started it are running, or set a longer limit: labkit launch --start-timeout"
+        ) from None
+    meet(store, rank, ranks, timeout_s)
+    return store
 
 
 def _check_size(tp_size: int | None, world_size: int) -> None:

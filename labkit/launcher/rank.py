@@ -1,4 +1,4 @@
-"""One rank of `labkit.launch`: `-m labkit.launcher.rank FOLDER`, with its place in torchrun's variables.
+"""One rank of `labkit.launch`: `-m labkit.launcher.rank FOLDER PARENT`, with its place in torchrun's variables.
 
 FOLDER holds the pickled sys.path and call, and gets the result or the error.
 """
@@ -16,16 +16,18 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from labkit.launcher.rank_process import CALL, ERROR, MET, RESULT, WAITING
 from labkit.launcher.shares import PIN, pin_this_rank
-from labkit.launcher.spawn import CALL, ERROR, POLL_S, RESULT
 from labkit.system.errors import UserTypeError
 from labkit.system.lifetime import end_with_parent
 from labkit.system.whole_file import whole_file, write_whole
 
+POLL_S = 0.05
 
-def main(folder: Path) -> None:
+
+def main(folder: Path, parent: int) -> None:
     """Run the call, in the group of all ranks. What it raises is left as a file, and ends the process."""
-    end_with_parent()
+    end_with_parent(parent)
     faulthandler.enable()  # a crash says where
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     pin_this_rank()
@@ -54,9 +56,11 @@ def _run(folder: Path, target: Path) -> None:
 
     from labkit.launcher.group import ensure_process_group
 
-    ranks = int(os.environ["WORLD_SIZE"])
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    (folder / WAITING.format(rank)).touch()
     device = "cuda" if torch.cuda.device_count() >= ranks else "cpu"
     ensure_process_group(device, tp_size=ranks, init_method=f"file://{folder / 'store'}")
+    (folder / MET.format(rank)).touch()
     result = call()
     try:
         pickled = cloudpickle.dumps(result)
@@ -71,4 +75,4 @@ def _run(folder: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

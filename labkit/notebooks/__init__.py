@@ -1,6 +1,7 @@
 """Notebooks as commands: typed parameters in, an executed notebook and one self-contained HTML report out."""
 
-from labkit.notebooks.execution import Failure, RunReport, run_notebook
+from labkit.notebooks.execution import RunReport, run_notebook
+from labkit.notebooks.failure import Failure
 from labkit.notebooks.parameters import NotebookError, Parameter, ParameterError, checked_values, read_parameters
 
 __all__ = [

@@ -1,6 +1,7 @@
 """Run a notebook from start to end in a fresh kernel and tell the truth about how it went."""
 
 import asyncio
+import math
 import os
 import signal
 import threading
@@ -21,23 +22,15 @@ from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 from traitlets.config import Config
 
+from labkit.notebooks.failure import Failure
 from labkit.notebooks.parameters import NotebookError, checked_values, read_parameters
 from labkit.notebooks.report import html_report
+from labkit.system.errors import UserError
 from labkit.system.progress import HEADLINE_MIME_TYPE, MIME_TYPE
 from labkit.system.whole_file import whole_file
 
 SECONDS_TO_END = 5.0  # that a cell has after an interrupt
 Progress = Callable[[float, int, str], None]  # cells done, a running cell counting in part; cells in all; what runs now
-
-
-@dataclass(frozen=True)
-class Failure:
-    cell: int  # position in the executed notebook, counted from 1, text cells included
-    code: str  # the cell's first line
-    reason: str
-
-    def __str__(self) -> str:
-        return f"cell {self.cell} ({self.code}): {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -56,8 +49,12 @@ def run_notebook(
     parameters: Mapping[str, object] | None = None,
     output_dir: str | Path = "runs",
     progress: Progress | None = None,
+    *,
+    timeout_s: float | None = None,
 ) -> RunReport:
     """Execute the notebook at `path` with `parameters` and write OUTPUT_DIR/STEM.ipynb and OUTPUT_DIR/STEM.html.
+
+    timeout_s: for each cell; one that takes longer is interrupted and fails the run.
 
     The kernel starts in the current directory. Both files are written at the end, each whole or not at all; those of
     a failed run are called STEM.failed.*, so that a good report is never replaced by a broken one. The HTML file
@@ -66,9 +63,12 @@ def run_notebook(
     Raises:
         NotebookError: not a notebook, no parameters cell, no such kernel, or an output that would replace the input.
         ParameterError: an unknown parameter or a value of the wrong type.
+        UserError: a timeout that is no positive number.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the kernel is stopped and nothing is written.
     """
     path, output_dir = Path(path), Path(output_dir)
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
+        raise UserError(f"got timeout_s = {timeout_s}, expected a number of seconds above 0, or None for no limit")
     notebook = _read(path)
     declared = read_parameters(notebook)
     given = checked_values(declared, parameters or {})
@@ -80,7 +80,7 @@ def run_notebook(
         notebook = parameterize_notebook(notebook, given, kernel_name="python3", language="python")
 
     started = time.perf_counter()
-    failure = _execute(notebook, progress)
+    failure = _execute(notebook, progress, timeout_s)
     seconds = time.perf_counter() - started
     suffix = ".failed" if failure else ""
     executed, html = (output_dir / f"{path.stem}{suffix}.{kind}" for kind in ("ipynb", "html"))
@@ -106,10 +106,11 @@ def _read(path: Path) -> NotebookNode:
 class _Client(NotebookClient):
     """Follows the cells, and the progress that a cell shows of itself."""
 
-    def __init__(self, notebook: NotebookNode, report: Progress | None) -> None:
+    def __init__(self, notebook: NotebookNode, report: Progress | None, timeout_s: float | None) -> None:
         kernel = notebook.metadata.get("kernelspec", {}).get("name", "python3")
         encrypted = Config(KernelManager={"transport_encryption": "auto"})
         super().__init__(notebook, kernel_name=kernel, config=encrypted)
+        self.timeout_s = timeout_s
         self.current: int | None = None
         self.interrupted = False
         self._report = report
@@ -129,6 +130,22 @@ class _Client(NotebookClient):
         if step:
             self._say(step["done"] / max(step["total"], 1), step["label"])
         return super().process_message(msg, cell, cell_index)
+
+    async def async_execute_cell(self, cell: NotebookNode, cell_index: int, **options: Any) -> NotebookNode:
+        """Raises TimeoutError for a cell that takes too long, after the time that it has to clean up.
+
+        nbclient's own limit would kill the kernel with what the cell has started.
+        """
+        running = asyncio.ensure_future(super().async_execute_cell(cell, cell_index, **options))
+        done, _ = await asyncio.wait({running}, timeout=self.timeout_s)
+        if done:
+            return running.result()
+        assert self.km is not None
+        await ensure_async(self.km.interrupt_kernel())
+        await asyncio.wait({running}, timeout=SECONDS_TO_END)
+        running.cancel()
+        await asyncio.wait({running})
+        raise TimeoutError
 
     async def async_start_new_kernel(self, **options: Any) -> None:
         self._take_signals()
@@ -153,11 +170,11 @@ class _Client(NotebookClient):
             loop.add_signal_handler(number, stop)
 
 
-def _execute(notebook: NotebookNode, progress: Progress | None) -> Failure | None:
+def _execute(notebook: NotebookNode, progress: Progress | None, timeout_s: float | None) -> Failure | None:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    client = _Client(notebook, progress)
+    client = _Client(notebook, progress, timeout_s)
     reason = None
     try:
         asyncio.run(client.async_execute(env=os.environ | {"PLOTLY_RENDERER": "plotly_mimetype"}))
@@ -167,6 +184,8 @@ def _execute(notebook: NotebookNode, progress: Progress | None) -> Failure | Non
         ) from error
     except CellExecutionError as error:
         reason = f"{error.ename}: {error.evalue}".strip()
+    except TimeoutError:
+        reason = f"it did not end within {timeout_s:g} s, the limit for a cell"
     except DeadKernelError:
         reason = "the kernel died"
     except asyncio.CancelledError:

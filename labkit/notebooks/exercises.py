@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from labkit.harness import Comparison
     from labkit.models.config import ModelConfig
-    from labkit.studies.traces import Pair
+    from labkit.studies.traces import CapturePair
 
 TOLERANCE = 0.01
 WHY_SUMS = {
@@ -105,7 +105,7 @@ def try_kernel(region: str, dtype: str = "float32") -> Markdown:
     return Markdown(f"**right**: `{region}` computes what the unfused ops do. A call takes {times} (gpt2, batch 1).")
 
 
-def check_gap(pair: Pair, share: object) -> Markdown:
+def check_gap(pair: CapturePair, share: object) -> Markdown:
     """The verdict on an answer: the share of the vanilla step, in percent, of the stage that fusing changed most.
 
     It is right within 1 percentage point of the stage table.

@@ -4,22 +4,30 @@ import json
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import uuid4
 
-from jinja2 import FileSystemLoader
+from jinja2 import FileSystemLoader, pass_context
 from nbconvert.exporters import HTMLExporter
 from nbformat import NotebookNode
 from plotly.offline import get_plotlyjs
 from traitlets.config import Config
 
-if TYPE_CHECKING:
-    from labkit.notebooks.execution import Failure
+from labkit.notebooks.contained import contained
+from labkit.notebooks.failure import Failure
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
 # The template shows nothing for the last two: a page without a kernel cannot run them.
 _KINDS = (PLOTLY_MIME_TYPE, "text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain")
 _LIVE_KINDS = ("application/javascript", "application/vnd.jupyter.widget-view+json")
-_PLOTLY_SLOT = "plotly-js-goes-here"
+
+
+class _Exporter(HTMLExporter):
+    """Turns cells of text into HTML that stays within its cell."""
+
+    @pass_context
+    def markdown2html(self, context: Any, source: str) -> str:
+        return contained(super().markdown2html(context, source))
 
 
 def html_report(
@@ -28,13 +36,13 @@ def html_report(
     title: str,
     parameters: Mapping[str, Any],
     seconds: float,
-    failure: "Failure | None" = None,
+    failure: Failure | None = None,
 ) -> str:
     """`notebook` as a page; plotly.js is inlined once if it holds figures, and widgets are left out.
 
     The page's Content-Security-Policy lets a browser load nothing from outside, whatever the outputs hold.
     """
-    exporter = HTMLExporter(
+    exporter = _Exporter(
         config=Config(NbConvertBase={"display_data_priority": [*_KINDS, *_LIVE_KINDS]}),
         extra_loaders=[FileSystemLoader(Path(__file__).parent)],
         template_name="classic",
@@ -42,20 +50,23 @@ def html_report(
         exclude_anchor_links=True,
     )
     exporter.register_filter("figure_json", _figure_json)
+    exporter.register_filter("contained", contained)
+    plotly_slot = f"plotly-{uuid4().hex}"  # nbconvert would parse megabytes of script; no notebook holds this text
     facts = {
         "title": _heading(notebook) or title,
         "parameters": dict(parameters),
         "seconds": seconds,
         "failure": failure,
         "made": f"{datetime.now():%Y-%m-%d %H:%M}",
-        "plotly_slot": _PLOTLY_SLOT if _has_figures(notebook) else None,
+        "plotly_slot": plotly_slot if _has_figures(notebook) else None,
     }
     page, _ = exporter.from_notebook_node(notebook, resources={"report": facts})
-    return page.replace(_PLOTLY_SLOT, get_plotlyjs())
+    return page.replace(plotly_slot, get_plotlyjs())
 
 
 def _figure_json(figure: Mapping[str, Any]) -> str:
-    return json.dumps(figure).replace("</", "<\\/")
+    """Without any "<": neither "</script>" nor "<!--" in a title may mean something to the browser."""
+    return json.dumps(figure).replace("<", "\\u003c")
 
 
 def _heading(notebook: NotebookNode) -> str | None:

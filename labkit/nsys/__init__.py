@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from labkit.nsys.analysis.projection import kernel_summary, project, projection_summary
     from labkit.nsys.analysis.stage_table import stage_table
     from labkit.nsys.capture.command import Window
-    from labkit.nsys.capture.profile import Capture, CaptureError, profile
+    from labkit.nsys.capture.profile import profile
+    from labkit.nsys.capture.result import Capture, CaptureError
     from labkit.nsys.capture.scrubbing import scrub
     from labkit.nsys.doctor.examination import doctor_table, examine
     from labkit.nsys.reader.reading import read
@@ -39,8 +40,8 @@ __all__ = [
 ]
 
 _HOME = {
-    "Capture": "capture.profile",
-    "CaptureError": "capture.profile",
+    "Capture": "capture.result",
+    "CaptureError": "capture.result",
     "Trace": "trace",
     "TraceError": "trace",
     "Window": "capture.command",

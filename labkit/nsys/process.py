@@ -11,14 +11,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import psutil
-
 from labkit.system.appended_lines import AppendedLines
 from labkit.system.lifetime import kill_session
+from labkit.system.marked_run import MARK, end_marked, ended_with_owner
 
 POLL_S = 0.1
 GRACE_S = 60.0  # for nsys to write its report after Ctrl-C
-MARK = "LABKIT_RUN"  # in the environment of a run's processes, by which those that outlive it are found
 TAIL_LINES = 15
 NSYS_LINES = re.compile(
     r"\[\d+/\d+\] \[.*|Generating '.*'|Generated:|\s+/.*\.(nsys-rep|sqlite|qdstrm)|Capture range .*"
@@ -47,18 +45,23 @@ def run(
     *,
     timeout_s: float | None = None,
     echo: Callable[[str], None] | None = None,
+    mark: str | None = None,
 ) -> Ended:
     """Run `command` in a session of its own, so that Ctrl-C reaches this process alone.
 
-    echo: is given each line that the command prints, without its end. On Ctrl-C, and after `timeout_s`, the command
-    gets the interrupt and GRACE_S to end, then is killed. What it leaves running when it did not end well is ended too:
-    nsys's agent, for one, is a daemon that goes on profiling where nsys itself was interrupted while starting.
+    echo: is given each line that the command prints, without its end. mark: of a run that the caller ends with itself
+    (`labkit.system.marked_run`); by default this one ends if this process does. On Ctrl-C, and after `timeout_s`, the
+    command gets the interrupt and GRACE_S to end, then is killed. What it leaves running when it did not end well is
+    killed too: nsys's agent, for one, is a daemon that goes on profiling where nsys was interrupted while it started.
 
     Raises FileNotFoundError for a program that is not there.
     """
+    if mark is None:
+        mark = uuid.uuid4().hex
+        with ended_with_owner(mark):
+            return run(command, environment, timeout_s=timeout_s, echo=echo, mark=mark)
     started = time.monotonic()
     interrupted = late = False
-    mark = uuid.uuid4().hex
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             list(command),
@@ -80,7 +83,7 @@ def run(
         if process.poll() is None:
             _end(process)
         if process.returncode or interrupted or late:
-            _end_left(mark)
+            end_marked(mark)
         reader.read(last=True)
     lines = reader.lines
     own = [line for line in lines if not NSYS_LINES.fullmatch(line) and line.strip()]
@@ -98,12 +101,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(GRACE_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         kill_session(process)
-
-
-def _end_left(mark: str) -> None:
-    left = [
-        process for process in psutil.process_iter(["environ"]) if (process.info["environ"] or {}).get(MARK) == mark
-    ]
-    for process in left:
-        process.kill()
-    psutil.wait_procs(left, GRACE_S)

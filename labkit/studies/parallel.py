@@ -12,7 +12,7 @@ from labkit.harness.results import save
 from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
 from labkit.nsys.analysis.collectives import Collectives, collectives
-from labkit.nsys.capture.profile import Capture, CaptureError
+from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.trace import Trace
 from labkit.studies.rank_capture import capture_ranks
 from labkit.system.errors import UserError

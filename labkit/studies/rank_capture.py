@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from labkit.nsys.capture.command import Source
-from labkit.nsys.capture.profile import Capture, Progress, profile
+from labkit.nsys.capture.profile import Progress, profile
+from labkit.nsys.capture.result import Capture
 from labkit.studies.traces import own_command
 
 

@@ -12,8 +12,9 @@ from typing import cast, get_args
 from labkit.nsys.analysis.difference import Difference, explain
 from labkit.nsys.analysis.stage_table import StageTable, stage_table
 from labkit.nsys.capture.command import Source
-from labkit.nsys.capture.profile import Capture, CaptureError, Progress, profile
+from labkit.nsys.capture.profile import Progress, profile
 from labkit.nsys.capture.record import read_record
+from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.trace import Trace
 from labkit.stages import Phase
 from labkit.system.errors import UserError
@@ -24,7 +25,7 @@ BUNDLED_SIDES = ("gpt2-hf-eager", "gpt2-fused")
 
 
 @dataclass(frozen=True)
-class Pair:
+class CapturePair:
     """`remarks`: what the reader of a figure made of these has to know."""
 
     vanilla: Capture
@@ -75,7 +76,7 @@ def capture_pair(
     tax: bool = True,
     output: str | os.PathLike[str] = "runs",
     progress: Progress | None = None,
-) -> Pair:
+) -> CapturePair:
     """Capture `steps` decode steps of both sides after a prompt of `prompt` random tokens, each in its own process.
 
     vanilla, fused: names of `labkit.harness.compare.baselines`. source: "nsys", "torch", "bundled" for the captures
@@ -107,13 +108,13 @@ def capture_pair(
         )
 
     try:
-        return Pair(take(0, vanilla), take(1, fused))
+        return CapturePair(take(0, vanilla), take(1, fused))
     except CaptureError as error:
         if source != "auto":
             raise
         bundled = bundled_pair()
         remark = f"nothing could be captured here, so these are the captures that come with labkit: {error}"
-        return Pair(bundled.vanilla, bundled.fused, (remark, *bundled.remarks))
+        return CapturePair(bundled.vanilla, bundled.fused, (remark, *bundled.remarks))
 
 
 def own_command(model: str, side: str, **options: object) -> list[str]:
@@ -122,7 +123,7 @@ def own_command(model: str, side: str, **options: object) -> list[str]:
     return [*command, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
 
 
-def bundled_pair() -> Pair:
+def bundled_pair() -> CapturePair:
     """The captures of gpt2 under profiles/captures. Raises ValueError where labkit was installed without them."""
     taken = []
     for name in BUNDLED_SIDES:
@@ -132,4 +133,4 @@ def bundled_pair() -> Pair:
         record = read_record(record_file)
         taken.append(Capture(tuple(BUNDLED / file for file in record.files), record_file, record))
     cpu = (taken[0].record.environment or {}).get("cpu", "another machine")
-    return Pair(taken[0], taken[1], (f"captured on another day, on {cpu}: not on this machine",))
+    return CapturePair(taken[0], taken[1], (f"captured on another day, on {cpu}: not on this machine",))

@@ -13,11 +13,14 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent() -> None:
-    """Have the system kill this process when the thread that started it ends, in whatever way; Linux only."""
+def end_with_parent(parent: int | None = None) -> None:
+    """Have the system kill this process when the thread that started it ends, in whatever way; Linux only.
+
+    parent: its process id, for a process that may have lost it before this call.
+    """
     if sys.platform != "linux":
         return
-    parent = os.getppid()
+    parent = os.getppid() if parent is None else parent
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before it could be asked for
         os.kill(os.getpid(), signal.SIGKILL)

@@ -8,7 +8,7 @@ import { View } from "./timeline_view.js";
 const WHEEL = 0.0016; // zoom per pixel of the wheel
 const CLICK = 4; // pixels that a click may move
 
-class Timeline extends View {
+class TimelineView extends View {
   constructor(model, root) {
     super(model, root);
     this.stop = this.listen();
@@ -165,7 +165,7 @@ class Timeline extends View {
 function render({ model, el }) {
   const root = element("div", { class: "labkit-timeline" });
   el.append(root);
-  const view = new Timeline(model, root);
+  const view = new TimelineView(model, root);
   root.timeline = view; // for tests and for whoever is curious in the browser's console
   return () => view.stop();
 }

@@ -9,7 +9,7 @@ from labkit.figures.difference import difference_figure, difference_table, stage
 from labkit.figures.stage_table import stage_table_figure
 from labkit.figures.timeline import timeline
 from labkit.harness.compare.baselines import BASELINES
-from labkit.studies.traces import SOURCES, Pair, capture_pair
+from labkit.studies.traces import SOURCES, CapturePair, capture_pair
 from labkit.widgets.bench import Bench
 from labkit.widgets.controls import Follow
 from labkit.widgets.timeline import Timeline
@@ -17,7 +17,7 @@ from labkit.widgets.timeline import Timeline
 STEPS_SHOWN = 2  # of the timelines, to begin with
 
 
-class TraceBench(Bench[Pair]):
+class TraceBench(Bench[CapturePair]):
     """Runs `labkit.studies.traces.capture_pair`."""
 
     def __init__(
@@ -35,7 +35,7 @@ class TraceBench(Bench[Pair]):
         choices = {"baseline": BASELINES, "candidate": BASELINES, "source": SOURCES}
         super().__init__(sides | {"steps": steps, "source": source, "threads": threads}, choices)
 
-    def measure(self, settings: dict[str, Any], follow: Follow) -> Pair:
+    def measure(self, settings: dict[str, Any], follow: Follow) -> CapturePair:
         return capture_pair(
             settings["model"],
             settings["baseline"],
@@ -46,7 +46,7 @@ class TraceBench(Bench[Pair]):
             progress=lambda done, total, label: follow(int(done), int(total), label),
         )
 
-    def headline(self, found: Pair) -> str:
+    def headline(self, found: CapturePair) -> str:
         return found.difference.headline
 
     def captures(self) -> None:

@@ -17,8 +17,8 @@ from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
 from labkit.models.presets import PRESETS
 from labkit.models.shards import shard
-from labkit.nsys.capture.profile import Capture
 from labkit.nsys.capture.record import CaptureRecord
+from labkit.nsys.capture.result import Capture
 from labkit.nsys.trace import Trace
 from labkit.published import NOT_MEASURED_HERE, published_scaling
 from labkit.stages import Phase, Stage

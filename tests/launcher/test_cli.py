@@ -19,8 +19,14 @@ TORCHRUN = (sys.executable, "-P", "-m", "torch.distributed.run", "--standalone",
 CORES = sorted(os.sched_getaffinity(0))
 TOLD = ("OMP_NUM_THREADS", "LABKIT_PIN", "GLOO_SOCKET_IFNAME")
 JOIN = """
-import ctypes, os, signal, sys, time, torch, torch.distributed as dist
+import ctypes, os, psutil, signal, sys, time, torch, torch.distributed as dist
 from labkit.launcher.group import ensure_process_group
+
+def heard():
+    both = psutil.Process(), psutil.Process().parent()
+    sockets = [each for process in both for each in process.net_connections("inet")]
+    return "|".join(sorted({each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}))
+
 ensure_process_group(tp_size=2)
 rank = dist.get_rank()
 """
@@ -28,8 +34,10 @@ SUM = """
 total = torch.tensor([2.0**rank])
 dist.all_reduce(total)
 cores = "-".join(map(str, sorted(os.sched_getaffinity(0))))
-found = f"rank={rank} sum={total.item():g} threads={torch.get_num_threads()} cores={cores} {sys.argv[1:]}\\n"
+here = f"threads={torch.get_num_threads()} cores={cores} heard={heard()}"
+found = f"rank={rank} sum={total.item():g} {here} {sys.argv[1:]}\\n"
 os.write(1, found.encode())  # in one piece, whatever the other rank writes
+dist.barrier()  # the other rank looks at the sockets of this one's parent, and its own
 """
 RAISE = """
 if rank == 1:
@@ -92,6 +100,7 @@ def test_every_rank_computes_on_its_own_processors(temporary: Path) -> None:
     assert [rank["sum"] for rank in ranks.values()] == ["3", "3"]
     assert {rank["threads"] for rank in ranks.values()} == {str(max(1, len(CORES) // 2))}
     assert said.count("['a', '--b']") == 2
+    assert {rank["heard"] for rank in ranks.values()} == {"127.0.0.1"}  # torchrun's store, and gloo of both ranks
     if len(CORES) > 1:
         shared_out = [int(core) for rank in ranks.values() for core in rank["cores"].split("-")]
         assert sorted(shared_out) == CORES
@@ -145,6 +154,7 @@ def test_ctrl_c_ends_all_ranks(temporary: Path) -> None:
         (("--tp", "2", "--rendezvous", "here", __file__), "expected HOST:PORT"),
         (("--tp", "2", "--rendezvous", "127.0.0.1:{port}", __file__), "is in use; take another one"),
         (("--tp", "2", "--threads", "0", __file__), "--threads"),
+        (("--tp", "2", "--start-timeout", "0", __file__), "expected a number of seconds above 0"),
         (("--tp", "2"), "Missing argument"),
     ],
 )

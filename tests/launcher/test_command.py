@@ -9,6 +9,7 @@ import pytest
 from labkit.launcher.command import World, environment, program, torchrun_arguments
 from labkit.launcher.rendezvous import Rendezvous
 from labkit.launcher.shares import PIN
+from labkit.launcher.start import START_TIMEOUT, start_timeout
 
 MEETING = Rendezvous("127.0.0.1", 29500)
 CORES = len(os.sched_getaffinity(0))
@@ -31,7 +32,7 @@ def test_sizes_that_do_not_fit_together_are_refused(sizes: dict[str, int], messa
 
 def test_one_machine_meets_on_a_free_port() -> None:
     line = torchrun_arguments(World(2), ["python", "x.py"], 60)
-    assert {"--standalone", "--nproc-per-node=2"} <= set(line)
+    assert {"--rdzv-backend=labkit-loopback", "--nnodes=1", "--nproc-per-node=2"} <= set(line)
     assert line[line.index("--no-python") + 1] == sys.executable
     assert line[-2:] == ["python", "x.py"]
 
@@ -53,6 +54,16 @@ def test_what_the_user_has_set_stays() -> None:
     assert environment(World(2), None, pin=True, base={"GLOO_SOCKET_IFNAME": "eth7"})["GLOO_SOCKET_IFNAME"] == "eth7"
     assert PIN not in environment(World(2), None, pin=True, base={})
     assert environment(World(2), None, pin=False, base={})[PIN] == "0"
+
+
+def test_the_limit_for_start_and_meeting_reaches_the_ranks() -> None:
+    variables = environment(World(2), None, pin=True, base={START_TIMEOUT: "7"}, start_timeout_s=2.5)
+    assert start_timeout(variables) == 2.5
+    assert start_timeout(environment(World(2), None, pin=True, base={START_TIMEOUT: "7"})) == 7
+    assert start_timeout(environment(World(2), None, pin=True, base={})) == 60
+    for wrong in ("soon", "0", "-1", "nan", "inf"):
+        with pytest.raises(ValueError, match=f"got {START_TIMEOUT}={wrong}, expected a number of seconds above 0"):
+            start_timeout({START_TIMEOUT: wrong})
 
 
 def test_a_script_a_module_or_any_program_is_started(tmp_path: Path) -> None:

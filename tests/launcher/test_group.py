@@ -1,13 +1,20 @@
 """The process group: of torchrun's processes, as many as were asked for, or an error that says what to type."""
 
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
 from labkit.launcher.group import TORCHRUN, ensure_process_group
+from labkit.launcher.loopback import loopback_store
+from labkit.launcher.meeting import meet
+from labkit.launcher.start import START_TIMEOUT
+from labkit.system.errors import RunError
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +72,42 @@ def test_a_rank_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="on a machine with 0 GPUs"):
         ensure_process_group("cuda", tp_size=2)
+
+
+@pytest.mark.parametrize("method", ["env", "file"])
+def test_a_rank_that_does_not_come_is_named(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's server is there, as it is under torchrun; rank 1 of 3 comes, rank 0 and rank 2 do not."""
+    server = loopback_store()
+    where = ("1", "3", "127.0.0.1", str(server.port))
+    for name, value in (*zip(TORCHRUN, where, strict=True), ("TORCHELASTIC_USE_AGENT_STORE", "True")):
+        monkeypatch.setenv(name, value)
+    init_method = "env://" if method == "env" else f"file://{tmp_path}/store"
+    with pytest.raises(RunError, match=r"^ranks 0, 2 have not met the others within 0\.3 s.*--start-timeout"):
+        ensure_process_group(tp_size=3, start_timeout_s=0.3, init_method=init_method)
+    assert not dist.is_initialized()
+
+
+def test_a_store_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    for name, value in zip(TORCHRUN, ("1", "2", "127.0.0.1", str(port)), strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(START_TIMEOUT, "0.5")
+    with pytest.raises(RunError, match=r"^rank 1 did not reach the store of the run within 0\.5 s.*rank 0"):
+        ensure_process_group(tp_size=2)
+
+
+def test_ranks_that_come_late_are_waited_for(tmp_path: Path) -> None:
+    def come(rank: int) -> None:
+        meet(dist.FileStore(f"{tmp_path}/store", 2), rank, 2, timeout_s=60)
+
+    late = threading.Timer(0.2, come, [1])
+    late.start()
+    come(0)
+    late.join()
+
+
+def test_the_store_of_one_machine_listens_on_loopback_alone() -> None:
+    store = loopback_store()
+    listening = [each.laddr for each in psutil.Process().net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    assert [address.ip for address in listening if address.port == store.port] == ["127.0.0.1"]

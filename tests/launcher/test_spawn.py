@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 import torch
 
 import labkit
+from labkit.launcher.command import FOLDERS
+from labkit.system.owned_folder import remove_abandoned
 
 pytestmark = pytest.mark.timeout(120)
 PRESSED = """
@@ -133,6 +136,45 @@ def test_a_run_that_takes_too_long_says_where_it_stood() -> None:
     assert str(raised.value).count("never_ending_story") == 2
 
 
+def test_a_rank_that_is_stopped_before_the_ranks_meet_is_named() -> None:
+    def stop_rank_1() -> None:
+        while not (found := [each for each in ranks() if each.environ().get("RANK") == "1"]):
+            time.sleep(0.01)
+        found[0].suspend()
+
+    stopping = threading.Thread(target=stop_rank_1)
+    stopping.start()
+    with pytest.raises(
+        labkit.RankError, match=r"^rank 1: rank 1 has not met the others within 3 s.*is stopped"
+    ) as raised:
+        labkit.launch(print, start_timeout_s=3, echo=lambda line: None)
+    stopping.join()
+    assert raised.value.rank == 1
+
+
+def test_the_next_run_sweeps_what_a_killed_one_left(tmp_path: Path) -> None:
+    """A run whose ranks could not clean up either; the folder of a live one stays."""
+    program = "import labkit, time; labkit.launch(time.sleep, 100, echo=print)"
+    with subprocess.Popen([sys.executable, "-P", "-c", program]) as running:
+        while len(ranks()) < 2:
+            time.sleep(0.01)
+        folders = list(tmp_path.glob("labkit-launch-*"))
+        remove_abandoned(FOLDERS, tmp_path)
+        assert list(tmp_path.iterdir()) == folders
+        running.kill()
+    while ranks():
+        time.sleep(0.01)
+    assert list(tmp_path.iterdir()) == folders
+    remove_abandoned(FOLDERS, tmp_path)
+
+
+def ranks() -> list[psutil.Process]:
+    """Those that this test has started."""
+    folder = tempfile.gettempdir()
+    words = ((each, " ".join(each.info["cmdline"] or [])) for each in psutil.process_iter(["cmdline"]))
+    return [each for each, command in words if "labkit.launcher.rank" in command and folder in command]
+
+
 def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", PRESSED], capture_output=True, text=True, timeout=100, check=False
@@ -148,7 +190,7 @@ def test_what_cannot_be_sent_is_refused_either_way() -> None:
         labkit.launch(lambda: threading.Lock(), tp_size=1, echo=lambda line: None)
 
 
-@pytest.mark.parametrize("sizes", [{"tp_size": 0}, {"threads": 0}, {"timeout_s": -1}])
+@pytest.mark.parametrize("sizes", [{"tp_size": 0}, {"threads": 0}, {"timeout_s": -1}, {"start_timeout_s": 0}])
 def test_sizes_that_cannot_be_are_refused(sizes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected more than 0"):
         labkit.launch(print, **sizes)

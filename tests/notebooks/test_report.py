@@ -1,5 +1,7 @@
 """The HTML report needs nothing but itself."""
 
+import re
+
 import plotly.graph_objects as go
 import pytest
 from nbformat import NotebookNode
@@ -7,6 +9,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from pages import Page
 
 from labkit.notebooks import Failure
+from labkit.notebooks.contained import contained
 from labkit.notebooks.report import PLOTLY_MIME_TYPE, html_report
 from labkit.widgets.live import as_bundle
 
@@ -69,6 +72,47 @@ def test_a_figures_text_cannot_end_its_script() -> None:
     page = Page(report(notebook(as_bundle(figure(title)))))
     assert page.figures[0]["layout"]["title"]["text"] == title
     assert not any("alert(1)" in script for script in page.scripts)
+
+
+SWALLOWING = ("<!--<script>", "<!--", "<script>", "<style>", "<textarea>", "<title>", "<script><!-- <script> </script>")
+
+
+def test_no_text_swallows_the_rest_of_the_page() -> None:
+    cells = []
+    for at, text in enumerate(SWALLOWING):
+        bundles = [{"text/html": f"<b>{text}</b>"}, {"text/markdown": f"*{text}*"}, as_bundle(figure(text))]
+        outputs = [new_output("display_data", bundle) for bundle in bundles]
+        cells += [
+            new_markdown_cell(f"# A question {text}\n\n{text}"),
+            new_code_cell(f"show('{text}')", outputs=outputs),
+            new_markdown_cell(f"last words {at}."),
+        ]
+    text = SWALLOWING[0]
+    html = html_report(
+        new_notebook(cells=cells), title=text, parameters={"model": text}, seconds=1.0, failure=Failure(1, text, text)
+    )
+    page = Page(html)
+    for at in range(len(SWALLOWING)):
+        assert f"last words {at}." in page.text
+    assert tuple(each["layout"]["title"]["text"] for each in page.figures) == SWALLOWING
+    assert "Plotly.newPlot" in page.scripts[-1]
+    without_library = html[html.index("</head>") :]
+    for script in re.findall(r"<script[^>]*>(.*?)</script>", without_library, re.DOTALL):
+        assert "<!--" not in script or "<script" not in script
+
+
+def test_whole_scripts_and_comments_of_an_output_stay() -> None:
+    html = "<!-- a --><style>b { c: d }</style><script>e(1 < 2)</script><textarea>f</textarea>"
+    assert contained(html) == html
+
+
+def test_a_parameter_can_hold_any_text_of_the_template() -> None:
+    node = notebook(as_bundle(figure()))
+    for text in ("plotly-js-goes-here", "{{ report.plotly_slot }}"):
+        html = html_report(node, title="stem", parameters={"model": text}, seconds=1.0)
+        assert sum("plotly.js v" in script for script in Page(html).scripts) == 1
+        assert f"<b>{text}</b>" in html
+        assert html.count("plotly.js v") == 1
 
 
 def test_the_figure_is_preferred_to_other_renderings_of_it() -> None:

@@ -97,6 +97,25 @@ def test_a_cell_that_ends_the_run_fails_it_by_name(tmp_path: Path, source: str, 
     assert reason in report.html.read_text()
 
 
+def test_a_cell_that_takes_too_long_is_interrupted_and_fails_the_run(tmp_path: Path) -> None:
+    """It says what was done until then, and the cell has time to clean up."""
+    cleaned = tmp_path / "cleaned"
+    slow = f"import time\nprint('began', flush=True)\ntry: time.sleep(600)\nfinally: open({str(cleaned)!r}, 'w')"
+    notebook = write(tmp_path / "n.ipynb", "print('before')", slow, "print('after')")
+    report = run_notebook(notebook, None, tmp_path / "out", timeout_s=5)
+    assert report.failure is not None
+    assert str(report.failure) == "cell 3 (import time): it did not end within 5 s, the limit for a cell"
+    assert names(tmp_path / "out") == ["n.failed.html", "n.failed.ipynb"]
+    assert printed(report.notebook) == "before\nbegan\n"
+    assert cleaned.exists()
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf")])
+def test_a_limit_that_is_none_is_refused(tmp_path: Path, limit: float) -> None:
+    with pytest.raises(ValueError, match="expected a number of seconds above 0"):
+        run_notebook(tmp_path / "n.ipynb", None, tmp_path / "out", timeout_s=limit)
+
+
 def test_a_failed_run_does_not_replace_a_good_report(tmp_path: Path) -> None:
     run_notebook(write(tmp_path / "n.ipynb", "print('good')"), None, tmp_path / "out")
     run_notebook(write(tmp_path / "n.ipynb", "1 / 0"), None, tmp_path / "out")

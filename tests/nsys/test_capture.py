@@ -1,5 +1,6 @@
 """Captures of real programs by the real nsys, and by torch.profiler: what is kept, what it says, what goes wrong."""
 
+import gzip
 import os
 import signal
 import subprocess
@@ -13,11 +14,13 @@ from nsight import NSYS, needs_nsys
 
 from labkit.nsys.capture import profile as capture
 from labkit.nsys.capture.command import Window
-from labkit.nsys.capture.profile import Capture, CaptureError, CommandFailedError, profile
+from labkit.nsys.capture.profile import profile
 from labkit.nsys.capture.record import read_record
+from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
 from labkit.stages import Phase
 
 TOKEN = "hf_planted0123456789"
+SAID = "planted-in-the-command"
 STEPS = 3
 GENERATE = """
 import os, sys, time
@@ -221,9 +224,33 @@ def test_ctrl_c_ends_the_program_and_keeps_the_report(tmp_path: Path) -> None:
 
 def test_without_nsys_torch_profiler_sees_the_same_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "find_nsys", lambda: None)
-    command = script(tmp_path, "import torch\nwith torch.inference_mode(): generate(); torch.ones(3) + 1")
-    taken = profile(command, name="run", output=tmp_path / "out", environment={"API_TOKEN": TOKEN})
-    assert names(taken) == expected(Phase.PREFILL, Phase.DECODE)
+    text = """
+import torch
+with torch.inference_mode():
+    generate()
+    torch.ones(3) + 1
+    for word in (*sys.argv[1:], os.environ["API_TOKEN"]):
+        with torch.profiler.record_function(f"user {word}"):
+            print(word)
+"""
+    command = [*script(tmp_path, text), f"--hub-token={SAID}", "https://ada:tiger-lily@example.org/model"]
+    lines: list[str] = []
+    taken = profile(
+        command,
+        name="run",
+        output=tmp_path / "out",
+        environment={"API_TOKEN": TOKEN},
+        echo=lines.append,
+        case={"x": SAID},
+    )
+    *stages, first, second, third = names(taken)
+    assert stages == expected(Phase.PREFILL, Phase.DECODE)
+    assert (first, third) == ("user --hub-token=<redacted>", "user <redacted>")
+    assert second == "user https://ada:<redacted>@example.org/model"
+    assert taken.record.command[-2:] == ("--hub-token=<redacted>", "https://ada:<redacted>@example.org/model")
+    kept = taken.record_file.read_text() + gzip.decompress(taken.files[0].read_bytes()).decode()
+    for secret in (TOKEN, SAID, "tiger-lily", str(tmp_path)):
+        assert secret not in kept + str(lines)
     assert taken.record.profiler.startswith("torch.profiler ")
     assert taken.trace().source.profiler == "torch.profiler"
     assert "aten::add" in set(taken.trace().calls["name"])
@@ -291,6 +318,19 @@ def test_nvtx_that_drops_ranges_does_not_drop_ours(tmp_path: Path) -> None:
 def test_a_request_that_makes_no_sense_is_refused(options: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         profile(["python", "x.py"], output=tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_a_request_is_checked_before_nsys_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a machine's faulty nsys in the way, a user would be sent to repair it first."""
+
+    def found() -> None:
+        raise AssertionError("looked for nsys")
+
+    monkeypatch.setattr(capture, "find_nsys", found)
+    for options in ({"source": "perf"}, {"ranks": "all"}, {"ranks": "per-rank"}, {"name": "a/b"}):
+        with pytest.raises(ValueError, match="expected"):
+            profile(["python", "x.py"], output=tmp_path / "out", **options)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["python x.py", []])

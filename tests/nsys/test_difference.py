@@ -9,7 +9,7 @@ from sweeps import swept
 from traces import FUSED, VANILLA, Does, Recorder, decode, disorder, layers, slower
 
 from labkit.nsys.analysis import resampling
-from labkit.nsys.analysis.decomposition import Part
+from labkit.nsys.analysis.decomposition import StepPart
 from labkit.nsys.analysis.difference import STEPS_NEEDED, Difference, explain
 from labkit.nsys.analysis.stage_table import IDLE, NO_STAGE
 from labkit.nsys.analysis.steps import steps
@@ -17,7 +17,7 @@ from labkit.nsys.trace import Trace, TraceError
 from labkit.stages import Phase
 from labkit.statistics import Verdict
 
-MIRRORED = {Part.REMOVED: Part.ADDED, Part.ADDED: Part.REMOVED}
+MIRRORED = {StepPart.REMOVED: StepPart.ADDED, StepPart.ADDED: StepPart.REMOVED}
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resampling, "RESAMPLES", 299)
 
 
-def parts(found: Difference) -> dict[Part, float]:
+def parts(found: Difference) -> dict[StepPart, float]:
     """The parts that are not zero, in microseconds."""
     return {part: 1e3 * ms for part, ms in found.parts["ms"].items() if abs(ms) > 1e-9}
 
@@ -56,7 +56,7 @@ def test_the_parts_add_up_to_the_measured_difference(seed: int, gpu: bool) -> No
 def test_the_other_way_round_every_part_has_the_other_sign(seed: int) -> None:
     ours, theirs = disorder(seed), disorder(seed + 500)
     there, back = explain(ours, theirs).parts["ms"], explain(theirs, ours).parts["ms"]
-    for part in Part:
+    for part in StepPart:
         assert there[part] == pytest.approx(-back[MIRRORED.get(part, part)], abs=1e-12)
 
 
@@ -74,10 +74,10 @@ def test_removed_and_faster_kernels_have_their_share() -> None:
     ours = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(4, 50, 2), "layer.0/mlp": Does(2, 30, 2)}
     theirs = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(1, 80, 2), "layer.0/mlp": Does(2, 20, 2)}
     found = explain(decode(ours, steps=6), decode(theirs, steps=6))
-    assert parts(found) == pytest.approx({Part.REMOVED: 150.0, Part.FASTER: -30.0 + 20.0})
-    assert found.parts.loc[Part.REMOVED, "name"] == "removed kernels"
-    assert found.parts.loc[Part.FASTER, "name"] == "slower kernels"
-    assert found.parts.loc[Part.REMOVED, "note"] == "4 → 1 a step"
+    assert parts(found) == pytest.approx({StepPart.REMOVED: 150.0, StepPart.FASTER: -30.0 + 20.0})
+    assert found.parts.loc[StepPart.REMOVED, "name"] == "removed kernels"
+    assert found.parts.loc[StepPart.FASTER, "name"] == "slower kernels"
+    assert found.parts.loc[StepPart.REMOVED, "note"] == "4 → 1 a step"
     assert found.verdict is Verdict.FASTER
 
 
@@ -85,14 +85,14 @@ def test_added_kernels_are_a_part_of_their_own() -> None:
     ours = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(1, 80, 2), "layer.0/mlp": Does(3, 10, 2)}
     theirs = {"embed": Does(1, 500, 2), "layer.0/qkv": Does(4, 50, 2), "lm_head": Does(1, 7, 2)}
     found = explain(decode(ours, steps=6), decode(theirs, steps=6))
-    assert parts(found) == pytest.approx({Part.REMOVED: 30.0, Part.ADDED: -150.0 - 7.0, Part.FASTER: 30.0})
+    assert parts(found) == pytest.approx({StepPart.REMOVED: 30.0, StepPart.ADDED: -150.0 - 7.0, StepPart.FASTER: 30.0})
 
 
 def test_launches_that_the_gpu_waits_for_are_gaps() -> None:
     slow, fast = (decode({"embed": Does(5, 1.0, launch)}, steps=8) for launch in (30.0, 10.0))
     found = explain(slow, fast)
-    assert parts(found) == pytest.approx({Part.GAPS: 5 * 20.0})
-    assert "in which nothing runs" in found.parts.loc[Part.GAPS, "note"]
+    assert parts(found) == pytest.approx({StepPart.GAPS: 5 * 20.0})
+    assert "in which nothing runs" in found.parts.loc[StepPart.GAPS, "note"]
 
 
 def all_reduces(kernel_us: float, hidden_us: float) -> Trace:
@@ -111,7 +111,7 @@ def all_reduces(kernel_us: float, hidden_us: float) -> Trace:
 
 def test_only_exposed_communication_counts_and_hiding_it_saves_it() -> None:
     found = explain(all_reduces(30, 0), all_reduces(30, 25))
-    assert parts(found) == pytest.approx({Part.COMMUNICATION: 25.0})
+    assert parts(found) == pytest.approx({StepPart.COMMUNICATION: 25.0})
     assert found.by_stage.loc["overlap", "fused_ms"] == pytest.approx(-0.025)
     assert found.by_stage.loc["all_reduce", "ms"] == pytest.approx(0)
 
@@ -128,7 +128,7 @@ def test_work_of_no_stage_is_unexplained() -> None:
         return recorder.trace()
 
     found = explain(trace(20), trace(5))
-    assert parts(found) == pytest.approx({Part.UNEXPLAINED: 15.0})
+    assert parts(found) == pytest.approx({StepPart.UNEXPLAINED: 15.0})
     assert found.by_stage.loc[NO_STAGE, ["vanilla_ms", "fused_ms"]].tolist() == pytest.approx([0.020, 0.005])
     assert "71% of vanilla's GPU time and 91% of fused's" in found.remarks[0]
 
@@ -143,7 +143,7 @@ def test_joined_stages_are_compared_with_the_sum_of_what_they_join() -> None:
         f"layer.{layer}/{stage}": Does(1, 70, 2) for layer in (0, 1) for stage in ("qkv+mlp", "attn_out+mlp_out")
     }
     found = explain(decode(apart, steps=6), decode(joined, steps=6))
-    assert parts(found) == pytest.approx({Part.REMOVED: 4 * 60.0, Part.FASTER: -4 * 50.0})
+    assert parts(found) == pytest.approx({StepPart.REMOVED: 4 * 60.0, StepPart.FASTER: -4 * 50.0})
     assert found.by_stage.loc[["qkv+mlp", "attn_out+mlp_out"], "ms"].tolist() == pytest.approx([0.02, 0.02])
     assert not {"qkv", "mlp", "attn_out", "mlp_out"} & set(found.by_stage.index)
 
@@ -153,10 +153,10 @@ def test_layers_are_compared_one_by_one_where_both_sides_have_them() -> None:
     ours = {"embed": Does(1, 500, 2), "layer.0/mlp": Does(2, 40, 2), "layer.1/mlp": Does(1, 10, 2)}
     theirs = {"embed": Does(1, 500, 2), "layer.0/mlp": Does(1, 40, 2), "layer.1/mlp": Does(2, 10, 2)}
     found = explain(decode(ours, steps=6), decode(theirs, steps=6))
-    assert parts(found) == pytest.approx({Part.REMOVED: 40.0, Part.ADDED: -10.0})
+    assert parts(found) == pytest.approx({StepPart.REMOVED: 40.0, StepPart.ADDED: -10.0})
     without = {"embed": Does(1, 500, 2), "mlp": Does(3, 20, 2)}
     found = explain(decode(ours, steps=6), decode(without, steps=6))
-    assert parts(found) == pytest.approx({Part.FASTER: 30.0})
+    assert parts(found) == pytest.approx({StepPart.FASTER: 30.0})
 
 
 def test_on_a_cpu_stages_and_the_time_between_them_are_compared() -> None:
@@ -166,7 +166,7 @@ def test_on_a_cpu_stages_and_the_time_between_them_are_compared() -> None:
     theirs = decode({"embed": Does(0, 0, 10), "layer.0/mlp": Does(0, 0, 20)}, gpu=False, between_us=2)
     found = explain(ours, theirs)
     assert found.unit == "ranges of stages"
-    assert parts(found) == pytest.approx({Part.REMOVED: 8.0, Part.FASTER: 40.0, Part.GAPS: 15.0 - 4.0})
+    assert parts(found) == pytest.approx({StepPart.REMOVED: 8.0, StepPart.FASTER: 40.0, StepPart.GAPS: 15.0 - 4.0})
     assert found.parts["name"].tolist()[:4] == [
         "removed stages",
         "added stages",
@@ -181,7 +181,7 @@ def test_operators_are_compared_where_both_captures_have_them() -> None:
     with_them, without = (decode(ours, gpu=False, operators=operators) for operators in (True, False))
     found = explain(with_them, decode(theirs, gpu=False, operators=True))
     assert found.unit == "operators"
-    assert parts(found) == pytest.approx({Part.REMOVED: 81.0, Part.FASTER: -18.0, Part.GAPS: 7.0}, abs=0.01)
+    assert parts(found) == pytest.approx({StepPart.REMOVED: 81.0, StepPart.FASTER: -18.0, StepPart.GAPS: 7.0}, abs=0.01)
     assert found.by_stage.loc[["mlp", IDLE], "ms"].tolist() == pytest.approx([0.070, 0.0], abs=1e-4)
     assert explain(without, decode(theirs, gpu=False, operators=True)).unit == "ranges of stages"
 
@@ -194,7 +194,9 @@ def test_a_stage_whose_kernels_the_profiler_does_not_see_is_one_piece() -> None:
         recorder.range("decode/embed", 100 * step, 100 * step + 50)
         recorder.operator("aten::empty", 100 * step + 1, 100 * step + 2)
     found = explain(decode({"embed": Does(5, 20, 0)}, steps=6, gpu=False, operators=True), recorder.trace())
-    assert parts(found) == pytest.approx({Part.REMOVED: 4 * 18.0, Part.FASTER: 18.0 - 50.0, Part.GAPS: 10.0}, abs=0.01)
+    assert parts(found) == pytest.approx(
+        {StepPart.REMOVED: 4 * 18.0, StepPart.FASTER: 18.0 - 50.0, StepPart.GAPS: 10.0}, abs=0.01
+    )
 
 
 def test_ranks_are_averaged() -> None:
@@ -254,7 +256,7 @@ def test_warm_up_is_left_out_unless_kept(count: int) -> None:
     assert any("the first step" in remark and "left out" in remark for remark in found.remarks)
     assert abs(found.step.ms) < 0.01
     assert kept.vanilla.steps == count
-    assert parts(kept)[Part.GAPS] == pytest.approx(2000 / count, rel=0.01)
+    assert parts(kept)[StepPart.GAPS] == pytest.approx(2000 / count, rel=0.01)
     assert not any("warm-up" in remark for remark in kept.remarks)
 
 

@@ -22,7 +22,7 @@ from labkit.cli.main import app
 from labkit.nsys import tool
 from labkit.nsys.doctor import examination as doctor
 from labkit.nsys.doctor import machine_checks, profiler_checks
-from labkit.nsys.doctor.check import Check, Status
+from labkit.nsys.doctor.check import DoctorCheck, Status
 from labkit.nsys.doctor.examination import as_dict, doctor_table, examine, worst
 from labkit.nsys.doctor.machine_checks import Inventory
 from labkit.nsys.tool import Nsys
@@ -48,7 +48,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "take_inventory", lambda: Inventory({}))
 
 
-def by_name(checks: list[Check]) -> dict[str, Check]:
+def by_name(checks: list[DoctorCheck]) -> dict[str, DoctorCheck]:
     found = {check.name: check for check in checks}
     assert len(found) == len(checks)
     return found
@@ -98,7 +98,7 @@ def test_a_wrong_name_in_the_environment_fails(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("bare")
 def test_a_check_that_fails_itself_is_a_warning_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> Check:
+    def fails() -> DoctorCheck:
         raise OSError("no such device")
 
     before = [check.name for check in examine()]
@@ -107,7 +107,7 @@ def test_a_check_that_fails_itself_is_a_warning_and_the_others_run(monkeypatch: 
     after = examine()
     assert [check.name for check in after] == before
     for name in ("CPU frequency", "temporary folder"):
-        assert by_name(after)[name] == Check(name, Status.WARN, "could not be looked at: no such device")
+        assert by_name(after)[name] == DoctorCheck(name, Status.WARN, "could not be looked at: no such device")
 
 
 def test_ranges_arrive_with_the_installed_versions(real: Nsys) -> None:
@@ -407,9 +407,9 @@ def test_a_governor_that_saves_power_is_announced(
 
 def test_the_worst_counts_and_texts_are_shown_as_they_are() -> None:
     checks = [
-        Check("a", Status.OK, "fine"),
-        Check("b", Status.FAIL, "the [red] one", "set [blue]"),
-        Check("c", Status.WARN, "hm"),
+        DoctorCheck("a", Status.OK, "fine"),
+        DoctorCheck("b", Status.FAIL, "the [red] one", "set [blue]"),
+        DoctorCheck("c", Status.WARN, "hm"),
     ]
     assert (worst([]), worst(checks[:1]), worst(checks[::2]), worst(checks)) == ("OK", "OK", "WARN", "FAIL")
     assert json.loads(json.dumps(as_dict(checks)))["checks"][1]["repair"] == "set [blue]"
@@ -423,9 +423,9 @@ def test_the_worst_counts_and_texts_are_shown_as_they_are() -> None:
 
 @pytest.mark.parametrize(("status", "code"), [(Status.OK, 0), (Status.WARN, 0), (Status.FAIL, 1)])
 def test_the_command_fails_on_a_failed_check(status: Status, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda **options: [Check("a", status, "looked", "repair it")])
+    monkeypatch.setattr(doctor, "examine", lambda **options: [DoctorCheck("a", status, "looked", "repair it")])
     table, as_json = (CliRunner().invoke(app, ["doctor", *more]) for more in ([], ["--json"]))
     assert (table.exit_code, as_json.exit_code) == (code, code)
     assert "looked" in table.stdout
     assert "repair it" in table.stdout
-    assert json.loads(as_json.stdout) == as_dict([Check("a", status, "looked", "repair it")])
+    assert json.loads(as_json.stdout) == as_dict([DoctorCheck("a", status, "looked", "repair it")])

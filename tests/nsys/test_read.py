@@ -117,6 +117,15 @@ def test_the_rank_is_in_the_name(name: str, expected: int, tmp_path: Path) -> No
     assert read(rank(tmp_path, name, None), cache=False).processes["rank"].tolist() == [expected]
 
 
+def test_a_rank_that_no_run_has_is_refused(tmp_path: Path) -> None:
+    """As in a name with a date and a time."""
+    for name in ("run-r20261122101010.sqlite", f"run-r{'9' * 200}.sqlite"):
+        with pytest.raises(
+            TraceError, match=r"^got rank \d+.* in the name of run-r\d+\.sqlite; expected at most 2147483647"
+        ):
+            read(rank(tmp_path, name, None), cache=False)
+
+
 def test_what_a_file_says_of_its_rank_counts_before_its_name(tmp_path: Path) -> None:
     assert read(chrome(tmp_path, "r5.json", rank=2), cache=False).processes["rank"].tolist() == [2]
 

@@ -220,6 +220,22 @@ def test_times_that_are_none_are_refused(tmp_path: Path) -> None:
         read(written(tmp_path, [event("kernel", "gemm", "soon", 1)]), cache=False)
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        [event("kernel", "gemm", 2**63 // 1000, 1)],
+        [event("kernel", "gemm", 1, 1e300)],
+        {"traceEvents": [], "baseTimeNanoseconds": 2**63 - 1},
+        {"traceEvents": [], "distributedInfo": {"rank": 10**30}},
+        [{"ph": "M", "name": "process_labels", "pid": 1, "tid": 0, "args": {"labels": "rank 99999999999"}}],
+    ],
+    ids=["time", "duration", "base", "rank", "label"],
+)
+def test_numbers_that_no_capture_has_are_refused(document: object, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"expected (less than|at most)"):
+        read(written(tmp_path, document), cache=False)
+
+
 def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
     documents: tuple[object, ...] = ({"traceEvents": []}, [])
     for document in documents:

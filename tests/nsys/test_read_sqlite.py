@@ -253,3 +253,24 @@ def test_an_export_without_events_is_an_empty_trace(tmp_path: Path) -> None:
     trace = opened(Export("2023.4"), tmp_path)
     assert all(frame.empty for frame in trace.frames.values())
     assert not trace.on_gpu
+
+
+@pytest.mark.parametrize("what", ["range", "kernel", "start"])
+def test_times_that_no_capture_has_are_refused(what: str, tmp_path: Path) -> None:
+    """They would overflow where times are added: a range that ends at 2^63-1 passed the reader, and not the rest."""
+    export = kernels()
+    if what == "range":
+        export.labelled(5, 2**63 - 1, TID, "decode/step")
+    elif what == "kernel":
+        export.kernel(-(2**62), 40, PID, 1)
+    else:
+        export.started(2**63 - 1)
+    with pytest.raises(TraceError, match=r"got a time of -?\d+ ns in \w+, expected less than"):
+        opened(export, tmp_path)
+
+
+def test_a_mark_of_a_rank_that_no_run_has_is_refused(tmp_path: Path) -> None:
+    export = kernels()
+    export.range(1, None, TID, text="rank.99999999999", eventType=MARK)
+    with pytest.raises(TraceError, match=r"got rank 99999999999 in the mark rank\.N"):
+        opened(export, tmp_path)

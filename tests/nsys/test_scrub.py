@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.nsys.capture.scrubbing import REDACTED, Redaction, scrub
+from labkit.nsys.capture.redaction import REDACTED, Redaction
+from labkit.nsys.capture.scrubbing import scrub
 from labkit.nsys.trace import TraceError
 
 TOKEN = "hf_0123456789abcdefXYZ"
@@ -128,25 +129,28 @@ def test_a_target_that_cannot_be_written_is_an_os_error(report: Path, tmp_path: 
 
 
 def test_values_are_replaced_longest_first_and_names_as_words() -> None:
-    clean = Redaction([("A", "long-value"), ("B", "long-value-and-more"), ("USER", "eve"), ("X", "short")], ["box"])
+    clean = Redaction.of_run(
+        [("A", "long-value"), ("B", "long-value-and-more"), ("USER", "eve"), ("X", "short")], hosts=["box"]
+    )
     assert clean("long-value-and-more") == REDACTED
     assert clean("a long-value here") == f"a {REDACTED} here"
     assert clean("eve at box, every boxer, short") == f"{REDACTED} at {REDACTED}, every boxer, short"
 
 
 def test_parts_of_lists_and_short_secrets_go_too() -> None:
-    clean = Redaction([("PATH", os.pathsep.join(["/opt/tools/bin", "/bin"])), ("DB_PASSWORD", "tiger")])
+    clean = Redaction.of_run([("PATH", os.pathsep.join(["/opt/tools/bin", "/bin"])), ("DB_PASSWORD", "tiger")])
     assert clean("/opt/tools/bin/x by tiger") == f"{REDACTED}/x by {REDACTED}"
 
 
 def test_what_labkit_itself_sets_is_no_secret() -> None:
     assert (
-        Redaction([("LABKIT_IMPL", "hf-eager"), ("IMPL", "hf-static")])("hf-eager hf-static") == f"hf-eager {REDACTED}"
+        Redaction.of_run([("LABKIT_IMPL", "hf-eager"), ("IMPL", "hf-static")])("hf-eager hf-static")
+        == f"hf-eager {REDACTED}"
     )
 
 
 def test_the_names_of_stages_stay_whatever_the_environment_says() -> None:
-    clean = Redaction([("STAGE", "decode/step"), ("D", "labkit"), ("USER", "decode")])
+    clean = Redaction.of_run([("STAGE", "decode/step"), ("D", "labkit"), ("USER", "decode")])
     assert clean("decode/step") == "decode/step"
     assert clean("decode/layer.1/qkv") == "decode/layer.1/qkv"
     assert clean("labkit") == "labkit"

@@ -117,6 +117,23 @@ def test_only_communication_beside_which_nothing_is_computed_is_exposed() -> Non
     assert frame.loc["mlp", "exposed_ms"] == 0
 
 
+def test_gpu_busy_gaps_and_exposed_time_are_of_a_step_as_step_ms_is() -> None:
+    recorder = Recorder()
+    for step in range(3):
+        at = 1000 * step
+        recorder.range("decode/step", at, at + 500)
+        recorder.range("decode/layer.0/mlp", at + 3, at + 9)
+        recorder.range("decode/layer.0/all_reduce", at + 10, at + 19)
+        for called, start, end in ((4, 20, 30), (5, 40, 45), (11, 50, 70)):
+            recorder.kernel(at + called, at + start, at + end)
+    frame = by_stage(recorder.trace())
+    assert frame.loc["all_reduce", ["count", "operations"]].tolist() == [3, 1]
+    assert frame.loc["all_reduce", "step_ms"] == frame.loc["all_reduce", "exposed_ms"] == pytest.approx(0.020)
+    assert frame.loc["mlp", "gpu_busy_ms"] == pytest.approx(0.015)
+    assert frame.loc["mlp", "launch_gap_ms"] == pytest.approx(0.010)
+    assert frame.loc["mlp", "total_ms"] == pytest.approx(3 * 0.025)
+
+
 def test_on_a_cpu_a_nested_stage_counts_once() -> None:
     recorder = one_step(gpu=False)
     recorder.range("decode/layer.0/attn_out", 10, 60)

@@ -9,7 +9,7 @@ from labkit.nsys.timeline.lanes import Lanes, build_lanes
 from labkit.nsys.timeline.rectangles import rectangles
 from labkit.nsys.timeline.shades import SHADES
 from labkit.nsys.timeline.synthetic import decode_trace
-from labkit.nsys.timeline.tiles import COLUMNS, FAINTEST, WIDE, Tile, Tiles
+from labkit.nsys.timeline.tiles import COLUMNS, FAINTEST, WIDE, Tiles, TimelineTile
 from labkit.stages import Stage
 
 
@@ -29,7 +29,7 @@ def busy_ns(lanes: Lanes, events: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return np.maximum(np.minimum(end, edges[1:]) - np.maximum(start, edges[:-1]), 0)
 
 
-def check_columns(lanes: Lanes, tile: Tile, edges: np.ndarray) -> None:
+def check_columns(lanes: Lanes, tile: TimelineTile, edges: np.ndarray) -> None:
     """Fill and shade of every lane are those of its events, one by one."""
     width = edges[1] - edges[0]
     for lane in range(lanes.count):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from nsight import needs_nsys
 
-from labkit.nsys.capture.profile import Capture, CaptureError
+from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.statistics import Verdict
 from labkit.studies import traces as pair
 from labkit.studies.traces import bundled_pair, capture_pair

@@ -13,7 +13,7 @@ import pandas as pd
 
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.steps import steps
-from labkit.nsys.analysis.work import NO_STAGE, Work, work
+from labkit.nsys.analysis.work import NO_STAGE, StepWork, work
 from labkit.nsys.trace import Trace, TraceError
 from labkit.stages import Stage
 
@@ -77,7 +77,7 @@ def collectives(trace: Trace) -> Collectives:
     return Collectives(shown[columns], waits_ms, ranks, tuple(remarks))
 
 
-def _arrivals(found: Work) -> pd.DataFrame:
+def _arrivals(found: StepWork) -> pd.DataFrame:
     """One row per collective of each process: the whole range of an all-reduce, or else each kernel of NCCL."""
     pieces = found.pieces[found.pieces["communication"].to_numpy()].reset_index(drop=True)
     ranged = pieces["stage"] == Stage.ALL_REDUCE
@@ -102,7 +102,7 @@ def _ranks(trace: Trace, process: np.ndarray) -> tuple[np.ndarray, list[str]]:
     return process, ["the ranks of the processes are not known; they are numbered in the order of the trace"]
 
 
-def _by_rank(found: Work, frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _by_rank(found: StepWork, frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     waits = frame.pivot_table(index="rank", columns="waits_for", values="wait_ns", aggfunc="sum") / 1e6
     everyone = sorted(frame["rank"].unique())
     waits = waits.reindex(index=everyone, columns=everyone).fillna(0.0)
@@ -121,7 +121,7 @@ def _by_rank(found: Work, frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFra
     return ranks, waits
 
 
-def _remarks(trace: Trace, found: Work, frame: pd.DataFrame, unmatched: int) -> list[str]:
+def _remarks(trace: Trace, found: StepWork, frame: pd.DataFrame, unmatched: int) -> list[str]:
     remarks = [line for line in trace.source.skipped if "clock" in line]
     if unmatched:
         arrivals = len(frame) + unmatched

@@ -14,7 +14,7 @@ from labkit.nsys.analysis.work import OPERATIONS, OPERATORS, RANGES
 NOUN = {OPERATIONS: "kernels", OPERATORS: "operators", RANGES: "stages"}
 
 
-class Part(StrEnum):
+class StepPart(StrEnum):
     """What makes fused's step shorter than vanilla's; negative where it makes it longer.
 
     REMOVED, ADDED and FASTER are of pieces of work that compute. Where a step has n of them in a stage, of m ms each,
@@ -46,7 +46,7 @@ class Split:
         self.fewer, self.more = counts[0] > counts[1], counts[0] < counts[1]
 
     def quantities(self, vanilla: Floats, fused: Floats) -> Floats:
-        """Differences: of the step, of each Part in order, of each row of `by_stage`. The Parts add up to the first."""
+        """Differences: of the step, of each part in order, of each row of `by_stage`. The parts add up to the first."""
         time, idle, exposed, *_ = (a - b for a, b in zip(self._parts_of(vanilla), self._parts_of(fused), strict=True))
         removed, faster = self._by_key(vanilla, fused)
         parts = [removed[self.fewer].sum(axis=0), removed[~self.fewer].sum(axis=0), faster.sum(axis=0), idle, exposed]
@@ -73,8 +73,8 @@ class Split:
         return removed, own_vanilla - own_fused - removed
 
     def names(self) -> Iterator[str]:
-        """What each Part is called for this difference."""
-        noun, faster = NOUN[self.unit], self.quantities(*self.means)[1 + list(Part).index(Part.FASTER)]
+        """What each part is called for this difference."""
+        noun, faster = NOUN[self.unit], self.quantities(*self.means)[1 + list(StepPart).index(StepPart.FASTER)]
         yield f"removed {noun}"
         yield f"added {noun}"
         yield f"{'faster' if faster >= 0 else 'slower'} {noun}"

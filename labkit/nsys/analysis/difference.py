@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.nsys.analysis.alignment import align
-from labkit.nsys.analysis.decomposition import Part, Split
+from labkit.nsys.analysis.decomposition import Split, StepPart
 from labkit.nsys.analysis.resampling import Resampled, resampled
 from labkit.nsys.analysis.side import Captured, Side, side
 from labkit.nsys.analysis.stage_table import IDLE
@@ -41,7 +41,7 @@ class Interval:
 class Difference:
     """vanilla - fused, in ms of a mean step: positive where fused is faster.
 
-    `parts`: by Part the name for this difference, ms, low_ms, high_ms, note. The ms add up to `step.ms`.
+    `parts`: by part the name for this difference, ms, low_ms, high_ms, note. The ms add up to `step.ms`.
     `by_stage`: by stage, NO_STAGE, IDLE and OVERLAP (negative: time in which several pieces ran) vanilla_ms, fused_ms,
     ms, low_ms, high_ms, verdict. The ms columns add up to the two steps and their difference. All verdicts hold at
     once: their intervals are wider than the ones shown (Bonferroni).
@@ -154,17 +154,17 @@ def explain(
         step=step,
         noise_ms=noise * ours.mean_ms,
         verdict=_verdict(step.low_ms, step.high_ms, noise, ours.mean_ms) if enough else Verdict.UNDECIDED,
-        parts=pd.DataFrame({"name": list(split.names())}, index=pd.Index(list(Part), name="part")),
+        parts=pd.DataFrame({"name": list(split.names())}, index=pd.Index(list(StepPart), name="part")),
         by_stage=_by_stage(split, found, [*aligned.stages, IDLE, OVERLAP], enough),
         remarks=tuple(_remarks(ours, theirs, unit)),
     )
-    count = 1 + len(Part)
+    count = 1 + len(StepPart)
     columns = {"ms": found.estimate[1:count], "low_ms": low[1:count], "high_ms": high[1:count]}
     return replace(result, parts=result.parts.assign(**columns, note=list(split.notes(result.places))))
 
 
 def _by_stage(split: Split, found: Resampled, names: list[str], enough: bool) -> pd.DataFrame:
-    first = 1 + len(Part)
+    first = 1 + len(StepPart)
     low, high = (ends[first:] for ends in found.interval())
     surely = found.interval(1 - (1 - CONFIDENCE) / len(names))
     vanilla_ms, fused_ms = (split.by_stage(mean) for mean in split.means)

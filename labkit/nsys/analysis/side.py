@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 from labkit.nsys.analysis.attribution import Attribution, attribute
 from labkit.nsys.analysis.intervals import Ns
 from labkit.nsys.analysis.steps import GPU, steps
-from labkit.nsys.analysis.work import NO_STAGE, OPERATIONS, OPERATORS, RANGES, Work, gpu_work, operator_work, stage_work
+from labkit.nsys.analysis.work import (
+    NO_STAGE,
+    OPERATIONS,
+    OPERATORS,
+    RANGES,
+    StepWork,
+    gpu_work,
+    operator_work,
+    stage_work,
+)
 from labkit.nsys.trace import Source, Trace, TraceError
 from labkit.stages import Phase
 from labkit.statistics import OUTLIER_SAMPLES, outliers
@@ -43,7 +52,7 @@ class Captured:
     def has_operators(self) -> bool:
         return bool((self.trace.calls["kind"] == "op").any())
 
-    def work(self, phase: Phase, unit: str) -> Work:
+    def work(self, phase: Phase, unit: str) -> StepWork:
         """The steps of a phase. TraceError where there is none."""
         chosen = self.steps[self.steps["phase"] == phase].reset_index(drop=True)
         if chosen.empty:

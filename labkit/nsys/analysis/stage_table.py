@@ -12,7 +12,7 @@ from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.intervals import Ns, fresh_start_ns
 from labkit.nsys.analysis.side import warm_up, warm_up_in_words
 from labkit.nsys.analysis.steps import GPU, steps
-from labkit.nsys.analysis.work import NO_STAGE, Work, busy_times, outer_operators, work
+from labkit.nsys.analysis.work import NO_STAGE, StepWork, busy_times, outer_operators, work
 from labkit.nsys.trace import Source, Trace
 from labkit.stages import Phase, Stage
 from labkit.statistics import P95_SAMPLES
@@ -33,8 +33,8 @@ class StageTable:
     - `by`; layer is <NA> for what is outside the layers;
     - count: how often the stage ran; total_ms, median_ms, p95_ms: of its runs; p95_is_bound: False below 59 of them;
     - operations: GPU operations per step (on a CPU: operators of PyTorch that no other one called, if recorded);
-    - gpu_busy_ms, launch_gap_ms: of total_ms, what its operations cover, and in which the GPU did nothing at all;
-    - exposed_ms: communication while the GPU computed nothing (on a CPU: all of it);
+    - gpu_busy_ms, launch_gap_ms: per step, of its runs, what its operations cover, and in which the GPU did nothing;
+    - exposed_ms: per step, communication while the GPU computed nothing (on a CPU: all of it);
     - step_ms, share: what it adds to a mean step; where operations overlap, the time counts for the one that began
       first. Within a scope step_ms adds up to the mean step, share to 1.
 
@@ -69,7 +69,8 @@ def stage_table(trace: Trace, by: Sequence[str] = ("phase", "layer", "stage")) -
     frame = _summarised(runs, list(by))
     scopes = found.steps.assign(all="").groupby(scope or ["all"])["duration_ns"].agg(["count", "sum"]).reset_index()
     frame = frame.merge(scopes, on=scope) if scope else frame.join(scopes[["count", "sum"]], how="cross")
-    frame["operations"] = frame["operations"] / frame["count"]
+    for name in ("operations", "gpu_busy_ms", "launch_gap_ms", "exposed_ms"):
+        frame[name] = frame[name] / frame["count"]
     frame["step_ms"] = frame["new_ns"] / frame["count"] / 1e6
     frame["share"] = frame["new_ns"] / frame["sum"]
     if not on_gpu:
@@ -88,7 +89,7 @@ def stage_table(trace: Trace, by: Sequence[str] = ("phase", "layer", "stage")) -
     )
 
 
-def _runs(trace: Trace, found: Work, on_gpu: bool) -> pd.DataFrame:
+def _runs(trace: Trace, found: StepWork, on_gpu: bool) -> pd.DataFrame:
     """One row per run of a stage in a step."""
     pieces = found.pieces[found.pieces["stage"] != NO_STAGE]
     pieces = pieces.assign(
@@ -122,7 +123,7 @@ def _columns(frame: pd.DataFrame, *names: str) -> list[Ns]:
     return [frame[name].to_numpy(np.int64) for name in names]
 
 
-def _rest(found: Work) -> pd.DataFrame:
+def _rest(found: StepWork) -> pd.DataFrame:
     """For each step, as runs: the time in which nothing ran, and that of work that belongs to no stage."""
     count = len(found.steps)
     pieces, idle = found.pieces, found.steps["idle_ns"].to_numpy()
@@ -175,7 +176,7 @@ def _sorted(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return frame.loc[order].reset_index(drop=True)
 
 
-def _remarks(trace: Trace, found: Work, coverage: float, by: Sequence[str]) -> list[str]:
+def _remarks(trace: Trace, found: StepWork, coverage: float, by: Sequence[str]) -> list[str]:
     remarks = list(trace.source.skipped)
     if len(trace.operations) and not (found.steps["clock"] == GPU).all():
         remarks.append("no GPU operation belongs to a step, so the times are the CPU's")

@@ -22,7 +22,7 @@ UNSEEN = 0.5  # of a stage's time, in one stretch
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """`pieces`: one row per GPU operation, operator or range of a stage that belongs to a step:
 
     step (position in `steps`), instance (the range of its stage within this step, as a number), layer (-1: none),
@@ -39,12 +39,12 @@ class Work:
     unit: str  # OPERATIONS, OPERATORS or RANGES
 
 
-def work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> Work:
+def work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> StepWork:
     """GPU operations where the steps are timed on the GPU, else the ranges of stages."""
     return gpu_work(trace, steps, attribution) if (steps["clock"] == GPU).all() else stage_work(trace, steps)
 
 
-def gpu_work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> Work:
+def gpu_work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> StepWork:
     """The GPU operations of each step. Copies and memsets count as kernels do."""
     of_step = steps_of_operations(steps, attribution)
     mine = np.nonzero(of_step >= 0)[0]
@@ -76,7 +76,7 @@ def gpu_work(trace: Trace, steps: pd.DataFrame, attribution: Attribution) -> Wor
     for process, union in busy.items():
         rows = (steps["process"] == process).to_numpy()
         idle[rows] -= union.covered_ns(*(steps.loc[rows, name].to_numpy() for name in ("start_ns", "end_ns")))
-    return Work(pieces, steps.assign(idle_ns=idle), OPERATIONS)
+    return StepWork(pieces, steps.assign(idle_ns=idle), OPERATIONS)
 
 
 def busy_times(trace: Trace) -> dict[int, Union]:
@@ -109,12 +109,12 @@ def _exposed_ns(operations: pd.DataFrame, communicates: NDArray[np.bool_], mine:
     return exposed
 
 
-def stage_work(trace: Trace, steps: pd.DataFrame) -> Work:
+def stage_work(trace: Trace, steps: pd.DataFrame) -> StepWork:
     """The ranges of stages of each step, on the CPU. Idle is the time outside them."""
     return _on_threads(_stage_ranges(trace, steps), steps, RANGES)
 
 
-def operator_work(trace: Trace, steps: pd.DataFrame) -> Work:
+def operator_work(trace: Trace, steps: pd.DataFrame) -> StepWork:
     """PyTorch's operators of each step that no other operator called. Idle is the time outside them.
 
     A stage with a stretch of more than half of its time (UNSEEN) in which no operator runs calls a kernel that is not
@@ -172,11 +172,11 @@ def _own_ns(pieces: pd.DataFrame) -> Ns:
     return own
 
 
-def _on_threads(pieces: pd.DataFrame, steps: pd.DataFrame, unit: str) -> Work:
+def _on_threads(pieces: pd.DataFrame, steps: pd.DataFrame, unit: str) -> StepWork:
     own = _own_ns(pieces)
     communicates = (pieces["stage"] == Stage.ALL_REDUCE).to_numpy(bool)
     pieces = pieces[["step", "instance", "layer", "stage", "start_ns", "end_ns"]].assign(
         own_ns=own, new_ns=own, communication=communicates, exposed_ns=np.where(communicates, own, 0)
     )
     covered = np.bincount(pieces["step"].to_numpy(), weights=own, minlength=len(steps)).astype(np.int64)
-    return Work(pieces, steps.assign(idle_ns=steps["duration_ns"].to_numpy() - covered), unit)
+    return StepWork(pieces, steps.assign(idle_ns=steps["duration_ns"].to_numpy() - covered), unit)

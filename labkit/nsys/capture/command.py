@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Literal
 
+from labkit.nsys.capture.redaction import without_secrets
 from labkit.stages import DOMAIN, Phase
 from labkit.system.errors import UserError
 
-Ranks = Literal["one", "per-rank"]
+RankReports = Literal["one", "per-rank"]
 Source = Literal["auto", "nsys", "torch"]
 PROFILER_API = "cudaProfilerApi"
 # Options of these programs that stand alone; all others take the next argument as their value.
@@ -59,14 +60,16 @@ def nsys_command(
     output: Path,
     *,
     window: Window = Window(),
-    ranks: Ranks = "one",
+    ranks: RankReports = "one",
     gpu: bool = False,
     sampling: bool = False,
+    temporary: Path | None = None,
 ) -> list[str]:
     """`command` under nsys, which writes OUTPUT.nsys-rep and OUTPUT.sqlite, numbered where there are several.
 
     ranks: "one" report of all processes, or one of each rank, for a command that starts with torchrun. gpu: trace CUDA,
-    with the nodes of CUDA graphs. sampling: sample what the CPUs do.
+    with the nodes of CUDA graphs. sampling: sample what the CPUs do. temporary: the command's folder for temporary
+    files, where nsys itself has another one.
     """
     per_rank = ranks == "per-rank"
     profile = [
@@ -82,14 +85,14 @@ def nsys_command(
     ]
     if gpu:
         profile.append("--cuda-graph-trace=node")
+    variables = {} if temporary is None else {"TMPDIR": str(temporary)}  # of the command, not of nsys
     if window.name == PROFILER_API:
         profile.append(f"--capture-range={PROFILER_API}")
     elif window.name is not None:
-        profile += [
-            "--capture-range=nvtx",
-            f"--nvtx-capture={window.name}",
-            "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
-        ]
+        profile += ["--capture-range=nvtx", f"--nvtx-capture={window.name}"]
+        variables["NSYS_NVTX_PROFILER_REGISTER_ONLY"] = "0"
+    if variables:
+        profile.append(f"--env-var={','.join(f'{name}={value}' for name, value in variables.items())}")
     if window.name is not None:
         end = "stop" if window.occurrence == 1 else f"repeat:{window.occurrence}"
         profile.append(f"--capture-range-end={end}")
@@ -131,7 +134,7 @@ def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     if not is_torchrun(command):
         raise UserError(
-            f"got {' '.join(command[:2])!r}, expected a command that starts with torchrun: one report per rank"
+            f"got {_shown(command[:2])!r}, expected a command that starts with torchrun: one report per rank"
         )
     at = words = _words_of_launcher(command)
     flags: list[str] = []
@@ -143,7 +146,7 @@ def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
             at += 1
     program = list(command[at + ("--" in command[at : at + 1]) :])
     if not program:
-        raise UserError(f"got {' '.join(command)!r}, expected a script after the options of torchrun")
+        raise UserError(f"got {_shown(command)!r}, expected a script after the options of torchrun")
     head = list(command[:words])
     no_python, module = {"--no-python", "--no_python"}, {"-m", "--module"}
     kept = [flag for flag in flags if flag not in no_python | module]
@@ -155,7 +158,7 @@ def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
 def split_python(command: Sequence[str]) -> tuple[list[str], list[str]]:
     """The interpreter with its options, and the program: a script, "-m" or "-c", each with its arguments."""
     if not command or not _is_python(PurePath(command[0]).name):
-        got = command[0] if command else "nothing"
+        got = _shown(command[:1]) or "nothing"
         raise UserError(
             f"got the command {got!r}, expected python and a script: without nsys only Python programs can be "
             "captured; install nsys (labkit doctor says how)"
@@ -164,7 +167,7 @@ def split_python(command: Sequence[str]) -> tuple[list[str], list[str]]:
     while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
         at += 2 if command[at] in PYTHON_VALUES else 1
     if at >= len(command):
-        raise UserError(f"got {' '.join(command)!r}, expected a script after the options of python")
+        raise UserError(f"got {_shown(command)!r}, expected a script after the options of python")
     return list(command[:at]), list(command[at:])
 
 
@@ -176,6 +179,10 @@ def _words_of_launcher(command: Sequence[str]) -> int:
     if name == "labkit" and tuple(command[1:2]) == ("launch",):
         return 2
     return 3 if _is_python(name) and tuple(command[1:3]) == ("-m", "torch.distributed.run") else 0
+
+
+def _shown(command: Sequence[str]) -> str:
+    return " ".join(without_secrets(command))
 
 
 def _is_python(name: str) -> bool:

@@ -9,19 +9,14 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path, PurePath
 
+from labkit.nsys.capture.redaction import Redaction
 from labkit.nsys.trace import TraceError
-from labkit.stages import DOMAIN, parse
+from labkit.system.errors import RunError
 from labkit.system.whole_file import whole_file
-
-REDACTED = "<redacted>"
-LONG_ENOUGH = 8  # shorter values, such as "1" or "python", are part of every file
-SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)  # in names of variables
-SECRET_LENGTH = 4
-PUBLIC = ("LABKIT_IMPL",)  # a name of labkit's own, which its records need
 
 # Of these tables all numbers are kept; other values only from the columns named here. `nsys stats` finds what it needs.
 TEXT_COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -46,26 +41,30 @@ EXPORT_TABLES = ("EXPORT_META_DATA", "META_DATA_EXPORT")
 EXPORT_ROWS = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_PRODUCT_DATE", "EXPORT_SCHEMA_VERSION%")
 
 
-def scrub(report: Path, target: Path, environment: Mapping[str, str] | None = None) -> None:
+def scrub(
+    report: Path, target: Path, environment: Mapping[str, str] | None = None, *, command: Sequence[str] = ()
+) -> None:
     """Write the nsys export `report` (SQLite) to `target` without what names its user, its host or its environment.
 
     Kept are the tables of TEXT_COLUMNS, the strings that they use, the version rows, and of the processes and threads
     those that did something. In every string that is kept, the values of the environment variables of the run (found
-    in the report) and of `environment` (default: this process's) are replaced; so are its user and host.
+    in the report) and of `environment` (default: this process's) are replaced; so are its user, its host and the
+    secrets in the words of `command`.
 
-    Raises TraceError for what is no SQLite file, OSError where the target cannot be written.
+    Raises TraceError for what is no SQLite file, RunError where the disk is full, OSError for a target that cannot be.
     """
     environment = os.environ if environment is None else environment
     uri = f"{report.resolve().as_uri()}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(uri, uri=True)) as old:
-            clean = Redaction([*environment.items(), *_recorded_environment(old)], _hosts(old))
+            variables = [*environment.items(), *_recorded_environment(old)]
+            clean = Redaction.of_run(variables, command=command, hosts=_hosts(old))
             with whole_file(target) as path, closing(sqlite3.connect(path)) as new:
                 _copy(old, new, clean)
                 new.commit()
     except sqlite3.OperationalError as error:
         if "full" in str(error) or "I/O" in str(error):
-            raise OSError(
+            raise RunError(
                 f"{target} could not be written: {error}; free some space, or choose another folder"
             ) from None
         raise TraceError(
@@ -75,32 +74,6 @@ def scrub(report: Path, target: Path, environment: Mapping[str, str] | None = No
         raise TraceError(
             f"{report} could not be read: {error}; expected a report that nsys exported as SQLite"
         ) from None
-
-
-class Redaction:
-    """Replaces in a text what must not be shared.
-
-    `variables`: pairs of the environment. Values of at least LONG_ENOUGH characters go wherever they stand, the parts
-    of lists such as PATH too; shorter ones where the variable's name says that it is a secret; the user's and the
-    host's names as words. The names of labkit's own ranges are public, so they stay whatever is in the environment.
-    """
-
-    def __init__(self, variables: Iterable[tuple[str, str]], hosts: Iterable[str] = ()) -> None:
-        values: set[str] = {os.path.expanduser("~")}
-        words = set(hosts)
-        for name, value in variables:
-            if name in PUBLIC:
-                continue
-            least = SECRET_LENGTH if SECRET.search(name) else LONG_ENOUGH
-            values.update(part for part in (value, *value.split(os.pathsep)) if len(part) >= least)
-            if name in ("USER", "LOGNAME", "USERNAME", "HOSTNAME", "HOST"):
-                words.add(value)
-        anywhere = [re.escape(value) for value in sorted(values, key=len, reverse=True)]
-        as_words = [rf"\b{re.escape(word)}\b" for word in sorted(words, key=len, reverse=True) if len(word) > 1]
-        self._pattern = re.compile("|".join([*anywhere, *as_words]))
-
-    def __call__(self, text: str) -> str:
-        return text if parse(text) or text == DOMAIN else self._pattern.sub(REDACTED, text)
 
 
 def _copy(old: sqlite3.Connection, new: sqlite3.Connection, clean: Redaction) -> None:

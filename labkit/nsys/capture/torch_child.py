@@ -19,14 +19,14 @@ def main() -> None:
     output, phase, occurrence, *program = sys.argv[1:]
     rank = os.environ.get("RANK")
     path = Path(f"{output}-r{rank}.json" if rank else f"{output}.json")
-    capture = Capture(Phase(phase) if phase in tuple(Phase) else None, int(occurrence))
+    capture = WindowedProfiler(Phase(phase) if phase in tuple(Phase) else None, int(occurrence))
     try:
         _run(program)
     finally:
         capture.write(path)
 
 
-class Capture:
+class WindowedProfiler:
     """torch.profiler, on from now or from the beginning of a phase, until the end of either."""
 
     def __init__(self, phase: Phase | None, occurrence: int) -> None:

@@ -13,7 +13,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """What was looked at, what was found and, unless all is well, the one line that repairs it."""
 
     name: str

@@ -8,19 +8,19 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from labkit.nsys.doctor import machine_checks as machine
 from labkit.nsys.doctor import profiler_checks as profiler
-from labkit.nsys.doctor.check import Check, Status
+from labkit.nsys.doctor.check import DoctorCheck, Status
 from labkit.nsys.tool import LOCATION, Nsys, find_nsys
 
 STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 FAILURES = (OSError, ValueError, ImportError, sqlite3.Error)
 
 
-def examine(*, sampling: bool = False, probe: bool = True) -> list[Check]:
+def examine(*, sampling: bool = False, probe: bool = True) -> list[DoctorCheck]:
     """All checks, in the order of the table; about three seconds. A check that itself fails gives WARN with the reason.
 
     `sampling`: also whether nsys may sample the CPU. `probe`: capture a program of two ranges to see that they arrive.
@@ -28,12 +28,12 @@ def examine(*, sampling: bool = False, probe: bool = True) -> list[Check]:
     try:
         nsys = find_nsys()
     except ValueError as error:
-        named_wrong = Check("nsys", Status.FAIL, str(error), f"unset {LOCATION}")
+        named_wrong = DoctorCheck("nsys", Status.FAIL, str(error), f"unset {LOCATION}")
         return [named_wrong, *_profiler_checks(None, sampling, probe)[1:], *_machine_checks(None)]
     return [*_profiler_checks(nsys, sampling, probe), *_machine_checks(nsys)]
 
 
-def _profiler_checks(nsys: Nsys | None, sampling: bool, probe: bool) -> list[Check]:
+def _profiler_checks(nsys: Nsys | None, sampling: bool, probe: bool) -> list[DoctorCheck]:
     temporary_folder = _guarded("temporary folder", profiler.temporary_folder)
     checks = [profiler.nsys_found(nsys), temporary_folder]
     if nsys is not None:
@@ -45,7 +45,7 @@ def _profiler_checks(nsys: Nsys | None, sampling: bool, probe: bool) -> list[Che
     return [*checks, _guarded("worker processes", profiler.worker_start)]
 
 
-def _probe_checks(nsys: Nsys) -> list[Check]:
+def _probe_checks(nsys: Nsys) -> list[DoctorCheck]:
     try:
         probe = profiler.capture_probe(nsys)
     except FAILURES as error:
@@ -55,9 +55,9 @@ def _probe_checks(nsys: Nsys) -> list[Check]:
     return [profiler.capture(probe), profiler.plain_ranges(probe), profiler.stage_ranges(probe)]
 
 
-def _machine_checks(nsys: Nsys | None) -> list[Check]:
+def _machine_checks(nsys: Nsys | None) -> list[DoctorCheck]:
     inventory = machine.take_inventory()
-    checks: tuple[tuple[str, Callable[[], Check]], ...] = (
+    checks: tuple[tuple[str, Callable[[], DoctorCheck]], ...] = (
         ("Python", machine.python),
         ("PyTorch", partial(machine.torch, inventory)),
         ("Triton", partial(machine.triton, inventory)),
@@ -72,32 +72,34 @@ def _machine_checks(nsys: Nsys | None) -> list[Check]:
     return [_guarded(name, check) for name, check in checks]
 
 
-def _guarded(name: str, check: Callable[[], Check]) -> Check:
+def _guarded(name: str, check: Callable[[], DoctorCheck]) -> DoctorCheck:
     try:
         return check()
     except FAILURES as error:
         return _failed(name, error)
 
 
-def _failed(name: str, error: BaseException) -> Check:
-    return Check(name, Status.WARN, f"could not be looked at: {error}")
+def _failed(name: str, error: BaseException) -> DoctorCheck:
+    return DoctorCheck(name, Status.WARN, f"could not be looked at: {error}")
 
 
-def worst(checks: Iterable[Check]) -> Status:
+def worst(checks: Iterable[DoctorCheck]) -> Status:
     """FAIL if any failed, else WARN if any warned, else OK."""
     return max((check.status for check in checks), key=list(Status).index, default=Status.OK)
 
 
-def as_dict(checks: Iterable[Check]) -> dict[str, Any]:
+def as_dict(checks: Iterable[DoctorCheck]) -> dict[str, Any]:
     """The worst status and all checks, for JSON."""
     found = list(checks)
     return {"status": worst(found), "checks": [asdict(check) for check in found]}
 
 
-def doctor_table(checks: Iterable[Check], *, repairs: bool = True) -> Table:
+def doctor_table(checks: Iterable[DoctorCheck], *, repairs: bool = True) -> Table:
     """One row per check; under its finding the repair, unless the caller shows the repairs itself."""
     table = Table(Column("status", no_wrap=True), Column("check", no_wrap=True), Column("finding", overflow="fold"))
     for check in checks:
-        repair = f"\n[bold]repair:[/] {escape(check.repair)}" if repairs and check.repair else ""
-        table.add_row(f"[{STYLES[check.status]}]{check.status}[/]", check.name, escape(check.finding) + repair)
+        finding = Text(check.finding)
+        if repairs and check.repair:
+            finding.append("\nrepair:", "bold").append(f" {check.repair}", "not bold")
+        table.add_row(Text(check.status, STYLES[check.status]), check.name, finding)
     return table

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 import labkit
-from labkit.nsys.doctor.check import Check, Status
+from labkit.nsys.doctor.check import DoctorCheck, Status
 from labkit.nsys.doctor.inventory import FACTS
 from labkit.nsys.process import run
 from labkit.nsys.tool import DOWNLOAD, Nsys
@@ -69,14 +69,16 @@ def take_inventory() -> Inventory:
     return Inventory(facts)
 
 
-def python() -> Check:
-    return Check("Python", Status.OK, f"{platform.python_version()}, labkit {labkit.__version__}, {sys.executable}")
+def python() -> DoctorCheck:
+    return DoctorCheck(
+        "Python", Status.OK, f"{platform.python_version()}, labkit {labkit.__version__}, {sys.executable}"
+    )
 
 
-def gpu(inventory: Inventory) -> Check:
+def gpu(inventory: Inventory) -> DoctorCheck:
     found = inventory["driver"]
     if names := found.get("gpus"):
-        return Check("GPU", Status.OK, ", ".join(names))
+        return DoctorCheck("GPU", Status.OK, ", ".join(names))
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and any(Path("/dev").glob("nvidia[0-9]*")):
         finding, repair = f"CUDA_VISIBLE_DEVICES={hidden!r} hides it", "unset CUDA_VISIBLE_DEVICES"
@@ -85,76 +87,80 @@ def gpu(inventory: Inventory) -> Check:
     else:
         finding = "none, though the driver's library is there"
         repair = "take a machine that has one, with its devices passed on to a container (docker run --gpus all)"
-    return Check("GPU", Status.WARN, f"{finding}; everything runs on the CPU", repair)
+    return DoctorCheck("GPU", Status.WARN, f"{finding}; everything runs on the CPU", repair)
 
 
-def driver(inventory: Inventory, nsys: Nsys | None) -> Check:
+def driver(inventory: Inventory, nsys: Nsys | None) -> DoctorCheck:
     """The driver, PyTorch's CUDA, and the CUPTI by which nsys traces CUDA have to fit each other."""
     name, found = "driver and CUDA", inventory["driver"]
     if reason := CU_INIT.get(found.get("cu_init", NO_DEVICE)):
-        return Check(name, Status.FAIL, f"the driver does not start: {reason[0]}", reason[1])
+        return DoctorCheck(name, Status.FAIL, f"the driver does not start: {reason[0]}", reason[1])
     if not found.get("gpus"):
-        return Check(name, Status.OK, "nothing to match without a GPU")
+        return DoctorCheck(name, Status.OK, "nothing to match without a GPU")
     torch, served = inventory.need("torch"), tuple(found["cuda"])
     built = _numbers(torch["cuda"] or "")
     text = (
         f"the driver serves CUDA {_dotted(served)}, PyTorch {torch['version']} is built for {_dotted(built) or 'none'}"
     )
     if not built:
-        return Check(name, Status.FAIL, text, f"install PyTorch's CUDA build: {PYTORCH}")
+        return DoctorCheck(name, Status.FAIL, text, f"install PyTorch's CUDA build: {PYTORCH}")
     if built[0] > served[0]:
         repair = f"update the driver ({DRIVERS}), or install PyTorch for CUDA {_dotted(served)} or older ({PYTORCH})"
-        return Check(name, Status.FAIL, text, repair)
+        return DoctorCheck(name, Status.FAIL, text, repair)
     if not torch["gpu"]:
         repair = f"{sys.executable} -c 'import torch; torch.cuda.init()' says why"
-        return Check(name, Status.FAIL, f"{text}, and finds no GPU", repair)
+        return DoctorCheck(name, Status.FAIL, f"{text}, and finds no GPU", repair)
     cupti = max((_numbers(path.name) for path in nsys.folder.glob("libcupti.so.*")), default=()) if nsys else ()
     if cupti:
         text += f", nsys brings CUPTI for {_dotted(cupti)}"
     if cupti and cupti[0] < max(served[0], built[0]):
         repair = f"install an Nsight Systems that knows CUDA {max(served[0], built[0])}: {DOWNLOAD}"
-        return Check(name, Status.WARN, f"{text}: a capture may hold no CUDA rows", repair)
-    return Check(name, Status.OK, text)
+        return DoctorCheck(name, Status.WARN, f"{text}: a capture may hold no CUDA rows", repair)
+    return DoctorCheck(name, Status.OK, text)
 
 
-def torch(inventory: Inventory) -> Check:
+def torch(inventory: Inventory) -> DoctorCheck:
     found = inventory["torch"]
     if error := found.get("error"):
-        return Check("PyTorch", Status.FAIL, f"can't be imported: {error}", f"{sys.executable} -m pip install torch")
-    return Check("PyTorch", Status.OK, f"{found['version']}, CUDA {found['cuda'] or 'none'}")
+        return DoctorCheck(
+            "PyTorch", Status.FAIL, f"can't be imported: {error}", f"{sys.executable} -m pip install torch"
+        )
+    return DoctorCheck("PyTorch", Status.OK, f"{found['version']}, CUDA {found['cuda'] or 'none'}")
 
 
-def triton(inventory: Inventory) -> Check:
+def triton(inventory: Inventory) -> DoctorCheck:
     found, has_gpu = inventory["triton"], bool(inventory["driver"].get("gpus"))
     if error := found.get("error"):
         status = Status.FAIL if has_gpu else Status.WARN
         finding = f"can't be imported: {error}; the GPU kernels need it"
-        return Check("Triton", status, finding, f"{sys.executable} -m pip install triton")
-    return Check("Triton", Status.OK, found["version"] + ("" if has_gpu else ", in its interpreter only: no GPU"))
+        return DoctorCheck("Triton", status, finding, f"{sys.executable} -m pip install triton")
+    return DoctorCheck("Triton", Status.OK, found["version"] + ("" if has_gpu else ", in its interpreter only: no GPU"))
 
 
-def compiler(inventory: Inventory) -> Check:
+def compiler(inventory: Inventory) -> DoctorCheck:
     inventory.need("torch")
     found = inventory["kernels"]
     if error := found.get("error"):
         named = [name for name in ("LABKIT_ISA", "LABKIT_CACHE", "CXX") if name in error and name in os.environ]
         repair = f"unset {named[0]}" if named else "sudo apt-get install g++ (or name a C++17 compiler in CXX)"
-        return Check("CPU kernels", Status.FAIL, error, repair)
-    return Check("CPU kernels", Status.OK, f"compiled by {found['compiler']} for {found['instruction_set']}")
+        return DoctorCheck("CPU kernels", Status.FAIL, error, repair)
+    return DoctorCheck("CPU kernels", Status.OK, f"compiled by {found['compiler']} for {found['instruction_set']}")
 
 
-def openmp(inventory: Inventory) -> Check:
+def openmp(inventory: Inventory) -> DoctorCheck:
     """One runtime for PyTorch and the kernels: two would each start a team of threads."""
     libraries = inventory.need("openmp")["libraries"]
     kinds = {"libgomp": "GNU", "libomp": "LLVM", "libiomp5": "Intel"}
     named = [f"{kinds.get(re.split('[-.]', Path(each).name)[0], 'unknown')} ({each})" for each in libraries]
     if len(libraries) > 1:
         finding = f"{len(libraries)} runtimes in one process, each with threads of its own: {', '.join(named)}"
-        return Check("OpenMP", Status.WARN, finding, "export CXX=g++ (and take OpenMP runtimes out of LD_PRELOAD)")
-    return Check("OpenMP", Status.OK, named[0] if named else "none loaded")
+        return DoctorCheck(
+            "OpenMP", Status.WARN, finding, "export CXX=g++ (and take OpenMP runtimes out of LD_PRELOAD)"
+        )
+    return DoctorCheck("OpenMP", Status.OK, named[0] if named else "none loaded")
 
 
-def threads(inventory: Inventory) -> Check:
+def threads(inventory: Inventory) -> DoctorCheck:
     """PyTorch's threads against the cores that this process may use."""
     used = inventory.need("torch")["threads"]
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -165,11 +171,11 @@ def threads(inventory: Inventory) -> Check:
     limited = f" (a quota of {quota:g} of {allowed})" if quota and quota < allowed else ""
     finding = ", ".join([f"threads of PyTorch: {used}, cores: {cores}{limited}", *settings])
     if used > cores:
-        return Check("threads", Status.WARN, f"{finding}: too many", f"export OMP_NUM_THREADS={physical}")
+        return DoctorCheck("threads", Status.WARN, f"{finding}: too many", f"export OMP_NUM_THREADS={physical}")
     limits = [name for name in THREAD_LIMITS if name in os.environ]
     if used < physical and limits:
-        return Check("threads", Status.WARN, f"{finding}: cores stay idle", f"unset {' '.join(limits)}")
-    return Check("threads", Status.OK, finding)
+        return DoctorCheck("threads", Status.WARN, f"{finding}: cores stay idle", f"unset {' '.join(limits)}")
+    return DoctorCheck("threads", Status.OK, finding)
 
 
 def cpu_quota(cgroups: Path) -> float | None:
@@ -184,20 +190,20 @@ def cpu_quota(cgroups: Path) -> float | None:
     return None if quota == "max" or float(quota) <= 0 else float(quota) / float(period)
 
 
-def governor() -> Check:
+def governor() -> DoctorCheck:
     found = {path.read_text().strip() for path in CPUS.glob("cpu*/cpufreq/scaling_governor")}
     if not found:
-        return Check("CPU frequency", Status.OK, "no governor to be seen: the host or the firmware decides")
+        return DoctorCheck("CPU frequency", Status.OK, "no governor to be seen: the host or the firmware decides")
     finding = f"governor {', '.join(sorted(found))}"
     if "powersave" in found:
-        return Check("CPU frequency", Status.WARN, finding, "sudo cpupower frequency-set --governor performance")
-    return Check("CPU frequency", Status.OK, finding)
+        return DoctorCheck("CPU frequency", Status.WARN, finding, "sudo cpupower frequency-set --governor performance")
+    return DoctorCheck("CPU frequency", Status.OK, finding)
 
 
-def huge_pages() -> Check:
+def huge_pages() -> DoctorCheck:
     choices = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     chosen = re.search(r"\[(\w+)\]", choices)
-    return Check("huge pages", Status.OK, f"transparent huge pages: {chosen[1] if chosen else choices.strip()}")
+    return DoctorCheck("huge pages", Status.OK, f"transparent huge pages: {chosen[1] if chosen else choices.strip()}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -8,16 +8,16 @@ import re
 import shutil
 import sqlite3
 import sys
-import tempfile
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from labkit.nsys.doctor.check import Check, Status
+from labkit.nsys.doctor.check import DoctorCheck, Status
 from labkit.nsys.process import run
 from labkit.nsys.tool import DOWNLOAD, Nsys, ask
 from labkit.stages import DOMAIN, Phase, Stage, message
+from labkit.system.owned_folder import owned_folder
 
 LITTLE, TOO_LITTLE = 2 << 30, 200 << 20  # bytes free for the raw capture
 PARANOIA = Path("/proc/sys/kernel/perf_event_paranoid")
@@ -49,13 +49,13 @@ class Probe:
 
 def capture_probe(nsys: Nsys) -> Probe:
     """Raises FileNotFoundError where nsys has gone."""
-    with tempfile.TemporaryDirectory(prefix="labkit-doctor-") as folder:
-        report = Path(folder, "probe.sqlite")
+    with owned_folder("labkit-doctor-") as folder:
+        report = folder / "probe.sqlite"
         traced = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite")
         output = f"--output={report.with_suffix('')}"
         ended = run(
             [str(nsys.path), "profile", *traced, output, sys.executable, "-P", "-c", PROBE],
-            os.environ,
+            dict(os.environ) | {"TMPDIR": str(folder)},  # nsys's own files hold the environment, so they go too
             timeout_s=PROBE_S,
         )
         if ended.interrupted:
@@ -75,53 +75,55 @@ def _ranges(report: Path) -> frozenset[str]:
         return frozenset(name for (name,) in database.execute(RANGES) if name)
 
 
-def nsys_found(nsys: Nsys | None) -> Check:
+def nsys_found(nsys: Nsys | None) -> DoctorCheck:
     if nsys is None:
-        return Check(
+        return DoctorCheck(
             "nsys",
             Status.WARN,
             "not found on the PATH or in the usual folders; torch.profiler stands in for it",
             "sudo apt-get install --no-install-recommends nsight-systems (Debian: enable its components contrib and "
             f"non-free first; Ubuntu: multiverse), or NVIDIA's own: {DOWNLOAD}",
         )
-    return Check("nsys", Status.OK, f"{nsys.version_text}, {nsys.path}")
+    return DoctorCheck("nsys", Status.OK, f"{nsys.version_text}, {nsys.path}")
 
 
-def importer(nsys: Nsys) -> Check:
+def importer(nsys: Nsys) -> DoctorCheck:
     if fault := nsys.importer_fault():
-        return Check("importer", Status.FAIL, fault.reason, fault.repair)
-    return Check("importer", Status.OK, str(nsys.importer or "not where it usually is; see the test capture"))
+        return DoctorCheck("importer", Status.FAIL, fault.reason, fault.repair)
+    return DoctorCheck("importer", Status.OK, str(nsys.importer or "not where it usually is; see the test capture"))
 
 
-def capture(probe: Probe) -> Check:
+def capture(probe: Probe) -> DoctorCheck:
     if probe.failure is None:
-        return Check("test capture", Status.OK, "gave a report and its SQLite export")
+        return DoctorCheck("test capture", Status.OK, "gave a report and its SQLite export")
     repair = f"run it by hand to see more: nsys profile -t nvtx -s none --export sqlite -o probe {sys.executable} -V"
-    return Check("test capture", Status.FAIL, f"gave no report: {probe.failure}", repair)
+    return DoctorCheck("test capture", Status.FAIL, f"gave no report: {probe.failure}", repair)
 
 
-def plain_ranges(probe: Probe) -> Check:
+def plain_ranges(probe: Probe) -> DoctorCheck:
     """Ranges of nvtx.annotate and nvtx.push_range, as users' own code has them."""
     return _ranges_check("NVTX ranges", "plain nvtx calls", f"{PROBE_DOMAIN}:{PROBE_RANGE}" in probe.ranges)
 
 
-def stage_ranges(probe: Probe) -> Check:
+def stage_ranges(probe: Probe) -> DoctorCheck:
     """Ranges of labkit.stages, which every figure is made from."""
     arrived = f"{DOMAIN}:{message(Phase.PREFILL, Stage.EMBED)}" in probe.ranges
     return _ranges_check("stage ranges", "labkit's stages", arrived)
 
 
-def _ranges_check(name: str, whose: str, arrived: bool) -> Check:
+def _ranges_check(name: str, whose: str, arrived: bool) -> DoctorCheck:
     installed = version("nvtx")
     if arrived:
-        return Check(name, Status.OK, f"those of {whose} are captured (nvtx {installed})")
+        return DoctorCheck(name, Status.OK, f"those of {whose} are captured (nvtx {installed})")
     if os.environ.get("NVTX_DISABLE"):
-        return Check(name, Status.FAIL, f"NVTX_DISABLE is set: no range of {whose} is captured", "unset NVTX_DISABLE")
+        return DoctorCheck(
+            name, Status.FAIL, f"NVTX_DISABLE is set: no range of {whose} is captured", "unset NVTX_DISABLE"
+        )
     finding = f"with nvtx {installed} this nsys captures no range of {whose}, and nobody says so"
-    return Check(name, Status.FAIL, finding, f"{sys.executable} -m pip install nvtx==0.2.11")
+    return DoctorCheck(name, Status.FAIL, finding, f"{sys.executable} -m pip install nvtx==0.2.11")
 
 
-def sampling(nsys: Nsys | None) -> Check:
+def sampling(nsys: Nsys | None) -> DoctorCheck:
     """Whether nsys says that it may sample the CPU. The system's setting alone does not tell: root may always."""
     level = int(PARANOIA.read_text())
     answer = ask(nsys.path, "status", "--environment") if nsys else ""
@@ -129,38 +131,38 @@ def sampling(nsys: Nsys | None) -> Check:
     allowed = verdict[1] == "OK" if verdict else level <= 2 or os.geteuid() == 0
     said = f"perf_event_paranoid is {level}"
     if allowed:
-        return Check("CPU sampling", Status.OK, said)
+        return DoctorCheck("CPU sampling", Status.OK, said)
     if level > 2:
         repair = "sudo sysctl kernel.perf_event_paranoid=2"
-        return Check("CPU sampling", Status.FAIL, f"{said}, above 2: nsys may not sample", repair)
+        return DoctorCheck("CPU sampling", Status.FAIL, f"{said}, above 2: nsys may not sample", repair)
     reason = "; ".join(re.findall(r"^.*: Fail.*$", str(answer), re.MULTILINE))
     repair = "allow perf_event_open (a container: docker run --cap-add=PERFMON --security-opt seccomp=unconfined)"
-    return Check("CPU sampling", Status.FAIL, f"{said}, but nsys may not sample: {reason}", repair)
+    return DoctorCheck("CPU sampling", Status.FAIL, f"{said}, but nsys may not sample: {reason}", repair)
 
 
-def worker_start() -> Check:
+def worker_start() -> DoctorCheck:
     """How worker processes start by default. It is asked in a way that still lets a script choose."""
     chosen = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     if chosen == "spawn":
-        return Check("worker processes", Status.OK, "start by spawn: nsys sees their ranges")
+        return DoctorCheck("worker processes", Status.OK, "start by spawn: nsys sees their ranges")
     finding = f"start by {chosen} unless a script says otherwise: nsys sees none of their ranges"
-    return Check("worker processes", Status.WARN, finding, 'multiprocessing.set_start_method("spawn")')
+    return DoctorCheck("worker processes", Status.WARN, finding, 'multiprocessing.set_start_method("spawn")')
 
 
-def temporary_folder() -> Check:
+def temporary_folder() -> DoctorCheck:
     """nsys keeps the raw capture in TMPDIR until the program ends."""
     folder = Path(os.environ.get("TMPDIR") or "/tmp")
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         finding = f"TMPDIR={folder} is no folder that can be written: nsys fails to start anything"
-        return Check("temporary folder", Status.FAIL, finding, f"export TMPDIR={_roomy(folder)}")
+        return DoctorCheck("temporary folder", Status.FAIL, finding, f"export TMPDIR={_roomy(folder)}")
     free = shutil.disk_usage(folder).free
     kind = file_system(folder, Path("/proc/mounts").read_text())
     in_memory = kind in MEMORY_DISKS
     finding = f"{folder}: {free / 1e9:,.1f} GB free" + (f" on {kind}, taken from the run's memory" if in_memory else "")
     if free >= LITTLE and not in_memory:
-        return Check("temporary folder", Status.OK, finding)
+        return DoctorCheck("temporary folder", Status.OK, finding)
     status = Status.FAIL if free < TOO_LITTLE else Status.WARN
-    return Check("temporary folder", status, finding, f"export TMPDIR={_roomy(folder)}")
+    return DoctorCheck("temporary folder", status, finding, f"export TMPDIR={_roomy(folder)}")
 
 
 def file_system(folder: Path, mounts: str) -> str:

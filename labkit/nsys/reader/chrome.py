@@ -20,6 +20,7 @@ import pandas as pd
 
 from labkit.nsys.analysis.containment import Integers
 from labkit.nsys.reader.chrome_events import CALL_KINDS, COLUMNS, Events
+from labkit.nsys.reader.limits import LATEST_NS, rank_number
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import KINDS, Source, Trace, TraceError, typed
 
@@ -30,6 +31,7 @@ ABOUT = {
     "rank": re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d+)'),
     "schema": re.compile(rb'"schemaVersion"\s*:\s*(\d+)'),
 }
+DIGITS = 30  # more than any of these numbers has; Python turns no text of thousands of digits into a number
 DAY_NS = 86_400_000_000_000
 EXPECTED = 'expected a Chrome trace, {"traceEvents": [...]} or a list of events, as torch.profiler exports it'
 
@@ -51,12 +53,23 @@ def read_chrome(path: Path) -> Trace:
                 f"{path.name} is not complete JSON ({why}); {EXPECTED}. A profiler that is killed leaves half a file: "
                 "record again"
             ) from None
+        except TraceError as error:
+            raise TraceError(f"{path.name}: element {events.count}: {error}; {EXPECTED}") from None
         except (AttributeError, TypeError, ValueError, KeyError, InvalidOperation, OverflowError) as error:
             raise TraceError(f"{path.name}: element {events.count} is no event ({error!r}); {EXPECTED}") from None
     if not events.known and (events.count or not (text.is_list or b'"traceEvents"' in text.ends)):
         raise TraceError(f"{path.name} is JSON, but no trace; {EXPECTED}")
-    about = {name: int(found[1]) for name, pattern in ABOUT.items() if (found := pattern.search(text.ends))}
-    return _trace(events, about, path.name)
+    return _trace(events, _about(text.ends, path.name), path.name)
+
+
+def _about(ends: bytes, name: str) -> dict[str, int]:
+    """What the file says of itself beside its events."""
+    told = {key: found[1].decode()[:DIGITS] for key, pattern in ABOUT.items() if (found := pattern.search(ends))}
+    about = {key: int(digits) for key, digits in told.items()}
+    rank_number(told.get("rank", "0"), f"distributedInfo of {name}")
+    if about.get("base", 0) >= LATEST_NS:
+        raise TraceError(f"got baseTimeNanoseconds = {about['base']} in {name}, expected less than {LATEST_NS}")
+    return about
 
 
 class _Text:

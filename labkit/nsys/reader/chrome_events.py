@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from labkit.nsys.analysis.containment import Integers
+from labkit.nsys.reader.limits import LATEST_NS, rank_number
 from labkit.nsys.reader.names import Names
-from labkit.nsys.trace import KINDS
+from labkit.nsys.trace import KINDS, TraceError
 from labkit.stages import DOMAIN, parse
 
 RANGE = "user_annotation"
@@ -21,6 +22,7 @@ OPERATIONS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"
 CALL_KINDS = ("api", "op")
 COPY = re.compile(r"Memcpy (?P<kind>[^(]*\w)")  # "Memcpy HtoD (Pageable -> Device)"
 RANK = re.compile(r"rank (\d+)")
+LATEST_US = LATEST_NS // 1000
 
 EVERY = ("pid", "tid", "start_ns", "end_ns", "name")
 LAUNCH = ("device", "stream", "correlation", "graph_node", "bytes", "grid", "block", "registers", "shared_bytes")
@@ -120,7 +122,7 @@ class Events:
         elif event["name"] == "thread_name":
             self.thread_names[pid, tid] = str(event["args"]["name"])
         elif event["name"] == "process_labels" and (rank := RANK.fullmatch(str(event["args"]["labels"]))):
-            self.ranks[pid] = int(rank[1])
+            self.ranks[pid] = rank_number(rank[1], "process_labels")
 
     def _place(self, event: Mapping[str, Any]) -> tuple[int, int]:
         args = event.get("args", {})
@@ -138,4 +140,6 @@ class Events:
 def _ns(microseconds: int | Decimal | str) -> int:
     if isinstance(microseconds, str):
         microseconds = Decimal(microseconds)
+    if not -LATEST_US < microseconds < LATEST_US:
+        raise TraceError(f"got a time of {microseconds:.4g} us, expected less than {LATEST_US} us (146 years)")
     return round(microseconds * 1000)

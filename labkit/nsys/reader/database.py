@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from labkit.nsys.reader.limits import check_times
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import TraceError
 
@@ -68,6 +69,8 @@ class Export:
             elif name not in may_lack:
                 self.skipped.append(f"{table} has no {name}: taken as unknown")
         columns = self._numbers(table, select | dict(computed or {}))
+        for name in ("start", "end"):
+            check_times(columns[name][columns[name] != NULL], table)
         missing = np.full(len(columns["start"]), NULL)
         return columns | {name: missing for name in wanted if name not in select}
 

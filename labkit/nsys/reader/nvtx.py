@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from labkit.nsys.reader.database import NULL, Column, Export
+from labkit.nsys.reader.limits import rank_number
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import typed
 from labkit.system.nvtx_ranges import RANK_MARK
@@ -61,7 +62,8 @@ def read_ranks(export: Export) -> dict[int, int]:
         return {}
     text = f"SELECT globalTid >> 24, coalesce(text, value) AS said FROM {TABLE} LEFT JOIN StringIds ON textId = id"
     marks = export.rows(f"{text} WHERE eventType = {MARK} AND said GLOB '{RANK_MARK}[0-9]*'")
-    return {process: int(said.removeprefix(RANK_MARK)) for process, said in marks if said[len(RANK_MARK) :].isdigit()}
+    told = ((process, said.removeprefix(RANK_MARK)) for process, said in marks)
+    return {process: rank_number(rank, f"the mark {RANK_MARK}N") for process, rank in told if rank.isdecimal()}
 
 
 def _on_one_thread(export: Export, rows: Mapping[str, Column], is_range: NDArray[np.bool_]) -> NDArray[np.bool_]:

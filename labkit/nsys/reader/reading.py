@@ -14,6 +14,7 @@ from pandas.api.types import union_categoricals
 
 from labkit.nsys.reader.cache import cached
 from labkit.nsys.reader.chrome import GZIP, read_chrome
+from labkit.nsys.reader.limits import rank_number
 from labkit.nsys.reader.sqlite import read_sqlite
 from labkit.nsys.trace import SCHEMA, Source, Trace, TraceError, typed
 
@@ -45,7 +46,8 @@ def _read_one(path: Path, cache: bool) -> Trace:
     trace = cached(path, reader) if cache else reader(path)
     rank = RANK.search(path.name)
     if rank and (trace.processes["rank"] == -1).all():
-        return replace(trace, processes=trace.processes.assign(rank=np.int32(rank[1])))
+        number = rank_number(rank[1], f"the name of {path.name}")
+        return replace(trace, processes=trace.processes.assign(rank=np.int32(number)))
     return trace
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 
 from labkit.nsys.reader import cuda, nvtx
 from labkit.nsys.reader.database import Export, opened
+from labkit.nsys.reader.limits import check_times
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import Source, Trace, TraceError, typed
 
@@ -59,7 +60,9 @@ def _version(export: Export) -> str:
 def _started(export: Export) -> int | None:
     if "utcEpochNs" not in export.nullable(START_TIME):
         return None
-    return next((started for (started,) in export.rows(f"SELECT utcEpochNs FROM {START_TIME}")), None)
+    started = next((started for (started,) in export.rows(f"SELECT utcEpochNs FROM {START_TIME}")), None)
+    check_times(started or 0, START_TIME)
+    return started
 
 
 def _processes(export: Export) -> pd.DataFrame:

@@ -33,7 +33,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Piece:
+class StripEvents:
     """The events of one frame of a trace, in its order and on its clock. Level and lane say where each is."""
 
     frame: int  # row of FRAMES
@@ -45,7 +45,7 @@ class Piece:
     names: pd.Categorical
 
 
-def cut(at: int, trace: Trace, attribution: Attribution | None, first: int) -> tuple[list[Strip], list[Piece]]:
+def cut(at: int, trace: Trace, attribution: Attribution | None, first: int) -> tuple[list[Strip], list[StripEvents]]:
     """The strips of trace number `at`, whose first lane is `first`, and its events, shaded as `shades` says."""
     threads, of_range, of_call = _threads(trace)
     streams, of_operation = _streams(trace)
@@ -78,7 +78,7 @@ def cut(at: int, trace: Trace, attribution: Attribution | None, first: int) -> t
     ]
     colours = shades(trace, (of_range, of_call), attribution)
     return strips, [
-        Piece(
+        StripEvents(
             number,
             *times[number],
             heights[number],

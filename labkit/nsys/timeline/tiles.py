@@ -26,7 +26,7 @@ LEVELS_KEPT = 12
 
 
 @dataclass(frozen=True)
-class Tile:
+class TimelineTile:
     """Events of at least WIDE columns, in the order of their shades, and for the rest of them `fill` and `shade`.
 
     These two have a row for each of `lanes`, the lanes that are not empty here, and a column for each of the tile's:
@@ -67,7 +67,7 @@ class Tiles:
         self._row_ends = lanes.end[order] - self.origin
         self._row_sums = np.concatenate([[0], np.cumsum(lanes.end[order] - lanes.start[order])])
 
-    def tile(self, level: int, index: int) -> Tile:
+    def tile(self, level: int, index: int) -> TimelineTile:
         """One tile. Raises ValueError for a number that no tile has."""
         if not (0 <= level < self.levels and 0 <= index < 1 << level):
             raise UserError(
@@ -77,7 +77,7 @@ class Tiles:
         edges = (index * COLUMNS + np.arange(COLUMNS + 1, dtype=np.int64)) * width
         events = self._events(int(edges[0]), int(edges[-1]), WIDE * width)
         events = events[stable_order(self.lanes.shade[events])]
-        return Tile(events, *self._columns(edges))
+        return TimelineTile(events, *self._columns(edges))
 
     def _events(self, begin: int, end: int, at_least: int) -> Ints:
         """The events between two times from the origin that are not shorter than `at_least`."""

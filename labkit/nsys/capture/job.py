@@ -1,0 +1,242 @@
+"""One capture on its way: the command under its profiler, the reports that it leaves, and what is kept of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, cached_property
+from importlib.metadata import version
+from pathlib import Path, PurePath
+from typing import Any
+
+from labkit.nsys.capture.command import RankReports, Window, nsys_command, torch_profiler_command
+from labkit.nsys.capture.record import CaptureRecord
+from labkit.nsys.capture.redaction import Redaction, without_secrets
+from labkit.nsys.capture.result import Capture, CaptureError
+from labkit.nsys.capture.scrubbing import scrub
+from labkit.nsys.capture.tax import Tax, count_steps, tax_of_runs, tax_of_steps
+from labkit.nsys.capture.trace_scrubbing import scrub_trace
+from labkit.nsys.capture.verify import Contents, cause, contents, full, lost
+from labkit.nsys.process import Ended, run
+from labkit.nsys.reader.reading import read
+from labkit.nsys.timeline.export import write_chrome
+from labkit.nsys.tool import Nsys
+from labkit.stages import STEP_TIMES
+from labkit.system.errors import UserError
+from labkit.system.marked_run import end_marked, ended_with_owner
+from labkit.system.owned_folder import owned_folder
+from labkit.system.whole_file import write_whole
+
+PROFILED, PLAIN = "profiled.jsonl", "plain.jsonl"  # the times of the steps of either run, as labkit takes them itself
+LOST_AGENT = "End of file"  # all that nsys says where its own agent went away before the command began: try again
+WORKPLACE, SCRATCH = ".capture-", "labkit-nsys-"  # how the folders of a capture begin that are gone at its end
+Echo = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a capture is made. `folder`: beside the output. `scratch`: nsys's own folder for temporary files."""
+
+    folder: Path
+    scratch: Path
+
+    @property
+    def mark(self) -> str:
+        """Of the processes of this capture; found again in the name of a folder whose owner was killed."""
+        return self.folder.name
+
+
+@contextmanager
+def workplace(output: Path, temporary: Path) -> Iterator[Workplace]:
+    """Both folders, gone at the end with all processes of the capture, however this process ends.
+
+    What captures whose process is gone have left in the same places is ended and removed first.
+    """
+    with (
+        owned_folder(WORKPLACE, output, before_removal=lambda folder: end_marked(folder.name)) as folder,
+        owned_folder(SCRATCH, temporary) as scratch,
+    ):
+        made = Workplace(folder, scratch)
+        with ended_with_owner(made.mark, (folder, scratch)):
+            yield made
+
+
+@dataclass(frozen=True)
+class CaptureJob:
+    """What is captured, how, and where to."""
+
+    command: tuple[str, ...]
+    name: str
+    output: Path
+    place: Workplace
+    window: Window
+    nsys: Nsys | None
+    environment: dict[str, str]
+    case: dict[str, Any]
+    keep_raw: bool
+
+    @property
+    def profiler(self) -> str:
+        return f"nsys {self.nsys.version_text}" if self.nsys else f"torch.profiler {version('torch')}"
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders that nsys writes to."""
+        return self.output, self.place.scratch.parent
+
+    @cached_property
+    def clean(self) -> Redaction:
+        """For what is kept and may be shared."""
+        hosts = [os.uname().nodename] if hasattr(os, "uname") else []
+        return Redaction.of_run(self.environment.items(), command=self.command, hosts=hosts)
+
+    @cached_property
+    def without_secrets(self) -> Redaction:
+        """For what the user is shown."""
+        return Redaction.of_secrets(self.environment.items(), self.command)
+
+    def run_profiled(self, ranks: RankReports, sampling: bool, timeout_s: float | None, echo: Echo | None) -> Ended:
+        """The command under the profiler; once more where nsys lost its agent before the command began."""
+        environment = self.environment | {STEP_TIMES: str(self.place.folder / PROFILED)}
+        if self.nsys is not None:
+            environment["TMPDIR"] = str(self.place.scratch)
+        command = self._profile_command(ranks, sampling)
+        ended = self._run(command, environment, timeout_s, echo)
+        if self.nsys is not None and ended.exit_code and ended.said == (LOST_AGENT,):
+            ended = self._run(command, environment, timeout_s, echo)
+        return ended
+
+    def run_plain(self, timeout_s: float | None) -> Ended:
+        """The command alone, for what profiling costs."""
+        environment = self.environment | {STEP_TIMES: str(self.place.folder / PLAIN)}
+        return self._run(self.command, environment, timeout_s, None)
+
+    def collect(self, ended: Ended) -> list[Path]:
+        """The reports that hold something. Raises CaptureError if a run that ended well left none, or not all."""
+        folder = self.place.folder
+        reports = sorted(folder.glob("report*.sqlite" if self.nsys else "report*.json"))
+        if self.nsys and self.window.occurrence > 1:  # nsys writes one for each range until then
+            reports = [report for report in reports if report.stem.endswith(f".{self.window.occurrence}")]
+        if self.nsys is None:
+            found = {report: Contents(ranges=1) for report in reports}
+        else:
+            found = {report: contents(report) for report in reports}
+        used = [report for report, inside in found.items() if inside.ranges or inside.operations]
+        if ended.well:
+            announced = count_steps(folder / PROFILED)
+            if self.nsys and reports and (problem := lost(list(found.values()), announced, self.window)):
+                raise CaptureError(problem)
+            if not used:
+                raise CaptureError(f"nothing was captured: {cause(folder, reports, self.window, self.profiler)}")
+        return used
+
+    def keep(self, reports: list[Path], ended: Ended, plain: Ended | None) -> Capture:
+        """Move what was captured to its place, scrubbed, with the record beside it. `plain`: the unprofiled run."""
+        remarks = ["interrupted by Ctrl-C"] * ended.interrupted
+        if plain is not None and not plain.well:
+            remarks.append("the unprofiled run did not end well, so what profiling costs is not known")
+        files = [self._keep_report(report) for report in reports]
+        record = CaptureRecord(
+            created=datetime.now(UTC),
+            files=tuple(file.name for file in files),
+            command=tuple(self._shared(word) for word in without_secrets(self.command)),
+            case={name: self._shared(value) if isinstance(value, str) else value for name, value in self.case.items()},
+            window=self.window.name,
+            profiler=self.profiler,
+            exit_code=ended.exit_code,
+            seconds=round(ended.seconds, 3),
+            tax=self._tax(ended, plain) if plain is not None and plain.well else None,
+            environment=_environment(),
+            remarks=tuple(remarks),
+        )
+        record_file = self.output / f"{self.name}.json"
+        write_whole(record_file, record.model_dump_json(indent=2) + "\n")
+        return Capture(tuple(files), record_file, record)
+
+    def failure(self, ended: Ended, capture: Capture | None) -> str:
+        """What to say of a command that did not end well."""
+        said = "\n".join(f"    {self.without_secrets(line)}" for line in ended.said) or "    (it said nothing)"
+        kept = f"what was captured is in {capture.files[0]}" if capture else "nothing was captured"
+        how = f"was ended after {ended.seconds:.0f} s" if ended.late else f"ended with exit code {ended.exit_code}"
+        if ended.said == (LOST_AGENT,):
+            return (
+                f"nsys lost its agent twice before the command began ({LOST_AGENT!r}){full(self.places)}; run it again"
+            )
+        return f"the command {how}; {kept}{full(self.places)}. Its last lines:\n{said}"
+
+    def _run(
+        self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float | None, echo: Echo | None
+    ) -> Ended:
+        clean = self.without_secrets
+        shown = None if echo is None else lambda line: echo(clean(line))
+        try:
+            return run(command, environment, timeout_s=timeout_s, echo=shown, mark=self.place.mark)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"got the command {clean(str(error.filename))!r}, which was not found; expected a program on PATH"
+            ) from None
+
+    def _profile_command(self, ranks: RankReports, sampling: bool) -> list[str]:
+        report = self.place.folder / "report"
+        if self.nsys is None:
+            return torch_profiler_command(self.command, report, self.window)
+        return nsys_command(
+            self.nsys.path,
+            self.command,
+            report,
+            window=self.window,
+            ranks=ranks,
+            gpu=has_gpu(),
+            sampling=sampling,
+            temporary=self.place.scratch.parent,
+        )
+
+    def _keep_report(self, report: Path) -> Path:
+        rank = report.stem.partition("-r")[2].partition(".")[0] if "-r" in report.stem else ""
+        target = self.output / f"{self.name}{f'-r{rank}' if rank else ''}{'.sqlite' if self.nsys else '.json.gz'}"
+        if self.nsys:
+            scrub(report, target, self.environment, command=self.command)
+        else:
+            write_chrome(scrub_trace(read(report, cache=False), self.clean), target)
+        if self.keep_raw and (raw := report.with_suffix(".nsys-rep")).exists():
+            shutil.move(raw, target.with_suffix(".nsys-rep"))
+        return target
+
+    def _tax(self, profiled: Ended, plain: Ended) -> Tax:
+        folder = self.place.folder
+        of_steps = tax_of_steps(folder / PROFILED, folder / PLAIN, self.window.phase)
+        return of_steps or tax_of_runs(profiled.seconds, plain.seconds)
+
+    def _shared(self, word: str) -> str:
+        """A word of the command without the folders of this machine."""
+        return self.clean(PurePath(word).name if os.path.isabs(word) else word)
+
+
+def has_gpu() -> bool:
+    """Whether this machine passes an NVIDIA GPU on to programs."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+
+
+def temporary_folder(environment: Mapping[str, str]) -> Path:
+    """Where programs with this environment put their temporary files."""
+    return Path(environment.get("TMPDIR") or tempfile.gettempdir())
+
+
+@cache
+def _environment() -> dict[str, Any] | None:
+    """labkit's record of the machine, which needs torch, hence from a process of its own."""
+    program = (
+        "import os; from labkit.harness.environment import read_environment as read; "
+        "threads = int(os.environ.get('OMP_NUM_THREADS', 0)) or len(os.sched_getaffinity(0)); "
+        "print(read(threads).model_dump_json())"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None

@@ -1,0 +1,30 @@
+"""Numbers of a file that no capture has: a damaged or hand-made file is refused before they overflow a sum."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.nsys.trace import TraceError
+
+LATEST_NS = 1 << 62  # 146 years: past any capture, and two such times can still be added
+GREATEST_RANK = (1 << 31) - 1
+
+
+def rank_number(digits: str, where: str) -> int:
+    """The rank that `digits` say in `where`. Raises TraceError for one that a trace cannot hold."""
+    if len(digits.lstrip("0")) > len(str(GREATEST_RANK)) or int(digits) > GREATEST_RANK:
+        shown = f"{digits[:20]}..." if len(digits) > 20 else digits
+        raise TraceError(f"got rank {shown} in {where}; expected at most {GREATEST_RANK}: give it its rank's number")
+    return int(digits)
+
+
+def check_times(times_ns: NDArray[np.int64] | int, where: str) -> None:
+    """Raises TraceError where a time lies outside of any capture."""
+    low, high = int(np.min(times_ns, initial=0)), int(np.max(times_ns, initial=0))
+    farthest = high if high > -low else low
+    if abs(farthest) >= LATEST_NS:
+        raise TraceError(
+            f"got a time of {farthest} ns in {where}, expected less than {LATEST_NS} ns (146 years): the file is "
+            "damaged, or was not written by a profiler; record again"
+        )

@@ -1,0 +1,74 @@
+"""Runs whose processes carry a mark in their environment, and end when the process that started the run ends.
+
+A child process can end with its parent, but nsys starts a daemon, and that starts the program: no signal of the parent
+reaches them. So a watcher, a process of its own, waits at a pipe until the owner of the run is done or dead, and in the
+second case kills every process that has the mark and removes the folders of the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+MARK = "LABKIT_RUN"  # in the environment of a run's processes
+DONE = b"done"
+KILL_S = 10.0  # for a killed process to be gone
+
+
+@contextmanager
+def ended_with_owner(mark: str, folders: Sequence[Path] = ()) -> Iterator[None]:
+    """Inside, the death of this process ends all processes with LABKIT_RUN=`mark` and removes `folders`."""
+    watcher = subprocess.Popen(
+        [sys.executable, "-P", "-m", "labkit.system.marked_run", mark, *map(str, folders)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # what is sent to this process's group does not reach it
+    )
+    try:
+        yield
+    finally:
+        with suppress(BrokenPipeError):
+            watcher.communicate(DONE)
+
+
+def end_marked(mark: str) -> None:
+    """Kill every process with LABKIT_RUN=`mark` and what it started, until none is left."""
+    while left := _marked(mark):
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        _, alive = psutil.wait_procs(left, KILL_S)
+        if alive:  # in the hands of the system: a process that waits for a device ends when the device answers
+            return
+
+
+def _marked(mark: str) -> set[psutil.Process]:
+    found = set()
+    for process in psutil.process_iter(["environ", "status"]):
+        if (process.info["environ"] or {}).get(MARK) == mark and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.add(process)
+            with suppress(psutil.Error):
+                found.update(process.children(recursive=True))
+    return found
+
+
+def _watch(mark: str, folders: Sequence[str]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.stdin.buffer.read() == DONE:
+        return
+    end_marked(mark)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _watch(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,76 @@
+"""The commands about captures as a user meets them: what they print, to the letter."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from traces import Recorder
+
+from labkit.cli import main as cli
+from labkit.cli import trace as trace_cli
+from labkit.nsys.capture import profile as capture
+from labkit.nsys.capture.result import CaptureInterrupted
+from labkit.nsys.timeline.export import write_chrome
+
+FOLDER = "runs [/old] [bold]"  # rich would take either for markup
+Labkit = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labkit:
+    """Runs a command line in the test's folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    for console in (trace_cli.out, trace_cli.err):
+        monkeypatch.setattr(console, "_width", 200)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["labkit", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> str:
+    """A capture of one step on a CPU."""
+    recorder = Recorder()
+    recorder.range("decode/step", 0, 100)
+    recorder.range("decode/layer.0/qkv", 10, 60)
+    return str(write_chrome(recorder.trace(), tmp_path / FOLDER / "[red]capture.json"))
+
+
+def test_a_path_is_printed_as_it_is(labkit: Labkit, recorded: str) -> None:
+    for target in (f"{FOLDER}/x.html", f"{FOLDER}/x.json.gz"):
+        assert labkit("timeline", recorded, "--output", target) == (0, f"{target}\n", "")
+    code, said, _ = labkit("explain", recorded, recorded, "--output", f"{FOLDER}/y.html")
+    assert (code, said.splitlines()[-1]) == (0, f"{FOLDER}/y.html")
+
+
+def test_a_path_is_quoted_as_it_is(labkit: Labkit, recorded: str) -> None:
+    code, said, _ = labkit("stages", recorded)
+    assert code == 0
+    assert "qkv" in said
+    code, _, errors = labkit("stages", f"{FOLDER}/[bold]none.json")
+    assert code == 2
+    assert f"{FOLDER}/[bold]none.json, which does not exist" in errors
+
+
+def test_what_an_interrupted_capture_kept_is_named(
+    labkit: Labkit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Kept:
+        files = (Path(FOLDER, "run.sqlite"),)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise CaptureInterrupted(Kept())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(capture, "profile", interrupted)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    code, _, errors = labkit("profile", "--output", FOLDER, "--", "python", "x.py")
+    assert code == 130
+    assert f"interrupted; kept: {FOLDER}/run.sqlite" in errors
