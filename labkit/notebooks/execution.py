@@ -131,7 +131,7 @@ class _Client(NotebookClient):
             self._say(step["done"] / max(step["total"], 1), step["label"])
         return super().process_message(msg, cell, cell_index)
 
-    async def async_execute_cell(self, cell: NotebookNode, cell_index: int, **options: Any) -> NotebookNode:
+    async def async_execute_cell(self, cell: NotebookNode, cell_index: int, **options: Any) -> NotebookNode:  # type: ignore[override]
         """Raises TimeoutError for a cell that takes too long, after the time that it has to clean up.
 
         nbclient's own limit would kill the kernel with what the cell has started.

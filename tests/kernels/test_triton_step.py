@@ -5,7 +5,7 @@ import torch
 from gpus import INTERPRETED
 
 from labkit.kernels import gpu
-from labkit.kernels.decode_step import triton_impl
+from labkit.kernels.decode_step import triton_kernels
 from labkit.kernels.tuned import Tile
 
 SEQUENCES, PROGRAMS, PADDED = 3, 600, 16
@@ -13,11 +13,11 @@ pytestmark = INTERPRETED
 
 
 def next_tokens(best: torch.Tensor, where: torch.Tensor, block: int = 256) -> list[int]:
-    """What `_next_step` makes of each program's best logit and its row."""
+    """What `next_step_kernel` makes of each program's best logit and its row."""
     tokens = torch.full((SEQUENCES,), 77)
     positions, past = torch.tensor([4, 0, 190], dtype=torch.int32), torch.tensor([6], dtype=torch.int32)
     gpu.Launcher()(
-        triton_impl._next_step,
+        triton_kernels.next_step_kernel,
         (1,),
         Tile(1, 1024),
         tokens_ptr=tokens,

@@ -32,8 +32,8 @@ def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> N
         for mine, theirs in ((own.keys, layer.keys), (own.values, layer.values)):
             kept = theirs[:, :, :length] if theirs.shape[2] >= length else theirs
             mine[index][:, :, length - held : length, : config.head_dim] = kept
-    counts = config.positions_from_mask and attention_mask is not None
-    own.take_over(length, counted(attention_mask[:, :length]) if counts else None)
+    counting = attention_mask if config.positions_from_mask else None
+    own.take_over(length, None if counting is None else counted(counting[:, :length]))
 
 
 def hand_back(own: KVCache, given: Cache) -> None:

@@ -1,0 +1,123 @@
+"""The kernels of a decode step that no single op has: embedding, two regions from the same rows, choice of a token."""
+
+import triton
+import triton.language as tl
+
+from ..mlp_gemm.triton_impl import mlp_tile
+from ..qkv_gemm.triton_impl import qkv_tile
+from ..tiles import product, quarter_of, wait_for_previous
+
+
+@triton.jit
+def embed_kernel(
+    out_ptr, table_ptr, scales_ptr, tokens_ptr, begin, position_table_ptr, positions_ptr, offset,
+    eps, gain_ptr, shift_ptr,
+    E: tl.constexpr, GROUP: tl.constexpr, POSITIONS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out [M, E] = norm(table[begin + token]) + position_table[position + offset], one row per program."""
+    wait_for_previous(PDL)
+    m = tl.program_id(0)
+    token = (begin + tl.maximum(tl.load(tokens_ptr + m), 0)).to(tl.int64)  # -1: no logit was a number
+    k = tl.arange(0, BLOCK)
+    inside = k < E
+    if GROUP == 0:
+        x = tl.load(table_ptr + token * E + k, mask=inside, other=0.0).to(tl.float32)
+    else:
+        WIDTH: tl.constexpr = (E + 3) // 4
+        words = tl.load(table_ptr + token * WIDTH + k % WIDTH, mask=inside, other=0)
+        quarter = k // WIDTH
+        x = tl.where(quarter == 0, quarter_of(words, 0), quarter_of(words, 1))
+        x = tl.where(quarter == 2, quarter_of(words, 2), x)
+        x = tl.where(quarter == 3, quarter_of(words, 3), x)
+        x *= tl.load(scales_ptr + token * ((E + GROUP - 1) // GROUP) + k // GROUP, mask=inside, other=0.0)
+    if NORM != "none":
+        if NORM == "layer":
+            x = tl.where(inside, x - tl.sum(x) / E, 0.0)
+        x = x * tl.rsqrt(tl.sum(x * x) / E + eps) * tl.load(gain_ptr + k, mask=inside, other=0.0)
+        if SHIFT:
+            x += tl.load(shift_ptr + k, mask=inside, other=0.0)
+    if POSITIONS:
+        position = (tl.load(positions_ptr + m) + offset).to(tl.int64)
+        x += tl.load(position_table_ptr + position * E + k, mask=inside, other=0.0)
+    tl.store(out_ptr + m.to(tl.int64) * E + k, x, mask=inside)
+
+
+@triton.jit
+def qkv_and_mlp_kernel(
+    qkv_programs, queries_ptr, keys_ptr, values_ptr, M, C, eps, x_ptr, gain_ptr, shift_ptr,
+    w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
+    act_ptr, N, mlp_eps, mlp_gain_ptr, mlp_shift_ptr, mlp_w_ptr, mlp_scales_ptr, mlp_bias_ptr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
+    MLP_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Regions 1 and 3 of a parallel layer, which read the same rows, each by some of the programs."""
+    at = tl.program_id(0)
+    if at < qkv_programs:
+        qkv_tile(
+            at, queries_ptr, keys_ptr, values_ptr, x_ptr, M, C, eps,
+            x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
+            NORM, SHIFT, "none", K, GROUP, BIAS, HQ, HKV, D, DP, R, INTERLEAVED, T, BN, BK, MP, DOT, PDL,
+        )  # fmt: skip
+    else:
+        mlp_tile(
+            at - qkv_programs, act_ptr, x_ptr, M, N, mlp_eps,
+            x_ptr, x_ptr, x_ptr, mlp_gain_ptr, mlp_shift_ptr, mlp_w_ptr, mlp_scales_ptr, mlp_bias_ptr,
+            NORM, SHIFT, False, False, "none", K, GROUP, MLP_BIAS, ACTIVATION, GATED, BN, BK, MP, DOT, PDL,
+        )  # fmt: skip
+
+
+@triton.jit
+def head_argmax_kernel(
+    best_ptr, where_ptr, M, N, eps, gain_ptr, shift_ptr, x_ptr, w_ptr, scales_ptr, bias_ptr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The largest logit of BN, and the first row that has it, to best and where [programs, MP]; NaN counts as -inf."""
+    tile = tl.program_id(0)
+    rows = tile * BN + tl.arange(0, BN)
+    inside = rows < N
+    y = product(
+        w_ptr, scales_ptr, rows, inside, x_ptr, x_ptr, x_ptr, gain_ptr, shift_ptr, eps, x_ptr, M,
+        K, GROUP, NORM, SHIFT, False, False, "none", BN, BK, MP, DOT, PDL,
+    )  # fmt: skip
+    if BIAS:
+        y += tl.load(bias_ptr + rows, mask=inside, other=0.0)[:, None]
+    y = tl.where(inside[:, None] & (y == y), y, float("-inf"))
+    best = tl.max(y, axis=0)
+    where = tl.min(tl.where(y == best[None, :], rows[:, None], N), axis=0)
+    at = tile * MP + tl.arange(0, MP)
+    tl.store(best_ptr + at, best)
+    tl.store(where_ptr + at, where)
+
+
+@triton.jit
+def next_step_kernel(
+    tokens_ptr, past_ptr, positions_ptr, best_ptr, where_ptr, programs, M,
+    CHOOSE: tl.constexpr, MB: tl.constexpr, MP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Moves slot and positions on by one; with CHOOSE, the next tokens are those of the largest logits, the first of
+    equal ones, and -1 where no logit is a number.
+    """
+    wait_for_previous(PDL)
+    m = tl.arange(0, MB)
+    if CHOOSE:
+        best = tl.full((BLOCK, MB), float("-inf"), tl.float32)
+        where = tl.full((BLOCK, MB), 2147483647, tl.int32)
+        for begin in range(0, programs, BLOCK):
+            program = begin + tl.arange(0, BLOCK)
+            mask = (program < programs)[:, None] & (m < M)[None, :]
+            at = program[:, None] * MP + m[None, :]
+            theirs = tl.load(best_ptr + at, mask=mask, other=float("-inf"))
+            rows = tl.load(where_ptr + at, mask=mask, other=0)
+            where = tl.where(theirs > best, rows, where)
+            best = tl.maximum(best, theirs)
+        largest = tl.max(best, axis=0)
+        first = tl.min(tl.where(best == largest[None, :], where, 2147483647), axis=0)
+        token = tl.where(largest == float("-inf"), -1, first)
+        tl.store(tokens_ptr + m, token.to(tl.int64), mask=m < M)
+    tl.store(positions_ptr + m, tl.load(positions_ptr + m, mask=m < M) + 1, mask=m < M)
+    tl.store(past_ptr, tl.load(past_ptr) + 1)
