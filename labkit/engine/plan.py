@@ -15,6 +15,7 @@ from labkit.engine.checkpoints import as_saved, begin_saving
 from labkit.engine.engine import EncoderEngine, FusedEngine, InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import fused_encoder_model
+from labkit.engine.memory.slots import SlotPool
 from labkit.engine.options import DTYPES, Options, read_options
 from labkit.engine.parallel.ranks import Ranks, join_ranks
 from labkit.engine.runners.layer_range import LayerRange
@@ -199,7 +200,8 @@ def wrap(plan: Plan, weights: ModelWeights) -> InferenceEngine:
             consume=plan.consumed is not None,
         )
         return EncoderEngine(injected, options, plan.impl, request.policy.layers.split(".")[0])
-    staged = StagedRunner(LayerRange(weights, plan.part, plan.impl, plan.device, plan.ranks))
+    pool = SlotPool(plan.part.local, weights.cache_dtype, plan.device) if plan.impl == "triton" else None
+    staged = StagedRunner(LayerRange(weights, plan.part, plan.impl, plan.device, plan.ranks, pool))
     module = FusedCausalLM(
         request.hf_config,
         request.config,

@@ -18,17 +18,22 @@ class LayerRange:
     """A range of a model's layers, with or without embedding and head, as one implementation reads it.
 
     part: which layers, heads and rows these are. ranks: the way to the processes that have the other heads and rows of
-    the same layers; None: they are whole. `one_at_a_time`: threads may share an engine, and a step owns the workspace
-    and the rotary tables.
+    the same layers; None: they are whole. pool: where caches borrow their memory on a GPU; None: they have their own.
+    `one_at_a_time`: threads may share an engine, and a step owns the workspace and the rotary tables.
     """
 
     def __init__(
-        self, weights: ModelWeights, part: Shard, impl: str, device: torch.device, ranks: Ranks | None = None
+        self,
+        weights: ModelWeights,
+        part: Shard,
+        impl: str,
+        device: torch.device,
+        ranks: Ranks | None = None,
+        pool: SlotPool | None = None,
     ) -> None:
         self.weights, self.part, self.impl, self.device, self.ranks = weights, part, impl, device, ranks
-        self.config = part.local
+        self.pool, self.config = pool, part.local
         self.rotary = RotaryTables(self.config.rotary, device)
-        self.pool = SlotPool(self.config, weights.cache_dtype, device) if impl == "triton" else None
         self.one_at_a_time = Lock()
 
     @property
