@@ -1,5 +1,5 @@
-// Reads memory as the GEMM does, one forward stream per thread, and nothing else: the limit that a decode step is held
-// to.
+// Reads memory as the GEMM does, one forward stream per thread, and does nothing else. This is the limit that decode
+// steps are compared with.
 #include "simd.h"
 #include "team.h"
 
@@ -11,7 +11,8 @@ extern "C" int64_t labkit_read_ns(const char* data, int64_t bytes, int32_t threa
   {
     constexpr int64_t kStep = 4 * kLine;
     const int64_t steps = bytes / kStep, team = omp_get_num_threads(), thread = omp_get_thread_num();
-    vf once[4] = {}, twice[4] = {};  // two sums: with one, Intel's cores run ahead of their own prefetches
+    // Two sums for each vector. With one, Intel's cores execute so far ahead that loads overtake the prefetches.
+    vf once[4] = {}, twice[4] = {};
     for (int64_t step = steps * thread / team; step < steps * (thread + 1) / team; ++step) {
       const char* from = data + step * kStep;
       for (int u = 0; u < 4; ++u) prefetch_once(from + kPrefetchBytes + u * kLine);

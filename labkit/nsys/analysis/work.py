@@ -25,10 +25,10 @@ UNSEEN = 0.5  # of a stage's time, in one stretch
 class StepWork:
     """`pieces`: one row per GPU operation, operator or range of a stage that belongs to a step:
 
-    step (position in `steps`), instance (the range of its stage within this step, as a number), layer (-1: none),
-    stage (NO_STAGE: none), start_ns, end_ns, own_ns (its duration without what is nested in it), new_ns (the part of
-    the step's time that it covers and no piece that began before it), communication (bool), exposed_ns (of
-    communication: while nothing is computed on its device).
+    step (position in `steps`), instance (a number for the range of its stage within this step), layer (-1: none),
+    stage (NO_STAGE: none), start_ns, end_ns, own_ns (its duration without what is nested in it), new_ns (how much of
+    the step's time it covers that no earlier piece does), communication (bool), exposed_ns (of communication: the time
+    in which nothing is computed on its device).
 
     `steps`: those of labkit.nsys.analysis.steps, with idle_ns: the time in which nothing of the process runs. A step's
     idle_ns, the new_ns of its pieces and the time of work that belongs to no step add up to its duration_ns.

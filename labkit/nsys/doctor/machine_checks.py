@@ -39,7 +39,7 @@ Fact = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Inventory:
-    """What `labkit.nsys.doctor.inventory` found, in a process of its own, which may die of what it loads."""
+    """What `labkit.nsys.doctor.inventory` found. It runs in a process of its own, because loading things may end it."""
 
     facts: Mapping[str, Fact]
 

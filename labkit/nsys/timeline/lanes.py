@@ -27,7 +27,7 @@ Traces = Trace | Mapping[str, Trace] | Sequence[Trace]
 
 @dataclass(frozen=True)
 class Lanes:
-    """The events by lane and within it by time; an event is known by its place in these arrays.
+    """The events by lane, and within a lane by time. The number of an event is its place in these arrays.
 
     Times are nanoseconds from the zero of each trace: the start of its first decode step, where all have one.
     """
@@ -35,7 +35,7 @@ class Lanes:
     names: tuple[str, ...]  # of the traces
     traces: tuple[Trace, ...]
     zeros_ns: tuple[int, ...]  # on each trace's own clock
-    aligned: str  # what those are
+    aligned: str  # what the zeros are, in words
     strips: tuple[Strip, ...]
     start: Ints
     end: Ints

@@ -11,12 +11,15 @@ from labkit.nsys.analysis.nesting import Ints
 from labkit.nsys.timeline.lanes import Lanes
 from labkit.nsys.timeline.shades import SHADES, Codes
 
-CLASSES = 4  # of how busy columns are, for which neighbours to merge
+CLASSES = 4  # of busyness: neighbouring columns of one class are merged
 
 
 @dataclass(frozen=True)
 class Rectangles:
-    """One array element each: an event, or several narrow ones of a lane merged, of which `shade` is what most is."""
+    """Arrays with an element for each rectangle: an event, or several narrow events of a lane merged into one.
+
+    shade: the one that takes most of the rectangle's time.
+    """
 
     lane: NDArray[np.int32]
     start: Ints

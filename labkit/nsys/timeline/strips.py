@@ -22,7 +22,7 @@ MAX_LEVELS = 32  # of one strip; what nests deeper is left out, and counted
 
 @dataclass(frozen=True)
 class Strip:
-    """Lanes that belong together: what one thread or stream did of one kind, by nesting."""
+    """Lanes that belong together: what one thread or stream did, of one kind, with a lane for each level of nesting."""
 
     trace: int
     process: int
@@ -46,7 +46,7 @@ class StripEvents:
 
 
 def cut(at: int, trace: Trace, attribution: Attribution | None, first: int) -> tuple[list[Strip], list[StripEvents]]:
-    """The strips of trace number `at`, whose first lane is `first`, and its events, shaded as `shades` says."""
+    """The strips of trace number `at`, and its events with the shades of their stages. Its first lane is `first`."""
     threads, of_range, of_call = _threads(trace)
     streams, of_operation = _streams(trace)
     kinds = len(OF_A_THREAD)

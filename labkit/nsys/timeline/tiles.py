@@ -20,17 +20,18 @@ from labkit.nsys.timeline.shades import SHADES, Codes
 from labkit.system.errors import UserError
 
 COLUMNS = 512
-WIDE = 2  # columns from which an event is drawn by itself
+WIDE = 2  # the least number of columns of an event that is drawn by itself
 FAINTEST = 48  # of 255, for a column that holds anything at all
 LEVELS_KEPT = 12
 
 
 @dataclass(frozen=True)
 class TimelineTile:
-    """Events of at least WIDE columns, in the order of their shades, and for the rest of them `fill` and `shade`.
+    """A part of the timeline at one scale.
 
-    These two have a row for each of `lanes`, the lanes that are not empty here, and a column for each of the tile's:
-    the share of 255 in which the lane is busy, and the shade that most of it has.
+    events: those of at least WIDE columns, in the order of their shades. lanes: those that are not empty here. fill and
+    shade have a row for each of `lanes` and a column for each of the tile's: how busy the lane is, as a share of 255,
+    and the shade that most of that time has.
     """
 
     events: Ints
