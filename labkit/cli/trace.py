@@ -44,10 +44,7 @@ def profile(
     command: Annotated[
         list[str] | None, typer.Argument(help="After --: a program and its arguments, torchrun's too.")
     ] = None,
-    impl: Annotated[
-        str,
-        typer.Option(help="Without a command: fused, hf-eager, ...; a command finds it in LABKIT_IMPL."),
-    ] = "fused",
+    impl: Annotated[str, typer.Option(help="fused, hf-eager, ...; a command finds it in LABKIT_IMPL.")] = "fused",
     model: Annotated[str, typer.Option(help="Without a command: a preset, a checkpoint folder, or a hub id.")] = "gpt2",
     dtype: Annotated[str, typer.Option(help="Without a command: float32, bfloat16 or float16.")] = "float32",
     batch: Annotated[int, typer.Option(help="Without a command: sequences at once.")] = 1,
@@ -61,12 +58,8 @@ def profile(
         str | None, typer.Option("--range", help="Capture only this NVTX range, NAME@DOMAIN, or cudaProfilerApi.")
     ] = None,
     occurrence: Annotated[int, typer.Option(help="Which phase or range of that name, from 1 on.")] = 1,
-    ranks: Annotated[
-        str, typer.Option(help="Of a torchrun command: one report of all ranks, or one per-rank.")
-    ] = "one",
-    source: Annotated[
-        str, typer.Option(help="nsys, torch (torch.profiler), or auto: nsys where there is one.")
-    ] = "auto",
+    ranks: Annotated[str, typer.Option(help="Of a torchrun command: one report of all, or one per-rank.")] = "one",
+    source: Annotated[str, typer.Option(help="nsys, torch (torch.profiler), or auto: nsys if installed.")] = "auto",
     tax: Annotated[bool, typer.Option(help="Run once more unprofiled, to tell what profiling costs.")] = True,
     sampling: Annotated[bool, typer.Option(help="Let nsys sample the CPUs too.")] = False,
     keep_raw: Annotated[bool, typer.Option(help="Keep nsys's own report, with the secrets in it.")] = False,
@@ -100,6 +93,10 @@ def profile(
         keep_raw=keep_raw,
         environment={"LABKIT_IMPL": impl} | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
     )
+    _show(taken)
+
+
+def _show(taken: Capture) -> None:
     out.print(f"captured by {taken.record.profiler}")
     if taken.record.tax:
         out.print(f"profiling tax {taken.record.tax}")
