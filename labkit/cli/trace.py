@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -18,6 +18,9 @@ from labkit.stages import Phase
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 from labkit.system.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from labkit.nsys.capture.result import Capture
 
 out = Console(markup=False, highlight=False)  # a "[" in a path or in a name of a capture is a "["
 err = Console(stderr=True, markup=False, highlight=False)
@@ -41,10 +44,7 @@ def profile(
     command: Annotated[
         list[str] | None, typer.Argument(help="After --: a program and its arguments, torchrun's too.")
     ] = None,
-    impl: Annotated[
-        str,
-        typer.Option(help="Without a command: fused, hf-eager, ...; a command finds it in LABKIT_IMPL."),
-    ] = "fused",
+    impl: Annotated[str, typer.Option(help="fused, hf-eager, ...; a command finds it in LABKIT_IMPL.")] = "fused",
     model: Annotated[str, typer.Option(help="Without a command: a preset, a checkpoint folder, or a hub id.")] = "gpt2",
     dtype: Annotated[str, typer.Option(help="Without a command: float32, bfloat16 or float16.")] = "float32",
     batch: Annotated[int, typer.Option(help="Without a command: sequences at once.")] = 1,
@@ -58,12 +58,8 @@ def profile(
         str | None, typer.Option("--range", help="Capture only this NVTX range, NAME@DOMAIN, or cudaProfilerApi.")
     ] = None,
     occurrence: Annotated[int, typer.Option(help="Which phase or range of that name, from 1 on.")] = 1,
-    ranks: Annotated[
-        str, typer.Option(help="Of a torchrun command: one report of all ranks, or one per-rank.")
-    ] = "one",
-    source: Annotated[
-        str, typer.Option(help="nsys, torch (torch.profiler), or auto: nsys where there is one.")
-    ] = "auto",
+    ranks: Annotated[str, typer.Option(help="Of a torchrun command: one report of all, or one per-rank.")] = "one",
+    source: Annotated[str, typer.Option(help="nsys, torch (torch.profiler), or auto: nsys if installed.")] = "auto",
     tax: Annotated[bool, typer.Option(help="Run once more unprofiled, to tell what profiling costs.")] = True,
     sampling: Annotated[bool, typer.Option(help="Let nsys sample the CPUs too.")] = False,
     keep_raw: Annotated[bool, typer.Option(help="Keep nsys's own report, with the secrets in it.")] = False,
@@ -71,9 +67,7 @@ def profile(
     output: Annotated[Path, typer.Option(help="Folder for the capture and its record.")] = Path("runs"),
 ) -> None:
     """Profile a command given after `--`, or without one labkit's own run of a model, and scrub what it leaves."""
-    from labkit.nsys.capture import result
     from labkit.nsys.capture.command import Window
-    from labkit.nsys.capture.profile import profile as take
     from labkit.studies.traces import own_command
 
     if stage is not None and range_ is not None:
@@ -86,37 +80,47 @@ def profile(
         command = own_command(model, impl, **options)
         name = name or f"{Path(model).name}-{impl}"
     window = Window.of_phase(stage, occurrence) if stage else Window(range_, occurrence)
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # ends the profiler and keeps what there is, as Ctrl-C does
-    try:
-        with progress_bar(err) as follow:
-            taken = take(
-                command,
-                name=name,
-                output=output,
-                case=case,
-                window=window,
-                ranks=cast(RankReports, ranks),
-                source=cast(Source, source),
-                tax=tax,
-                sampling=sampling,
-                keep_raw=keep_raw,
-                environment={"LABKIT_IMPL": impl} | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
-                echo=lambda line: err.print(line),
-                progress=follow,
-            )
-    except result.CommandFailedError as failed:
-        err.print(f"error: {failed!s}", style="red", soft_wrap=True)
-        raise typer.Exit(failed.exit_code if 0 < failed.exit_code < 256 else 1) from None
-    except result.CaptureInterrupted as stopped:
-        err.print(f"interrupted; kept: {stopped.capture.files[0] if stopped.capture else 'nothing'}")
-        raise typer.Exit(130) from None
+    taken = _take(
+        command,
+        name=name,
+        output=output,
+        case=case,
+        window=window,
+        ranks=cast(RankReports, ranks),
+        source=cast(Source, source),
+        tax=tax,
+        sampling=sampling,
+        keep_raw=keep_raw,
+        environment={"LABKIT_IMPL": impl} | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
+    )
+    _show(taken)
+
+
+def _show(taken: Capture) -> None:
     out.print(f"captured by {taken.record.profiler}")
     if taken.record.tax:
         out.print(f"profiling tax {taken.record.tax}")
     for file in (*taken.files, taken.record_file):
         out.print(str(file), soft_wrap=True)
+
+
+def _take(command: list[str], **options: Any) -> Capture:
+    """The capture, with its progress on stderr. One that fails or is interrupted ends this process."""
+    from labkit.nsys.capture.profile import profile as take
+    from labkit.nsys.capture.result import CaptureInterrupted, CommandFailedError
+
+    # SIGTERM ends the profiler and keeps what there is, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with progress_bar(err) as follow:
+            return take(command, echo=err.print, progress=follow, **options)
+    except CommandFailedError as failed:
+        err.print(f"error: {failed}", style="red", soft_wrap=True)
+        raise typer.Exit(failed.exit_code if 0 < failed.exit_code < 256 else 1) from None
+    except CaptureInterrupted as stopped:
+        kept = stopped.capture.files[0] if stopped.capture else "nothing"
+        err.print(f"interrupted; kept: {kept}", soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 def doctor(

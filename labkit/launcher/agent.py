@@ -1,7 +1,7 @@
-"""torchrun, with the rank that failed first as its last word: `-m labkit.launcher.agent ARGUMENTS OF TORCHRUN`.
+"""Runs torchrun, and says last which rank failed first and why: `-m labkit.launcher.agent ARGUMENTS OF TORCHRUN`.
 
-torchrun's own report names a rank without what it said, in a wall of text. The exit code is torchrun's: 0, or 1 where
-a rank failed; 130 after Ctrl-C, 143 after SIGTERM.
+torchrun's own report is long and does not quote the rank. The exit code is torchrun's: 0, or 1 where a rank failed; 130
+after Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def blamed(logs: Path, failed: Mapping[int, Any]) -> RankFailure:
-    """The cause among the ranks of this machine, by what torchrun tells of them and what they wrote.
+    """The failure of this machine's ranks that caused the others, from torchrun's record and from what they wrote.
 
-    failed: the `ProcessFailure` of each rank, the one that torchrun saw first in front. Ranks that it ended itself are
-    not to blame, unless their own error was about to end them.
+    failed: the `ProcessFailure` of each rank; torchrun puts the one that it saw first in front. Ranks that torchrun
+    ended itself are not to blame, unless they had raised an error of their own.
     """
     seen, first = next(iter(failed.items()))
     before = seen - first.local_rank  # ranks of other machines

@@ -22,8 +22,9 @@ SHUTDOWN_S = 5  # from Ctrl-C, or another rank's failure, until a rank that does
 
 @dataclass(frozen=True)
 class World:
-    """Which ranks run here: `tp` in all, as many on each of `nodes` machines. Of those this is `node_rank`; None:
-    torchrun's c10d rendezvous gives the ranks out as it likes.
+    """The ranks of a run and its machines: `tp` ranks in all, shared out evenly over `nodes` machines.
+
+    node_rank: the number of this machine; None leaves the numbers to torchrun's c10d rendezvous.
 
     Raises ValueError for what does not fit together.
     """
@@ -55,7 +56,7 @@ class World:
 
 
 def program(command: Sequence[str], *, module: bool = False, no_python: bool = False) -> list[str]:
-    """What each rank runs: a script or, by `module`, a module, with its arguments; by `no_python` any command.
+    """The command line of each rank: a Python script with its arguments, a `module`, or (`no_python`) any program.
 
     Raises ValueError where there is no such script.
     """
@@ -71,7 +72,7 @@ def program(command: Sequence[str], *, module: bool = False, no_python: bool = F
 
 
 def torchrun_arguments(world: World, command: Sequence[str], timeout_s: float) -> list[str]:
-    """Of `python -m torch.distributed.run`. timeout_s: how long node rank 0 waits for the others."""
+    """The arguments of `python -m torch.distributed.run`. timeout_s: how long node rank 0 waits for the others."""
     if world.rendezvous is None:
         where = ["--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-id=labkit", "--local-addr=127.0.0.1"]
     elif world.node_rank is None:  # told what it would ask the machine's name for, which need not lead anywhere

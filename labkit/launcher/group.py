@@ -30,11 +30,11 @@ def ensure_process_group(
     start_timeout_s: float | None = None,
     init_method: str = "env://",
 ) -> None:
-    """Afterwards torch.distributed is initialised: gloo on "cpu"; on "cuda" NCCL, and gloo for tensors of the CPU.
+    """Initialise torch.distributed: with gloo on "cpu", with NCCL on "cuda" and gloo for tensors of the CPU.
 
-    A group that is there already is kept. A new one is of all processes that torchrun has started (RANK, WORLD_SIZE,
-    MASTER_ADDR, MASTER_PORT), is destroyed when the process ends, and its collectives raise after `timeout_s`. On a CPU
-    each rank then keeps to its share of the processors (`labkit.launcher.shares`); on GPUs each has its own.
+    A group that has been initialised before is kept. A new one holds all processes that torchrun has started (RANK,
+    WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and is destroyed when the process ends; its collectives raise after
+    `timeout_s`. On a CPU each rank then keeps to its share of the processors (`labkit.launcher.shares`).
 
     start_timeout_s: how long the ranks wait for each other here; by default LABKIT_START_TIMEOUT, else 60 s. Where all
     are on one machine, gloo listens on its loopback interface alone, unless GLOO_SOCKET_IFNAME names another one.

@@ -1,4 +1,4 @@
-"""Run a notebook from start to end in a fresh kernel and tell the truth about how it went."""
+"""Run a notebook from start to end in a fresh kernel, and report how each run ended."""
 
 import asyncio
 import math
@@ -35,6 +35,8 @@ Progress = Callable[[float, int, str], None]  # cells done, a running cell count
 
 @dataclass(frozen=True)
 class RunReport:
+    """How a run ended, and the files that it wrote."""
+
     status: Literal["passed", "failed"]
     notebook: Path
     html: Path
@@ -104,7 +106,7 @@ def _read(path: Path) -> NotebookNode:
 
 
 class _Client(NotebookClient):
-    """Follows the cells, and the progress that a cell shows of itself."""
+    """Tells which cell runs, what progress it shows, and ends one that takes too long."""
 
     def __init__(self, notebook: NotebookNode, report: Progress | None, timeout_s: float | None) -> None:
         kernel = notebook.metadata.get("kernelspec", {}).get("name", "python3")
@@ -131,12 +133,14 @@ class _Client(NotebookClient):
             self._say(step["done"] / max(step["total"], 1), step["label"])
         return super().process_message(msg, cell, cell_index)
 
-    async def async_execute_cell(self, cell: NotebookNode, cell_index: int, **options: Any) -> NotebookNode:  # type: ignore[override]
+    async def async_execute_cell(
+        self, cell: NotebookNode, cell_index: int, execution_count: int | None = None, store_history: bool = True
+    ) -> NotebookNode:
         """Raises TimeoutError for a cell that takes too long, after the time that it has to clean up.
 
         nbclient's own limit would kill the kernel with what the cell has started.
         """
-        running = asyncio.ensure_future(super().async_execute_cell(cell, cell_index, **options))
+        running = asyncio.ensure_future(super().async_execute_cell(cell, cell_index, execution_count, store_history))
         done, _ = await asyncio.wait({running}, timeout=self.timeout_s)
         if done:
             return running.result()

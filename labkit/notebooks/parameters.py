@@ -1,4 +1,4 @@
-"""What a notebook's tagged `parameters` cell says: names, types, defaults, help; and values checked against it."""
+"""The parameters of a notebook, read from its cell tagged `parameters`, and values checked against their types."""
 
 import ast
 import difflib

@@ -1,4 +1,4 @@
-"""An executed notebook as one HTML file that needs nothing else: no network, no files beside it."""
+"""An executed notebook as one HTML file that needs no network and no other file."""
 
 import json
 from collections.abc import Mapping

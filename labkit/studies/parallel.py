@@ -1,4 +1,4 @@
-"""All that a notebook shows of tensor parallelism: one rank against more, and how the ranks of a step wait."""
+"""What a notebook shows of tensor parallelism: the times of one rank and of more, and how ranks wait in a step."""
 
 from __future__ import annotations
 

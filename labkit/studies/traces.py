@@ -26,7 +26,7 @@ BUNDLED_SIDES = ("gpt2-hf-eager", "gpt2-fused")
 
 @dataclass(frozen=True)
 class CapturePair:
-    """`remarks`: what the reader of a figure made of these has to know."""
+    """The captures of both sides. `remarks`: what a reader of their figures has to know."""
 
     vanilla: Capture
     fused: Capture

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class AppendedLines:
-    """What has been written to a file, as lines: in `lines` all of them, without their ends; `echo` is given each."""
+    """Follows a file: `lines` collects its lines without their ends, and `echo` is called with each."""
 
     def __init__(self, descriptor: int, echo: Callable[[str], None] | None = None) -> None:
         self.lines: list[str] = []

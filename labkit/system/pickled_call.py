@@ -1,4 +1,4 @@
-"""Function calls on their way to another process: those of notebooks, lambdas and closures go by value."""
+"""Pickles function calls for another process; functions of notebooks, lambdas and closures are pickled by value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.system.errors import UserError
 
 
 def pickle_call(function: Callable[[], Any], name: str | None = None) -> bytes:
-    """`function`, to be called without arguments there. `name`: of what it is, for the error.
+    """The pickle of `function`, which is called without arguments there. name: what the error calls it.
 
     Raises ValueError for what cannot be pickled.
     """

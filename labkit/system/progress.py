@@ -1,4 +1,4 @@
-"""How far a long piece of work is: a bar in the terminal, and what a notebook cell tells whoever runs the notebook."""
+"""The progress of a long piece of work: as a bar in the terminal, and as an output of a notebook cell."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -15,6 +15,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from pages import Page
 
+from labkit.cli.main import main
 from labkit.notebooks import NotebookError, ParameterError, run_notebook
 
 PARAMETERS = 'name: str = "world"  # whom to greet\ntimes: int = 1\n'
@@ -196,3 +197,13 @@ def test_any_notebooks_report_opens_without_a_network(tmp_path: Path) -> None:
     assert page.outside == []
     assert len(page.figures) == 2
     assert sum("plotly.js v" in script for script in page.scripts) == 1
+
+
+def test_the_command_takes_a_limit_for_each_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["labkit", "run", str(tmp_path / "n.ipynb"), "--timeout", "0", "-p", "x", "1"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "expected a number of seconds above 0" in capsys.readouterr().err

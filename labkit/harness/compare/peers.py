@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from transformers.generation import BaseStreamer
 
 from labkit.harness.compare.baselines import Baseline, comparison_device
 from labkit.system.errors import RunError, UserError
+from labkit.system.owned_folder import owned_folder
 from labkit.weights.source import ModelSource
 
 LLAMA_CPP = "llama.cpp"
@@ -50,8 +50,8 @@ def unavailable() -> str | None:
 @contextmanager
 def converted(name: str, model: str, *, dtype: str, seed: int) -> Iterator[Path]:
     """`model` as the GGUF file of a peer, for as long as the context lasts. RuntimeError: the converter failed."""
-    with TemporaryDirectory(prefix="labkit-") as folder:
-        target = Path(folder, "model.gguf")
+    with owned_folder("labkit-gguf-") as folder:
+        target = folder / "model.gguf"
         arguments = [os.environ[SOURCES], model, str(seed), dtype, PEERS[name] or "", str(target)]
         command = [sys.executable, "-P", "-m", "labkit.harness.compare.gguf", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

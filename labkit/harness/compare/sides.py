@@ -11,12 +11,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from labkit.system.errors import RunError, UserError
 from labkit.system.lifetime import kill_session
+from labkit.system.owned_folder import owned_folder
 
 FIXED = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # the parent has already resolved the model
 SECONDS_TO_END = 10
@@ -131,7 +131,7 @@ class Side:
             self._joins: list[dict[str, Any]] = [{}]
             self._processes = [self._stack.enter_context(SideProcess(name, threads))]
             return
-        rendezvous = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="labkit-"))) / "store"
+        rendezvous = self._stack.enter_context(owned_folder("labkit-side-")) / "store"
         joins = [{"rank": rank, "ranks": ranks, "rendezvous": rendezvous.as_uri()} for rank in range(ranks)]
         self._joins = [{"join": join} for join in joins]
         self._processes = [

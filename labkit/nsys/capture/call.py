@@ -1,4 +1,4 @@
-"""Runs one pickled call, `-m labkit.nsys.capture.call FILE`: how a function of a notebook gets a process of its own."""
+"""Runs one pickled call, `-m labkit.nsys.capture.call FILE`, so that a function of a notebook can be profiled."""
 
 import pickle
 import sys

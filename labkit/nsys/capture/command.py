@@ -15,7 +15,7 @@ from labkit.system.errors import UserError
 RankReports = Literal["one", "per-rank"]
 Source = Literal["auto", "nsys", "torch"]
 PROFILER_API = "cudaProfilerApi"
-# Options of these programs that stand alone; all others take the next argument as their value.
+# Options of torchrun without a value; all others take the next argument as their value.
 TORCHRUN_FLAGS = {
     "--standalone",
     "--no-python",
@@ -28,6 +28,7 @@ TORCHRUN_FLAGS = {
     "--pin",
     "--no-pin",
 }
+# Options of python with a value; all others have none.
 PYTHON_VALUES = {"-W", "-X", "--check-hash-based-pycs"}
 
 
@@ -103,9 +104,9 @@ def nsys_command(
 
 
 def torch_profiler_command(command: Sequence[str], output: Path, window: Window) -> list[str]:
-    """The same Python program inside torch.profiler, which writes OUTPUT.json, or OUTPUT-rN.json for each rank.
+    """A Python program inside torch.profiler, which writes OUTPUT.json, or OUTPUT-rN.json for each rank.
 
-    Raises ValueError for what is no Python program, and for a range that is not a phase: nsys is needed for those.
+    Raises ValueError for other programs, and for a range that is not a phase: those need nsys.
     """
     if window.name is not None and window.phase is None:
         raise UserError(

@@ -64,8 +64,6 @@ def profile(
     run_environment = dict(os.environ) | dict(environment or {})
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
-    say = progress or (lambda done, total, label: None)
-    total = 3 if tax else 2
     with workplace(folder, temporary_folder(run_environment)) as place:
         job = CaptureJob(
             command=words or _call(pickled, place.folder),
@@ -78,16 +76,29 @@ def profile(
             case=dict(case or {}),
             keep_raw=keep_raw,
         )
-        say(0, total, f"profiling with {job.profiler}")
-        ended = job.run_profiled(ranks, sampling, timeout_s, echo)
-        say(1, total, "reading and scrubbing the report")
-        reports = job.collect(ended)
-        plain = None
-        if tax and reports and ended.well:
-            say(2, total, "the same run without a profiler")
-            plain = job.run_plain(timeout_s)
-        capture = job.keep(reports, ended, plain) if reports else None
-        say(total, total, "done")
+        return _take(job, ranks, sampling, tax, timeout_s, echo, progress or (lambda done, total, label: None))
+
+
+def _take(
+    job: CaptureJob,
+    ranks: RankReports,
+    sampling: bool,
+    tax: bool,
+    timeout_s: float | None,
+    echo: Callable[[str], None] | None,
+    say: Progress,
+) -> Capture:
+    """Run the command, under the profiler and without it, and keep what was captured."""
+    total, plain = 3 if tax else 2, None
+    say(0, total, f"profiling with {job.profiler}")
+    ended = job.run_profiled(ranks, sampling, timeout_s, echo)
+    say(1, total, "reading and scrubbing the report")
+    reports = job.collect(ended)
+    if tax and reports and ended.well:
+        say(2, total, "the same run without a profiler")
+        plain = job.run_plain(timeout_s)
+    capture = job.keep(reports, ended, plain) if reports else None
+    say(total, total, "done")
     if ended.interrupted or (plain and plain.interrupted):
         raise CaptureInterrupted(capture)
     if ended.exit_code or ended.late:

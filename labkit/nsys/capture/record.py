@@ -1,4 +1,4 @@
-"""What a capture is of: a JSON file beside it, so that nobody has to remember how it was made."""
+"""The record of a capture: a JSON file beside it that says how it was made."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CaptureRecord(BaseModel):
 
 
 def read_record(path: Path) -> CaptureRecord:
-    """The record of a capture. Raises TraceError for a file that is none."""
+    """The record of a capture. Raises TraceError for a file that is not one."""
     try:
         return CaptureRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:

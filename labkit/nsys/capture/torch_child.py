@@ -1,7 +1,8 @@
 """Runs a Python program inside torch.profiler: `-m labkit.nsys.capture.torch_child OUTPUT PHASE OCCURRENCE PROGRAM...`.
 
-The stand-in for nsys, in a process of its own. PHASE is "prefill" or "decode", whose OCCURRENCE-th run is captured, or
-"all"; PROGRAM a script, `-m module` or `-c code`, with arguments. Writes OUTPUT.json, under torchrun OUTPUT-rN.json.
+It stands in for nsys where that is not installed. PHASE is "all", or the phase ("prefill" or "decode") whose run number
+OCCURRENCE is captured. PROGRAM is a script, `-m module` or `-c code`, with its arguments. Writes OUTPUT.json, and under
+torchrun OUTPUT-rN.json.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main() -> None:
 
 
 class WindowedProfiler:
-    """torch.profiler, on from now or from the beginning of a phase, until the end of either."""
+    """torch.profiler, which runs from now to the end of the process, or for one run of a phase."""
 
     def __init__(self, phase: Phase | None, occurrence: int) -> None:
         from torch.profiler import ProfilerActivity, profile

@@ -1,4 +1,4 @@
-"""Whether a run left something to look at, and if not, which of the known causes it was."""
+"""Checks whether a run left a usable report, and names the cause where it did not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.stages import Phase, step_message
 
 RANGE_TYPES = "59, 60, 70, 71"  # push/pop and start/end ranges, live and imported
 DOMAIN_TYPE = 75
-FULL = 100_000_000  # bytes, below which nsys may find no room for its stream
+FULL = 100_000_000  # free bytes; with fewer nsys may find no room for its stream
 STEP_NAMES = ", ".join(f"'{step_message(phase)}'" for phase in Phase)
 
 
@@ -53,9 +53,9 @@ def contents(export: Path) -> Contents:
 
 
 def lost(found: list[Contents], announced: int, window: Window) -> str | None:
-    """What to say where fewer steps arrived than the program `announced` by its own count; None: all arrived.
+    """What to say where fewer steps arrived than the program counted itself (`announced`); None if all arrived.
 
-    Of a run that is captured in part nobody knows how many should have.
+    Of a run that is captured in part the expected number is not known, so nothing is said.
     """
     arrived = sum(each.steps for each in found)
     if window.name is not None or arrived >= announced:
@@ -67,7 +67,7 @@ def lost(found: list[Contents], announced: int, window: Window) -> str | None:
 
 
 def full(places: Iterable[Path]) -> str:
-    """What to say of the `places`, where the profiler writes, that are all but full: an empty text if none is."""
+    """What to say of those `places`, to which the profiler writes, that are nearly full; an empty text if none is."""
     free = {place: shutil.disk_usage(place).free for place in places}
     return "".join(f"; {place} is full ({free[place] / 1e6:.0f} MB free)" for place in free if free[place] < FULL)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from labkit.nsys.trace import Source, Trace, typed
 from labkit.stages import Phase, Stage, message, step_message
@@ -20,6 +21,7 @@ KERNELS = {
     Stage.LM_HEAD: "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_f2f_stages_64x5_tn",
     Stage.SAMPLE: "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps>>(...)",
 }
+KERNEL_NAMES = list(dict.fromkeys(KERNELS.values()))
 LAUNCH_US, LATENCY_US, BETWEEN_US = 4.0, 3.0, 1.5
 
 
@@ -94,18 +96,30 @@ def _rank(
         "name": pd.Categorical.from_codes(np.zeros(launches, np.int8), ["cudaLaunchKernel"]),
         "correlation": np.arange(launches) + 1,
     }
+    of_stage = np.array([KERNEL_NAMES.index(KERNELS[stage]) for stage, _ in labels])
+    kernel = np.tile(np.repeat(of_stage, per_stage), steps)
+    return {
+        "ranges": typed("ranges", ranges),
+        "operations": _operations(rank, kernel, call_end, kernel_us, random),
+        "calls": typed("calls", calls),
+    }
+
+
+def _operations(
+    rank: int, kernel: NDArray[np.int64], call_end: NDArray[np.int64], kernel_us: float, random: np.random.Generator
+) -> pd.DataFrame:
+    """A kernel for each launch, one after the other."""
+    launches = len(call_end)
     duration = (random.lognormal(np.log(kernel_us), 0.5, launches) * 1e3).astype(np.int64) + 800
     done = np.cumsum(duration)
     ready = call_end + int(LATENCY_US * 1e3)
     kernel_start = np.maximum.accumulate(ready - (done - duration)) + (done - duration)
-    kernels = list(dict.fromkeys(KERNELS.values()))
-    stage_kernel = np.array([kernels.index(KERNELS[stage]) for stage, _ in labels])
     operations = {
         "start_ns": kernel_start,
         "end_ns": kernel_start + duration,
         "process": np.full(launches, rank),
         "kind": pd.Categorical.from_codes(np.zeros(launches, np.int8), ["kernel"]),
-        "name": pd.Categorical.from_codes(np.tile(np.repeat(stage_kernel, per_stage), steps), kernels),
+        "name": pd.Categorical.from_codes(kernel, KERNEL_NAMES),
         "device": np.full(launches, rank),
         "stream": np.full(launches, 7),
         "correlation": np.arange(launches) + 1,
@@ -114,11 +128,7 @@ def _rank(
         "registers": np.full(launches, 64),
         "shared_bytes": np.full(launches, 16_384),
     }
-    return {
-        "ranges": typed("ranges", ranges),
-        "operations": typed("operations", operations),
-        "calls": typed("calls", calls),
-    }
+    return typed("operations", operations)
 
 
 def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
