@@ -11,7 +11,7 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from labkit.models.hf_config import read_bert, read_distilbert
-from labkit.models.policies import Policy
+from labkit.models.policy import Policy
 
 BERT = Policy(
     architecture="BertModel",

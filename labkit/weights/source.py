@@ -22,7 +22,8 @@ from transformers import (
 from labkit.models.config import ModelConfig
 from labkit.models.config_file import read_config
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
-from labkit.models.policies import Policy, policy_for
+from labkit.models.policies import policy_for
+from labkit.models.policy import Policy
 from labkit.models.shards import Cut, cut_of
 from labkit.models.tokenizer import byte_tokenizer
 from labkit.system.errors import UserError

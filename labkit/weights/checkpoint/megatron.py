@@ -16,7 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from labkit.models.config import ModelConfig
-from labkit.models.policies import GPT2, Policy
+from labkit.models.policies import GPT2
+from labkit.models.policy import Policy
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.divided import DividedWeights, by_thirds, replicated, same_names, side_by_side
 from labkit.weights.checkpoint.files import TensorFile

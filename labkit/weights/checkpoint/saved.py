@@ -12,7 +12,7 @@ from torch import Tensor
 from labkit.kernels.gemm import cut_groups, group_size
 from labkit.kernels.types import Linear
 from labkit.models.config import ModelConfig, Shapes
-from labkit.models.policies import Policy
+from labkit.models.policy import Policy
 from labkit.models.shards import Cut, Shard, cut_of, shard
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from labkit.models.config import ModelConfig
-from labkit.models.policies import Policy
+from labkit.models.policy import Policy
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.divided import DividedWeights, by_thirds, replicated, same_names, side_by_side
 from labkit.weights.checkpoint.files import TensorFile
