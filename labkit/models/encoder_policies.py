@@ -1,7 +1,7 @@
 """One row per encoder: the layers that the kernels take over from a BERT-like model of transformers.
 
-Embeddings, pooler and heads stay transformers' own. Names count from the base model, which the models with heads hold:
-BertModel in BertForMaskedLM.
+Embeddings, pooler and heads stay transformers' own. Module names are relative to the base model, such as the BertModel
+within a BertForMaskedLM.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def find_policy(hf_config: PretrainedConfig) -> Policy | None:
-    """As `policy_for`; None where there is no row."""
+    """The row of a Hugging Face config as `policy_for` finds it, or None where there is none."""
     named = getattr(hf_config, "architectures", None) or []
     for policy in POLICIES.values():
         if policy.architecture in named or (not named and policy.model_type == hf_config.model_type):
@@ -159,8 +159,10 @@ def find_policy(hf_config: PretrainedConfig) -> Policy | None:
 
 
 def policy_for(hf_config: PretrainedConfig, also: Iterable[str] = ()) -> Policy:
-    """The row of a Hugging Face config, by its architecture, or by its model type when it names none. `also`: what the
-    caller takes besides, for the ValueError that lists all.
+    """The row of a Hugging Face config: by its architecture, or by its model type where it names no architecture.
+
+    Raises UserError for a config without a row. `also`: other architectures that the caller takes, for the error to
+    list.
     """
     if policy := find_policy(hf_config):
         return policy

@@ -84,7 +84,8 @@ class Policy:
     def layer_tensors(self, shard: Shard, index: int, get: GetTensor) -> dict[str, Tensor]:
         """Canonical weights of one layer, `shard.layer_shapes` filled by `get(hf_name, cut)`.
 
-        Tensors stored as one are views of what `get` returns; ValueError names a tensor of the wrong shape.
+        A weight that is stored as one tensor is a view of what `get` returns. Raises UserError naming a tensor of the
+        wrong shape.
         """
         return self._fill(shard, shard.layer_shapes, f"{self.layers}.{index}.", get)
 
@@ -97,7 +98,7 @@ class Policy:
         return names
 
     def check(self, config: ModelConfig, names: Iterable[str]) -> None:
-        """ValueError naming the tensors that are missing from, or unknown among, the `names` of a checkpoint."""
+        """Raises UserError naming the tensors that the `names` of a checkpoint lack, or that no such model has."""
         expected, given = self.expected(config), set(names)
         allowed = expected | {f"{self.head}.weight"} if config.tied_head else expected
         missing = expected - given
@@ -111,7 +112,9 @@ class Policy:
             )
 
     def current_name(self, stored: str) -> str:
-        """Today's name of a tensor in a checkpoint, which may be older or hold the bare decoder without its prefix."""
+        """Today's name of a tensor in a checkpoint. Older checkpoints have other names, and those of a bare decoder
+        lack its prefix.
+        """
         for old, new in self.renamed:
             if stored.startswith(f"{old}."):
                 stored = new + stored.removeprefix(old)
@@ -119,13 +122,13 @@ class Policy:
         return stored if stored.startswith((f"{prefix}.", f"{self.head}.")) else f"{prefix}.{stored}"
 
     def stored_names(self, canonical: str, index: int | None = None) -> tuple[str, ...]:
-        """Hugging Face's names of the tensors that make up a canonical weight, of layer `index` if of one."""
+        """Hugging Face's names of the tensors of a canonical weight. `index`: its layer; None outside the layers."""
         return self._parts(canonical, "" if index is None else f"{self.layers}.{index}.")
 
     def stored(
         self, config: ModelConfig, canonical: str, tensor: Tensor, index: int | None = None
     ) -> dict[str, Tensor]:
-        """A whole canonical weight, of layer `index` if of one -> Hugging Face's tensors that it is made of."""
+        """The Hugging Face tensors that a whole canonical weight is made of. `index`: its layer; None outside them."""
         names = self.stored_names(canonical, index)
         role = canonical.split(".")[0]
         if len(names) == 3:
@@ -161,7 +164,7 @@ class Policy:
         return tensors
 
     def _cuts(self, shard: Shard, name: str, parts: int) -> list[Cut | None]:
-        """What the shard holds of each stored part of a canonical weight, in the layout that it is stored in."""
+        """The part that the shard holds of each stored tensor of a canonical weight, in the layout of that tensor."""
         cut, config, (role, kind) = shard.cut(name), shard.config, name.split(".")
         if cut is None:
             return [None] * parts
