@@ -39,7 +39,7 @@ WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16", "int8
 
 
 INT, LONG, POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-SIGNATURES = {  # of the functions in the library; with them, calls take plain integers for addresses and sizes
+SIGNATURES = {  # of the library's functions; thanks to these, calls take plain integers for addresses and sizes
     "labkit_gemm": (POINTER, POINTER, LONG, POINTER, INT),
     "labkit_qkv_gemm": (*[POINTER] * 6, INT, POINTER, POINTER, INT),
     "labkit_attention": (*[POINTER] * 6, INT),
@@ -60,7 +60,7 @@ class BuildError(RunError):
 
 @functools.cache
 def _cpu(field: str) -> str:
-    """What the kernel reports as `field` of the first CPU; empty where /proc/cpuinfo has none."""
+    """The value of `field` of the first CPU in /proc/cpuinfo, or an empty text where it has no such field."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -69,13 +69,13 @@ def _cpu(field: str) -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Instruction sets that the kernel reports for this CPU."""
+    """The instruction sets that Linux reports for this CPU."""
     return frozenset(_cpu("flags").split())
 
 
 @functools.cache
 def _may_use_amx_tiles() -> bool:
-    """Asks the system for the tile registers: a process gets them on request only, for good."""
+    """Asks the system for the tile registers. A process gets them only on request, and then keeps them."""
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
 
@@ -101,7 +101,7 @@ def instruction_set() -> str:
 
 
 def compiler() -> tuple[str, ...]:
-    """Command of the C++ compiler: `CXX`, which may have arguments ("ccache g++"), else g++, else clang++."""
+    """The command of the C++ compiler: `CXX`, which may have arguments ("ccache g++"), else g++, else clang++."""
     wanted = os.environ.get("CXX")
     for name, *arguments in (shlex.split(wanted),) if wanted else (["g++"], ["clang++"]):
         if path := shutil.which(name):
@@ -140,7 +140,7 @@ def _version(command: tuple[str, ...]) -> str:
 
 
 def sources_digest() -> str:
-    """Digest of all kernels, Triton's too: what machines that compute one model together have to agree on."""
+    """The digest of all kernel sources, Triton's too. Machines that compute one model together must agree on it."""
     return _digest((), ("*.h", "*.cpp", "*.py"))
 
 
@@ -226,7 +226,7 @@ def _remove_dead_builds(folder: Path) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _open(path: Path) -> ctypes.CDLL:
-    import torch  # noqa: F401  its OpenMP runtime must be in the process first, so that both share one team of threads
+    import torch  # noqa: F401  loads its OpenMP runtime first, so that kernels and torch share one team of threads
 
     try:
         library = ctypes.CDLL(str(path))
@@ -248,7 +248,7 @@ def load(weight_type: str) -> ctypes.CDLL:
 
 
 def in_use(weight_type: str) -> ctypes.CDLL:
-    """The same for a call that lasts microseconds: whether a source was edited is looked at twice a second only."""
+    """As `load`, but it looks for edited sources only twice a second, because a kernel's call lasts microseconds."""
     library, until = _in_use.get((weight_type, os.environ.get("LABKIT_ISA")), (None, 0.0))
     return library if library is not None and monotonic() < until else load(weight_type)
 
@@ -257,7 +257,7 @@ _in_use: dict[tuple[str, str | None], tuple[ctypes.CDLL, float]] = {}
 
 
 def unavailable() -> str | None:
-    """Why the C++ kernels can't run here, or None if they can."""
+    """The reason why the C++ kernels can't run here, or None where they can."""
     try:
         load("float32")
     except BuildError as error:

@@ -126,8 +126,8 @@ class ModelConfig:
         return shapes | self._linear_shapes("ff2", hidden, inner)
 
     def top_shapes(self) -> Shapes:
-        """The weights outside the layers: canonical name -> shape, none of an encoder. A tied head has no `head.weight`
-        of its own.
+        """The weights outside the layers: canonical name -> shape. A tied head has no `head.weight` of its own, and an
+        encoder has no such weights.
         """
         if not self.causal:
             return {}
@@ -154,17 +154,16 @@ class ModelConfig:
         return _kv_size(dtype) * self.num_layers * 2 * self.num_kv_heads * self.head_dim
 
     def scale_bytes(self) -> int:
-        """Bytes of the float32 scales of int8 matrices, LM head included: one for each output row."""
+        """Bytes of the float32 scales of int8 matrices, one for each output row. The LM head is counted too."""
         matrices = [shape for shape in self.layer_shapes().values() if len(shape) == 2]
         return 4 * (self.num_layers * sum(rows for rows, _ in matrices) + self.vocab_size)
 
     def decode_bytes(self, dtype: torch.dtype, batch: int, context: int) -> int:
         """Bytes that one decode step must read: each weight that it multiplies with once, and the cache.
 
-        With int8 that is the LM head too, scales, and a bfloat16 cache.
-
-        `context`: tokens in the cache of each of the `batch` sequences; a windowed layer reads its window only.
-        The embedding and position tables count with the `batch` rows that are looked up.
+        `context`: tokens in the cache of each of the `batch` sequences; a windowed layer reads its window only. Of the
+        embedding and position tables only the `batch` rows count that are looked up. With int8 weights the LM head
+        counts as int8, the scales are read too, and the cache is bfloat16.
         """
         top = self.top_shapes()
         looked_up = batch * self.embedding_size
@@ -221,7 +220,7 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 
 
 def _kv_size(dtype: torch.dtype) -> int:
-    """Bytes of one number in the cache beside weights of this type: int8 weights have a bfloat16 cache."""
+    """Bytes of one number in the cache of an engine whose weights have this type: with int8 the cache is bfloat16."""
     return max(2, dtype.itemsize)
 
 

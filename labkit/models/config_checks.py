@@ -22,10 +22,10 @@ MOST_VOCABULARY = 1 << 22
 MOST_POSITIONS = 1 << 28
 MOST_LABELS = 1 << 20  # transformers makes a dict of their names
 
-Check = Callable[[Any], str | None]  # a value -> what is expected in its place, or None where it is right
+FieldCheck = Callable[[Any], str | None]  # a value -> what is expected in its place, or None where it is right
 
 
-def _size(most: int, *, least: int = 1, optional: bool = False) -> Check:
+def _size(most: int, *, least: int = 1, optional: bool = False) -> FieldCheck:
     expected = f"an integer from {least} to {most}" + (" or null" if optional else "")
 
     def check(value: Any) -> str | None:
@@ -36,7 +36,7 @@ def _size(most: int, *, least: int = 1, optional: bool = False) -> Check:
     return check
 
 
-def _number(*, above: float | None = None, most: float = math.inf) -> Check:
+def _number(*, above: float | None = None, most: float = math.inf) -> FieldCheck:
     """A finite number, at least zero or larger than `above`."""
     expected = "a number of at least 0" if above is None else f"a number above {above:g}"
     expected += "" if most == math.inf else f" and at most {most:g}"
@@ -75,7 +75,7 @@ def _attention_types(value: Any) -> str | None:
     return None
 
 
-ROPE: dict[str, Check] = {
+ROPE: dict[str, FieldCheck] = {
     "rope_type": _text,
     "rope_theta": _number(above=0, most=1e30),
     "factor": _number(above=0, most=1e9),
@@ -101,7 +101,7 @@ LAYERS, HEADS, WIDTH = _size(MOST_LAYERS), _size(MOST_HEADS), _size(MOST_WIDTH)
 OPTIONAL_WIDTH = _size(MOST_WIDTH, optional=True)
 WINDOW = _size(MOST_POSITIONS, optional=True)
 
-FIELDS: dict[str, Check] = (  # every spelling of the families that labkit reads
+FIELDS: dict[str, FieldCheck] = (  # every spelling of the families that labkit reads
     dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), LAYERS)
     | dict.fromkeys(("num_attention_heads", "num_heads", "n_head", "n_heads"), HEADS)
     | {"num_key_value_heads": _size(MOST_HEADS, optional=True)}

@@ -1,7 +1,7 @@
 """One row per encoder: the layers that the kernels take over from a BERT-like model of transformers.
 
-Embeddings, pooler and heads stay transformers' own. Names count from the base model, which the models with heads hold:
-BertModel in BertForMaskedLM.
+Embeddings, pooler and heads stay transformers' own. Module names are relative to the base model, such as the BertModel
+within a BertForMaskedLM.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from labkit.models.hf_config import read_bert, read_distilbert
-from labkit.models.policies import Policy
+from labkit.models.policy import Policy
 
 BERT = Policy(
     architecture="BertModel",

@@ -44,7 +44,9 @@ def _fields(
     windows: Iterable[int | None] | None = None,
     **fields: Any,
 ) -> Fields:
-    """What every architecture spells alike, or can be derived; `fields` are taken as they are."""
+    """The fields that all architectures spell alike, and those that follow from them; `fields` are added, or replace
+    them.
+    """
     _require(hf, quantization_config=None)
     heads, layers = hf.num_attention_heads, hf.num_hidden_layers
     head_dim = head_dim or _head_dim(hf)
@@ -218,7 +220,7 @@ def read_qwen3(hf: PretrainedConfig) -> Fields:
 
 
 def read_bert(hf: PretrainedConfig) -> Fields:
-    """RoBERTa's too."""
+    """A BERT or a RoBERTa."""
     return _encoder(hf, activation=hf.hidden_act, intermediate_size=hf.intermediate_size, norm_eps=hf.layer_norm_eps)
 
 
@@ -227,7 +229,9 @@ def read_distilbert(hf: PretrainedConfig) -> Fields:
 
 
 def _encoder(hf: PretrainedConfig, **fields: Any) -> Fields:
-    """What transformers embeds comes with positions and normed; each layer's norms follow its sums."""
+    """The layers of an encoder. Their input has its positions and a norm already, because transformers embeds it;
+    within a layer each norm follows the sum with the residual.
+    """
     _require(hf, is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
     common = {
         "max_positions": hf.max_position_embeddings,
@@ -250,7 +254,9 @@ def _layer_windows(hf: PretrainedConfig) -> tuple[int | None, ...]:
 
 
 def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> RotarySpec:
-    """The rotation of transformers' `rope_parameters`, of the kinds whose frequencies do not depend on the length."""
+    """The rotation that `rope_parameters` describes. Only the kinds are supported whose frequencies do not depend on
+    the length of the text.
+    """
     rope = hf.rope_parameters or {}
     kind = rope.get("rope_type")
     if kind not in CONSTANT_ROPES:

@@ -19,30 +19,30 @@ from labkit.system.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 32  # rows of a packed block: what is cut in whole blocks needs no padding
+BLOCK = 32  # rows of a packed block: a part that is cut in whole blocks needs no padding
 SUMMED = ("attn_out.weight", "ff2.weight")  # cut along their inputs, so that each rank has a part of every output
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Some of a tensor along `dim`: these ranges [begin, end), in this order, of the `whole` that it has."""
+    """A part of a tensor: these ranges [begin, end) of dimension `dim`, in this order. `whole`: its size."""
 
     dim: int
     ranges: tuple[tuple[int, int], ...]
     whole: int
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """A view where the cut is one range, else a copy. Raises ValueError for a tensor that has not `whole`."""
+        """The part: a view where the cut is one range, else a copy. Raises UserError for a tensor of another size."""
         if tensor.shape[self.dim] != self.whole:
             raise UserError(f"has {tensor.shape[self.dim]} in dimension {self.dim}, expected {self.whole}")
-        import torch  # figures of what is cut where do without it
+        import torch  # late, because figures draw cuts without torch
 
         pieces = [tensor.narrow(self.dim, begin, end - begin) for begin, end in self.ranges]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.dim)
 
 
 def cut_of(name: str, tensor: Tensor, cut: Cut | None) -> Tensor:
-    """The part of the tensor that the cut takes, all of it without one. A ValueError names the tensor."""
+    """The part of the tensor that the cut takes, or all of it without a cut. A UserError names the tensor."""
     if cut is None:
         return tensor
     try:
@@ -117,11 +117,11 @@ class Shard:
 
     @cached_property
     def alibi_slopes(self) -> tuple[float, ...]:
-        """Those of this rank's query heads."""
+        """The ALiBi slopes of this rank's query heads."""
         return alibi_slopes(self.config.num_heads)[self.query.start : self.query.stop]
 
     def cut(self, name: str) -> Cut | None:
-        """What this rank holds of the canonical weight `name`; None: all of it."""
+        """The part that this rank holds of the canonical weight `name`; None where it holds all of it."""
         if self.size == 1 or (self.sums_whole and name in SUMMED):
             return None
         config, role = self.config, name.split(".")[0]
@@ -167,7 +167,7 @@ def shard(
     layers: consecutive ones; None: all. embedding, head: whether they are here; None: where the layers are the first,
     the last. An encoder has neither.
 
-    Raises ValueError for more ranks than the model has query heads, and for layers that it does not have.
+    Raises UserError for more ranks than the model has query heads, and for layers that it does not have.
     """
     layers = range(config.num_layers) if layers is None else layers
     if layers.step != 1 or not 0 <= layers.start < layers.stop <= config.num_layers:
@@ -188,8 +188,9 @@ def shard(
 
 
 def share(count: int, size: int, rank: int, block: int = 1) -> range:
-    """Rank `rank`'s share of `count` things, in whole blocks where there are plenty, else in pairs if that comes out
-    even (int8 is stored in pairs); the first shares are larger.
+    """Rank `rank`'s share of `count` things; the first shares are the larger ones.
+
+    Many things are shared in whole blocks, few in pairs if their number is even, because int8 is stored in pairs.
     """
     if count < 8 * block * size:
         block = min(block, 2 - count % 2)
@@ -205,7 +206,7 @@ def evenly(count: int, ranks: int) -> tuple[range, ...]:
 
 
 def joined(pieces: Iterable[range]) -> tuple[range, ...]:
-    """The same numbers in the same order in as few ranges."""
+    """The same numbers in the same order, in as few ranges as possible."""
     merged: list[range] = []
     for piece in pieces:
         if merged and merged[-1].stop == piece.start:
@@ -217,7 +218,7 @@ def joined(pieces: Iterable[range]) -> tuple[range, ...]:
 
 @dataclass(frozen=True)
 class HeadShare:
-    """A rank's query heads and its KV heads, the i-th of which serves the i-th of len(query) / len(kv) equal parts."""
+    """A rank's query heads and its KV heads: the i-th KV head serves the i-th of their equal groups."""
 
     query: range
     kv: tuple[int, ...]
@@ -228,10 +229,11 @@ class HeadShare:
 
 
 def head_shares(query_heads: int, kv_heads: int, ranks: int) -> tuple[HeadShare, ...]:
-    """What each rank has of query heads that share KV heads in equal groups.
+    """The heads of each rank, of a model whose query heads share KV heads in equal groups.
 
-    With at least as many KV heads as ranks, whole groups are given out. With fewer, query heads are, and a KV head is
-    on every rank whose query heads read it, more than once where that makes their groups of one size.
+    Where there are at least as many KV heads as ranks, a rank has whole groups. Where there are fewer, the query heads
+    are divided, and a KV head is on every rank whose query heads read it. A rank may hold the same KV head more than
+    once, so that its groups have one size.
     """
     per_kv = query_heads // kv_heads
     if kv_heads >= ranks:
@@ -240,7 +242,7 @@ def head_shares(query_heads: int, kv_heads: int, ranks: int) -> tuple[HeadShare,
 
 
 def _kv_heads(query: range, per_kv: int) -> tuple[int, ...]:
-    """The KV head of each group of query heads, the groups of one size and as large as can be."""
+    """The KV head of each group of query heads. All groups have one size, the largest that is possible."""
     read = [head // per_kv for head in query]
     for group in range(len(read), 0, -1):
         if len(read) % group == 0 and all(read[head] == read[head - head % group] for head in range(len(read))):

@@ -1,4 +1,4 @@
-"""A tokenizer for models without text of their own: every byte is a token."""
+"""A tokenizer for models that come without one: every byte is a token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def byte_tokenizer(vocab_size: int, max_positions: int | None = None) -> PreTrai
 
     Ids 0 to 255 are the bytes, 256 ends and pads a text, and the rest are made-up words, which text never turns into
     but which a model with random weights predicts. Control characters decode to their pictures (␛), so that
-    whatever a model says can be printed. ValueError: fewer than 257 ids.
+    whatever a model says can be printed. Raises UserError for fewer than 257 ids.
     """
     if vocab_size <= END_OF_TEXT:
         raise UserError(

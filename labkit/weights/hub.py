@@ -16,7 +16,10 @@ DESCRIPTION = (".json", ".txt", ".model")
 
 
 def checkpoint_folder(repo_id: str) -> Path | None:
-    """The local folder of a model of the hub, downloaded first if need be; None: out of reach or not there for us."""
+    """The local folder of a model of the hub, which is downloaded first if need be.
+
+    None where the hub cannot be reached, or has no such model, or does not give it to this user.
+    """
     return _cached(repo_id) or (_download(repo_id) if hub_answers() else None)
 
 

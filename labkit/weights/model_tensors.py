@@ -9,8 +9,8 @@ from labkit.models.shards import Cut, cut_of
 
 
 class ModelTensors:
-    """The tensors of a model in memory, those below `prefix`; `release` empties a layer's parameters once they are
-    packed.
+    """The tensors of a model in memory whose names begin with `prefix`. `release` frees those of a layer, so that a
+    model need not be in memory twice while it is packed.
     """
 
     def __init__(self, model: nn.Module, prefix: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What every place that tensors come from can do."""
+"""The interface of everything that tensors come from."""
 
 from __future__ import annotations
 

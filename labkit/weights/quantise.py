@@ -17,8 +17,8 @@ class WeightQuantization(Strict):
 
 
 class Quantization(Strict):
-    """What dtype=int8 means: weights only, in `weight.q_groups` groups per output row, each with its own scale, and
-    the LM head too with `lm_head` (labkit's own).
+    """How dtype=int8 stores the matrices of the layers: each output row in `weight.q_groups` groups, each group with a
+    scale of its own. Activations are not quantised. `lm_head`, an option of labkit's own, includes the LM head.
     """
 
     enabled: bool = True

@@ -16,11 +16,12 @@ from labkit.weights.source import ModelSource, RandomWeights, checkpoint_source
 def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSource:
     """The model of this name; nothing is loaded yet.
 
-    In this order: a local folder is its checkpoint; a preset or hub id whose weights are in the local cache, or on a
-    hub that answers, is those; any other preset is its shape with random weights drawn from `seed`. Which of them it
-    was, `origin` says. Presets are found by their name or hub id, in any spelling of dots, dashes and capitals.
+    What is tried, in this order: a local folder is read as a checkpoint; the weights of a preset or hub id are taken
+    from the local cache, or from a hub that answers; any other preset gets random weights drawn from `seed`. The
+    result's `origin` says which of these it was. Presets are found by their name or hub id, in any spelling of dots,
+    dashes and capitals.
 
-    ValueError: an unknown name, or a checkpoint that does not fit its config.
+    Raises UserError for an unknown name, and for a checkpoint that is damaged or does not fit its config.
     """
     name = os.fspath(name_or_path)
     folder = Path(name).expanduser()

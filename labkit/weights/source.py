@@ -1,4 +1,4 @@
-"""Where a model's weights come from: seeded random numbers or a checkpoint, tensor by tensor and never whole."""
+"""Where a model's weights come from, seeded random numbers or a checkpoint. They are read one tensor at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from transformers import (
 from labkit.models.config import ModelConfig
 from labkit.models.config_file import read_config
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
-from labkit.models.policies import Policy, policy_for
+from labkit.models.policies import policy_for
+from labkit.models.policy import Policy
 from labkit.models.shards import Cut, cut_of
 from labkit.models.tokenizer import byte_tokenizer
 from labkit.system.errors import UserError
@@ -32,7 +33,7 @@ from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.listed_files import index_files
 from labkit.weights.protocol import TensorSource
 
-CHUNK = 1 << 20  # random numbers drawn at once: what a tensor costs beyond itself
+CHUNK = 1 << 20  # random numbers that are drawn at once, in a buffer beside the tensor
 GENERATION = "generation_config.json"
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -42,7 +43,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 class ModelSource:
     """A model that is described but not loaded: its config, its tokenizer, and its tensors one at a time.
 
-    `origin` says in words where the weights come from; every result must carry it.
+    `origin` says in words where the weights come from. Every result must carry it.
     """
 
     name: str
@@ -56,10 +57,11 @@ class ModelSource:
         return self.weights.names()
 
     def get(self, hf_name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
-        """One tensor, or the part that `cut` takes: a copy of its own in `dtype`, or as it is stored, which may be a
-        file mapped for reading.
+        """One tensor, or the part of it that `cut` takes.
 
-        Random tensors are float32, and the same whatever was asked for before; in a `dtype` they are those, rounded.
+        With a `dtype` it is a copy in memory of its own. Without one it is as it is stored, possibly mapped from a
+        file. Random tensors are drawn as float32 and rounded to `dtype`; they do not depend on what was asked for
+        before.
         """
         return self.weights.get(hf_name, dtype, cut)
 
@@ -103,7 +105,7 @@ class RandomWeights:
         self._seed = seed
         self._matrix_std = float(getattr(hf_config, "initializer_range", getattr(hf_config, "init_std", 0.02)))
         self._shapes = hf_shapes(hf_config)
-        self._drawn = torch.empty(CHUNK)  # one for all: made anew for each tensor, it would leave holes in the heap
+        self._drawn = torch.empty(CHUNK)  # one buffer for all: a new one for each tensor would leave holes in the heap
 
     def names(self) -> set[str]:
         return set(self._shapes)
@@ -125,7 +127,7 @@ class RandomWeights:
 
 
 class Checkpoint:
-    """The tensors of these files by today's names: mapped from disk, and read without running their code."""
+    """The tensors of these files by today's names, mapped from disk. No code that a file holds is run."""
 
     def __init__(self, files: list[Path], policy: Policy, config: ModelConfig) -> None:
         opened = [TensorFile(path) for path in files]
@@ -152,7 +154,7 @@ class Checkpoint:
 
 
 def checkpoint_source(folder: Path, *, name: str, origin: str) -> ModelSource:
-    """The model in a folder that transformers wrote. ValueError: unknown, incomplete, or of another shape."""
+    """The model in a folder that transformers wrote. Raises UserError where it is unknown, incomplete or damaged."""
     hf_config = read_config(folder)
     policy = policy_for(hf_config)
     config = policy.model_config(hf_config)
@@ -164,7 +166,10 @@ def checkpoint_source(folder: Path, *, name: str, origin: str) -> ModelSource:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights, safetensors before PyTorch's; ValueError names a listed file that is missing."""
+    """The files that hold the weights: safetensors, or PyTorch's where there are none; nothing where a folder has none.
+
+    Raises UserError for an index that is damaged or that lists a file which is missing.
+    """
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
         index = folder / f"{stem}.{suffix}.index.json"
         if index.is_file():
@@ -201,7 +206,7 @@ def _generation_config(folder: Path) -> GenerationConfig:
 
 
 def hf_shapes(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of the Hugging Face model's tensors by name; a tied head is not among them."""
+    """The shapes of the Hugging Face model's tensors by name, without a tied head."""
     model = _meta_model(copy.deepcopy(hf_config), torch.float32)  # transformers notes the dtype in the config
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
@@ -218,7 +223,7 @@ def _meta_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMo
 
 
 def _empty_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with parameters on the meta device, and its buffers (frequencies, masks) as they should be."""
+    """The model with parameters that have no memory yet, and with its buffers (frequencies, masks) filled."""
     model = _meta_model(hf_config, dtype)
     for name, buffer in list(model.named_buffers()):
         module, _, leaf = name.rpartition(".")

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import BertConfig, GPT2Config, PreTrainedModel
 
 from labkit.models.config import ModelConfig, alibi_slopes
-from labkit.models.policies import POLICIES, Policy, model_config_of, policy_for
+from labkit.models.policies import POLICIES, model_config_of, policy_for
+from labkit.models.policy import Policy
 from labkit.models.shards import Cut, shard
 
 Weights = dict[str, Tensor]

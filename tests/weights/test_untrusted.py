@@ -1,6 +1,8 @@
 """A checkpoint that a stranger wrote: its code is not run, its paths stay in its folder, its lists may be wrong."""
 
+import ast
 import json
+import re
 import sys
 from contextlib import suppress
 from io import StringIO
@@ -12,6 +14,7 @@ import torch
 from checkpoints import save
 from safetensors.torch import load_file, save_file
 from small_models import small_model
+from source_tree import modules, tree
 
 import labkit
 from labkit.models.tokenizer import byte_tokenizer
@@ -67,6 +70,14 @@ def test_code_of_a_model_is_not_run_whatever_the_terminal_answers(
     monkeypatch.setattr(sys, "stdin", StringIO("y\n" * 20))
     assert type(resolve(folder).hf_model(torch.float32)) is type(MODEL)
     assert not marker.exists()
+
+
+def test_transformers_is_told_everywhere_not_to_run_code() -> None:
+    """Some of these calls would ask for models or tokenizers only that labkit refuses earlier, or not yet."""
+    calls = [node for path in modules().values() for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+    auto = [ast.unparse(call) for call in calls if re.match(r"Auto\w+\.from_", ast.unparse(call.func))]
+    assert len(auto) >= 3
+    assert not [call for call in auto if "trust_remote_code=False" not in call]
 
 
 @pytest.mark.parametrize(

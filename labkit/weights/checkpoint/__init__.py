@@ -1,5 +1,6 @@
-"""Checkpoints of models that several ranks share: those that DeepSpeed describes, and labkit's own, packed as they run.
+"""Checkpoints of models that several ranks share: those that DeepSpeed describes, and those that labkit saves.
 
-`pieces` says where each part of a divided tensor is, whatever divided it. `described` reads DeepSpeed's descriptions
-(`megatron`, `tensor_parallel`), `save` writes what an engine holds and `saved` reads it for any number of ranks.
+`pieces` finds the parts of a tensor that is divided among files. `described` reads DeepSpeed's descriptions, with
+`megatron` and `tensor_parallel`. `save` writes the weights as an engine holds them, packed for its kernels, and `saved`
+reads them again for any number of ranks.
 """

@@ -27,7 +27,9 @@ WRITTEN_BY_DEEPSPEED = "ds_inference_config.json"
 
 
 class Shards(BaseModel):
-    """The files of a checkpoint that was written for several ranks; those of `tp` part by part, then rank by rank."""
+    """The files of a checkpoint that was written for several ranks. `tp` lists all ranks of the first part, then all
+    ranks of the second, and so on; `non_tp` lists files with what all ranks share.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -103,7 +105,9 @@ def described_source(
 
 
 def read_description(values: Any) -> Description:
-    """Raises ValueError for what is no description of a checkpoint, naming the key, what it is and what it can be."""
+    """The description that these values are. Raises UserError naming the key that is wrong, its value and what it can
+    be.
+    """
     if not isinstance(values, dict):
         raise UserError(f"a checkpoint's description is an object with type and checkpoints, got {values!r}")
     try:
@@ -148,7 +152,7 @@ def _weights(described: Description, listing: Listing, hf_config: PretrainedConf
 
 
 def _files(path: Path) -> list[Path]:
-    """The files that one entry of a list stands for: itself, those of a folder, or those of an index."""
+    """The files that one entry of a list stands for: the file itself, the files of a folder, or those of an index."""
     if path.name.endswith(INDEX):
         return index_files(path)
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""Files of tensors, mapped rather than read, and never trusted: no pickle runs any code."""
+"""Files of tensors. They are mapped rather than read, and no code in a pickle is run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from labkit.system.errors import UserError
 
 REBUILD_ARRAY = np.empty(0).__reduce__()[0]
-# What Megatron keeps beside the tensors: its arguments, and the state of random generators. All of it is data.
+# Megatron keeps its arguments and the state of random generators beside the tensors. These classes hold data only.
 HARMLESS: list[Any] = [Namespace, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
 HARMLESS += [(REBUILD_ARRAY, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
 
@@ -26,9 +26,9 @@ HARMLESS += [(REBUILD_ARRAY, f"numpy.{core}.multiarray._reconstruct") for core i
 class TensorFile:
     """The tensors of one safetensors or PyTorch file, by the names that they have in it.
 
-    Those of a PyTorch file are mapped from it too, if torch wrote it since version 1.6. Names of nested dicts are
-    joined with dots; what is no tensor is left aside. Raises ValueError for a file that is missing or damaged, or that
-    holds more than data.
+    The tensors of a PyTorch file are mapped too, if torch 1.6 or later wrote it. The names of nested dicts are joined
+    with dots; `other` has the values that are no tensors. Raises UserError for a file that is missing or damaged, or
+    that holds more than data.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class TensorFile:
         return self._names
 
     def get(self, name: str) -> Tensor:
-        """As it is stored, mapped from the file. Raises ValueError unless its numbers are floating-point."""
+        """The tensor as it is stored, mapped from the file. Raises UserError unless its numbers are floating-point."""
         if self._loaded is None:
             with self._opened() as tensors:
                 tensor = tensors.get_tensor(name)
@@ -95,8 +95,8 @@ class TensorFile:
         with opened as tensors:
             yield tensors
 
-    def _damaged(self, error: Exception) -> ValueError:
-        return ValueError(f"{self.path} cannot be read ({first_line(error)}); download it again")
+    def _damaged(self, error: Exception) -> UserError:
+        return UserError(f"{self.path} cannot be read ({first_line(error)}); download it again")
 
 
 def first_line(error: Exception) -> str:
@@ -104,6 +104,6 @@ def first_line(error: Exception) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What torch refused, out of its long advice on how to trust the file."""
+    """The line that says what torch refused; the rest of its message is advice on how to trust the file."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line for line in lines if "GLOBAL" in line or "Unsupported" in line), lines[0])

@@ -1,4 +1,7 @@
-"""`labkit_checkpoint.json`: what a checkpoint of labkit's holds. It is written last, so where it is, all is there."""
+"""`labkit_checkpoint.json`, which says what a checkpoint of labkit's holds.
+
+It is written last: a folder that has it has all files of the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,10 @@ class ManifestPart(BaseModel):
 
 
 class MatrixRecord(ManifestPart):
-    """A matrix in a file. `outputs`, `inputs`: what it is as a `Linear`, of which the stored shape is a packing.
+    """A matrix of `outputs` rows and `inputs` columns, which a file holds packed in the `layout` of a `Linear`.
 
-    int8: `group` inputs share a scale, and the scales stand in the file beside it, in the same layout.
+    `group`: of an int8 matrix, how many inputs share a scale; its scales are a tensor of the same file and layout. It
+    is 0 for a matrix that is not quantised.
     """
 
     outputs: int = Field(ge=1)
@@ -39,7 +43,7 @@ class MatrixRecord(ManifestPart):
 
 
 class FileRecord(ManifestPart):
-    """The file of one rank: the XXH3 digest of each tensor, and in `matrices` those that have a layout."""
+    """The file of one rank: its size, the XXH3 digest of each tensor, and the matrices among them."""
 
     name: str
     bytes: int = Field(ge=0)
@@ -48,8 +52,10 @@ class FileRecord(ManifestPart):
 
 
 class Manifest(ManifestPart):
-    """`dtype` of the matrices, with int8 in `groups` per row and the LM head with `lm_head`; `layout`: "panels", "rows"
-    or "words", see `kernels.types.Linear`. `save`: the same in all files of one save and in no other.
+    """What was saved, and in which files.
+
+    `dtype`, `layout`: of the matrices; for the layouts see `kernels.types.Linear`. `groups`: of an int8 row; `lm_head`:
+    whether the LM head is int8 too. `save`: a name that all files of one save share, and no files of another.
     """
 
     format: int

@@ -16,7 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from labkit.models.config import ModelConfig
-from labkit.models.policies import GPT2, Policy
+from labkit.models.policies import GPT2
+from labkit.models.policy import Policy
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.divided import DividedWeights, by_thirds, replicated, same_names, side_by_side
 from labkit.weights.checkpoint.files import TensorFile
@@ -42,8 +43,8 @@ def megatron_weights(
 ) -> DividedWeights:
     """The weights of a GPT-2 in these files, one for each rank that wrote it.
 
-    version: of the layout of QKV; None: what the files say, 0 if nothing. Raises ValueError for another architecture,
-    an unknown version, missing, damaged or foreign files.
+    version: of the layout of QKV; None: the one that the files name, or else 0. Raises UserError for another
+    architecture, for an unknown version, and for files that are missing, damaged or of another model.
     """
     if policy is not GPT2:
         raise UserError(
@@ -75,7 +76,7 @@ def _version(files: Sequence[TensorFile], given: float | None) -> float:
 
 
 def _arrangement(version: float, head_dim: int) -> Callable[[Tensor], Tensor]:
-    """From a file's QKV rows to query, key and value rows of its heads."""
+    """What turns a file's QKV rows into the query rows of its heads, then the key rows, then the value rows."""
 
     def arrange(tensor: Tensor) -> Tensor:
         if version == 0.0:
@@ -90,7 +91,9 @@ def _arrangement(version: float, head_dim: int) -> Callable[[Tensor], Tensor]:
 
 
 def _hf_name(stored: str, policy: Policy) -> tuple[str | None, str]:
-    """The role of a tensor and its name in Hugging Face's GPT-2; None and its own name: that has no such tensor."""
+    """The role of a tensor and its name in Hugging Face's GPT-2; None and its stored name where GPT-2 has no such
+    tensor.
+    """
     found = NAME.search(stored)
     if found is None:
         return None, stored

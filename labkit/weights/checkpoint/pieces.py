@@ -1,4 +1,4 @@
-"""Where the parts of a tensor are that several holders have between them: what merging and splitting come down to."""
+"""Where the parts of a tensor are that is divided among several holders. Merging and splitting both build on this."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Range = tuple[int, int]  # [begin, end)
 
 @dataclass(frozen=True)
 class HeldRange:
-    """[begin, end) of what `holder` has, which goes to `at` of what is wanted."""
+    """The range [begin, end) of what `holder` has; it goes to position `at` of what is wanted."""
 
     holder: int
     begin: int
@@ -25,9 +25,10 @@ class HeldRange:
 
 
 def pieces(wanted: Sequence[Range], held: Sequence[Sequence[Range]]) -> list[HeldRange]:
-    """Where the wanted ranges of a whole are, in their order, when holder h has the ranges `held[h]` of it in theirs.
+    """Where the wanted ranges of a whole are, when holder h has the ranges `held[h]` of it one behind the other.
 
-    What several holders have is taken from the first. Raises ValueError for a part that nobody has.
+    The result has the order of the wanted ranges. What several holders have is taken from the first of them. Raises
+    UserError for a part that no holder has.
     """
     known = list(_located(held))
     found, at = [], 0
@@ -45,7 +46,7 @@ def pieces(wanted: Sequence[Range], held: Sequence[Sequence[Range]]) -> list[Hel
 
 
 def _located(held: Sequence[Sequence[Range]]) -> Iterator[HeldRange]:
-    """As pieces of the whole: `at` is where the range stands at its holder."""
+    """All ranges that are held. Here `begin` and `end` count in the whole, and `at` is the position at the holder."""
     for holder, ranges in enumerate(held):
         at = 0
         for begin, end in ranges:
@@ -54,13 +55,13 @@ def _located(held: Sequence[Sequence[Range]]) -> Iterator[HeldRange]:
 
 
 def ranges_of(cut: Cut | None, whole: int) -> tuple[Range, ...]:
-    """What a cut takes of a dimension of `whole`: all of it without one."""
+    """The ranges that a cut takes of a dimension of size `whole`; without a cut that is all of it."""
     return ((0, whole),) if cut is None else cut.ranges
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """What one file holds of a tensor: these ranges of its divided dimension. `read` gives it, mapped where it can."""
+    """The part of a tensor that one file holds: these ranges of the divided dimension. `read` gives that part."""
 
     read: Callable[[], Tensor]
     ranges: tuple[Range, ...]
@@ -75,9 +76,9 @@ class Divided:
     parts: tuple[FilePart, ...]
 
     def get(self, cut: Cut | None = None) -> Tensor:
-        """The tensor, or the part that the cut takes, from the files that have it: a view where one file has it all.
+        """The tensor, or the part that the cut takes, from the files that have it. It is a view where one file has it.
 
-        Raises ValueError for a cut of another shape.
+        Raises UserError for a cut of another shape.
         """
         if cut is not None and cut.whole != self.shape[cut.dim]:
             raise UserError(f"has {self.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")

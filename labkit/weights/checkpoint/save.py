@@ -1,4 +1,4 @@
-"""What an engine holds, written as it stands: a file for each rank, and the manifest when all of them are there."""
+"""Writes the weights as an engine holds them: a file for each rank, then the manifest once all files are there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PretrainedConfig
 from labkit.kernels.types import Linear, float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard
-from labkit.system.errors import UserError
+from labkit.system.errors import RunError, UserError
 from labkit.system.whole_file import remove_unfinished, whole_file, write_whole
 from labkit.weights.checkpoint.manifest import FORMAT, MANIFEST, FileRecord, Manifest, MatrixRecord, described_model
 from labkit.weights.checkpoint.saved import Canonical, key_of, layout_of
@@ -57,10 +57,11 @@ class Saved:
 
 @dataclass(frozen=True)
 class Saving:
-    """A save on its way: `keep` takes weights while they are built, `finish` writes them. Ranks do all of it together.
+    """A save in progress: `keep` takes weights while they are built, `finish` writes them. All ranks call both
+    together.
 
-    Nothing counts until the manifest is there, which rank 0 writes last: a save that is interrupted leaves files that
-    the next one replaces. The matrices are written from where the engine has them, and not held twice.
+    Rank 0 writes the manifest last, and a folder without it is no checkpoint. The next save replaces the files of one
+    that was interrupted. The matrices are written from where the engine has them, so they are in memory once.
     """
 
     folder: Path
@@ -73,7 +74,7 @@ class Saving:
 
     @classmethod
     def begin(cls, folder: Path, what: Saved, part: Shard, gather: Gather) -> Saving:
-        """Raises ValueError on all ranks where the folder holds a checkpoint already: it would be half of each."""
+        """Raises UserError on all ranks where the folder holds a checkpoint already, because files of two would mix."""
 
         def free() -> str:
             folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +89,7 @@ class Saving:
         return cls(folder, what, part, gather, _together(free, gather)[0])
 
     def keep(self, index: int | None, weights: Canonical) -> None:
-        """The weights of a layer, or those outside with None: matrices as they are packed, the rest as it comes."""
+        """Takes the weights of a layer, or with None those outside the layers: matrices packed, others as float32."""
         for name, weight in weights.items():
             key = key_of(name, index)
             if isinstance(weight, Linear):
@@ -103,9 +104,10 @@ class Saving:
                 self._tensors[key] = weight.to("cpu", torch.float32, copy=True).contiguous()
 
     def finish(self, generation: GenerationConfig | None, source: Path | None) -> None:
-        """Writes this rank's file and, once all are there, the rest. `source`: where tokenizer files are taken from.
+        """Writes this rank's file and, once all ranks have theirs, the config, the tokenizer and the manifest.
 
-        Raises RuntimeError on all ranks where one could not write.
+        `source`: the folder that the tokenizer's files are copied from. Raises RunError on all ranks where one of
+        them could not write.
         """
         files = _together(self._write, self.gather)
         _together(lambda: self.part.rank or self._describe(files, generation, source), self.gather)
@@ -144,7 +146,7 @@ class Saving:
 
 
 def gather_of(size: int, group: Any = None) -> Gather:
-    """Among the ranks of a process group; alone with size 1."""
+    """How the ranks of a process group tell each other something; with size 1 there is nobody to tell."""
 
     def gather(own: Any) -> list[Any]:
         found = [own] * size
@@ -156,7 +158,7 @@ def gather_of(size: int, group: Any = None) -> Gather:
 
 
 def _together(work: Callable[[], T], gather: Gather) -> list[T]:
-    """What each rank's work gives, on all ranks; what one of them raises, all raise, so that none waits for it."""
+    """The results of all ranks' work, on every rank. Where one rank fails all raise its error, so that none waits."""
     done: tuple[T | None, str | None, bool]
     try:
         done = (work(), None, False)
@@ -165,5 +167,5 @@ def _together(work: Callable[[], T], gather: Gather) -> list[T]:
     all_done = gather(done)
     for _, reason, asked_wrongly in all_done:
         if reason is not None:
-            raise UserError(reason) if asked_wrongly else RuntimeError(f"the checkpoint was not saved: {reason}")
+            raise UserError(reason) if asked_wrongly else RunError(f"the checkpoint was not saved: {reason}")
     return [result for result, _, _ in all_done]

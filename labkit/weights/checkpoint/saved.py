@@ -1,4 +1,8 @@
-"""labkit's own checkpoints, for as many ranks as are there now: read as they stand, or merged and split bit by bit."""
+"""Reads labkit's own checkpoints for any number of ranks.
+
+Where the ranks and the layout are those of the save, a rank reads its own file as it stands. Otherwise the parts of
+each weight are taken from the files of all ranks, and the numbers stay the same to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from torch import Tensor
 from labkit.kernels.gemm import cut_groups, group_size
 from labkit.kernels.types import Linear
 from labkit.models.config import ModelConfig, Shapes
-from labkit.models.policies import Policy
+from labkit.models.policy import Policy
 from labkit.models.shards import Cut, Shard, cut_of, shard
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
@@ -20,8 +24,8 @@ from labkit.weights.checkpoint.pieces import HeldRange, pieces, ranges_of
 from labkit.weights.checkpoint.shard_file import AGAIN, Empty, ShardFile
 from labkit.weights.listed_files import listed_path
 
-AT_ONCE = 4 << 20  # numbers that are unpacked at once: what merging costs beyond its result
-Canonical = Mapping[str, Tensor | Linear]  # or packed, or with the scales of int8
+AT_ONCE = 4 << 20  # numbers that are unpacked at once, in memory beside the result
+Canonical = Mapping[str, Tensor | Linear]  # by canonical name; a Linear is packed, or has the scales of int8
 
 
 def layout_of(impl: str, dtype: torch.dtype) -> str:
@@ -30,14 +34,14 @@ def layout_of(impl: str, dtype: torch.dtype) -> str:
 
 
 def saved_weights(folder: Path, policy: Policy, config: ModelConfig) -> SavedWeights | None:
-    """The checkpoint of labkit's in a folder; None: there is none.
+    """The checkpoint that labkit saved in a folder, or None where the folder has none.
 
-    Raises ValueError for one that is damaged, incomplete, or of another model, naming the file.
+    Raises UserError, naming the file, for one that is damaged, incomplete or of another model.
     """
     manifest = read_manifest(folder)
     if manifest is None:
         if next(folder.glob("rank-*-of-*.safetensors"), None):
-            raise UserError(f"{folder} has files of ranks and no {MANIFEST}: its save was interrupted; save it again")
+            raise UserError(f"{folder} has files of ranks but no {MANIFEST}: its save was interrupted; save it again")
         return None
     if manifest.model != (model := described_model(config)):
         different = [key for key in model if manifest.model.get(key) != model[key]]
@@ -72,7 +76,9 @@ class SavedWeights:
         return set(self._canonical)
 
     def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
-        """As Hugging Face has it; the canonical weight that it is part of is read whole. int8 becomes float32."""
+        """The tensor as Hugging Face has it; int8 becomes float32. The whole canonical weight that it is part of is
+        read.
+        """
         if name not in self._canonical:
             raise KeyError(f"no tensor {name!r} in this checkpoint; names() lists them")
         canonical, index = self._canonical[name]
@@ -82,9 +88,9 @@ class SavedWeights:
         return tensor if dtype is None else tensor.to(dtype, copy=True)
 
     def part(self, part: Shard, dtype: torch.dtype, impl: str) -> Own | Merged:
-        """What a rank holds, in the layout that it was saved in where that is the one wanted, else as rows.
+        """What a rank holds: in the saved layout where that is the one that `impl` wants, else as rows.
 
-        Raises ValueError for int8 weights where another type is wanted.
+        Raises UserError for int8 weights where another type is wanted.
         """
         if self.dtype == torch.int8 != dtype:
             raise UserError(
@@ -102,7 +108,7 @@ class SavedWeights:
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        """What each rank held that saved it."""
+        """The parts of the model that the ranks held which saved it."""
         return tuple(shard(self.config, self.manifest.tp_size, rank) for rank in range(self.manifest.tp_size))
 
     @cached_property
@@ -115,7 +121,7 @@ class SavedWeights:
 
 
 class Own:
-    """A rank's own file, read straight to where the engine wants it."""
+    """The weights of a rank from its own file, read straight into the engine's memory."""
 
     def __init__(self, saved: SavedWeights, part: Shard) -> None:
         self._part, self._file = part, saved.file(part.rank)
@@ -135,9 +141,9 @@ class Own:
 
 
 class Merged:
-    """A rank's part out of the files of all ranks, whatever their number, layout and type: matrices as rows.
+    """The weights of a rank from the files of all ranks, whatever their number, layout and type. Matrices come as rows.
 
-    What is no matrix is rounded to `dtype`, as it would be if it came from the original.
+    All other weights are rounded to `dtype`, as they are when they come from the original checkpoint.
     """
 
     def __init__(self, saved: SavedWeights, part: Shard, dtype: torch.dtype | None = None) -> None:
@@ -173,7 +179,7 @@ class Merged:
         return torch.bfloat16 if self._saved.dtype == torch.int8 else self._saved.dtype
 
     def _dim(self, name: str) -> int:
-        """Along which the weight is divided, among the ranks that saved it or now."""
+        """The dimension along which the weight is divided: among the ranks of now, or among those that saved it."""
         return next((cut.dim for cut in (self._part.cut(name), self._saved.shards[0].cut(name)) if cut), 0)
 
     def _pieces(self, name: str, dim: int) -> list[HeldRange]:
@@ -199,7 +205,7 @@ class Merged:
     def _scales(
         self, key: str, name: str, dim: int, found: list[HeldRange], shape: tuple[int, ...]
     ) -> tuple[Tensor, int]:
-        """Those of the wanted part: of its rows, or of the groups that its columns fall into."""
+        """The scales of the wanted part and how many inputs share one: those of its rows, or of its columns' groups."""
         files = {piece.holder: self._saved.file(piece.holder) for piece in found}
         if dim == 0:
             rows = [
@@ -219,18 +225,18 @@ class Merged:
         return torch.stack(columns, dim=1), size
 
     def _group(self, key: str, held: dict[int, Tensor], piece: HeldRange, column: int) -> Tensor:
-        """The scales of the group, at its holder, that a column of the wanted part falls into."""
+        """The scales of the holder's group that a column of the wanted part falls into."""
         group = self._saved.file(piece.holder).record.matrices[key].group
         return held[piece.holder][:, (piece.begin + column - piece.at) // group]
 
     def _halves(self, name: str, holder: int) -> int | None:
-        """How many rows gate and up have each at a holder, where its file has them interleaved."""
+        """How many rows of the gate a holder has, and of the up projection too, where its file interleaves them."""
         gated = self._saved.config.gated and name == "ff1.weight"
         return len(self._saved.shards[holder].inner) if gated else None
 
 
 def key_of(name: str, index: int | None) -> str:
-    """The name in a file of a canonical weight, of layer `index` if of one."""
+    """The name of a canonical weight in a file. `index`: its layer; None outside them."""
     return name if index is None else f"layers.{index}.{name}"
 
 

@@ -1,4 +1,4 @@
-"""The file of one rank, in which matrices stand as its kernels read them: unpacked again, some rows and columns."""
+"""The file of one rank, which holds matrices as kernels read them. Some rows and columns can be unpacked again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scales_of(key: str) -> str:
 
 
 class ShardFile:
-    """One rank's file, whole and in parts. Raises ValueError, naming it, for one that is damaged or of another save."""
+    """One rank's file, read whole or in parts. Raises UserError, naming it, where it is damaged or of another save."""
 
     def __init__(self, folder: Path, record: FileRecord, save: str) -> None:
         self.record, self.path = record, folder / record.name
@@ -42,12 +42,12 @@ class ShardFile:
             raise UserError(f"{self.path} and the manifest have different tensors, {min(different)} for one; {AGAIN}")
 
     def vector(self, key: str) -> Tensor:
-        """A tensor that is no matrix, float32."""
+        """A tensor that is no matrix, in float32."""
         self._require(key)
         return self._stream.whole(key)
 
     def linear(self, key: str, empty: Empty) -> Linear:
-        """A matrix as it stands there, in memory from `empty` if it is packed."""
+        """A matrix as the file holds it. One that is packed is read into memory that `empty` gives."""
         matrix = self._matrix(key)
         empty = _rows if matrix.layout == "rows" else empty
         tensors = []
@@ -59,7 +59,9 @@ class ShardFile:
         return Linear(weight, None, matrix.outputs, matrix.inputs, matrix.layout, scales, matrix.group)
 
     def block(self, key: str, rows: Range, columns: Range, halves: int | None) -> Tensor:
-        """These rows and columns of a matrix. `halves`: a gated MLP's rows of gate, and as many of up behind them."""
+        """These rows and columns of a matrix. `halves`: how many rows a gated MLP has of the gate; as many of the up
+        projection follow them.
+        """
         matrix = self._matrix(key)
         (first, last) = columns
         if matrix.layout == "rows":
@@ -72,7 +74,7 @@ class ShardFile:
         return self._unpacked(key, rows, within, halves)[:, skipped : skipped + last - first]
 
     def scales(self, key: str, rows: Range, halves: int | None) -> Tensor:
-        """The scales of these rows, [rows, groups], of groups of `matrices[key].group` inputs."""
+        """The scales of these rows, [rows, groups]; `matrices[key].group` inputs make a group."""
         if self._matrix(key).layout == "panels":
             return self._unpacked(scales_of(key), rows, None, halves)
         return self._stream.slab(scales_of(key), rows)

@@ -1,9 +1,9 @@
 """Checkpoints that DeepSpeed wrote for several ranks: `non_tp` files with what all share, `tp` files with each rank's.
 
-The `tp` files come part by part, and within a part rank by rank. Tensors have their Hugging Face names, and a rank's
-file holds its slice of each, along the dimension in which its shape differs from the model's; QKV that is stored as
-query, key and value rows one after the other (GPT-2) is cut within each of the three, QKV that is stored head by head
-(NeoX, BLOOM) plainly. What is as large as the model's own is on all ranks alike.
+The `tp` files list all ranks of the first part, then all ranks of the second, and so on. Tensors have their Hugging
+Face names. A rank's file holds a slice of each tensor, along the dimension in which its shape differs from the model's.
+QKV that is stored as query rows, then key rows, then value rows (GPT-2) is cut within each of the three; QKV that is
+stored head by head (NeoX, BLOOM) is cut as a whole. A tensor that has the model's own shape is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from labkit.models.config import ModelConfig
-from labkit.models.policies import Policy
+from labkit.models.policy import Policy
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.divided import DividedWeights, by_thirds, replicated, same_names, side_by_side
 from labkit.weights.checkpoint.files import TensorFile
@@ -28,12 +28,15 @@ def tensor_parallel_weights(
     config: ModelConfig,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> DividedWeights:
-    """The weights that `size` ranks have between them. `shapes`: of the whole model's tensors, by name.
+    """The weights in the files that `size` ranks wrote. `shapes`: those of the whole model's tensors, by name.
 
-    Raises ValueError for missing, damaged or foreign files, and for parts that do not make up the model.
+    Raises UserError for files that are missing, damaged or of another model, and for parts that do not make up the
+    model.
     """
     if size < 1 or len(tp) % size:
-        raise UserError(f"tp lists {len(tp)} files for tp_size {size}; expected a multiple: every part of every rank")
+        raise UserError(
+            f"tp lists {len(tp)} files for tp_size {size}; expected a multiple of tp_size: every part of every rank"
+        )
     head, tokens = f"{policy.head}.weight", f"{policy.tokens}.weight"
     tensors: dict[str, Divided] = {}
     for path in non_tp:

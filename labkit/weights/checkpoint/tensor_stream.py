@@ -1,7 +1,7 @@
 """The safetensors format, written and read without a second copy of any tensor, and checked while it is read.
 
-The library's own writer holds all tensors twice, and its reader maps the file: filling memory that is there already
-from a mapping costs a page fault for every few pages, which reading does not.
+The library's own writer holds all tensors twice. Its reader maps the file, and to copy from a mapping costs a page
+fault for every few pages, which reading into memory does not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Stored:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[int, dict[str, str]]:
-    """Writes a safetensors file, whole or not at all: (its bytes, the XXH3 digest of each tensor)."""
+    """Writes a safetensors file, whole or not at all. Returns its size in bytes and the XXH3 digest of each tensor."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, tensor in tensors.items():
@@ -71,14 +71,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 class TensorStream:
-    """A safetensors file to read tensors of into memory that is there, whole or some of their first dimension.
+    """A safetensors file whose tensors are read into given memory, or in slabs of their first two dimensions.
 
-    No number of a tensor is given out before all of it was held against its digest. Raises ValueError, naming the
+    All of a tensor is compared with its digest before any of its numbers is given out. Raises UserError, naming the
     file, for one that is damaged.
     """
 
     def __init__(self, path: Path, digests: Mapping[str, str]) -> None:
-        """digests: what `write_tensors` told of the tensors."""
+        """digests: those that `write_tensors` returned."""
         self.path, self._digests = path, digests
         self._intact: set[str] = set()
         self._file = path.open("rb", buffering=0)
@@ -123,7 +123,7 @@ class TensorStream:
         return out
 
     def _read(self, name: str, parts: Iterable[memoryview]) -> None:
-        """All of a tensor into one part after the other, held against its digest."""
+        """Reads a tensor into these parts, one after the other, and compares it with its digest."""
         digest, at = xxh3_128(), 0
         for part in parts:
             self._fill(name, part, at)

@@ -15,7 +15,7 @@ from labkit.kernels import DecodeStep
 from labkit.kernels.gpu import CPU
 from labkit.kernels.memory import Arena, Heap
 from labkit.kernels.types import Norm
-from labkit.models.policies import policy_for
+from labkit.models.policies import model_config_of, policy_for
 from labkit.models.shards import Shard, shard
 from labkit.weights.build import Unsaved, build_weights
 from labkit.weights.capacity import layer_bytes
@@ -119,6 +119,6 @@ def through(builder: Builder, part: Shard, layer: object, rows_NH: Tensor) -> Te
 
 @pytest.mark.parametrize("layers", [range(0), range(2, 4), range(0, 3, 2), range(-1, 1)])
 def test_layers_that_a_model_does_not_have_are_refused(layers: range) -> None:
-    config = policy_for(vanilla("gpt2").config).model_config(vanilla("gpt2").config)
+    config = model_config_of(vanilla("gpt2").config)
     with pytest.raises(ValueError, match=r"got layers range.* of 3; expected some that follow each other"):
         shard(config, layers=layers)

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 import labkit
-from labkit.models.policies import Policy, policy_for
+from labkit.models.policies import policy_for
+from labkit.models.policy import Policy
 from labkit.models.shards import Shard, shard
 from labkit.weights.checkpoint.described import described_source
 from labkit.weights.model_tensors import ModelTensors
