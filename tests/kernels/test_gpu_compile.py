@@ -50,7 +50,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("compiled")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
-    command = [sys.executable, "-P", COMPILER, folder / "found", json.dumps(request.param)]
+    command: list[str | Path] = [sys.executable, "-P", COMPILER, folder / "found", json.dumps(request.param)]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return list(zip(request.param, json.loads((folder / "found").read_text()), strict=True))
