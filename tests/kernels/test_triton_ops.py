@@ -5,19 +5,15 @@ One row of activations, a few, and more than one pass over a weight takes are th
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle, product
+from itertools import product
 
 import pytest
 import torch
 from gpus import INTERPRETED
-from ops import DTYPES, WEIGHTS, Draw, distance, double, rows_of
+from ops import WEIGHTS, Draw, distance, double, rows_of
 from sweeps import crossed, numbered, sweep
-from torch import Tensor
 
-from labkit.kernels import attention, gemm, gpu, mlp_gemm, qkv_gemm, residual_add
-from labkit.kernels.attention import cases as attention_cases
-from labkit.kernels.attention import triton_impl as attention_impl
-from labkit.kernels.attention.reference import attention as attention_reference
+from labkit.kernels import gemm, gpu, mlp_gemm, qkv_gemm, residual_add
 from labkit.kernels.gemm import cases as gemm_cases
 from labkit.kernels.gemm import packed, unpack_rows
 from labkit.kernels.gemm.reference import gemm as gemm_reference
@@ -31,30 +27,36 @@ from labkit.kernels.qkv_gemm.reference import qkv_gemm as qkv_reference
 from labkit.kernels.qkv_gemm.triton_impl import qkv_gemm as fused_qkv_gemm
 from labkit.kernels.residual_add import cases as residual_cases
 from labkit.kernels.residual_add.reference import residual_add as residual_reference
-from labkit.kernels.shapes import ODD, TOLERANCES
+from labkit.kernels.shapes import TOLERANCES
 from labkit.kernels.tuned import Tile
 from labkit.kernels.types import (
     ACTIVATIONS,
-    AttentionParams,
     Heads,
-    LayerCache,
     Linear,
     MlpWeights,
     QkvWeights,
     Rotary,
-    Rows,
 )
 
 ROWS = (1, 3, 20)
+
+
 STEPS = ((1, 1), (3, 1), (4, 5))  # sequences, new tokens: as many rows
+
+
 PAST, CAPACITY = 4, 20
-MASKS = ("none", "left", "holes", "row-of-padding")
+
+
 FLOAT32 = TOLERANCES[torch.float32]
 pytestmark = [pytest.mark.usefixtures("poisoned"), *INTERPRETED]
+
+
 each_type = pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
 
 
 SMALL_TILE, FLAT_TILE = Tile(16, 16), Tile(32, 64)
+
+
 in_other_tiles = pytest.mark.parametrize(
     ("dtype", "tile"),
     [
@@ -242,83 +244,6 @@ def test_up_to_16_rows_are_one_kernel() -> None:
         fused_qkv_gemm(hidden, weights, heads, None, rows, cache, torch.empty(count, 60), None, launch)
         fused_mlp_gemm(hidden, hidden, None, mlp, torch.empty(count, 50), None, launch)
         assert launch.launched == (["qkv_gemm", "mlp_gemm"] if few else ["finish_heads", "add_rows", "activate"])
-
-
-def mask_of(kind: str, batch: int, total: int) -> Tensor | None:
-    if kind == "none":
-        return None
-    mask = torch.ones(batch, total, dtype=torch.int64)
-    if kind == "left":
-        mask[0, : total // 3] = 0
-    elif kind == "holes":
-        mask[:, 1::3] = 0
-        mask[-1, : total // 4] = 0
-    else:
-        mask[-1] = 0
-    return mask
-
-
-def attention_inputs(
-    draw: Draw, case: attention_cases.AttentionCase, mask: str, *, batch: int = 2, capacity: int | None = None
-) -> tuple[Tensor, AttentionParams, Heads, Rows, LayerCache]:
-    """Arguments of the op; slots after the new tokens are NaN."""
-    heads, total = case.shape.heads, case.past + case.tokens
-    capacity = capacity or total + 3
-    rows = rows_of(batch, case.tokens, case.past, mask=mask_of(mask, batch, total), slots=capacity)
-    cache, _ = draw.cache(heads, rows, total, capacity)
-    slopes = 2.0 ** -torch.arange(1.0, heads.query + 1) if case.shape.alibi else None
-    queries = draw.normal(batch * case.tokens, heads.query * heads.dim)
-    return queries, AttentionParams(0.25, case.window, slopes, case.causal), heads, rows, replace(cache, past=case.past)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "step"), crossed(DTYPES, numbered(zip(attention_cases.SMALL, cycle(MASKS), strict=False)))
-)
-def test_attention_equals_reference(dtype: torch.dtype, step: tuple[attention_cases.AttentionCase, str]) -> None:
-    """Every kind of step meets every kind of mask; a row that sees nothing gives zeros."""
-    given = attention_inputs(Draw(dtype), *step)
-    queries, params, heads, rows, cache = given
-    want = attention_reference(queries.double(), double(params), heads, rows, double(cache))
-    got = attention(*given, impl="triton")
-    assert distance(got, want) <= TOLERANCES[dtype]
-    assert not got[want.eq(0).all(dim=1)].any()
-
-
-def test_attention_split_over_programs_equals_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where most shares are empty. Where the shares meet nothing is left behind: a second call gives the same."""
-    monkeypatch.setattr(attention_impl, "processors", lambda: 132)
-    few, grouped, pairs, alibi = ODD
-    for shape, past, window, mask in (
-        (few, 0, None, "none"),
-        (few, 130, 9, "left"),
-        (pairs, 2, None, "left"),
-        (pairs, 250, None, "row-of-padding"),
-        (grouped, 250, 9, "none"),
-        (alibi, 130, None, "holes"),
-    ):
-        given = attention_inputs(Draw(), attention_cases.AttentionCase(shape, past, window=window), mask, capacity=300)
-        queries, params, heads, rows, cache = given
-        assert attention_impl.splits_for(rows.batch, heads, 300) == 5
-        partials = attention_impl.Partials.of(rows.batch, heads, queries.device)
-        found = [
-            attention_impl.attention(*given, torch.empty_like(queries), gpu.Launcher(), partials) for _ in range(2)
-        ]
-        want = attention_reference(queries.double(), double(params), heads, rows, double(cache))
-        assert distance(found[0], want) <= FLOAT32
-        assert torch.equal(found[1], found[0])
-        assert not partials.arrived.any()
-
-
-def test_huge_scores_do_not_overflow() -> None:
-    """Softmax is shifted by its peak: scores of ±1e4 give the value of the best key."""
-    for heads, tokens in product((Heads(1, 1, 20), Heads(3, 1, 20)), (1, 3)):
-        draw, rows = Draw(), rows_of(1, tokens, 8)
-        cache, _ = draw.cache(heads, rows, 8 + tokens, 12)
-        queries = draw.normal(tokens, heads.query * 20)
-        last = queries[-1].view(heads.query, 20)
-        best = (last @ cache.keys[0, 0, : 8 + tokens, :20].T).argmax(dim=1)
-        context = attention(queries, AttentionParams(1e4), heads, rows, replace(cache, past=8), impl="triton")
-        assert distance(context[-1].view(heads.query, 20), cache.values[0, 0, best, :20]) <= FLOAT32
 
 
 def test_residual_add_equals_reference() -> None:

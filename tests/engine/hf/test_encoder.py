@@ -1,34 +1,22 @@
 """BERT, RoBERTa and DistilBERT on the fused kernels answer as the vanilla models do, with their own heads."""
 
 import copy
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from encoders import CONFIGS, FLOAT32, IDS, MASKS, TASKS, answer, assert_same, fused, vanilla
 from engines import IMPLS, profiled
-from small_models import randomised
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    BertConfig,
-    BertModel,
-    DistilBertConfig,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
-    RobertaConfig,
     pipeline,
 )
 
 import labkit
-from labkit.engine import InferenceEngine
 from labkit.engine.hf import encoder
 from labkit.engine.hf.encoder import FusedEncoder
 from labkit.engine.runners.layer import FusedLayer
@@ -38,59 +26,15 @@ from labkit.models.encoder_policies import ENCODERS
 from labkit.stages import Phase, Stage, message
 
 WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "and", "big", "small", "red", "today")
+
+
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-TOKENS: dict[str, Any] = {"vocab_size": 131, "max_position_embeddings": 64, "pad_token_id": 0}
-SIZES = {"hidden_size": 60, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 100}
-CONFIGS = {
-    "bert": lambda: BertConfig(**TOKENS, **SIZES),
-    "roberta": lambda: RobertaConfig(**TOKENS, **SIZES, hidden_act="gelu_new", layer_norm_eps=1e-3),
-    "distilbert": lambda: DistilBertConfig(**TOKENS, dim=60, n_heads=3, n_layers=3, hidden_dim=100),
-}
-TASKS = {
-    "base": AutoModel,
-    "fill-mask": AutoModelForMaskedLM,
-    "token-classification": AutoModelForTokenClassification,
-    "text-classification": AutoModelForSequenceClassification,
-    "question-answering": AutoModelForQuestionAnswering,
-}
-RIGHT, LEFT, HOLES = [1] * 9 + [0] * 4, [0] * 5 + [1] * 8, [1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 0]
-MASKS = {
-    "none": None,
-    "all": torch.ones(3, 13, dtype=torch.int64),
-    "right": torch.tensor([RIGHT, [1] * 13, [1] + [0] * 12]),
-    "left": torch.tensor([LEFT, [1] * 13, [0] * 12 + [1]]),
-    "scattered": torch.tensor([HOLES, LEFT, RIGHT]),
-}
-IDS = torch.randint(5, 131, (3, 13), generator=torch.Generator().manual_seed(0))
-FLOAT32 = 1e-4
+
+
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
+
+
 each_model = pytest.mark.parametrize("name", CONFIGS)
-
-
-@cache
-def vanilla(name: str, task: str = "base") -> PreTrainedModel:
-    config = CONFIGS[name]()
-    config.num_labels = 2 if task == "question-answering" else 3
-    return randomised(TASKS[task].from_config(config))
-
-
-@cache
-def fused(name: str, task: str = "base", impl: str = "cpp", dtype: torch.dtype = torch.float32) -> InferenceEngine:
-    return labkit.init_inference(vanilla(name, task), dtype=dtype, impl=impl, replace_with_kernel_inject=True)
-
-
-def answer(model: Any, mask: Tensor | None = None, **options: Any) -> Any:
-    with torch.no_grad():
-        return model(IDS, attention_mask=mask, **options)
-
-
-def assert_same(got: Any, want: Any, mask: Tensor | None = None) -> None:
-    """Every tensor of an output, at the visible places where it has places."""
-    assert got.keys() == want.keys()
-    for key, wanted in want.items():
-        seen = slice(None) if mask is None or wanted.shape[:2] != mask.shape else mask.bool()
-        assert got[key].dtype == wanted.dtype
-        assert (got[key] - wanted)[seen].abs().max() <= FLOAT32, key
 
 
 def distance(got: Tensor, want: Tensor) -> float:
@@ -358,83 +302,3 @@ def test_question_answering_finds_the_same_words(name: str) -> None:
         hidden = given.attention_mask == 0
         got, want = (output[logits].masked_fill(hidden, -1e9).argmax(1) for output in found)
         assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize(
-    ("name", "switch"),
-    [
-        ("bert", {"is_decoder": True}),
-        ("roberta", {"is_decoder": True, "add_cross_attention": True}),
-        ("bert", {"position_embedding_type": "relative_key"}),
-        ("distilbert", {"quantization_config": {"bits": 4}}),
-    ],
-)
-def test_a_switch_that_is_not_computed_is_refused_by_name(name: str, switch: dict[str, Any]) -> None:
-    model = copy.deepcopy(vanilla(name))
-    for key, value in switch.items():
-        setattr(model.config, key, value)
-    key, value = next(iter(switch.items()))
-    with pytest.raises(ValueError, match=f"{key} = {value!r} is not supported for {name}; expected"):
-        labkit.init_inference(model)
-
-
-def test_an_unknown_activation_is_refused() -> None:
-    with pytest.raises(ValueError, match="activation 'tanh' is not supported"):
-        labkit.init_inference(BertModel(BertConfig(**TOKENS, **SIZES, hidden_act="tanh")))
-
-
-@pytest.mark.parametrize("consume", [False, True], ids=["", "consume"])
-def test_a_damaged_model_is_refused_by_tensor_and_left_as_it_was(consume: bool) -> None:
-    model = copy.deepcopy(vanilla("bert", "fill-mask"))
-    with torch.no_grad():
-        model.bert.encoder.layer[2].output.dense.weight[3, 4] = float("nan")
-    with pytest.raises(ValueError, match=r"encoder\.layer\.2\.output\.dense\.weight holds values that are not finite"):
-        labkit.init_inference(model, consume_model=consume)
-    assert all(parameter.numel() for parameter in model.parameters())
-
-
-CAUSAL = torch.ones(13, 13, dtype=torch.bool).tril().expand(3, 1, 13, 13)
-CALLS: dict[str, tuple[dict[str, Any], str]] = {
-    "attentions": ({"output_attentions": True}, "fused attention keeps no attention weights; use the vanilla model"),
-    "cross-attention": ({"encoder_hidden_states": torch.zeros(3, 4, 60)}, "encoder_hidden_states, .* are for decoders"),
-    "causal": ({"is_causal": True}, "is_causal are for decoders"),
-    "causal mask": ({"attention_mask": CAUSAL}, r"tokens of one sequence see different ones; pass \[3, 13\]"),
-    "added mask": ({"attention_mask": torch.zeros(3, 1, 13, 13)}, r"expected \[3, 13\], 0 where .* torch\.float32"),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_a_call_that_only_vanilla_answers_is_refused(name: str, call: str) -> None:
-    options, says = CALLS[call]
-    with pytest.raises(ValueError, match=says):
-        fused(name, "fill-mask")(IDS, **options)
-
-
-def test_a_mask_of_four_dimensions_that_hides_whole_keys_is_taken() -> None:
-    mask = MASKS["scattered"]
-    assert mask is not None
-    wide = mask.bool()[:, None, None].expand(3, 1, 13, 13).contiguous()
-    assert_same(answer(fused("bert"), wide), answer(vanilla("bert"), mask), mask)
-
-
-REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "graph": ({"impl": "triton", "enable_cuda_graph": True}, NotImplementedError, "an encoder has none"),
-    "launch": ({"impl": "triton", "dependent_launch": True}, NotImplementedError, "an encoder has none"),
-    "head": ({"dtype": torch.int8, "quant": {"lm_head": True}}, ValueError, "quant.lm_head: an encoder's head stays"),
-}
-
-
-@pytest.mark.parametrize("option", REFUSED)
-def test_an_option_that_means_nothing_for_encoders_is_refused(option: str) -> None:
-    options, kind, says = REFUSED[option]
-    with pytest.raises(kind, match=says):
-        labkit.init_inference(vanilla("bert"), options)
-
-
-@pytest.mark.parametrize("use", [lambda e: e(IDS), lambda e: e.stage_times()])
-def test_a_destroyed_engine_says_so(use: Callable[[InferenceEngine], object]) -> None:
-    engine = labkit.init_inference(vanilla("bert"))
-    engine.destroy()
-    with pytest.raises(RuntimeError, match="this engine was destroyed; call init_inference again for a new one"):
-        use(engine)
