@@ -13,11 +13,10 @@ import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -35,7 +34,8 @@ from labkit.harness.regions.measure import measure_regions
 from labkit.harness.regions.records import RegionMeasurement
 from labkit.harness.regions.sides import FUSED, GRAPH, OWN_GEMM, SDPA, UNFUSED
 from labkit.harness.roofline import count_work, probe_bandwidth
-from labkit.harness.timing import timed_generate
+from labkit.harness.rounds import turns
+from labkit.harness.timing import Times, timed_generate
 from labkit.kernels import gpu
 from labkit.kernels.tuned import slug
 from labkit.models.policies import model_config_of
@@ -51,6 +51,7 @@ from labkit.weights.source import ModelSource
 PROMPT, NEW, ROUNDS = 128, 128, 5
 QUICK_NEW, QUICK_ROUNDS = 8, 2
 DTYPE = torch.float16
+OURS = ("fused", "fused-int8")
 BASELINES_OF_GPU = ("hf-eager", "hf-static", "hf-graph")
 OVER = {"hf-eager": 6.0, "hf-graph": 1.3}  # baseline / fused per token at batch 1, at least
 BATCH_4 = 1.1  # time of a step at batch 4 over that at batch 1, at most
@@ -96,7 +97,7 @@ def main(
         for size in batch or (1, 4):
             with progress_bar(err) as follow:
                 for index, found in enumerate(_compared(source, baselines, size, new, rounds)):
-                    follow(index, rounds, f"{name}, batch {size}")
+                    follow(index, rounds * (len(baselines) + len(OURS)), f"{name}, batch {size}")
                     records += found
             _write(file, records, rows, environment)
             for record in records[-2 * len(baselines) :]:
@@ -150,9 +151,9 @@ class OnDevice:
 def _compared(
     source: OnDevice, baselines: Sequence[str], batch: int, new: int, rounds: int
 ) -> Iterator[list[Comparison]]:
-    """After each round nothing, after the last the comparisons of "fused" and "fused-int8" with every baseline."""
+    """After each run nothing, after the last the comparisons of "fused" and "fused-int8" with every baseline."""
     threads = torch.get_num_threads()
-    names = (*baselines, "fused", "fused-int8")
+    names = (*baselines, *OURS)
     sides = {name: _side(name, source, threads) for name in names}
     config = model_config_of(source.hf_config)
     device = source.model.device
@@ -163,14 +164,15 @@ def _compared(
         side.generate(prompts[rounds], **how)
     runs: dict[str, list[Run]] = {name: [] for name in names}
     tokens: dict[str, list[Any]] = {name: [] for name in names}
-    order = np.random.default_rng(0)
-    for index in range(rounds):
-        for which in order.permutation(len(names)):
-            name = names[which]
-            before = _probe()
-            times, sequences = timed_generate(sides[name], prompts[index], **how)
-            runs[name].append(Run.of(times, round=index, before=before, after=_probe()))
-            tokens[name].append(sequences[:, PROMPT:].tolist())
+
+    def run(name: str, index: int) -> tuple[Times, list[Any]]:
+        times, sequences = timed_generate(sides[name], prompts[index], **how)
+        return times, sequences[:, PROMPT:].tolist()
+
+    for turn in turns([partial(run, name) for name in names], range(rounds), probe=lambda _: _probe()):
+        times, new_tokens = turn.found
+        runs[names[turn.side]].append(Run.of(times, round=turn.round, before=turn.before, after=turn.after))
+        tokens[names[turn.side]].append(new_tokens)
         yield []
     case = Case(
         model=source.name,

@@ -28,6 +28,7 @@ from labkit.bench.report import markdown_table
 from labkit.bench.targets import Check
 from labkit.harness.environment import read_environment
 from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement
+from labkit.harness.rounds import random_orders
 from labkit.system.command import run_command
 from labkit.system.progress import progress_bar
 from labkit.system.whole_file import write_whole
@@ -110,7 +111,7 @@ def main(
     environment = read_environment(ranks)
     file = output / f"{stem(environment, quick=False)}-loading.jsonl"
     seconds: dict[str, list[tuple[float, ...]]] = {ONE_FILE: [], OWN_FILES: []}
-    rng = np.random.default_rng(0)
+    orders = random_orders(len(seconds))
     with tempfile.TemporaryDirectory() as scratch, progress_bar(err) as follow:
         folders = {ONE_FILE: Path(scratch) / "one", OWN_FILES: Path(scratch) / "packed"}
         follow(0, rounds + 2, "writing the model")
@@ -120,7 +121,7 @@ def main(
         watched = {way: load(folder, ranks, watch=True) for way, folder in folders.items()}
         for done in range(rounds):
             follow(2 + done, rounds + 2, f"round {done + 1} of {rounds}")
-            for way in rng.permutation(list(folders)):
+            for way in (list(folders)[at] for at in next(orders)):
                 seconds[way].append(tuple(rank["seconds"] for rank in load(folders[way], ranks)))
         follow(rounds + 2, rounds + 2, "done")
     found = LoadMeasurement(

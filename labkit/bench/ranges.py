@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from labkit.engine import init_inference
+from labkit.harness.rounds import random_orders
 from labkit.stages import SILENCE
 from labkit.statistics import Ratio, ratio
 from labkit.weights.resolve import resolve
@@ -70,8 +71,8 @@ def cost_of_ranges(model: str, rounds: int) -> tuple[Ratio, float]:
     run()
     announced: list[float] = []
     without: list[float] = []
-    for first in rng.integers(0, 2, rounds):
-        for side in (first, 1 - first):
+    for _, order in zip(range(rounds), random_orders(2), strict=False):
+        for side in order:
             (announced if side else without).append(run() if side else silent())
     return ratio(announced, without), float(np.median(announced))
 

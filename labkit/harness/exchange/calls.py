@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.harness.exchange.records import WAYS
+from labkit.harness.rounds import random_orders
 from labkit.kernels.all_reduce import Exchange, all_reduce
 
 UNTIMED = 5  # calls at the beginning of a block, until both ways are warm and the ranks in step
@@ -31,7 +32,7 @@ class ExchangeCalls:
     def round(self, *, calls: int, seed: int) -> list[dict[str, Any]]:
         """Times `calls` calls in a row of every size and way, in the same random order on all ranks."""
         blocks = [(size, impl) for size in self._parts for impl in WAYS]
-        order = np.random.default_rng(seed).permutation(len(blocks))
+        order = next(random_orders(len(blocks), seed=seed))
         return [self._block(size, impl, calls) for size, impl in (blocks[at] for at in order)]
 
     def _block(self, size: int, impl: str, calls: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from labkit.harness.regions.on_gpu import GpuCalls, Graph
 from labkit.harness.regions.records import LadderMeasurement, LayerCase, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA
 from labkit.harness.roofline import probe_bandwidth
+from labkit.harness.rounds import probed, random_orders
 from labkit.kernels import gpu
 from labkit.kernels.build import load
 from labkit.models.dtypes import DTYPES, dtype_of
@@ -193,15 +194,13 @@ class LayerBench:
         follow = progress or (lambda done, total, label: None)
         device = self.stack.sides[0].hidden_NH.device
         bandwidth: list[float] = []
-        order = np.random.default_rng(0)
+        orders = random_orders(sides)
         for index in range(rounds + 1):
             follow(index, rounds + 1, f"round {index} of {rounds}" if index else "warming up")
-            before = probe_bandwidth(self.case.threads, device)
-            one_round(order.permutation(sides).tolist())
-            after = probe_bandwidth(self.case.threads, device)
+            done = probed(partial(one_round, next(orders)), partial(probe_bandwidth, self.case.threads, device))
             after_round()
-            if index and before is not None and after is not None:
-                bandwidth.append((before + after) / 2)
+            if index and done.bandwidth_gb_s is not None:
+                bandwidth.append(done.bandwidth_gb_s)
         follow(rounds + 1, rounds + 1, "done")
         return tuple(bandwidth) or None
 
