@@ -320,49 +320,6 @@ def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype, device: torch.
     return max(2, min(max(-(-wanted // size), ON_GPU_AT_LEAST if on_gpu else 2), int(most / size)))
 
 
-def region_bytes(config: ModelConfig, region: Stage, dtype: torch.dtype, batch: int, context: int) -> int:
-    """Bytes that a region must read from memory: its weights once, and for attention the KV cache.
-
-    Rows of activations, a few KB, come from the cache of the core that wrote them.
-    """
-    if region is Stage.ATTENTION:
-        kept = [context + 1 if window is None else min(context + 1, window) for window in config.windows]
-        per_slot = float_dtype(dtype).itemsize * 2 * config.num_kv_heads * config.head_dim
-        return int(batch * per_slot * np.mean(kept))
-    total = 0
-    for name, shape in config.layer_shapes().items():
-        if _region_of(name, config) is not region:
-            continue
-        if len(shape) == 1:
-            total += 4 * shape[0]
-        else:
-            total += dtype.itemsize * shape[0] * shape[1] + (4 * shape[0] if dtype == torch.int8 else 0)
-    return total
-
-
-def region_flops(config: ModelConfig, region: Stage, batch: int, context: int) -> int:
-    """Multiplications and additions of the matrix products of a region."""
-    if region is Stage.ATTENTION:
-        return 4 * batch * (context + 1) * config.num_heads * config.head_dim
-    shapes = [shape for name, shape in config.layer_shapes().items() if _region_of(name, config) is region]
-    return 2 * batch * sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
-
-
-def _region_of(name: str, config: ModelConfig) -> Stage:
-    """The region that reads a canonical weight."""
-    after_attention = Stage.RESIDUAL if config.parallel_residual else Stage.MLP
-    return {
-        "norm1": Stage.QKV,
-        "qkv": Stage.QKV,
-        "q_norm": Stage.QKV,
-        "k_norm": Stage.QKV,
-        "attn_out": after_attention if name.endswith(".bias") else Stage.ATTN_OUT,
-        "norm2": Stage.MLP,
-        "ff1": Stage.MLP,
-        "ff2": Stage.RESIDUAL if name.endswith(".bias") else Stage.MLP_OUT,
-    }[name.rpartition(".")[0]]
-
-
 def _unfused(multiply: Callable[[Tensor, Linear], Tensor], attention: Callable[..., Tensor]) -> Ops:
     return Ops(
         partial(unfused_qkv_gemm, multiply=multiply),

@@ -16,6 +16,7 @@ import torch
 
 from labkit.harness.compare.interleave import Progress
 from labkit.harness.environment import read_environment
+from labkit.harness.regions.counting import region_bytes, region_flops
 from labkit.harness.regions.layer_stack import (
     REGIONS,
     WITH_GEMM,
@@ -24,8 +25,6 @@ from labkit.harness.regions.layer_stack import (
     Samples,
     Side,
     layer_stack,
-    region_bytes,
-    region_flops,
 )
 from labkit.harness.regions.on_gpu import GpuCalls, Graph
 from labkit.harness.regions.records import LadderMeasurement, LayerCase, RegionMeasurement

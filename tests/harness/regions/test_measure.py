@@ -18,8 +18,6 @@ from labkit.harness.regions.layer_stack import (
     RegionClock,
     layer_stack,
     layers_beyond_caches,
-    region_bytes,
-    region_flops,
 )
 from labkit.harness.regions.measure import RUNGS, LayerBench, measure_regions
 from labkit.harness.regions.records import RegionMeasurement
@@ -64,17 +62,6 @@ def test_every_region_of_every_layer_is_timed(name: str) -> None:
         for calls in times.values():
             assert len(calls) == 2
             assert min(calls) >= 0
-
-
-@each_model
-def test_the_bytes_and_flops_of_the_regions_are_those_of_a_layer(name: str) -> None:
-    config, batch, context = config_of(name), 3, 40
-    config = replace(config, windows=(None,) * config.num_layers)
-    one, two = (replace(config, num_layers=n, windows=(None,) * n, attention_scales=(1.0,) * n) for n in (1, 2))
-    want = [config.decode_bytes(torch.float32, batch, context + 1) for config in (one, two)]
-    assert sum(region_bytes(one, region, torch.float32, batch, context) for region in REGIONS) == want[1] - want[0]
-    want = [config.decode_flops(batch, context + 1) for config in (one, two)]
-    assert sum(region_flops(one, region, batch, context) for region in REGIONS) == want[1] - want[0]
 
 
 def test_the_unfused_sequence_is_counted_op_by_op() -> None:
