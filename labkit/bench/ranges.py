@@ -2,16 +2,14 @@
 
 python -P -m labkit.bench.ranges [--model gpt2] [--rounds 60]
 
-The same engine generates in turn as it is and with every announcement taken out; rounds hold one run of each.
+The same engine generates in turn as it is and within `stages.unwatched`, where nothing is announced and nobody asked;
+a round holds one run of each.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from time import perf_counter
 from typing import Annotated
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -20,36 +18,12 @@ from rich.console import Console
 
 from labkit.engine import init_inference
 from labkit.harness.rounds import random_orders
-from labkit.stages import SILENCE
+from labkit.stages import unwatched
 from labkit.statistics import Ratio, ratio
 from labkit.weights.resolve import resolve
 
 BAR = 0.01  # of a decode step
 PROMPT, NEW = 32, 33
-
-
-class Silent:
-    """StepRanges without a word."""
-
-    def begin(self, phase: object) -> None:
-        return
-
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return
-
-
-@contextlib.contextmanager
-def nothing_announced() -> Iterator[None]:
-    """The engine without its announcements, and without asking whether anybody listens."""
-    with (
-        patch("labkit.engine.hf.decode_loop.StepRanges", Silent),
-        patch("labkit.engine.hf.decode_loop.stage", lambda *_: SILENCE),
-        patch("labkit.engine.hf.causal_lm.listening", lambda: False),
-    ):
-        yield
 
 
 def cost_of_ranges(model: str, rounds: int) -> tuple[Ratio, float]:
@@ -65,7 +39,7 @@ def cost_of_ranges(model: str, rounds: int) -> tuple[Ratio, float]:
         return (perf_counter() - began) * 1e3 / NEW
 
     def silent() -> float:
-        with nothing_announced():
+        with unwatched():
             return run()
 
     run()
