@@ -38,7 +38,7 @@ class Sizes:
         return outputs * (inputs * self.matrix + self.scale + (self.vector if bias else 0))
 
 
-class Counted(Protocol):
+class OpCase(Protocol):
     """A case of an op that knows what it has to do at least.
 
     Activations are not counted as bytes: a few KB, they come from the cache of the core that wrote them. Only matrix

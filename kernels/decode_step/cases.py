@@ -2,29 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ..attention.cases import AttentionCase
-from ..gemm.cases import cases_of
-from ..mlp_gemm.cases import MlpCase
-from ..qkv_gemm.cases import QkvCase
-from ..residual_add.cases import ResidualCase
-from ..shapes import Counted, LayerShape, ModelShape, Sizes
+from ..layer_ops import LAYER_OPS, Pass
+from ..shapes import LayerShape, ModelShape, OpCase, Sizes
 
 
-def layer_cases(
-    shape: LayerShape, past: int, tokens: int = 1, window: int | None = None, *, causal: bool = True
-) -> dict[str, Counted]:
-    """The ops of one layer by their stage, in the order of `STAGES_PER_LAYER`, for `tokens` new tokens after `past`."""
-    attn_out, mlp_out, _ = cases_of(shape)
-    return {
-        "qkv": QkvCase(shape),
-        "attention": AttentionCase(shape, past, tokens, window, causal),
-        "attn_out": replace(attn_out, bias=False),  # the region behind adds it
-        "mlp": MlpCase(shape),
-        "mlp_out": replace(mlp_out, bias=False),
-        "residual": ResidualCase(shape),
-    }
+def layer_cases(shape: LayerShape, at: Pass) -> dict[str, OpCase]:
+    """The ops of one layer by their stage."""
+    return {each.stage: each.case(shape, at) for each in LAYER_OPS}
 
 
 @dataclass(frozen=True)
@@ -86,11 +72,11 @@ class StepCase:
         """Multiplications and additions of the products."""
         return sum(times * case.flops(rows) for case, rows, times in self._ops(sequences))
 
-    def _ops(self, sequences: int) -> Iterator[tuple[Counted, int, int]]:
+    def _ops(self, sequences: int) -> Iterator[tuple[OpCase, int, int]]:
         """The ops of the step, with the rows that each gets (attention: the sequences), and how often it runs."""
         tokens = sequences * self.tokens
         yield EmbedCase(self.shape), tokens, 1
         for window, layers in Counter(self.shape.windows).items():
-            for stage, case in layer_cases(self.shape.layer, self.past, self.tokens, window).items():
+            for stage, case in layer_cases(self.shape.layer, Pass(self.past, self.tokens, window)).items():
                 yield case, sequences if stage == "attention" else tokens, layers
         yield HeadCase(self.shape), sequences, 1

@@ -29,10 +29,10 @@ from labkit.harness.compare.baselines import BASELINES, Baseline, baseline
 from labkit.harness.compare.interleave import first_difference
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.records import Case, Comparison, Measurement, Run
-from labkit.harness.regions.layer_stack import REGIONS
 from labkit.harness.regions.measure import measure_regions
 from labkit.harness.regions.records import RegionMeasurement
 from labkit.harness.regions.sides import FUSED, GRAPH, OWN_GEMM, SDPA, UNFUSED
+from labkit.harness.regions.vocabulary import REGIONS
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.rounds import turns
 from labkit.harness.timing import Times, timed_generate

@@ -17,10 +17,10 @@ from labkit.bench.models import stem
 from labkit.bench.report import markdown_table
 from labkit.bench.targets import Check, short_of
 from labkit.harness.environment import read_environment
-from labkit.harness.regions.layer_stack import REGIONS
 from labkit.harness.regions.measure import ROUNDS, measure_regions
 from labkit.harness.regions.records import RegionMeasurement
 from labkit.harness.regions.sides import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
+from labkit.harness.regions.vocabulary import REGIONS
 from labkit.stages import Stage
 from labkit.system.command import run_command
 from labkit.system.progress import progress_bar

@@ -7,10 +7,10 @@ import pytest
 from labkit.bench import regions as region_bench
 from labkit.bench.regions import BARS, checks
 from labkit.harness import load_records
-from labkit.harness.regions.layer_stack import REGIONS
 from labkit.harness.regions.measure import measure_regions
 from labkit.harness.regions.records import RegionMeasurement
 from labkit.harness.regions.sides import ONE_CALL, UNFUSED
+from labkit.harness.regions.vocabulary import REGIONS
 from labkit.models.presets import PRESETS
 from labkit.stages import Stage
 

@@ -15,11 +15,12 @@ from labkit.kernels.decode_step import STAGES_PER_LAYER
 from labkit.kernels.decode_step.cases import StepCase, layer_cases
 from labkit.kernels.gemm.cases import SMALL as GEMM_CASES
 from labkit.kernels.gemm.cases import GemmCase
+from labkit.kernels.layer_ops import Pass
 from labkit.kernels.mlp_gemm.cases import SMALL as MLP_CASES
 from labkit.kernels.mlp_gemm.cases import MlpCase
 from labkit.kernels.qkv_gemm.cases import SMALL as QKV_CASES
 from labkit.kernels.qkv_gemm.cases import QkvCase
-from labkit.kernels.shapes import ODD, Counted, LayerShape, ModelShape, Sizes
+from labkit.kernels.shapes import ODD, LayerShape, ModelShape, OpCase, Sizes
 
 each_type = pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
 each_shape = pytest.mark.parametrize("shape", ODD, ids=lambda shape: shape.model)
@@ -93,7 +94,7 @@ def test_steps_come_to_as_many_flops_as_the_pass_over_all_their_tokens(shape: La
 
 @each_shape
 def test_a_layer_has_an_op_for_every_stage_and_counts_each_bias_once(shape: LayerShape) -> None:
-    cases: dict[str, Counted] = layer_cases(shape, 0)
+    cases: dict[str, OpCase] = layer_cases(shape, Pass(0))
     assert tuple(cases) == STAGES_PER_LAYER
     vectors = Sizes(matrix=0, vector=1, cache=0, scale=0)
     heads, inner = shape.heads, shape.intermediate * (2 if shape.gated else 1)

@@ -8,7 +8,8 @@ import torch
 
 from labkit.harness.shapes import layer_shape
 from labkit.kernels.decode_step.cases import layer_cases
-from labkit.kernels.shapes import Counted, Sizes
+from labkit.kernels.layer_ops import Pass
+from labkit.kernels.shapes import OpCase, Sizes
 from labkit.models.config import ModelConfig
 from labkit.stages import Stage
 
@@ -27,6 +28,6 @@ def region_flops(config: ModelConfig, region: Stage, batch: int, context: int) -
     return sum(case.flops(batch) for case in _in_each_layer(config, region, context)) // config.num_layers
 
 
-def _in_each_layer(config: ModelConfig, region: Stage, context: int) -> Iterator[Counted]:
+def _in_each_layer(config: ModelConfig, region: Stage, context: int) -> Iterator[OpCase]:
     shape = layer_shape(config)
-    return (layer_cases(shape, context, window=window)[region] for window in config.windows)
+    return (layer_cases(shape, Pass(context, window=window))[region] for window in config.windows)
