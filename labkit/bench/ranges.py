@@ -14,16 +14,18 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 
+from labkit.bench.bars import Unit, at_most
+from labkit.bench.page import print_checks
+from labkit.bench.targets import RANGES_COST, RANGES_MODEL
 from labkit.engine import init_inference
 from labkit.harness.rounds import random_orders
 from labkit.stages import unwatched
 from labkit.statistics import Ratio, ratio
 from labkit.weights.resolve import resolve
 
-BAR = 0.01  # of a decode step
 PROMPT, NEW = 32, 33
+FINE = Unit("{:.4f}x", "{:g}x")
 
 
 def cost_of_ranges(model: str, rounds: int) -> tuple[Ratio, float]:
@@ -51,14 +53,12 @@ def cost_of_ranges(model: str, rounds: int) -> tuple[Ratio, float]:
     return ratio(announced, without), float(np.median(announced))
 
 
-def main(model: Annotated[str, typer.Option()] = "gpt2", rounds: Annotated[int, typer.Option(min=2)] = 60) -> None:
+def main(
+    model: Annotated[str, typer.Option()] = RANGES_MODEL, rounds: Annotated[int, typer.Option(min=2)] = 60
+) -> None:
     found, token_ms = cost_of_ranges(model, rounds)
-    met = "met" if found.value <= 1 + BAR else "missed"
-    met += "" if (found.low > 1 + BAR) == (found.high > 1 + BAR) else ", within the interval"
-    Console(highlight=False).print(
-        f"ranges nobody listens to: a {model} token of {token_ms:.2f} ms takes {found.value - 1:+.2%} "
-        f"[{found.low - 1:+.2%}, {found.high - 1:+.2%}] longer with them; bar {BAR:.0%}: {met}"
-    )
+    what = f"ranges nobody listens to, a {model} token of {token_ms:.2f} ms with them over one without"
+    print_checks([at_most(what, found, 1 + RANGES_COST, FINE)])
 
 
 if __name__ == "__main__":
