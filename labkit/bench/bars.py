@@ -1,4 +1,4 @@
-"""Bars: a figure, what it has to reach, and whether it does."""
+"""Bars: each holds a figure against what it has to reach, and says whether it does."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from labkit.statistics import Ratio
 
 
 @dataclass(frozen=True)
-class Unit:
-    """How a figure and the bar beside it are written: two formats."""
+class BarUnit:
+    """The formats in which a figure and the bar beside it are written."""
 
     figure: str
     bar: str
 
 
-TIMES = Unit("{:.2f}x", "{:g}x")
-SHARE = Unit("{:.0%}", "{:.0%}")
-MS = Unit("{:.2f} ms", "{:g} ms")
-US = Unit("{:.1f} µs", "{:g} µs")
-SECONDS = Unit("{:.2f} s", "{:g} s")
-GIB = Unit("{:.2f} GiB", "{:g} GiB")
+TIMES = BarUnit("{:.2f}x", "{:g}x")
+SHARE = BarUnit("{:.0%}", "{:.0%}")
+MS = BarUnit("{:.2f} ms", "{:g} ms")
+US = BarUnit("{:.1f} µs", "{:g} µs")
+SECONDS = BarUnit("{:.2f} s", "{:g} s")
+GIB = BarUnit("{:.2f} GiB", "{:g} GiB")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def at_least(
     what: str,
     found: Ratio | float,
     bar: float,
-    unit: Unit = TIMES,
+    unit: BarUnit = TIMES,
     *,
     written: str | None = None,
     possible: float | None = None,
@@ -58,7 +58,9 @@ def at_least(
     return BarCheck(what, _figure(found, unit), f"≥ {words}", value >= bar, low < bar <= high, possible)
 
 
-def at_most(what: str, found: Ratio | float, bar: float, unit: Unit = TIMES, *, written: str | None = None) -> BarCheck:
+def at_most(
+    what: str, found: Ratio | float, bar: float, unit: BarUnit = TIMES, *, written: str | None = None
+) -> BarCheck:
     """The same against the most that it may be."""
     value, low, high = _interval(found)
     words = written or unit.bar.format(bar)
@@ -66,7 +68,10 @@ def at_most(what: str, found: Ratio | float, bar: float, unit: Unit = TIMES, *, 
 
 
 def short_of(bar: float, ratio: Ratio, share: float | None) -> float | None:
-    """The ratio of a candidate that is at the limit instead of at `share` of it, where even that is below the bar."""
+    """The ratio that the candidate would have at the limit, if even that is below the bar; else None.
+
+    `share` is the share of the limit that the candidate reaches.
+    """
     return ratio.value / share if share and max(ratio.value, ratio.value / share) < bar else None
 
 
@@ -74,7 +79,7 @@ def _interval(found: Ratio | float) -> tuple[float, float, float]:
     return (found.value, found.low, found.high) if isinstance(found, Ratio) else (found, found, found)
 
 
-def _figure(found: Ratio | float, unit: Unit) -> str:
+def _figure(found: Ratio | float, unit: BarUnit) -> str:
     if not isinstance(found, Ratio):
         return unit.figure.format(found)
     low, high = (unit.figure.format(end).rstrip("x") for end in (found.low, found.high))

@@ -2,8 +2,8 @@
 
 python -P -m labkit.bench.gpu [--model MODEL] [--baseline NAME] [--quick] [--output FOLDER]
 
-All sides of a model share one set of random weights, drawn on the GPU, in one process, and take turns. Each case is
-written as soon as it is measured.
+All sides of a model run in one process, share one set of random weights on the GPU, and take turns. Each case is
+written as soon as it has been measured.
 """
 
 from __future__ import annotations

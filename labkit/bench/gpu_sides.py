@@ -1,4 +1,4 @@
-"""The sides of the GPU bench: one set of random weights on the device, which all of them share, in one process."""
+"""The sides of the GPU bench. They run in one process and share one set of random weights on the device."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class GpuCase:
 
 
 def compared(source: OnDevice, baselines: Sequence[str], case: GpuCase) -> Iterator[list[Comparison]]:
-    """After each run nothing, after the last the comparisons of each of `OURS` with every baseline."""
+    """Yields an empty list after each run, and in the end the comparisons of each of `OURS` with every baseline."""
     names = (*baselines, *OURS)
     sides = {name: _side(name, source) for name in names}
     runs: dict[str, list[Run]] = {name: [] for name in names}
@@ -111,14 +111,14 @@ def compared(source: OnDevice, baselines: Sequence[str], case: GpuCase) -> Itera
 
 
 def free_memory() -> None:
-    """Gives back what nothing refers to any more."""
+    """Frees what nothing refers to any more, on the device too."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def _turns(sides: Mapping[str, Baseline], source: OnDevice, case: GpuCase) -> Iterator[Turn[tuple[Times, list[Any]]]]:
-    """The turns of all sides; each finds its times and its new tokens. A warm-up run of each is not among them."""
+    """Warms every side up, then yields its turns: what a side found are its times and its new tokens."""
     generator = torch.Generator().manual_seed(1)
     shape = (case.rounds + 1, case.batch, case.prompt)
     prompts = torch.randint(1, _config(source).vocab_size, shape, generator=generator).to(source.model.device)

@@ -1,9 +1,10 @@
-"""`make bench`, the part of loading: a rank's share from its own file against one file for all, seconds and memory.
+"""`make bench`, the part about loading: how long ranks take, and how much memory, from one file and from their own.
 
 python -P -m labkit.bench.loading [--gigabytes 2] [--ranks 2] [--rounds 7] [--output FOLDER]
 
-A LLaMA of that size is written as one safetensors file, and packed, as a file for each rank. A round loads both: all
-ranks at once, each a fresh process, with the files in the page cache. Memory is watched in runs that are not timed.
+A LLaMA of that size is written as one safetensors file for all ranks, and packed as one file for each. A round loads it
+from both: all ranks at once, each in a fresh process, with the files in the page cache. Memory is watched in runs that
+are not timed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 import typer
 from transformers import LlamaConfig
 
-from labkit.bench.bars import BarCheck, Unit, at_least, at_most
+from labkit.bench.bars import BarCheck, BarUnit, at_least, at_most
 from labkit.bench.page import (
     BenchFiles,
     checks_table,
@@ -43,13 +44,13 @@ from labkit.weights.checkpoint.tensor_stream import write_tensors
 from labkit.weights.source import hf_shapes
 
 DTYPE = torch.bfloat16
-OF_SHARE = Unit("{:.2f} of the share", "{:g}")
+OF_SHARE = BarUnit("{:.2f} of the share", "{:g}")
 WORKER = "labkit.bench.load_worker"
 Loads = list[dict[str, float]]  # of each rank
 
 
 def write_model(folder: Path, gigabytes: float) -> int:
-    """A LLaMA of noise of about this size in bfloat16, as `save_pretrained` lays it out: its bytes."""
+    """Writes a LLaMA of noise in bfloat16 of about this size, laid out as by `save_pretrained`; returns its bytes."""
     hidden, inner, vocabulary = LOADED.hidden, LOADED.intermediate, LOADED.vocabulary
     layer = 4 * hidden**2 + 3 * hidden * inner
     layers = max(1, round((gigabytes * 1e9 / DTYPE.itemsize - 2 * vocabulary * hidden) / layer))
@@ -73,14 +74,14 @@ def write_model(folder: Path, gigabytes: float) -> int:
 
 
 def save_packed(folder: Path, target: Path, ranks: int) -> None:
-    """The same model as `ranks` engines save it."""
+    """Has `ranks` engines load the model and save their shares."""
     torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     worker = ["--no-python", sys.executable, "-P", "-m", WORKER, "save", str(folder), str(target), str(ranks)]
     subprocess.run([*torchrun, *worker], check=True, stderr=subprocess.DEVNULL)
 
 
 def load(folder: Path, ranks: int, *, watch: bool = False) -> Loads:
-    """What each of the ranks tells of loading its share, all at once."""
+    """Has all ranks load their shares at the same time, and returns what each of them measured."""
     more = ["--watch"] if watch else []
     workers = [
         subprocess.Popen(

@@ -106,8 +106,9 @@ def _select(models: Sequence[str] | None) -> list[Target]:
 
 
 def _attempt(target: Target, settings: Settings) -> tuple[Comparison, ...] | None:
-    """What was measured; None, and why on the console, where nothing can be. A peer that fails costs no more than its
-    own column.
+    """What was measured. Where nothing can be, the console says why and the result is None.
+
+    After a failure the case is measured again without its peer.
     """
     try:
         return _measure(target, settings)
@@ -154,7 +155,7 @@ def _done(target: Target, settings: Settings, records: Sequence[Comparison], com
 
 
 def _seconds(target: Target, settings: Settings) -> float:
-    """What this case is likely to take, from the bytes it has to read and the FLOPs it has to do."""
+    """How long this case is likely to take, from the bytes that it has to read and the FLOPs that it has to do."""
     work = count_work(
         shape_of(target.model), FLOAT_DTYPES[target.dtype], target.batch, PROMPT, settings.new
     )  # int8 has less, at most

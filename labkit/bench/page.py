@@ -1,4 +1,4 @@
-"""What every bench has beside its subject: consoles, options, files named alike, and a page with its verdict on top."""
+"""What all benches share: their consoles and options, how their files are named, and the parts of their pages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BenchFiles:
 
     @classmethod
     def of(cls, machine: str, subject: str = "", *, quick: bool = False, output: Path | None = None) -> BenchFiles:
-        """Named by machine, day and subject, in `output`, else in profiles, or in runs with `quick`."""
+        """Files named after machine, day and subject, in the folder `output` (None: runs if `quick`, else profiles)."""
         parts = (machine, f"{datetime.now(UTC):%Y-%m-%d}", "quick" if quick else "", subject)
         folder = output or Path("runs" if quick else "profiles")
         return cls(folder / f"{'-'.join(filter(None, parts))}.jsonl")
@@ -47,17 +47,17 @@ class BenchFiles:
         return self.records.with_suffix(".md")
 
     def write(self, records: Iterable[BaseModel], page: str) -> None:
-        """Writes both, each whole."""
+        """Writes both files, each of them whole or not at all."""
         write_whole(self.records, "".join(record.model_dump_json() + "\n" for record in records))
         write_whole(self.page, page)
 
     def name_page(self) -> None:
-        """Says where the page is."""
+        """Prints where the page is."""
         out.print(str(self.page), soft_wrap=True)
 
 
 def machine_of(environment: Environment) -> str:
-    """The GPU, else the processor, as a part of a file's name."""
+    """The name of the GPU, or without one that of the processor, as it stands in the names of files."""
     kind, name = ("gpu", environment.gpu) if environment.gpu else ("cpu", environment.cpu)
     return f"{kind}-{slug(name)}"
 
@@ -70,20 +70,20 @@ def followed(what: str) -> Iterator[Progress]:
 
 
 def print_checks(checks: Iterable[BarCheck]) -> None:
-    """A line for each bar."""
+    """Prints a line for each bar."""
     for check in checks:
         out.print(f"{check.what}: {check.figure} ({check})", soft_wrap=True)
 
 
 def page_of(title: str, *blocks: str) -> str:
-    """A Markdown page; empty blocks are left out."""
+    """A Markdown page of these blocks, of which empty ones are left out."""
     return "\n\n".join(block for block in (f"# {title}", *blocks) if block) + "\n"
 
 
 def verdict(judged: Sequence[tuple[str, BarCheck]], covered: str = "") -> str:
     """How many bars are met, and a line for each one that is missed, with the name of its case.
 
-    `covered`: what else the first sentence says.
+    `covered` is added to the first sentence.
     """
     missed = [f"- {case}, {check.what}: {check.figure} ({check})" for case, check in judged if not check.met]
     first = f"**{len(judged) - len(missed)} of {len(judged)} bars met**{covered}." + (" Missed:" if missed else "")
@@ -91,12 +91,12 @@ def verdict(judged: Sequence[tuple[str, BarCheck]], covered: str = "") -> str:
 
 
 def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """A table in Markdown with these titles and lines."""
     return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))
 
 
 def checks_table(checks: Iterable[BarCheck]) -> str:
-    """The bars of one case."""
+    """A table of the bars of one case."""
     return markdown_table(("bar", "measured", ""), ((check.what, check.figure, str(check)) for check in checks))
 
 

@@ -1,9 +1,9 @@
-"""`make bench`, the part of tensor parallelism: two ranks against one and two threads, held against the memory.
+"""`make bench`, the part about tensor parallelism: two ranks against one thread and against two.
 
 python -P -m labkit.bench.parallel [--quick] [--output FOLDER]
 
-More ranks gain what more read bandwidth gains, no more: so the bar of two ranks against one thread is a share of what
-the memory gives two threads over one, both probed beside the runs.
+More ranks can gain no more than the memory gives them. So the bar of two ranks against one thread is a share of the
+read bandwidth of two threads over that of one, both probed beside the runs.
 """
 
 from __future__ import annotations

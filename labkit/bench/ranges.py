@@ -2,8 +2,8 @@
 
 python -P -m labkit.bench.ranges [--model gpt2] [--rounds 60]
 
-The same engine generates in turn as it is and within `stages.unwatched`, where nothing is announced and nobody asked;
-a round holds one run of each.
+One engine generates in turn as it is and within `stages.unwatched`, where nothing is announced and nobody is asked
+whether they listen. A round holds one run of each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import typer
 
-from labkit.bench.bars import Unit, at_most
+from labkit.bench.bars import BarUnit, at_most
 from labkit.bench.page import print_checks
 from labkit.bench.targets import RANGES_COST, RANGES_MODEL
 from labkit.engine import init_inference
@@ -25,11 +25,11 @@ from labkit.statistics import Ratio, ratio
 from labkit.weights.resolve import resolve
 
 PROMPT, NEW = 32, 33
-FINE = Unit("{:.4f}x", "{:g}x")
+FINE = BarUnit("{:.4f}x", "{:g}x")
 
 
 def cost_of_ranges(model: str, rounds: int) -> tuple[Ratio, float]:
-    """Time of a run as it is over one without announcements, and milliseconds of a token."""
+    """The time of an ordinary run over that of one without announcements, and the milliseconds of a token."""
     source = resolve(model)
     engine = init_inference(source, dtype=torch.float32, replace_with_kernel_inject=True)
     rng = np.random.default_rng(0)

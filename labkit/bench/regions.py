@@ -1,4 +1,4 @@
-"""`make bench`, second part: the regions of the layers of several shapes, held against their bars.
+"""`make bench`, the part about regions: those of the layers of several shapes are held against their bars.
 
 python -P -m labkit.bench.regions [--quick] [--output FOLDER]
 """

@@ -1,4 +1,4 @@
-"""The records of `labkit.bench.models`: held against the bars of their targets, and as a page in Markdown."""
+"""What `labkit.bench.models` makes of its records: verdicts about the bars of their targets, and a page in Markdown."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def rows(records: Iterable[Comparison]) -> list[Row]:
 
 
 def key(record: Comparison) -> tuple[str, str, int, str]:
-    """What `Target.key` is for a record."""
+    """The `Target.key` of the target that a record belongs to."""
     return record.case.model, record.case.dtype, record.case.batch, record.candidate.name
 
 
@@ -76,7 +76,7 @@ def memory_share(side: Measurement) -> float | None:
 
 
 def tokens(comparison: Comparison) -> str:
-    """How far both sides agree."""
+    """How far the tokens of both sides agree, in words."""
     return "equal" if comparison.tokens_equal else f"differ from new token {comparison.first_difference} on"
 
 

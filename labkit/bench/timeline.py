@@ -1,8 +1,8 @@
-"""`make bench`: a timeline of a million events in JupyterLab, held against its bars.
+"""`make bench`, the part about timelines: one of a million events is opened and panned in JupyterLab.
 
 python -P -m labkit.bench.timeline [--events N]
 
-Needs playwright and Chromium, which the tests bring and labkit itself does without.
+It needs playwright and Chromium, which the tests need too and labkit itself does not.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Annotated
 import nbformat
 import typer
 
-from labkit.bench.bars import SECONDS, Unit, at_least, at_most
+from labkit.bench.bars import SECONDS, BarUnit, at_least, at_most
 from labkit.bench.page import out, print_checks
 from labkit.bench.targets import TIMELINE_FRAMES, TIMELINE_OPEN_S
 from labkit.system.command import run_command
 from labkit.widgets.browser import Lab, jupyterlab
 
-FRAMES = Unit("{:.0f} frames a second", "{:g}")
+FRAMES = BarUnit("{:.0f} frames a second", "{:g}")
 OPENINGS = 5
 PAN_S = 2.0
 ZOOMS = (0, 4, 8, 12, 15, 18, 21)  # presses of "+", from everything
@@ -92,7 +92,10 @@ def measure(events: int, openings: int = OPENINGS) -> tuple[list[float], list[Pa
 
 
 def _open(lab: Lab, at: int) -> float:
-    """From the call of Timeline, in the kernel, to the first frame that had every tile, in the browser: one clock."""
+    """Seconds from the call of Timeline in the kernel to the first frame with every tile in the browser.
+
+    Both read the clock of the machine.
+    """
     lab.run_next()
     lab.page.wait_for_function(f"() => {VIEW.format(at=at)}.readyAt")
     called_s = float(lab.page.locator(".jp-OutputArea-output pre").nth(at).inner_text())

@@ -1,7 +1,9 @@
-"""How long traces take: python -P -m labkit.bench.traces [--rounds N]
+"""`make bench`, the part about traces: how long it takes to read and to project large ones.
 
-Two made-up exports are opened and projected, each time in a fresh process, and held against what is promised. Times
-are those of the calls, without the start of Python; the memory is the most that the process ever held.
+python -P -m labkit.bench.traces [--rounds N]
+
+Two made-up exports are opened and projected, each time in a fresh process. Times are those of the calls, without the
+start of Python, and memory is the most that the process ever held.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def main(
 
 
 def measured(folder: Path, size: Size, rounds: int) -> Iterator[BarCheck]:
-    """The bars of an export of this size, which is made in `folder`, as are the caches."""
+    """The bars of an export of this size. The export and its caches are made in `folder`."""
     path = write_export(folder / f"{size.kernels}.sqlite", size)
     first = [took(path, folder / f"cache-{size.kernels}-{each}") for each in range(rounds)]
     again = [took(path, folder / f"cache-{size.kernels}-0") for _ in range(rounds)]

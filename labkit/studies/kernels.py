@@ -1,4 +1,4 @@
-"""All that a notebook shows of the kernels of one shape: regions, ladder, the timeline of a layer, the roof."""
+"""All that a notebook shows of the kernels of one shape: its regions, the ladder, the timeline of a layer, the roof."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PEAK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Span:
-    """Something that ran: a region, or a torch op within one (`op` None: the region itself). Microseconds."""
+    """A region that ran, or a torch op within it (`op` is None for the region itself). Times are in microseconds."""
 
     lane: str
     region: str

@@ -95,7 +95,7 @@ def test_steps_come_to_as_many_flops_as_the_pass_over_all_their_tokens(shape: La
 @each_shape
 def test_a_layer_has_an_op_for_every_stage_and_counts_each_bias_once(shape: LayerShape) -> None:
     cases: dict[str, OpCase] = layer_cases(shape, Pass(0))
-    assert tuple(cases) == STAGES_PER_LAYER
+    assert tuple(cases) == STAGES_PER_LAYER == ("qkv", "attention", "attn_out", "mlp", "mlp_out", "residual")
     vectors = Sizes(matrix=0, vector=1, cache=0, scale=0)
     heads, inner = shape.heads, shape.intermediate * (2 if shape.gated else 1)
     lengths = {"qkv": (heads.query + 2 * heads.kv) * heads.dim, "attn_out": shape.hidden, "ff1": inner}

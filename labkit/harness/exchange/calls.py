@@ -18,7 +18,7 @@ UNTIMED = 5  # calls at the beginning of a block, until both ways are warm and t
 
 
 class ExchangeCalls:
-    """Parts of `sizes` bytes of this rank, and the way to the others, all of whom make one at the same time."""
+    """This rank's parts of `sizes` bytes and its way to the other ranks. All ranks make one at the same time."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.exchange = Exchange(None, max(sizes))

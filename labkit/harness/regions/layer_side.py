@@ -34,7 +34,7 @@ class LayerSide:
     caches: tuple[LayerCache, ...]
 
     def step(self, around: Callable[[Stage], Any], *, only: int | None = None) -> Tensor:
-        """All layers, or layer `only` as often; the hidden state after the last."""
+        """Runs all layers, or the layer `only` as many times, and returns the hidden state after the last."""
         hidden = self.hidden_NH
         for index in range(len(self.layers)):
             at = index if only is None else only
@@ -44,7 +44,7 @@ class LayerSide:
         return hidden
 
     def times(self, *, warm: bool = False) -> Samples:
-        """Nanoseconds of every call in one step. Warm: of one layer, after a first step over it."""
+        """Nanoseconds of every call in one step; if `warm`, of a second step through the first layer alone."""
         clock = RegionClock()
         with torch.inference_mode():
             if warm:

@@ -1,4 +1,4 @@
-"""Region by region: a decode step's layers, unfused and fused, on the same numbers.
+"""The layers of a decode step, unfused and fused, on the same numbers, region by region.
 
 Three ways to run the same ops tell apart what a better GEMM gives and what fusion gives: unfused torch ops with torch's
 GEMM, the same with labkit's GEMM, and the fused kernels. The layers are as many as no cache can hold, so that each call
@@ -104,7 +104,7 @@ def layer_stack(config: ModelConfig, case: LayerCase) -> LayerStack:
 def _side(
     name: str, ops: Ops, weights: tuple[LayerWeights, ...], layers: RandomLayers, *, native: bool = False
 ) -> LayerSide:
-    """A side on its own weights and the rows that all share; `native`: in the type that torch's ops compute in."""
+    """A side with its own weights on the rows that all share; if `native`, in the type that torch's ops compute in."""
     hidden = layers.hidden_NH.to(layers.plain_dtype) if native else layers.hidden_NH
     rotary = layers.plain_rotary if native else layers.rotary
     return LayerSide(name, ops, weights, layers.wiring, hidden, layers.rows, rotary, layers.slots)
@@ -124,7 +124,7 @@ def _mixed(plain: LayerWeights, other: LayerWeights, fused: Container[str], *, p
 
 
 def _taking(op: Callable[..., Any], dtype: torch.dtype, *, convert: bool) -> Callable[..., Any]:
-    """`op` for rows of any floating type."""
+    """`op` as it is or, if `convert`, with its tensors converted to `dtype` first."""
     if not convert:
         return op
     return lambda *args, **kwargs: op(*(arg.to(dtype) if isinstance(arg, Tensor) else arg for arg in args), **kwargs)

@@ -118,7 +118,7 @@ class LayerBench:
         )
 
     def _timers(self) -> tuple[list[Timer], list[Timer]]:
-        """One of every side for a round, and one for a layer that stays in the cache."""
+        """Two timers of every side: for a round, and for a layer that stays in the cache."""
         stack = self.stack
         if self.case.impl == "triton":
             calls = [GpuCalls(side) for side in stack.sides]
@@ -135,7 +135,7 @@ class LayerBench:
         after_round: Callable[[], None],
         progress: Progress | None,
     ) -> tuple[float, ...] | None:
-        """A warm-up and `rounds` rounds; the read bandwidth beside each of the latter."""
+        """Runs a warm-up and `rounds` rounds, and returns the read bandwidth beside each of the latter."""
         if rounds < 2:
             raise UserError(f"got rounds = {rounds}, expected at least 2 (an interval needs two)")
         follow = progress or (lambda done, total, label: None)
@@ -183,7 +183,7 @@ def _step(side: LayerSide) -> None:
 
 
 def _gpu_timer(run: Callable[[], object]) -> Callable[[], float]:
-    """Microseconds of the GPU; in the interpreter, of the wall clock."""
+    """A timer in microseconds: of the GPU or, in the interpreter, of the wall clock."""
     return Graph(run).busy_us if torch.cuda.is_available() else partial(_wall_us, run)
 
 
@@ -206,7 +206,7 @@ def _note(table: Table, samples: dict[str, Samples]) -> None:
 
 
 def _of(region: Stage, sides: dict[str, list[float]], rounds: int) -> dict[str, tuple[float, ...]]:
-    """Only the sides that differ in this region, without the warm-up."""
+    """The rounds of the sides that differ in this region, without the warm-up."""
     skipped = {SDPA} if region is not Stage.ATTENTION else set()
     if region not in WITH_GEMM:
         skipped.add(OWN_GEMM)

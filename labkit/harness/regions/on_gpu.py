@@ -1,7 +1,7 @@
 """The regions of a layer on a GPU, where a call from Python and the work that it starts take two different times.
 
-"Eager" is the wall time of calls one after the other, as a program without a CUDA graph runs them: for small work it is
-the time that launching takes. In a graph the same calls leave nothing but what the GPU does.
+"Eager" is the wall time of calls one after the other, as a program without a CUDA graph runs them; for small work it is
+the time that launching takes. When a graph plays the same calls, only the work of the GPU is left.
 """
 
 from __future__ import annotations

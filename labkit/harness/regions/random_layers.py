@@ -100,7 +100,7 @@ def random_layers(config: ModelConfig, case: LayerCase, dtype: torch.dtype) -> R
 
 
 def random_model(config: ModelConfig, dtype: torch.dtype, impl: str, device: torch.device) -> ModelWeights:
-    """Random weights of a shape, the same in all layers, as `impl` reads them; int8 with the LM head."""
+    """Random weights of a shape, the same in all layers, as `impl` reads them. With int8 the LM head is int8 too."""
     generator = torch.Generator().manual_seed(0)
     layer, top = _draw(config.layer_shapes(), generator), _draw(config.top_shapes(), generator)
     return _build(config, dtype, impl, layer, top, device, Quantization(lm_head=dtype == torch.int8))
@@ -125,9 +125,9 @@ def gpu_step(layers: RandomLayers) -> Callable[[], object]:
 
 
 def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype, device: torch.device = CPU) -> int:
-    """As many layers as take twice the last-level cache, two at least (on a GPU eight), within the memory that is free.
+    """How many layers take twice the last-level cache: at least two (on a GPU eight), at most what fits into memory.
 
-    Where it would take more than LAYERS_AT_MOST the shape lives in the caches, as its model does, and a few will do.
+    A shape that would need more than LAYERS_AT_MOST lives in the caches, as its model does, and gets a few.
     """
     shapes = config.layer_shapes().values()
     size = dtype.itemsize * sum(int(np.prod(shape)) for shape in shapes)
@@ -146,7 +146,7 @@ def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype, device: torch.
 
 
 def as_type(record: Numbers, dtype: torch.dtype) -> Numbers:
-    """The record with every float32 tensor in `dtype`, deep down."""
+    """The record with every float32 tensor in it, at any depth, converted to `dtype`."""
     if isinstance(record, Tensor):
         return cast(Numbers, record.to(dtype)) if record.dtype == torch.float32 else record
     if not is_dataclass(record):

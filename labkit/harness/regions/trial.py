@@ -48,7 +48,7 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a kernel. `problem` None: it is right, and a call takes `fused_us`, the torch ops `unfused_us`."""
+    """What became of a kernel. If `problem` is None it is right, and its times are those of a call in microseconds."""
 
     region: str
     problem: str | None = None
@@ -80,7 +80,7 @@ def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = Non
 
 
 def trial(region: Stage, dtype: str, threads: int) -> Trial:
-    """The same in this process, which a wild kernel may take down."""
+    """As `try_kernel`, in this process, which a wild kernel may take down."""
     try:
         load(dtype)
     except BuildError as error:
