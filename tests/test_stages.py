@@ -105,6 +105,20 @@ def test_nothing_is_said_within_unwatched(said: list[str], watched: list[tuple[P
     assert watched
 
 
+def test_nobody_is_asked_within_unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a run within is what a run without any announcements would be."""
+    asked: list[str] = []
+    for name in ("nvtx_listening", "torch_profiler_listening", "_step_times"):
+        monkeypatch.setattr(stages, name, lambda name=name: asked.append(name))
+    with unwatched():
+        run_steps(Phase.PREFILL, Phase.DECODE)
+        with stages.stage(Phase.DECODE, Stage.QKV, 0):
+            assert not stages.listening()
+    assert asked == []
+    run_steps(Phase.DECODE)
+    assert set(asked) == {"nvtx_listening", "torch_profiler_listening", "_step_times"}
+
+
 def test_step_times_are_written_when_the_process_ends(tmp_path: Path) -> None:
     program = """
 from labkit.stages import Phase, StepRanges, unwatched

@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from ..shapes import ODD, REAL, LayerShape
-from ..types import float_dtype
+from ..shapes import ODD, REAL, LayerShape, Sizes
 
 
 @dataclass(frozen=True)
@@ -25,19 +22,27 @@ class AttentionCase:
         seen = f"-window{self.window}" if self.window else "" if self.causal else "-whole"
         return f"{self.shape.model}-{self.past}+{self.tokens}{seen}"
 
-    def bytes(self, batch: int, dtype: torch.dtype) -> int:
-        """What must be read: the keys and values of the slots that are seen, once."""
+    def bytes(self, sequences: int, sizes: Sizes) -> int:
+        """The keys and values of the slots that are seen, once."""
         heads, slots = self.shape.heads, self.past + self.tokens
         if self.window is not None:
             slots = min(slots, self.window + self.tokens - 1)
-        return 2 * batch * heads.kv * heads.dim * slots * float_dtype(dtype).itemsize
+        return 2 * sequences * heads.kv * heads.dim * slots * sizes.cache
 
-    def flops(self, batch: int) -> int:
+    def flops(self, sequences: int) -> int:
         """Multiplications and additions of scores and context, for the pairs of token and slot that are seen."""
         total = self.past + self.tokens
-        ends = range(self.past + 1, total + 1) if self.causal else [total] * self.tokens
-        pairs = sum(end if self.window is None else min(end, self.window) for end in ends)
-        return 4 * batch * pairs * self.shape.heads.query * self.shape.heads.dim
+        if self.causal:
+            pairs = seen_pairs(total, self.window) - seen_pairs(self.past, self.window)
+        else:
+            pairs = self.tokens * (total if self.window is None else min(total, self.window))
+        return 4 * sequences * pairs * self.shape.heads.query * self.shape.heads.dim
+
+
+def seen_pairs(tokens: int, window: int | None) -> int:
+    """Pairs of token and slot of a causal sequence: the sum over i = 1..tokens of min(i, window)."""
+    full = tokens if window is None else min(tokens, window)
+    return full * (full + 1) // 2 + (tokens - full) * full
 
 
 SMALL = (

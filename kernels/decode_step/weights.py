@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..layer_ops import LAYER_OPS
 from ..types import (
     AttentionParams,
     CHeads,
@@ -23,7 +24,7 @@ from ..types import (
     pointer,
 )
 
-STAGES_PER_LAYER = ("qkv", "attention", "attn_out", "mlp", "mlp_out", "residual")
+STAGES_PER_LAYER = tuple(each.stage for each in LAYER_OPS)
 ALL_REDUCE = "all_reduce"
 
 

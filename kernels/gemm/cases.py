@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from ..shapes import ODD, REAL, LayerShape, stored_bytes
+from ..shapes import ODD, REAL, LayerShape, Sizes
 
 
 @dataclass(frozen=True)
@@ -16,9 +14,9 @@ class GemmCase:
     inputs: int
     bias: bool
 
-    def bytes(self, dtype: torch.dtype) -> int:
-        """What must be read: the matrix once."""
-        return stored_bytes(self.outputs, self.inputs, dtype, bias=self.bias)
+    def bytes(self, rows: int, sizes: Sizes) -> int:
+        """The matrix once, and its bias."""
+        return sizes.of_matrix(self.outputs, self.inputs, bias=self.bias)
 
     def flops(self, rows: int) -> int:
         """Multiplications and additions."""

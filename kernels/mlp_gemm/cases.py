@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from ..shapes import ODD, REAL, LayerShape, stored_bytes
+from ..shapes import ODD, REAL, LayerShape, Sizes
 
 
 @dataclass(frozen=True)
@@ -22,11 +20,13 @@ class MlpCase:
         """Rows of the matrix: gate and up where the MLP is gated."""
         return self.shape.intermediate * (2 if self.shape.gated else 1)
 
-    def bytes(self, dtype: torch.dtype) -> int:
-        """What must be read: the matrix once, the norm, and the bias of the attention output."""
-        vectors = (2 if self.shape.norm == "layer" else 1) + ("attn_out" in self.shape.biases)
-        matrix = stored_bytes(self.outputs, self.shape.hidden, dtype, bias="ff1" in self.shape.biases)
-        return 4 * self.shape.hidden * vectors + matrix
+    def bytes(self, rows: int, sizes: Sizes) -> int:
+        """The matrix once, the norm, and the bias of the attention output unless it is added behind the MLP."""
+        shape = self.shape
+        vectors = 0 if shape.shared_norm else shape.norm_numbers
+        if "attn_out" in shape.biases and not shape.parallel:
+            vectors += shape.hidden
+        return sizes.vector * vectors + sizes.of_matrix(self.outputs, shape.hidden, bias="ff1" in shape.biases)
 
     def flops(self, rows: int) -> int:
         """Multiplications and additions of the product."""

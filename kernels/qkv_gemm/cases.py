@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from ..shapes import ODD, REAL, LayerShape, stored_bytes
+from ..shapes import ODD, REAL, LayerShape, Sizes
 
 
 @dataclass(frozen=True)
 class QkvCase:
-    """norm, product to query, key and value heads, rotation and append."""
+    """norm, product to query, key and value heads, their own norms, rotation and append."""
 
     shape: LayerShape
 
@@ -22,10 +20,11 @@ class QkvCase:
         """Rows of the matrix."""
         return (self.shape.heads.query + 2 * self.shape.heads.kv) * self.shape.heads.dim
 
-    def bytes(self, dtype: torch.dtype) -> int:
-        """What must be read: the matrix once, and the norm."""
-        norm = 4 * self.shape.hidden * (2 if self.shape.norm == "layer" else 1)
-        return norm + stored_bytes(self.outputs, self.shape.hidden, dtype, bias="qkv" in self.shape.biases)
+    def bytes(self, rows: int, sizes: Sizes) -> int:
+        """The matrix once, and the norms."""
+        norms = self.shape.norm_numbers + (2 * self.shape.heads.dim if self.shape.qk_norm else 0)
+        matrix = sizes.of_matrix(self.outputs, self.shape.hidden, bias="qkv" in self.shape.biases)
+        return sizes.vector * norms + matrix
 
     def flops(self, rows: int) -> int:
         """Multiplications and additions of the product."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..shapes import ODD, REAL, LayerShape
+from ..shapes import ODD, REAL, LayerShape, Sizes
 
 
 @dataclass(frozen=True)
@@ -15,15 +15,14 @@ class ResidualCase:
     def name(self) -> str:
         return self.shape.model
 
-    def bytes(self, rows: int) -> int:
-        """What is read and written, float32: three or four rows and the biases."""
-        parts = 4 if self.shape.parallel else 3
+    def bytes(self, rows: int, sizes: Sizes) -> int:
+        """The biases once."""
         biases = ("ff2" in self.shape.biases) + (self.shape.parallel and "attn_out" in self.shape.biases)
-        return 4 * self.shape.hidden * (parts * rows + biases)
+        return sizes.vector * self.shape.hidden * biases
 
     def flops(self, rows: int) -> int:
-        """Additions."""
-        return rows * self.shape.hidden * (4 if self.shape.parallel else 2)
+        """None: there is no product."""
+        return 0
 
 
 CASES = tuple(ResidualCase(shape) for shape in (*ODD, *REAL))

@@ -38,7 +38,10 @@ def save(folder: Path, target: Path, ranks: int) -> None:
 
 @app.command()
 def load(folder: Path, ranks: int, rank: int, watch: Annotated[bool, typer.Option()] = False) -> None:
-    """Says "ready", waits for a line, and answers with one: seconds, and with --watch the peak of anonymous memory."""
+    """Prints "ready", waits for a line, loads, and prints one line of JSON.
+
+    The line has the seconds that loading took and, with --watch, the peak of anonymous memory.
+    """
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
     config = model_config_of(resolve(folder).hf_config)
     part = shard(config, ranks, rank)
@@ -61,7 +64,7 @@ def load(folder: Path, ranks: int, rank: int, watch: Annotated[bool, typer.Optio
 
 
 def sizes(part: Shard, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes of all that a rank holds, and of the largest tensor."""
+    """Bytes of all tensors that a rank holds, and of the largest of them."""
     layers = [list(part.layer_shapes.values())] * part.config.num_layers
     tensors = [dtype.itemsize * math.prod(shape) for shapes in (part.top_shapes.values(), *layers) for shape in shapes]
     return sum(tensors), max(tensors)
@@ -69,7 +72,7 @@ def sizes(part: Shard, dtype: torch.dtype) -> tuple[int, int]:
 
 @contextmanager
 def watched(wanted: bool) -> Iterator[list[int]]:
-    """The anonymous memory of this process, again and again while the block runs."""
+    """Gives a list to which the anonymous memory of this process is added again and again while the block runs."""
     seen: list[int] = []
     over = threading.Event()
 

@@ -1,9 +1,10 @@
-"""`make bench`, the part of loading: a rank's share from its own file against one file for all, seconds and memory.
+"""`make bench`, the part about loading: how long ranks take, and how much memory, from one file and from their own.
 
 python -P -m labkit.bench.loading [--gigabytes 2] [--ranks 2] [--rounds 7] [--output FOLDER]
 
-A LLaMA of that size is written as one safetensors file, and packed, as a file for each rank. A round loads both: all
-ranks at once, each a fresh process, with the files in the page cache. Memory is watched in runs that are not timed.
+A LLaMA of that size is written as one safetensors file for all ranks, and packed as one file for each. A round loads it
+from both: all ranks at once, each in a fresh process, with the files in the page cache. Memory is watched in runs that
+are not timed.
 """
 
 from __future__ import annotations
@@ -20,40 +21,45 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from transformers import LlamaConfig
 
-from labkit.bench.models import stem
-from labkit.bench.report import markdown_table
-from labkit.bench.targets import Check
-from labkit.harness.environment import read_environment
+from labkit.bench.bars import BarCheck, BarUnit, at_least, at_most
+from labkit.bench.page import (
+    BenchFiles,
+    checks_table,
+    err,
+    machine_of,
+    markdown_table,
+    page_of,
+    print_checks,
+    verdict,
+)
+from labkit.bench.targets import LOAD_MEMORY, LOAD_RATIO, LOADED
+from labkit.harness.environment import Environment, read_environment
 from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement
+from labkit.harness.rounds import random_orders
 from labkit.system.command import run_command
 from labkit.system.progress import progress_bar
-from labkit.system.whole_file import write_whole
 from labkit.weights.checkpoint.tensor_stream import write_tensors
 from labkit.weights.source import hf_shapes
 
-SPEEDUP, MEMORY = 3.0, 1.15  # at least; at most, of a rank's share beside its largest tensor
 DTYPE = torch.bfloat16
-HIDDEN, INNER, VOCAB = 2048, 5632, 32000
+OF_SHARE = BarUnit("{:.2f} of the share", "{:g}")
 WORKER = "labkit.bench.load_worker"
 Loads = list[dict[str, float]]  # of each rank
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
-
 
 def write_model(folder: Path, gigabytes: float) -> int:
-    """A LLaMA of noise of about this size in bfloat16, as `save_pretrained` lays it out: its bytes."""
-    layer = 4 * HIDDEN**2 + 3 * HIDDEN * INNER
-    layers = max(1, round((gigabytes * 1e9 / DTYPE.itemsize - 2 * VOCAB * HIDDEN) / layer))
+    """Writes a LLaMA of noise in bfloat16 of about this size, laid out as by `save_pretrained`; returns its bytes."""
+    hidden, inner, vocabulary = LOADED.hidden, LOADED.intermediate, LOADED.vocabulary
+    layer = 4 * hidden**2 + 3 * hidden * inner
+    layers = max(1, round((gigabytes * 1e9 / DTYPE.itemsize - 2 * vocabulary * hidden) / layer))
     config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=inner,
         num_hidden_layers=layers,
-        num_attention_heads=16,
+        num_attention_heads=LOADED.heads,
         architectures=["LlamaForCausalLM"],
         dtype=DTYPE,
     )
@@ -68,14 +74,14 @@ def write_model(folder: Path, gigabytes: float) -> int:
 
 
 def save_packed(folder: Path, target: Path, ranks: int) -> None:
-    """The same model as `ranks` engines save it."""
+    """Has `ranks` engines load the model and save their shares."""
     torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     worker = ["--no-python", sys.executable, "-P", "-m", WORKER, "save", str(folder), str(target), str(ranks)]
     subprocess.run([*torchrun, *worker], check=True, stderr=subprocess.DEVNULL)
 
 
 def load(folder: Path, ranks: int, *, watch: bool = False) -> Loads:
-    """What each of the ranks tells of loading its share, all at once."""
+    """Has all ranks load their shares at the same time, and returns what each of them measured."""
     more = ["--watch"] if watch else []
     workers = [
         subprocess.Popen(
@@ -108,9 +114,17 @@ def main(
 ) -> None:
     """Measure how ranks load a model on this machine."""
     environment = read_environment(ranks)
-    file = output / f"{stem(environment, quick=False)}-loading.jsonl"
+    files = BenchFiles.of(machine_of(environment), "loading", output=output)
+    found = measure(gigabytes, ranks, rounds, environment)
+    files.write([found], page(found))
+    print_checks(checks(found))
+    files.name_page()
+
+
+def measure(gigabytes: float, ranks: int, rounds: int, environment: Environment) -> LoadMeasurement:
+    """Writes the model both ways, watches the memory of each way once, and times both in turn."""
     seconds: dict[str, list[tuple[float, ...]]] = {ONE_FILE: [], OWN_FILES: []}
-    rng = np.random.default_rng(0)
+    ways, orders = tuple(seconds), random_orders(len(seconds))
     with tempfile.TemporaryDirectory() as scratch, progress_bar(err) as follow:
         folders = {ONE_FILE: Path(scratch) / "one", OWN_FILES: Path(scratch) / "packed"}
         follow(0, rounds + 2, "writing the model")
@@ -120,10 +134,10 @@ def main(
         watched = {way: load(folder, ranks, watch=True) for way, folder in folders.items()}
         for done in range(rounds):
             follow(2 + done, rounds + 2, f"round {done + 1} of {rounds}")
-            for way in rng.permutation(list(folders)):
+            for way in (ways[at] for at in next(orders)):
                 seconds[way].append(tuple(rank["seconds"] for rank in load(folders[way], ranks)))
         follow(rounds + 2, rounds + 2, "done")
-    found = LoadMeasurement(
+    return LoadMeasurement(
         ranks=ranks,
         dtype=str(DTYPE).removeprefix("torch."),
         model_bytes=size,
@@ -133,47 +147,33 @@ def main(
         rounds_s={way: tuple(rounds) for way, rounds in seconds.items()},
         peak_bytes={way: tuple(int(rank["peak"]) for rank in ranks) for way, ranks in watched.items()},
     )
-    write_whole(file, found.model_dump_json() + "\n")
-    write_whole(file.with_suffix(".md"), page(found))
-    for check in checks(found):
-        out.print(f"{check.what}: {check.figure} ({check})", soft_wrap=True)
-    out.print(str(file.with_suffix(".md")), soft_wrap=True)
 
 
-def checks(found: LoadMeasurement) -> Iterator[Check]:
+def checks(found: LoadMeasurement) -> Iterator[BarCheck]:
     """The bars of loading."""
-    ratio = found.ratio()
-    met, close = ratio.value >= SPEEDUP, ratio.low < SPEEDUP <= ratio.high
-    yield Check(f"{ONE_FILE} / {OWN_FILES}", str(ratio), f"≥ {SPEEDUP:.0f}x", met, close=close)
+    yield at_least(f"{ONE_FILE} / {OWN_FILES}", found.ratio(), LOAD_RATIO)
     for way in (OWN_FILES, ONE_FILE):
-        share = found.peak_share(way)
         what = f"peak memory from {way}, beside the largest tensor"
-        yield Check(what, f"{share:.2f} of the share", f"≤ {MEMORY}", share <= MEMORY)
+        yield at_most(what, found.peak_share(way), LOAD_MEMORY, OF_SHARE)
 
 
 def page(found: LoadMeasurement) -> str:
     """The Markdown page of a record."""
-    environment = found.environment
     sides = [
         (way, f"{np.median(found.seconds(way)):.2f}", f"{min(found.seconds(way)):.2f}", f"{found.peak_share(way):.2f}")
         for way in (ONE_FILE, OWN_FILES)
     ]
-    lines = [
-        f"# Loading on {environment.machine}",
-        "",
+    return page_of(
+        f"Loading on {found.environment.machine}",
         f"{found.ranks} ranks load a LLaMA of {found.model_bytes / 1e9:.2f} GB in {found.dtype}, all at once, each a "
         f"process of its own, from files in the page cache; {len(found.seconds(ONE_FILE))} rounds, one load of each "
         "kind in each, in random order. Seconds are those of the slowest rank until its weights are packed. From files "
         "of their own, every tensor is held against its digest.",
-        "",
+        verdict([("loading", check) for check in checks(found)]),
         markdown_table(("from", "s, median", "s, fastest", "peak memory less the largest tensor, of the share"), sides),
-        "",
-        markdown_table(("bar", "measured", ""), ((check.what, check.figure, str(check)) for check in checks(found))),
-        "",
-        environment.origin,
-        "",
-    ]
-    return "\n".join(lines)
+        checks_table(checks(found)),
+        found.environment.origin,
+    )
 
 
 if __name__ == "__main__":

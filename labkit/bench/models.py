@@ -10,31 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from labkit.bench.report import report, summary
-from labkit.bench.targets import NEW, PROMPT, TARGETS, Target, key, rows
+from labkit.bench.page import BenchFiles, Output, Quick, Threads, err, followed, machine_of, out
+from labkit.bench.report import key, report, rows, summary
+from labkit.bench.targets import NEW, PROMPT, TARGETS, Target
 from labkit.harness.compare import peers
 from labkit.harness.compare.baselines import comparison_device
 from labkit.harness.compare.interleave import compare_with_each
-from labkit.harness.environment import Environment, read_environment
+from labkit.harness.environment import read_environment
 from labkit.harness.records import Comparison
+from labkit.harness.regions.case import shape_of
 from labkit.harness.results import load_records
 from labkit.harness.roofline import count_work, probe_bandwidth
-from labkit.kernels.tuned import slug
 from labkit.models.dtypes import FLOAT_DTYPES
-from labkit.models.policies import model_config_of
-from labkit.models.presets import PRESETS
 from labkit.system.command import run_command
-from labkit.system.progress import progress_bar
-from labkit.system.whole_file import write_whole
 
 ROUNDS, WARM_UP = 5, 16
 QUICK_ROUNDS, QUICK_NEW = 2, 8
@@ -44,9 +39,6 @@ OUR_SHARE = 0.7
 GFLOP_S = {"float32": 130.0, "bfloat16": 400.0}
 START_S, LOAD_S_PER_GB, CONVERT_S_PER_GB = 5.0, 3.0, 8.0
 GB_S = 20.0  # where the read bandwidth cannot be probed
-
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True)
@@ -64,13 +56,11 @@ class Settings:
 
 
 def main(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few tokens and rounds: whether it works, not how fast it is.")
-    ] = False,
+    quick: Quick = False,
     only: Annotated[list[str] | None, typer.Option(help="A model; may be given again.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is already there.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Folder; profiles, or runs with --quick.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default one per core.")] = None,
+    output: Output = None,
+    threads: Threads = None,
     rounds: Annotated[int, typer.Option(min=2, help="Runs of each side, interleaved.")] = ROUNDS,
 ) -> None:
     """Measure this machine against the targets."""
@@ -84,12 +74,12 @@ def main(
         peer=not missing,
     )
     environment = read_environment(settings.threads)
-    file = (output or Path("runs" if quick else "profiles")) / f"{stem(environment, quick=quick)}.jsonl"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    records = _read(file)
+    files = BenchFiles.of(machine_of(environment), quick=quick, output=output)
+    files.records.parent.mkdir(parents=True, exist_ok=True)
+    records = _read(files.records)
     todo = [target for target in targets if fresh or not _done(target, settings, records, environment.commit)]
     minutes = sum(_seconds(target, settings) for target in todo) / 60
-    kept = f", {len(targets) - len(todo)} kept from {file}" if len(todo) < len(targets) else ""
+    kept = f", {len(targets) - len(todo)} kept from {files.records}" if len(todo) < len(targets) else ""
     out.print(f"about {minutes:.0f} min for {len(todo)} cases{kept}", soft_wrap=True)
 
     failed = False
@@ -99,11 +89,11 @@ def main(
             failed = True
             continue
         records = [record for record in records if key(record) != target.key] + list(found)
-        _write(file, records)
+        files.write(records, report(records))
         out.print(f"{target.name}: {escape(summary(rows(found)[0]))}", soft_wrap=True)
     if records:
-        _write(file, records)
-        out.print(str(file.with_suffix(".md")), soft_wrap=True)
+        files.write(records, report(records))
+        files.name_page()
     raise typer.Exit(1 if failed else 0)
 
 
@@ -116,8 +106,9 @@ def _select(models: Sequence[str] | None) -> list[Target]:
 
 
 def _attempt(target: Target, settings: Settings) -> tuple[Comparison, ...] | None:
-    """What was measured; None, and why on the console, where nothing can be. A peer that fails costs no more than its
-    own column.
+    """What was measured. Where nothing can be, the console says why and the result is None.
+
+    After a failure the case is measured again without its peer.
     """
     try:
         return _measure(target, settings)
@@ -130,7 +121,7 @@ def _attempt(target: Target, settings: Settings) -> tuple[Comparison, ...] | Non
 
 
 def _measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
-    with progress_bar(err) as follow:
+    with followed(target.name) as follow:
         return compare_with_each(
             settings.baselines(target),
             target.sides.candidate,
@@ -144,23 +135,12 @@ def _measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
             warm_up=min(WARM_UP, settings.new),
             stages=False,
             output=None,
-            progress=lambda done, total, label: follow(done, total, f"{target.name}: {label}"),
+            progress=follow,
         )
-
-
-def stem(environment: Environment, *, quick: bool) -> str:
-    """Of the files that a bench writes: processor and day."""
-    kind, name = ("gpu", environment.gpu) if environment.gpu else ("cpu", environment.cpu)
-    return f"{kind}-{slug(name)}-{datetime.now(UTC):%Y-%m-%d}{'-quick' if quick else ''}"
 
 
 def _read(file: Path) -> list[Comparison]:
     return [record for record in load_records(file) if isinstance(record, Comparison)] if file.exists() else []
-
-
-def _write(file: Path, records: Sequence[Comparison]) -> None:
-    write_whole(file, "".join(record.model_dump_json() + "\n" for record in records))
-    write_whole(file.with_suffix(".md"), report(records))
 
 
 def _done(target: Target, settings: Settings, records: Sequence[Comparison], commit: str | None) -> bool:
@@ -175,10 +155,10 @@ def _done(target: Target, settings: Settings, records: Sequence[Comparison], com
 
 
 def _seconds(target: Target, settings: Settings) -> float:
-    """What this case is likely to take, from the bytes it has to read and the FLOPs it has to do."""
-    hf_config = PRESETS[target.model].hf_config
-    config = model_config_of(hf_config)
-    work = count_work(config, FLOAT_DTYPES[target.dtype], target.batch, PROMPT, settings.new)  # int8 has less, at most
+    """How long this case is likely to take, from the bytes that it has to read and the FLOPs that it has to do."""
+    work = count_work(
+        shape_of(target.model), FLOAT_DTYPES[target.dtype], target.batch, PROMPT, settings.new
+    )  # int8 has less, at most
     floor_s = work.floor_ms(probe_bandwidth(settings.threads, comparison_device()) or GB_S) / 1e3
     arithmetic_s = (work.prefill_flops + settings.new * work.decode_flops) / GFLOP_S[target.dtype] / 1e9
     baselines = settings.baselines(target)

@@ -2,57 +2,34 @@
 
 python -P -m labkit.bench.ranges [--model gpt2] [--rounds 60]
 
-The same engine generates in turn as it is and with every announcement taken out; rounds hold one run of each.
+One engine generates in turn as it is and within `stages.unwatched`, where nothing is announced and nobody is asked
+whether they listen. A round holds one run of each.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from time import perf_counter
 from typing import Annotated
-from unittest.mock import patch
 
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 
+from labkit.bench.bars import BarUnit, at_most
+from labkit.bench.page import print_checks
+from labkit.bench.targets import RANGES_COST, RANGES_MODEL
 from labkit.engine import init_inference
-from labkit.stages import SILENCE
+from labkit.harness.rounds import random_orders
+from labkit.stages import unwatched
 from labkit.statistics import Ratio, ratio
 from labkit.weights.resolve import resolve
 
-BAR = 0.01  # of a decode step
 PROMPT, NEW = 32, 33
-
-
-class Silent:
-    """StepRanges without a word."""
-
-    def begin(self, phase: object) -> None:
-        return
-
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return
-
-
-@contextlib.contextmanager
-def nothing_announced() -> Iterator[None]:
-    """The engine without its announcements, and without asking whether anybody listens."""
-    with (
-        patch("labkit.engine.hf.decode_loop.StepRanges", Silent),
-        patch("labkit.engine.hf.decode_loop.stage", lambda *_: SILENCE),
-        patch("labkit.engine.hf.causal_lm.listening", lambda: False),
-    ):
-        yield
+FINE = BarUnit("{:.4f}x", "{:g}x")
 
 
 def cost_of_ranges(model: str, rounds: int) -> tuple[Ratio, float]:
-    """Time of a run as it is over one without announcements, and milliseconds of a token."""
+    """The time of an ordinary run over that of one without announcements, and the milliseconds of a token."""
     source = resolve(model)
     engine = init_inference(source, dtype=torch.float32, replace_with_kernel_inject=True)
     rng = np.random.default_rng(0)
@@ -64,26 +41,24 @@ def cost_of_ranges(model: str, rounds: int) -> tuple[Ratio, float]:
         return (perf_counter() - began) * 1e3 / NEW
 
     def silent() -> float:
-        with nothing_announced():
+        with unwatched():
             return run()
 
     run()
     announced: list[float] = []
     without: list[float] = []
-    for first in rng.integers(0, 2, rounds):
-        for side in (first, 1 - first):
+    for _, order in zip(range(rounds), random_orders(2), strict=False):
+        for side in order:
             (announced if side else without).append(run() if side else silent())
     return ratio(announced, without), float(np.median(announced))
 
 
-def main(model: Annotated[str, typer.Option()] = "gpt2", rounds: Annotated[int, typer.Option(min=2)] = 60) -> None:
+def main(
+    model: Annotated[str, typer.Option()] = RANGES_MODEL, rounds: Annotated[int, typer.Option(min=2)] = 60
+) -> None:
     found, token_ms = cost_of_ranges(model, rounds)
-    met = "met" if found.value <= 1 + BAR else "missed"
-    met += "" if (found.low > 1 + BAR) == (found.high > 1 + BAR) else ", within the interval"
-    Console(highlight=False).print(
-        f"ranges nobody listens to: a {model} token of {token_ms:.2f} ms takes {found.value - 1:+.2%} "
-        f"[{found.low - 1:+.2%}, {found.high - 1:+.2%}] longer with them; bar {BAR:.0%}: {met}"
-    )
+    what = f"ranges nobody listens to, a {model} token of {token_ms:.2f} ms with them over one without"
+    print_checks([at_most(what, found, 1 + RANGES_COST, FINE)])
 
 
 if __name__ == "__main__":

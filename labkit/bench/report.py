@@ -1,41 +1,112 @@
-"""The records of `make bench` as a page in Markdown: tables for a reader, made of nothing but the records."""
+"""What `labkit.bench.models` makes of its records: verdicts about the bars of their targets, and a page in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from labkit.bench.targets import FUSED, INT8, TARGETS, Row, Sides, memory_share, rows, tokens
+from labkit.bench.bars import SHARE, BarCheck, at_least, at_most, short_of
+from labkit.bench.page import NONE, markdown_table, page_of, verdict
+from labkit.bench.targets import FUSED, INT8, MEMORY, TARGETS, Sides, Target
 from labkit.harness.records import Comparison, Measurement
 
-NONE = "–"
 TITLES = {FUSED: "", INT8: "int8 weights: "}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A target and what was measured for it."""
+
+    target: Target
+    main: Comparison  # with the baseline
+    peer: Comparison | None = None
+
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        return (self.main,) if self.peer is None else (self.main, self.peer)
+
+    @property
+    def sides(self) -> dict[str, Measurement]:
+        """All sides by name, the candidate last."""
+        baselines = {comparison.baseline.name: comparison.baseline for comparison in self.comparisons}
+        return baselines | {self.main.candidate.name: self.main.candidate}
+
+    @cached_property
+    def checks(self) -> dict[str, BarCheck]:
+        """The bars that can be judged, by their field in `Target`, and "memory" and "tokens"."""
+        target, candidate = self.target, self.main.candidate
+        checks = {"per_token": _faster(target.per_token, self.main, "per_token")}
+        if target.limit_share is not None and candidate.floor_share is not None:
+            share = candidate.floor_share
+            checks["limit_share"] = at_least("share of the limit", share, target.limit_share, SHARE)
+        if target.ttft is not None:
+            checks["ttft"] = _faster(target.ttft, self.main, "ttft")
+        if target.llama_cpp is not None and self.peer is not None:
+            checks["llama_cpp"] = _faster(target.llama_cpp, self.peer, "per_token")
+        if memory := memory_share(candidate):
+            checks["memory"] = at_most("peak memory", memory, MEMORY)
+        if target.dtype == "float32" and target.sides is FUSED:
+            checks["tokens"] = BarCheck("tokens", tokens(self.main), "equal", self.main.tokens_equal)
+        return checks
+
+
+def rows(records: Iterable[Comparison]) -> list[Row]:
+    """The targets that the records cover, in their order; the latest record of a kind counts."""
+    found = {(*key(record), record.baseline.name): record for record in records}
+    return [
+        Row(target, found[*target.key, target.sides.baseline], found.get((*target.key, target.sides.peer)))
+        for target in TARGETS
+        if (*target.key, target.sides.baseline) in found
+    ]
+
+
+def key(record: Comparison) -> tuple[str, str, int, str]:
+    """The `Target.key` of the target that a record belongs to."""
+    return record.case.model, record.case.dtype, record.case.batch, record.candidate.name
+
+
+def memory_share(side: Measurement) -> float | None:
+    """Peak memory of a side over the weights and KV cache of its case."""
+    if side.peak_rss_mb is None or side.work is None:
+        return None
+    return side.peak_rss_mb * 1e6 / (side.work.weight_bytes + side.work.kv_bytes)
+
+
+def tokens(comparison: Comparison) -> str:
+    """How far the tokens of both sides agree, in words."""
+    return "equal" if comparison.tokens_equal else f"differ from new token {comparison.first_difference} on"
+
+
+def _faster(bar: float, comparison: Comparison, metric: str) -> BarCheck:
+    ratio = comparison.ratio(metric)
+    when = "to the first token" if metric == "ttft" else "per token"
+    what = f"{comparison.baseline.name} / {comparison.candidate.name} {when}"
+    share = comparison.candidate.floor_share if metric == "per_token" else None
+    return at_least(what, ratio, bar, possible=short_of(bar, ratio, share))
 
 
 def report(records: Sequence[Comparison]) -> str:
     """The page of at least one case. Ratios are baseline / candidate, with their 95 % intervals over rounds."""
     measured = rows(records)
     case, environment = records[0].case, records[0].candidate.environment
-    checks = [(row, check) for row in measured for check in row.checks.values()]
-    missed = [f"- {row.target.name}, {check.what}: {check.figure} ({check})" for row, check in checks if not check.met]
-    sections = [
-        f"# Fused against vanilla on {environment.machine}",
+    judged = [(row.target.name, check) for row in measured for check in row.checks.values()]
+    return page_of(
+        f"Fused against vanilla on {environment.machine}",
         f"Prompt {case.prompt_tokens}, {case.new_tokens} new greedy tokens, {case.threads} threads; "
         f"{_span(len(record.candidate.runs) for record in records)} rounds, one run of every side in each, in random "
         "order, each side in a process of its own. Times are medians over rounds. In brackets is the share of the "
         "limit: the least time in which the memory, probed before and after each run, could deliver the bytes of a "
         "step, over the time that the step took. Ratios are baseline / candidate with 95 % intervals.",
-        f"**{len(checks) - len(missed)} of {len(checks)} bars met**, {len(measured)} of {len(TARGETS)} cases measured."
-        + (" Missed:" if missed else ""),
-        *(["\n".join(missed)] if missed else []),
+        verdict(judged, f", {len(measured)} of {len(TARGETS)} cases measured"),
         *(section for sides in TITLES for section in _sections(sides, measured)),
         "## Environment",
         _environment(records),
         "## Remarks",
         "\n".join(f"- {row.target.name}: {remark}" for row in measured for remark in _remarks(row)) or "None.",
-    ]
-    return "\n\n".join(sections) + "\n"
+    )
 
 
 def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
@@ -97,11 +168,6 @@ def summary(row: Row) -> str:
     ratios = ", ".join(f"{_ratio(one, 'per_token')} against {one.baseline.name}" for one in row.comparisons)
     met = sum(check.met for check in row.checks.values())
     return f"{_per_token(row.main.candidate)} per token, {ratios}; {met} of {len(row.checks)} bars met"
-
-
-def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))
 
 
 def _cells(row: Row, cell: Callable[[Measurement], str]) -> list[str]:

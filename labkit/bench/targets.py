@@ -1,14 +1,11 @@
-"""What `make bench` measures, and the bar that each figure has to clear: data, and the verdicts computed from it."""
+"""What the benches measure, and the bar that each figure has to clear: data, for all benches in one place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 from labkit.harness.compare.peers import LLAMA_CPP, LLAMA_CPP_INT8
-from labkit.harness.records import Comparison, Measurement
-from labkit.statistics import Ratio
+from labkit.stages import Stage
 
 PROMPT = NEW = 128
 MEMORY = 1.15  # peak memory / (weights + KV cache), at most
@@ -79,100 +76,59 @@ TARGETS = (
 
 
 @dataclass(frozen=True)
-class Check:
-    """A figure, the bar it was held against, and whether it cleared it.
+class RegionTarget:
+    """A shape whose regions are measured at batch 1 with `context` tokens in the cache."""
 
-    `close`: the bar lies within its interval. `possible`: the greatest figure that the memory allows, where the bar is
-    past it.
-    """
+    model: str
+    dtype: str
+    context: int
 
-    what: str
-    figure: str
-    bar: str
-    met: bool
-    close: bool = False
-    possible: float | None = None
 
-    def __str__(self) -> str:
-        verdict = f"{self.bar}: {'met' if self.met else 'missed'}{', within the interval' if self.close else ''}"
-        return verdict if self.possible is None else f"{verdict}; at the limit it would be {self.possible:.2f}x"
+REGION_MODELS = ("gpt2", "gptj-shape", "llama-shape")
+REGION_TARGETS = (
+    *(RegionTarget(model, dtype, 128) for dtype in ("float32", "bfloat16", "int8") for model in REGION_MODELS),
+    *(RegionTarget(model, "float32", 1023) for model in REGION_MODELS),
+)
+REGION_RATIOS = {Stage.QKV: 2.5, Stage.ATTENTION: 3.0, Stage.MLP: 3.0, Stage.RESIDUAL: 1.5}  # unfused / fused, at least
+REGION_SHARE = 0.75  # of the limit, at least, for the two regions with a matrix
+
+PARALLEL_MODELS = ("llama-shape", "gpt2-medium")
+OF_LIMIT = 0.9  # (one thread / two ranks) / what the memory allows, at least
+TO_TWO_THREADS = 1.05  # two ranks / two threads, at most
+EXCHANGE_US, EXCHANGE_RATIO = 10.0, 5.0  # of a sum of a decode step: at most; times faster than gloo, at least
+EXCHANGE_SIZES = range(4 * 1024, 16 * 1024 + 1)  # bytes of such a sum
 
 
 @dataclass(frozen=True)
-class Row:
-    """A target and what was measured for it."""
+class LlamaSizes:
+    """The layers of the LLaMA that ranks load: as many as make up its size."""
 
-    target: Target
-    main: Comparison  # with the baseline
-    peer: Comparison | None = None
-
-    @property
-    def comparisons(self) -> tuple[Comparison, ...]:
-        return (self.main,) if self.peer is None else (self.main, self.peer)
-
-    @property
-    def sides(self) -> dict[str, Measurement]:
-        """All sides by name, the candidate last."""
-        baselines = {comparison.baseline.name: comparison.baseline for comparison in self.comparisons}
-        return baselines | {self.main.candidate.name: self.main.candidate}
-
-    @cached_property
-    def checks(self) -> dict[str, Check]:
-        """The bars that can be judged, by their field in `Target`, and "memory" and "tokens"."""
-        target, candidate = self.target, self.main.candidate
-        checks = {"per_token": _at_least(target.per_token, self.main, "per_token")}
-        if target.limit_share is not None and candidate.floor_share is not None:
-            met = candidate.floor_share >= target.limit_share
-            bar = f"≥ {target.limit_share:.0%}"
-            checks["limit_share"] = Check("share of the limit", f"{candidate.floor_share:.0%}", bar, met)
-        if target.ttft is not None:
-            checks["ttft"] = _at_least(target.ttft, self.main, "ttft")
-        if target.llama_cpp is not None and self.peer is not None:
-            checks["llama_cpp"] = _at_least(target.llama_cpp, self.peer, "per_token")
-        if memory := memory_share(candidate):
-            checks["memory"] = Check("peak memory", f"{memory:.2f}x", f"≤ {MEMORY}x", memory <= MEMORY)
-        if target.dtype == "float32" and target.sides is FUSED:
-            equal = self.main.tokens_equal
-            checks["tokens"] = Check("tokens", tokens(self.main), "equal", equal)
-        return checks
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    heads: int
 
 
-def rows(records: Iterable[Comparison]) -> list[Row]:
-    """The targets that the records cover, in their order; the latest record of a kind counts."""
-    found = {(*key(record), record.baseline.name): record for record in records}
-    return [
-        Row(target, found[*target.key, target.sides.baseline], found.get((*target.key, target.sides.peer)))
-        for target in TARGETS
-        if (*target.key, target.sides.baseline) in found
-    ]
+LOADED = LlamaSizes(hidden=2048, intermediate=5632, vocabulary=32000, heads=16)
+LOAD_RATIO, LOAD_MEMORY = 3.0, 1.15  # at least; at most, of a rank's share beside its largest tensor
 
 
-def key(record: Comparison) -> tuple[str, str, int, str]:
-    """What `Target.key` is for a record."""
-    return record.case.model, record.case.dtype, record.case.batch, record.candidate.name
+@dataclass(frozen=True)
+class GpuTarget:
+    """A model, and the milliseconds per token at batch 1 that its layers may take, with float16 and int8 weights."""
+
+    model: str
+    float16_ms: float
+    int8_ms: float
 
 
-def memory_share(side: Measurement) -> float | None:
-    """Peak memory of a side over the weights and KV cache of its case."""
-    if side.peak_rss_mb is None or side.work is None:
-        return None
-    return side.peak_rss_mb * 1e6 / (side.work.weight_bytes + side.work.kv_bytes)
+GPU_TARGETS = (
+    GpuTarget("gpt-j-6b", 3.1, 1.7),
+    GpuTarget("bloom-7b1", 3.8, 2.2),
+    GpuTarget("llama-2-7b", 3.5, 1.8),
+)
+GPU_RATIOS = {"hf-eager": 6.0, "hf-graph": 1.3}  # baseline / fused per token at batch 1, at least
+GPU_BATCH_4 = 1.1  # time of a step at batch 4 over that at batch 1, at most
 
-
-def tokens(comparison: Comparison) -> str:
-    """How far both sides agree."""
-    return "equal" if comparison.tokens_equal else f"differ from new token {comparison.first_difference} on"
-
-
-def _at_least(bar: float, comparison: Comparison, metric: str) -> Check:
-    ratio = comparison.ratio(metric)
-    when = "to the first token" if metric == "ttft" else "per token"
-    what = f"{comparison.baseline.name} / {comparison.candidate.name} {when}"
-    met, share = ratio.value >= bar, comparison.candidate.floor_share if metric == "per_token" else None
-    close = ratio.low < bar <= ratio.high
-    return Check(what, str(ratio), f"≥ {bar}x", met, close=close, possible=short_of(bar, ratio, share))
-
-
-def short_of(bar: float, ratio: Ratio, share: float | None) -> float | None:
-    """The ratio of a candidate that is at the limit instead of at `share` of it, where even that is below the bar."""
-    return ratio.value / share if share and max(ratio.value, ratio.value / share) < bar else None
+RANGES_MODEL, RANGES_COST = "gpt2", 0.01  # of a decode step, at most
+TIMELINE_OPEN_S, TIMELINE_FRAMES = 2.0, 30.0  # seconds at most; frames a second at least

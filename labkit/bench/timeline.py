@@ -1,8 +1,8 @@
-"""`make bench`: a timeline of a million events in JupyterLab, held against its bars.
+"""`make bench`, the part about timelines: one of a million events is opened and panned in JupyterLab.
 
 python -P -m labkit.bench.timeline [--events N]
 
-Needs playwright and Chromium, which the tests bring and labkit itself does without.
+It needs playwright and Chromium, which the tests need too and labkit itself does not.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from typing import Annotated
 
 import nbformat
 import typer
-from rich.console import Console
 
+from labkit.bench.bars import SECONDS, BarUnit, at_least, at_most
+from labkit.bench.page import out, print_checks
+from labkit.bench.targets import TIMELINE_FRAMES, TIMELINE_OPEN_S
 from labkit.system.command import run_command
 from labkit.widgets.browser import Lab, jupyterlab
 
-OPEN_BAR_S, FRAMES_BAR = 2.0, 30.0
+FRAMES = BarUnit("{:.0f} frames a second", "{:g}")
 OPENINGS = 5
 PAN_S = 2.0
 ZOOMS = (0, 4, 8, 12, 15, 18, 21)  # presses of "+", from everything
@@ -45,9 +47,6 @@ SHOWN = """() => {{
   return [view.painter.shown.reduce((sum, {{ tile }}) => sum + tile.start.length, 0), view.room * view.perPixel];
 }}"""
 VIEW = "document.querySelectorAll('.labkit-timeline')[{at}].timeline"
-
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,12 @@ def main(events: Annotated[int, typer.Option(min=1000, help="Events of the trace
             f"at most {pan.longest_ms:.0f} ms between two",
             soft_wrap=True,
         )
-    out.print(_held("open", f"{median:.2f} s", f"{OPEN_BAR_S:g} s", median < OPEN_BAR_S))
-    out.print(_held("pan", f"{frames:.0f} frames a second", f"{FRAMES_BAR:g}", frames >= FRAMES_BAR))
-
-
-def _held(what: str, found: str, bar: str, met: bool) -> str:
-    return f"{what}: {found}, bar {bar}: {'met' if met else 'MISSED'}"
+    print_checks(
+        [
+            at_most("open", median, TIMELINE_OPEN_S, SECONDS),
+            at_least("pan", frames, TIMELINE_FRAMES, FRAMES),
+        ]
+    )
 
 
 def measure(events: int, openings: int = OPENINGS) -> tuple[list[float], list[Pan]]:
@@ -93,7 +92,10 @@ def measure(events: int, openings: int = OPENINGS) -> tuple[list[float], list[Pa
 
 
 def _open(lab: Lab, at: int) -> float:
-    """From the call of Timeline, in the kernel, to the first frame that had every tile, in the browser: one clock."""
+    """Seconds from the call of Timeline in the kernel to the first frame with every tile in the browser.
+
+    Both read the clock of the machine.
+    """
     lab.run_next()
     lab.page.wait_for_function(f"() => {VIEW.format(at=at)}.readyAt")
     called_s = float(lab.page.locator(".jp-OutputArea-output pre").nth(at).inner_text())

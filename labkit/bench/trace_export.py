@@ -104,7 +104,7 @@ def write_export(path: Path, size: Size) -> Path:
 
 
 def _fill(database: sqlite3.Connection, table: str, values: Values) -> None:
-    """Makes a table of these columns; what is one number is so in every row, and NULL what is missing."""
+    """Makes a table of these columns. A single number stands in every row, and columns that are not given are NULL."""
     columns = COLUMNS[table].split()
     kinds = [f"{name} INTEGER NOT NULL" if name in NEVER_NULL else f"{name} INTEGER" for name in columns]
     database.execute(f"CREATE TABLE {table} ({', '.join(kinds)})")

@@ -1,7 +1,9 @@
-"""How long traces take: python -P -m labkit.bench.traces [--rounds N]
+"""`make bench`, the part about traces: how long it takes to read and to project large ones.
 
-Two made-up exports are opened and projected, each time in a fresh process, and held against what is promised. Times
-are those of the calls, without the start of Python; the memory is the most that the process ever held.
+python -P -m labkit.bench.traces [--rounds N]
+
+Two made-up exports are opened and projected, each time in a fresh process. Times are those of the calls, without the
+start of Python, and memory is the most that the process ever held.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from statistics import median
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Column, Table
 
+from labkit.bench.bars import GIB, SECONDS, BarCheck, at_most
+from labkit.bench.page import print_checks
 from labkit.bench.trace_export import Size, write_export
 
 ROUNDS = 3
@@ -39,8 +41,6 @@ took = {"open_s": opened - began, "project_s": ended - opened, "peak_mib": peak,
 sys.stdout.write(json.dumps(took))
 """
 
-out = Console(highlight=False)
-
 
 @dataclass(frozen=True)
 class Took:
@@ -56,28 +56,23 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Processes for each figure: medians count.")] = ROUNDS,
 ) -> None:
     """Measure reading and projecting a small and a large export."""
-    table = Table(
-        Column("nsys export"), Column(""), Column("measured", justify="right"), Column("promised"), Column("")
-    )
     with tempfile.TemporaryDirectory(prefix="labkit-bench-") as folder:
         for size in (SMALL, LARGE):
-            for row in measured(Path(folder), size, rounds):
-                table.add_row(*row)
-    out.print(table)
+            print_checks(measured(Path(folder), size, rounds))
 
 
-def measured(folder: Path, size: Size, rounds: int) -> Iterator[tuple[str, ...]]:
-    """Rows of the table for an export of this size, which is made in `folder`, as are the caches."""
+def measured(folder: Path, size: Size, rounds: int) -> Iterator[BarCheck]:
+    """The bars of an export of this size. The export and its caches are made in `folder`."""
     path = write_export(folder / f"{size.kernels}.sqlite", size)
     first = [took(path, folder / f"cache-{size.kernels}-{each}") for each in range(rounds)]
     again = [took(path, folder / f"cache-{size.kernels}-0") for _ in range(rounds)]
     open_s, project_s, peak_mib = (_median(first, what) for what in ("open_s", "project_s", "peak_mib"))
     if size.kernels < LARGE.kernels:
-        yield _row(str(size), "project", project_s, 0.15, "s")
+        yield at_most(f"{size}: project", project_s, 0.15, SECONDS)
         return
-    yield _row(str(size), f"open {open_s:.2f} s, project {project_s:.2f} s", open_s + project_s, 12, "s")
-    yield _row("", "memory", peak_mib / 1024, 2, "GiB")
-    yield _row("", "open again", _median(again, "open_s"), 1, "s")
+    yield at_most(f"{size}: open {open_s:.2f} s, project {project_s:.2f} s", open_s + project_s, 12, SECONDS)
+    yield at_most(f"{size}: memory", peak_mib / 1024, 2, GIB)
+    yield at_most(f"{size}: open again", _median(again, "open_s"), 1, SECONDS)
 
 
 def took(path: Path, cache: Path) -> Took:
@@ -90,10 +85,6 @@ def took(path: Path, cache: Path) -> Took:
 
 def _median(all_took: Sequence[Took], what: str) -> float:
     return median(getattr(each, what) for each in all_took)
-
-
-def _row(what: str, how: str, value: float, promised: float, unit: str) -> tuple[str, ...]:
-    return what, how, f"{value:.2f} {unit}", f"<= {promised:g} {unit}", "" if value <= promised else "MISSED"
 
 
 if __name__ == "__main__":

@@ -6,10 +6,13 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from labkit.harness.shapes import model_shape
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
+from labkit.kernels.decode_step.cases import StepCase
 from labkit.kernels.gpu import CPU
 from labkit.kernels.probe import read_bandwidth_gb_s
+from labkit.kernels.shapes import Sizes
 from labkit.models.config import ModelConfig
 
 PROBE_SECONDS = 0.05
@@ -41,12 +44,32 @@ def count_work(config: ModelConfig, dtype: torch.dtype, batch: int, prompt: int,
     """
     contexts = range(prompt + 1, prompt + max(new, 2))
     return Work(
-        decode_bytes=float(np.mean([config.decode_bytes(dtype, batch, context) for context in contexts])),
-        decode_flops=float(np.mean([config.decode_flops(batch, context) for context in contexts])),
-        prefill_flops=config.prefill_flops(batch, prompt),
+        decode_bytes=float(np.mean([decode_bytes(config, dtype, batch, context) for context in contexts])),
+        decode_flops=float(np.mean([decode_flops(config, batch, context) for context in contexts])),
+        prefill_flops=prefill_flops(config, batch, prompt),
         weight_bytes=config.weight_bytes(dtype),
         kv_bytes=batch * (prompt + new) * config.kv_bytes_per_token(dtype),
     )
+
+
+def decode_bytes(config: ModelConfig, dtype: torch.dtype, batch: int, context: int) -> int:
+    """Bytes that one decode step must read: each weight that it multiplies with once, and the cache.
+
+    `context`: tokens that each of the `batch` sequences attends to, the new one included; a layer with a window reads
+    its window only. The limit holds for every side, vanilla models too, so norms and biases count in the model's type
+    here, although the fused ops keep them in float32. With int8 the head is int8 too, and the cache bfloat16.
+    """
+    return StepCase(model_shape(config), past=context - 1).bytes(batch, Sizes.of(dtype, vectors=dtype))
+
+
+def decode_flops(config: ModelConfig, batch: int, context: int) -> int:
+    """Multiplications and additions of one decode step in which each sequence attends to `context` tokens."""
+    return StepCase(model_shape(config), past=context - 1).flops(batch)
+
+
+def prefill_flops(config: ModelConfig, batch: int, prompt: int) -> int:
+    """Multiplications and additions of `prompt` tokens per sequence, with logits for the last one only."""
+    return StepCase(model_shape(config), past=0, tokens=prompt).flops(batch)
 
 
 def probe_bandwidth(threads: int, device: torch.device = CPU) -> float | None:

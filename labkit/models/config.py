@@ -153,52 +153,6 @@ class ModelConfig:
         """Bytes of keys and values that one token of one sequence leaves in the cache."""
         return _kv_size(dtype) * self.num_layers * 2 * self.num_kv_heads * self.head_dim
 
-    def scale_bytes(self) -> int:
-        """Bytes of the float32 scales of int8 matrices, one for each output row. The LM head is counted too."""
-        matrices = [shape for shape in self.layer_shapes().values() if len(shape) == 2]
-        return 4 * (self.num_layers * sum(rows for rows, _ in matrices) + self.vocab_size)
-
-    def decode_bytes(self, dtype: torch.dtype, batch: int, context: int) -> int:
-        """Bytes that one decode step must read: each weight that it multiplies with once, and the cache.
-
-        `context`: tokens in the cache of each of the `batch` sequences; a windowed layer reads its window only. Of the
-        embedding and position tables only the `batch` rows count that are looked up. With int8 weights the LM head
-        counts as int8, the scales are read too, and the cache is bfloat16.
-        """
-        top = self.top_shapes()
-        looked_up = batch * self.embedding_size
-        if "positions.weight" in top:
-            looked_up += batch * self.hidden_size
-        multiplied = _elements(
-            {name: shape for name, shape in top.items() if name not in ("embed.weight", "positions.weight")}
-        )
-        if self.tied_head:
-            multiplied += _elements({"head.weight": top["embed.weight"]})
-        weights = self.num_layers * _elements(self.layer_shapes()) + multiplied + looked_up
-        kept = sum(context if window is None else min(context, window) for window in self.windows)
-        scales = self.scale_bytes() if dtype.itemsize == 1 else 0
-        cache = _kv_size(dtype) * batch * kept * 2 * self.num_kv_heads * self.head_dim
-        return dtype.itemsize * weights + scales + cache
-
-    def decode_flops(self, batch: int, context: int) -> int:
-        """Multiplications and additions of one decode step in which each sequence attends to `context` tokens."""
-        seen = sum(context if window is None else min(context, window) for window in self.windows)
-        return batch * (self._matrix_flops(head_rows=1, rows=1) + self._attention_flops(seen))
-
-    def prefill_flops(self, batch: int, prompt: int) -> int:
-        """Multiplications and additions of `prompt` tokens per sequence, with logits for the last one only."""
-        seen = sum(_causal_pairs(prompt, window) for window in self.windows)
-        return batch * (self._matrix_flops(head_rows=1, rows=prompt) + self._attention_flops(seen))
-
-    def _matrix_flops(self, *, rows: int, head_rows: int) -> int:
-        layer = _elements({name: shape for name, shape in self.layer_shapes().items() if len(shape) == 2})
-        project = 0 if self.embedding_size == self.hidden_size else self.hidden_size * self.embedding_size
-        head = self.vocab_size * self.embedding_size
-        return 2 * (rows * (self.num_layers * layer + project) + head_rows * (head + project))
-
-    def _attention_flops(self, pairs: int) -> int:
-        return 4 * pairs * self.num_heads * self.head_dim
-
     def _norm_shapes(self, name: str) -> Shapes:
         shapes: Shapes = {f"{name}.weight": (self.hidden_size,)}
         return shapes if self.norm == "rms" else shapes | {f"{name}.bias": (self.hidden_size,)}
@@ -226,9 +180,3 @@ def _kv_size(dtype: torch.dtype) -> int:
 
 def _elements(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
-
-
-def _causal_pairs(length: int, window: int | None) -> int:
-    """Query-key pairs of a causal sequence: the sum over i = 1..length of min(i, window)."""
-    full = length if window is None else min(length, window)
-    return full * (full + 1) // 2 + (length - full) * full

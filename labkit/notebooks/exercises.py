@@ -88,8 +88,8 @@ def try_kernel(region: str, dtype: str = "float32") -> Markdown:
 
     The C++ of a region is in kernels/, in the folder of its op; edit it, and run the cell again.
     """
-    from labkit.harness.regions.trial import OP_OF
     from labkit.harness.regions.trial import try_kernel as trial
+    from labkit.harness.regions.vocabulary import OP_OF
     from labkit.kernels.build import SOURCES
     from labkit.stages import Stage
 

@@ -1,4 +1,4 @@
-"""All that a notebook shows of the kernels of one shape: regions, ladder, the timeline of a layer, the roof."""
+"""All that a notebook shows of the kernels of one shape: its regions, the ladder, the timeline of a layer, the roof."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from labkit.harness.compare.interleave import Progress
-from labkit.harness.regions.layer_stack import REGIONS, Side
+from labkit.harness.regions.case import layer_case
+from labkit.harness.regions.layer_side import LayerSide
 from labkit.harness.regions.measure import ROUNDS, LayerBench
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, UNFUSED
+from labkit.harness.regions.vocabulary import REGIONS
 from labkit.kernels.types import float_dtype
-from labkit.models.dtypes import DTYPES
+from labkit.models.dtypes import dtype_of
 from labkit.stages import Phase, message, stage
 
 PEAK_SIZE, PEAK_SIZE_ON_GPU = 1024, 8192
@@ -28,7 +30,7 @@ PEAK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Span:
-    """Something that ran: a region, or a torch op within one (`op` None: the region itself). Microseconds."""
+    """A region that ran, or a torch op within it (`op` is None for the region itself). Times are in microseconds."""
 
     lane: str
     region: str
@@ -64,11 +66,11 @@ class KernelStudy:
 def study_kernels(
     model: str = "gpt2", *, rounds: int = ROUNDS, progress: Progress | None = None, **case: Any
 ) -> KernelStudy:
-    """Measures a `LayerBench(model, **case)`, which see."""
+    """Measures `layer_case(model, **case)`, which says what a case has, region by region and rung by rung."""
     follow = progress or (lambda done, total, label: None)
     total = 2 * (rounds + 1) + 2
     follow(0, total, "building the layers")
-    bench = LayerBench(model, **case)
+    bench = LayerBench(layer_case(model, **case))
 
     def part(begin: int, what: str) -> Progress:
         return lambda done, _, label: follow(begin + done, total, f"{what}: {label}")
@@ -90,7 +92,7 @@ def layer_timeline(bench: LayerBench) -> tuple[Span, ...]:
 def peak_gflop_s(dtype: str, device: torch.device) -> float:
     """GFLOP/s of the best of several products of square matrices with torch; int8 counts as bfloat16."""
     size = PEAK_SIZE_ON_GPU if device.type == "cuda" else PEAK_SIZE
-    a, b = (torch.randn(size, size).to(device, float_dtype(DTYPES[dtype])) for _ in range(2))
+    a, b = (torch.randn(size, size).to(device, float_dtype(dtype_of(dtype))) for _ in range(2))
     best, until = float("inf"), perf_counter_ns() + PEAK_SECONDS * 1e9
     while perf_counter_ns() < until:
         start = perf_counter_ns()
@@ -105,7 +107,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _spans(side: Side) -> list[Span]:
+def _spans(side: LayerSide) -> list[Span]:
     layer = -1
 
     @contextmanager

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from IPython.display import display
 
 from labkit.figures.regions import fusion_figure, layer_figure
-from labkit.harness.regions.measure import IMPLS
+from labkit.harness.regions.case import IMPLS
 from labkit.models.dtypes import DTYPES
 from labkit.studies.kernels import KernelStudy, study_kernels
 from labkit.widgets.bench import Bench

@@ -9,6 +9,7 @@ from comparisons import environment
 from labkit.bench import loading as load_bench
 from labkit.bench.load_worker import sizes
 from labkit.bench.loading import checks, page, write_model
+from labkit.bench.targets import LlamaSizes
 from labkit.harness import load_records
 from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement
 from labkit.models.policies import LLAMA
@@ -47,9 +48,7 @@ def test_the_record_comes_back_and_its_page_says_the_same(tmp_path: Path) -> Non
 
 def test_the_model_has_the_size_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its ranks hold it between them."""
-    monkeypatch.setattr(load_bench, "HIDDEN", 64)
-    monkeypatch.setattr(load_bench, "INNER", 160)
-    monkeypatch.setattr(load_bench, "VOCAB", 320)
+    monkeypatch.setattr(load_bench, "LOADED", LlamaSizes(hidden=64, intermediate=160, vocabulary=320, heads=16))
     size = write_model(tmp_path / "one", 1e-3)
     assert size == pytest.approx(1e6, rel=0.1)
     config = LLAMA.model_config(resolve(tmp_path / "one").hf_config)

@@ -11,8 +11,8 @@ from labkit.bench import models as bench_module
 from labkit.bench import report as bench_report
 from labkit.bench import targets
 from labkit.bench.models import Settings
-from labkit.bench.report import report
-from labkit.bench.targets import TARGETS, Row, Target, rows
+from labkit.bench.report import Row, report, rows
+from labkit.bench.targets import TARGETS, Target
 from labkit.harness import Comparison, load_records
 from labkit.harness.compare import peers
 from labkit.harness.compare.interleave import compare_with_each
@@ -128,7 +128,7 @@ def two_small_targets(monkeypatch: pytest.MonkeyPatch) -> tuple[Target, ...]:
         Target("tiny-gpt2", "float32", 1, per_token=1.0, limit_share=0.5, ttft=1.0, llama_cpp=1.1),
         Target("tiny-llama", "float32", 2, per_token=1.0),
     )
-    for module in (bench_module, bench_report, targets):
+    for module in (bench_module, bench_report):
         monkeypatch.setattr(module, "TARGETS", small)
     monkeypatch.setattr(peers, "unavailable", lambda: "not here")
     return small

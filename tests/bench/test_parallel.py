@@ -61,7 +61,7 @@ def test_sums_of_a_decode_step_are_judged_and_larger_ones_are_not() -> None:
 
 
 def test_every_model_is_a_preset() -> None:
-    assert set(parallel_bench.MODELS) <= PRESETS.keys()
+    assert set(parallel_bench.PARALLEL_MODELS) <= PRESETS.keys()
 
 
 def test_a_bench_writes_what_it_measured_and_a_page_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_a_bench_writes_what_it_measured_and_a_page_made_of_it(tmp_path: Path, m
             return compared[baseline]
 
     compared, exchanged = found(18.0, 10.0), (sums(4096, 9.9, 50.0),)
-    monkeypatch.setattr(parallel_bench, "MODELS", ("tiny-gptj",))
+    monkeypatch.setattr(parallel_bench, "PARALLEL_MODELS", ("tiny-gptj",))
     monkeypatch.setattr(parallel_bench, "measure_exchange", lambda *args, **settings: exchanged)
     monkeypatch.setattr(parallel_bench, "take_turns", lambda *args, **settings: Turns())
     parallel_bench.main(quick=True, output=tmp_path)
@@ -93,7 +93,7 @@ def benched(tmp_path_factory: pytest.TempPathFactory) -> Benched:
     """What a quick bench of a tiny model wrote."""
     folder = tmp_path_factory.mktemp("benched")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel_bench, "MODELS", ("tiny-gptj",))
+        patch.setattr(parallel_bench, "PARALLEL_MODELS", ("tiny-gptj",))
         patch.setattr(parallel_bench, "PROMPT", 9)
         patch.setattr(parallel_bench, "QUICK_CALLS", 2)
         parallel_bench.main(quick=True, output=folder)

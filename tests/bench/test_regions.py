@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from labkit.bench import regions as region_bench
-from labkit.bench.regions import BARS, checks
+from labkit.bench.regions import checks
+from labkit.bench.targets import REGION_RATIOS, REGION_TARGETS, RegionTarget
 from labkit.harness import load_records
-from labkit.harness.regions.layer_stack import REGIONS
 from labkit.harness.regions.measure import measure_regions
 from labkit.harness.regions.records import RegionMeasurement
 from labkit.harness.regions.sides import ONE_CALL, UNFUSED
+from labkit.harness.regions.vocabulary import REGIONS
 from labkit.models.presets import PRESETS
 from labkit.stages import Stage
 
@@ -28,7 +29,7 @@ def known(row: RegionMeasurement, *, unfused_us: float, bandwidth_gb_s: float = 
 
 
 def test_a_ratio_on_its_bar_is_met_and_one_below_it_missed(row: RegionMeasurement) -> None:
-    bar = BARS[Stage.QKV]
+    bar = REGION_RATIOS[Stage.QKV]
     assert next(checks(known(row, unfused_us=10 * bar))).met
     assert not next(checks(known(row, unfused_us=9.99 * bar))).met
 
@@ -46,11 +47,12 @@ def test_only_float32_is_judged(row: RegionMeasurement) -> None:
 
 
 def test_every_case_is_a_preset() -> None:
-    assert {model for model, _, _ in region_bench.CASES} <= PRESETS.keys()
+    assert {target.model for target in REGION_TARGETS} <= PRESETS.keys()
 
 
 def test_a_bench_writes_records_and_a_page_made_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region_bench, "CASES", [("tiny-gpt2", "float32", 9), ("tiny-llama", "int8", 9)])
+    targets = (RegionTarget("tiny-gpt2", "float32", 9), RegionTarget("tiny-llama", "int8", 9))
+    monkeypatch.setattr(region_bench, "REGION_TARGETS", targets)
     region_bench.main(quick=True, output=tmp_path, threads=1)
     (records,), (page,) = tmp_path.glob("*-quick-regions.jsonl"), tmp_path.glob("*-quick-regions.md")
     rows = [record for record in load_records(records) if isinstance(record, RegionMeasurement)]

@@ -11,10 +11,8 @@ from tokenizers import Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from labkit.harness import measure_latency, roofline
-from labkit.harness.roofline import count_work, probe_bandwidth
+from labkit.harness import measure_latency
 from labkit.harness.timing import timed_generate
-from labkit.models.policies import model_config_of
 
 ARGS = {"do_sample": False, "min_new_tokens": 6, "max_new_tokens": 6}
 
@@ -68,16 +66,6 @@ def test_one_token_has_no_time_per_token() -> None:
         timed_generate(Metronome(1), torch.zeros(1, 1, dtype=torch.long))
 
 
-def test_work_is_the_mean_over_the_contexts_of_the_steps() -> None:
-    model = small_model("mistral")
-    config = model_config_of(model.config)
-    work = count_work(config, torch.bfloat16, 2, 5, 4)
-    steps = [config.decode_bytes(torch.bfloat16, 2, context) for context in (6, 7, 8)]
-    assert work.decode_bytes == sum(steps) / 3
-    assert work.floor_ms(2.0) == pytest.approx(work.decode_bytes / 2e9 * 1e3)
-    assert work.kv_bytes == 2 * 9 * config.kv_bytes_per_token(torch.bfloat16)
-
-
 def test_a_run_begins_and_ends_with_the_gpus_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is still to do when the call returns takes another 20 ms here."""
     waits: list[int] = []
@@ -92,19 +80,6 @@ def test_a_run_begins_and_ends_with_the_gpus_work(monkeypatch: pytest.MonkeyPatc
     assert waits == [0, 1]
     assert times.ttft_ms < 20
     assert times.end_to_end_ms >= 20
-
-
-def test_the_probe_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roofline, "unavailable", lambda: None)
-    monkeypatch.setattr(roofline, "read_bandwidth_gb_s", lambda threads, seconds: 10.0 * threads)
-    monkeypatch.setattr("labkit.kernels.gpu_probe.read_bandwidth_gb_s", lambda seconds: 4e3)
-    monkeypatch.setattr("labkit.kernels.gpu.unavailable", lambda: None)
-    monkeypatch.setattr("labkit.kernels.gpu.interpreted", lambda: False)
-    assert probe_bandwidth(3) == 30
-    assert probe_bandwidth(3, torch.device("cuda", 0)) == 4e3
-    assert probe_bandwidth(3, torch.device("meta")) is None
-    monkeypatch.setattr("labkit.kernels.gpu.interpreted", lambda: True)
-    assert probe_bandwidth(3, torch.device("cuda", 0)) is None
 
 
 def test_measure_latency_of_a_vanilla_model(tokenizer: PreTrainedTokenizerFast) -> None:

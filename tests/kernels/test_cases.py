@@ -1,29 +1,105 @@
-"""What the cases of the ops count is what the harness counts for a model of the same shape."""
+"""What a case counts is what its op gets: the tensors of an unfused call, weighed one by one."""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import pytest
 import torch
+from ops import WEIGHTS, Draw, rows_of
+from torch import Tensor
 
-from labkit.harness.regions.layer_stack import region_bytes, region_flops
-from labkit.kernels.mlp_gemm.cases import CASES as MLP_CASES
+from labkit.kernels.attention.cases import CASES as ATTENTION_CASES
+from labkit.kernels.attention.cases import AttentionCase, seen_pairs
+from labkit.kernels.decode_step import STAGES_PER_LAYER
+from labkit.kernels.decode_step.cases import StepCase, layer_cases
+from labkit.kernels.gemm.cases import SMALL as GEMM_CASES
+from labkit.kernels.gemm.cases import GemmCase
+from labkit.kernels.layer_ops import Pass
+from labkit.kernels.mlp_gemm.cases import SMALL as MLP_CASES
 from labkit.kernels.mlp_gemm.cases import MlpCase
-from labkit.kernels.qkv_gemm.cases import CASES as QKV_CASES
+from labkit.kernels.qkv_gemm.cases import SMALL as QKV_CASES
 from labkit.kernels.qkv_gemm.cases import QkvCase
-from labkit.models.policies import model_config_of
-from labkit.models.presets import PRESETS
-from labkit.stages import Stage
+from labkit.kernels.shapes import ODD, LayerShape, ModelShape, OpCase, Sizes
 
-BATCH, CONTEXT = 3, 128
-KINDS: dict[Stage, dict[str, QkvCase | MlpCase]] = {
-    Stage.QKV: {case.name: case for case in QKV_CASES},
-    Stage.MLP: {case.name: case for case in MLP_CASES},
-}
+each_type = pytest.mark.parametrize("dtype", WEIGHTS.values(), ids=WEIGHTS)
+each_shape = pytest.mark.parametrize("shape", ODD, ids=lambda shape: shape.model)
 
 
-@pytest.mark.parametrize("region", KINDS)
-@pytest.mark.parametrize("name", ["gpt2", "bloom-7b1", "llama-2-7b"])
-def test_bytes_and_flops_are_those_of_the_region(name: str, region: Stage) -> None:
-    config = model_config_of(PRESETS[name].hf_config)
-    case = KINDS[region][name]
-    assert case.flops(BATCH) == region_flops(config, region, BATCH, CONTEXT)
-    for dtype in (torch.float32, torch.float16, torch.int8):
-        assert case.bytes(dtype) == region_bytes(config, region, dtype, BATCH, CONTEXT)
+def nbytes(*records: Any) -> int:
+    """Bytes of all tensors of records."""
+    return sum(tensor.numel() * tensor.itemsize for record in records for tensor in tensors(record))
+
+
+def tensors(record: Any) -> Iterator[Tensor]:
+    if isinstance(record, Tensor):
+        yield record
+    elif is_dataclass(record):
+        yield from (tensor for field in fields(record) for tensor in tensors(getattr(record, field.name)))
+
+
+@each_type
+@pytest.mark.parametrize("case", QKV_CASES, ids=lambda case: case.name)
+def test_qkv_counts_its_matrix_and_its_norm(case: QkvCase, dtype: torch.dtype) -> None:
+    draw, shape = Draw(dtype), case.shape
+    plain, _ = draw.linear(case.outputs, shape.hidden, bias="qkv" in shape.biases)
+    assert case.bytes(3, Sizes.of(dtype)) == nbytes(draw.norm(shape.norm, shape.hidden), plain)
+
+
+@each_type
+@pytest.mark.parametrize("case", MLP_CASES, ids=lambda case: case.name)
+def test_mlp_counts_its_matrix_its_norm_and_the_bias_before_it(case: MlpCase, dtype: torch.dtype) -> None:
+    draw, shape = Draw(dtype), case.shape
+    plain, _ = draw.linear(shape.intermediate, shape.hidden, bias="ff1" in shape.biases, gated=shape.gated)
+    before = draw.normal(shape.hidden if "attn_out" in shape.biases and not shape.parallel else 0)
+    assert case.bytes(3, Sizes.of(dtype)) == nbytes(draw.norm(shape.norm, shape.hidden), plain, before)
+
+
+@each_type
+@pytest.mark.parametrize("case", GEMM_CASES, ids=lambda case: case.name)
+def test_a_product_counts_its_matrix(case: GemmCase, dtype: torch.dtype) -> None:
+    plain, _ = Draw(dtype).linear(case.outputs, case.inputs, bias=case.bias)
+    assert case.bytes(3, Sizes.of(dtype)) == nbytes(plain)
+    assert case.flops(3) == 2 * 3 * plain.weight.numel()
+
+
+@each_type
+@pytest.mark.parametrize("case", [case for case in ATTENTION_CASES if case.tokens == 1], ids=lambda case: case.name)
+def test_attention_counts_the_slots_that_a_new_token_sees(case: AttentionCase, dtype: torch.dtype) -> None:
+    draw, heads = Draw(dtype), case.shape.heads
+    seen = min(case.past + 1, case.window or case.past + 1)
+    cache, _ = draw.cache(heads, rows_of(2, 1, case.past), case.past, case.past + 1)
+    slots = [part[:, :, :seen, : heads.dim] for part in (cache.keys, cache.values)]
+    assert case.bytes(2, Sizes.of(dtype)) == nbytes(*slots)
+    assert case.flops(2) == 2 * 2 * 2 * heads.query * heads.dim * seen
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 9, 50])
+def test_pairs_are_those_of_the_mask(window: int | None) -> None:
+    distance = torch.arange(9)[:, None] - torch.arange(9)
+    seen = (distance >= 0) & (distance < (window or 9))
+    assert seen_pairs(9, window) == int(seen.sum())
+    shape = ODD[0]
+    per_pair = 4 * shape.heads.query * shape.heads.dim
+    assert AttentionCase(shape, 5, 4, window).flops(1) == per_pair * int(seen[5:].sum())
+
+
+@each_shape
+def test_steps_come_to_as_many_flops_as_the_pass_over_all_their_tokens(shape: LayerShape) -> None:
+    """But for the heads of all tokens before the last."""
+    model = ModelShape(shape, (None, 3), shape.hidden, learned_positions=True, embedding_norm=True, final_norm=True)
+    steps = sum(StepCase(model, past).flops(2) for past in range(7))
+    assert StepCase(model, 0, 7).flops(2) == steps - 6 * 2 * 2 * shape.vocabulary * shape.hidden
+
+
+@each_shape
+def test_a_layer_has_an_op_for_every_stage_and_counts_each_bias_once(shape: LayerShape) -> None:
+    cases: dict[str, OpCase] = layer_cases(shape, Pass(0))
+    assert tuple(cases) == STAGES_PER_LAYER == ("qkv", "attention", "attn_out", "mlp", "mlp_out", "residual")
+    vectors = Sizes(matrix=0, vector=1, cache=0, scale=0)
+    heads, inner = shape.heads, shape.intermediate * (2 if shape.gated else 1)
+    lengths = {"qkv": (heads.query + 2 * heads.kv) * heads.dim, "attn_out": shape.hidden, "ff1": inner}
+    lengths["ff2"] = shape.hidden
+    norms = shape.norm_numbers * (1 if shape.shared_norm else 2)
+    want = norms + sum(length for name, length in lengths.items() if name in shape.biases)
+    assert sum(case.bytes(1, vectors) for case in cases.values()) == want

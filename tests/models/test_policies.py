@@ -281,24 +281,3 @@ def test_a_switch_that_is_not_computed_is_refused_by_name(name: str, switch: str
     config = small_config(name, **overrides)
     with pytest.raises(ValueError, match=switch):
         model_config_of(config)
-
-
-def test_decode_counts_what_it_reads() -> None:
-    """By hand for GPT-2: 12 layers, width 768, tied head of 50257 rows, positions looked up."""
-    config = POLICIES["GPT2LMHeadModel"].model_config(GPT2Config())
-    matrices = 12 * 12 * 768**2 + 50257 * 768
-    vectors = 12 * (2 * 2 + 3 + 1 + 4 + 1) * 768 + 2 * 768
-    assert config.weight_bytes(torch.float32) == 4 * (matrices + vectors + 1024 * 768)
-    assert config.kv_bytes_per_token(torch.float32) == 4 * 2 * 12 * 768
-    looked_up = 3 * 2 * 768
-    kv = 3 * 100 * config.kv_bytes_per_token(torch.float32)
-    assert config.decode_bytes(torch.float32, batch=3, context=100) == 4 * (matrices + vectors + looked_up) + kv
-    assert config.decode_flops(batch=3, context=100) == 3 * (2 * matrices + 12 * 4 * 100 * 768)
-    steps = sum(config.decode_flops(1, context) for context in range(1, 11))
-    assert config.prefill_flops(1, 10) == steps - 9 * 2 * 50257 * 768
-
-
-def test_a_window_limits_what_decode_reads() -> None:
-    config = POLICIES["MistralForCausalLM"].model_config(small_config("mistral", sliding_window=WINDOW))
-    assert config.decode_bytes(torch.float32, 1, 100) == config.decode_bytes(torch.float32, 1, WINDOW)
-    assert config.decode_flops(1, 100) == config.decode_flops(1, WINDOW)

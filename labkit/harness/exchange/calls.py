@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 
 from labkit.harness.exchange.records import WAYS
+from labkit.harness.rounds import random_orders
 from labkit.kernels.all_reduce import Exchange, all_reduce
 
 UNTIMED = 5  # calls at the beginning of a block, until both ways are warm and the ranks in step
 
 
 class ExchangeCalls:
-    """Parts of `sizes` bytes of this rank, and the way to the others, all of whom make one at the same time."""
+    """This rank's parts of `sizes` bytes and its way to the other ranks. All ranks make one at the same time."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.exchange = Exchange(None, max(sizes))
@@ -31,7 +32,7 @@ class ExchangeCalls:
     def round(self, *, calls: int, seed: int) -> list[dict[str, Any]]:
         """Times `calls` calls in a row of every size and way, in the same random order on all ranks."""
         blocks = [(size, impl) for size in self._parts for impl in WAYS]
-        order = np.random.default_rng(seed).permutation(len(blocks))
+        order = next(random_orders(len(blocks), seed=seed))
         return [self._block(size, impl, calls) for size, impl in (blocks[at] for at in order)]
 
     def _block(self, size: int, impl: str, calls: int) -> dict[str, Any]:

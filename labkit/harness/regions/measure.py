@@ -16,92 +16,40 @@ import torch
 
 from labkit.harness.compare.interleave import Progress
 from labkit.harness.environment import read_environment
-from labkit.harness.regions.layer_stack import (
-    REGIONS,
-    WITH_GEMM,
-    LayerStack,
-    OneCall,
-    Samples,
-    Side,
-    layer_stack,
-    region_bytes,
-    region_flops,
-)
+from labkit.harness.regions.case import layer_case, shape_of
+from labkit.harness.regions.clocks import Samples
+from labkit.harness.regions.counting import region_bytes, region_flops
+from labkit.harness.regions.layer_side import LayerSide, OneCall
+from labkit.harness.regions.layer_stack import LayerStack, layer_stack
 from labkit.harness.regions.on_gpu import GpuCalls, Graph
 from labkit.harness.regions.records import LadderMeasurement, LayerCase, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA
+from labkit.harness.regions.vocabulary import REGIONS, RUNGS, WITH_GEMM
 from labkit.harness.roofline import probe_bandwidth
-from labkit.kernels import gpu
+from labkit.harness.rounds import probed, random_orders
 from labkit.kernels.build import load
-from labkit.models.dtypes import DTYPES, dtype_of
-from labkit.models.policies import model_config_of
+from labkit.models.dtypes import dtype_of
 from labkit.stages import FUSED_REGIONS, Stage
 from labkit.system.errors import UserError
 from labkit.system.whole_file import write_whole
-from labkit.weights.resolve import resolve
 
-IMPLS = ("cpp", "triton")
 ROUNDS = 15
 NOTHING = nullcontext()
-QKV, ATTENTION, MLP, RESIDUAL = FUSED_REGIONS
-RUNGS: dict[str, tuple[Stage, ...]] = {
-    "unfused": (),
-    "+ 1 QKV": (QKV,),
-    "+ 2 attention": (QKV, ATTENTION),
-    "+ 3 MLP": (QKV, ATTENTION, MLP),
-    "+ 4 bias and residual": FUSED_REGIONS,
-    "+ own GEMM between": REGIONS,
-}
 Timer = Callable[[], dict[str, Samples]]
 Table = defaultdict[Stage, defaultdict[str, list[float]]]  # microseconds by region and side, one per round
 
 
 class LayerBench:
-    """Layers of a model's shape, built once, to be timed region by region and rung by rung.
+    """The layers of a case, built once, to be timed region by region and rung by rung.
 
-    `model`: a preset or a checkpoint's folder, of which only the shape counts: the weights are random. `layers`: as
-    many as no cache holds, unless given.
-
-    Raises ValueError for an unknown impl, dtype or model, for sizes that make no sense, and for impl "triton" without a
-    GPU; BuildError where the C++ kernels can't be compiled.
+    Raises BuildError where the C++ kernels can't be compiled.
     """
 
-    def __init__(
-        self,
-        model: str = "gpt2",
-        *,
-        impl: str = "cpp",
-        dtype: str = "float32",
-        batch: int = 1,
-        context: int = 128,
-        threads: int | None = None,
-        layers: int | None = None,
-    ) -> None:
-        threads = torch.get_num_threads() if threads is None else threads
-        _check(impl, dtype, batch=batch, context=context, threads=threads, layers=1 if layers is None else layers)
-        hf_config = resolve(model).hf_config
-        config = model_config_of(hf_config)
-        if config.max_positions is not None and context + 1 > config.max_positions:
-            raise UserError(
-                f"a context of {context} and a new token are more than {model}'s {config.max_positions} positions; "
-                "use a shorter context"
-            )
-        if impl == "triton":
-            gpu.require()
-        else:
-            load(dtype)
-        self.stack = layer_stack(
-            config, DTYPES[dtype], impl, batch=batch, context=context, threads=threads, layers=layers
-        )
-        self.case = LayerCase(
-            impl=impl,
-            model=model,
-            dtype=dtype,
-            batch=batch,
-            context=context,
-            threads=threads,
-            layers=self.stack.config.num_layers,
-        )
+    def __init__(self, case: LayerCase) -> None:
+        if case.impl == "cpp":
+            load(case.dtype)
+        self.case = case
+        self.stack = layer_stack(shape_of(case.model), case)
 
     def regions(
         self, regions: Iterable[str] | None = None, *, rounds: int = ROUNDS, progress: Progress | None = None
@@ -127,7 +75,7 @@ class LayerBench:
 
         bandwidth = self._rounds(len(sides), rounds, one_round, after_round, progress)
         environment = read_environment(case.threads)
-        dtype = DTYPES[case.dtype]
+        dtype = dtype_of(case.dtype)
         return tuple(
             RegionMeasurement(
                 region=region,
@@ -160,7 +108,7 @@ class LayerBench:
                 samples[names[which]].append(steps[which]() / case.layers)
 
         bandwidth = self._rounds(len(steps), rounds, one_round, lambda: None, progress)
-        dtype = DTYPES[case.dtype]
+        dtype = dtype_of(case.dtype)
         return LadderMeasurement(
             case=case,
             environment=read_environment(case.threads),
@@ -170,7 +118,7 @@ class LayerBench:
         )
 
     def _timers(self) -> tuple[list[Timer], list[Timer]]:
-        """One of every side for a round, and one for a layer that stays in the cache."""
+        """Two timers of every side: for a round, and for a layer that stays in the cache."""
         stack = self.stack
         if self.case.impl == "triton":
             calls = [GpuCalls(side) for side in stack.sides]
@@ -187,21 +135,19 @@ class LayerBench:
         after_round: Callable[[], None],
         progress: Progress | None,
     ) -> tuple[float, ...] | None:
-        """A warm-up and `rounds` rounds; the read bandwidth beside each of the latter."""
+        """Runs a warm-up and `rounds` rounds, and returns the read bandwidth beside each of the latter."""
         if rounds < 2:
             raise UserError(f"got rounds = {rounds}, expected at least 2 (an interval needs two)")
         follow = progress or (lambda done, total, label: None)
         device = self.stack.sides[0].hidden_NH.device
         bandwidth: list[float] = []
-        order = np.random.default_rng(0)
+        orders = random_orders(sides)
         for index in range(rounds + 1):
             follow(index, rounds + 1, f"round {index} of {rounds}" if index else "warming up")
-            before = probe_bandwidth(self.case.threads, device)
-            one_round(order.permutation(sides).tolist())
-            after = probe_bandwidth(self.case.threads, device)
+            done = probed(partial(one_round, next(orders)), partial(probe_bandwidth, self.case.threads, device))
             after_round()
-            if index and before is not None and after is not None:
-                bandwidth.append((before + after) / 2)
+            if index and done.bandwidth_gb_s is not None:
+                bandwidth.append(done.bandwidth_gb_s)
         follow(rounds + 1, rounds + 1, "done")
         return tuple(bandwidth) or None
 
@@ -215,9 +161,12 @@ def measure_regions(
     progress: Progress | None = None,
     **case: Any,
 ) -> tuple[RegionMeasurement, ...]:
-    """Regions of a `LayerBench(model, **case)`, which see; `output`: a folder for the records."""
+    """Times regions of `layer_case(model, **case)`, which says what a case has; `output`: a folder for the records.
+
+    `regions`: the four fused ones, unless given.
+    """
     _chosen(regions)
-    measured = LayerBench(model, **case).regions(regions, rounds=rounds, progress=progress)
+    measured = LayerBench(layer_case(model, **case)).regions(regions, rounds=rounds, progress=progress)
     if output is not None:
         first = measured[0]
         stem = f"{first.created:%Y%m%dT%H%M%S%f}-{Path(model).name}-{first.case.dtype}-b{first.case.batch}-regions"
@@ -225,16 +174,16 @@ def measure_regions(
     return measured
 
 
-def _named(side: Side | OneCall, **how: bool) -> dict[str, Samples]:
+def _named(side: LayerSide | OneCall, **how: bool) -> dict[str, Samples]:
     return {side.name: side.times(**how)}
 
 
-def _step(side: Side) -> None:
+def _step(side: LayerSide) -> None:
     side.step(lambda region: NOTHING)
 
 
 def _gpu_timer(run: Callable[[], object]) -> Callable[[], float]:
-    """Microseconds of the GPU; in the interpreter, of the wall clock."""
+    """A timer in microseconds: of the GPU or, in the interpreter, of the wall clock."""
     return Graph(run).busy_us if torch.cuda.is_available() else partial(_wall_us, run)
 
 
@@ -257,7 +206,7 @@ def _note(table: Table, samples: dict[str, Samples]) -> None:
 
 
 def _of(region: Stage, sides: dict[str, list[float]], rounds: int) -> dict[str, tuple[float, ...]]:
-    """Only the sides that differ in this region, without the warm-up."""
+    """The rounds of the sides that differ in this region, without the warm-up."""
     skipped = {SDPA} if region is not Stage.ATTENTION else set()
     if region not in WITH_GEMM:
         skipped.add(OWN_GEMM)
@@ -272,12 +221,3 @@ def _chosen(regions: Iterable[str] | None) -> tuple[Stage, ...]:
         if name not in REGIONS:
             raise UserError(f"unknown op {name!r}; expected one of {', '.join(REGIONS)}")
     return tuple(Stage(name) for name in chosen) or FUSED_REGIONS
-
-
-def _check(impl: str, dtype: str, **counts: int) -> None:
-    if impl not in IMPLS:
-        raise UserError(f"unknown impl {impl!r}; expected one of {', '.join(IMPLS)}")
-    dtype_of(dtype)
-    for name, value in counts.items():
-        if value < 1:
-            raise UserError(f"got {name} = {value}, expected at least 1")

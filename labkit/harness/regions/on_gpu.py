@@ -1,7 +1,7 @@
 """The regions of a layer on a GPU, where a call from Python and the work that it starts take two different times.
 
-"Eager" is the wall time of calls one after the other, as a program without a CUDA graph runs them: for small work it is
-the time that launching takes. In a graph the same calls leave nothing but what the GPU does.
+"Eager" is the wall time of calls one after the other, as a program without a CUDA graph runs them; for small work it is
+the time that launching takes. When a graph plays the same calls, only the work of the GPU is left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from labkit.engine.runners.layer import Ops
-from labkit.harness.regions.layer_stack import Samples, Side
+from labkit.harness.regions.clocks import Samples
+from labkit.harness.regions.layer_side import LayerSide
 from labkit.harness.regions.sides import GRAPH
 from labkit.stages import Stage
 
@@ -78,7 +79,7 @@ class Graph:
 class GpuCalls:
     """The calls of each region in one step of a side, with the arguments that they had there."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: LayerSide) -> None:
         recorder = _Recorder()
         ops = Ops(**{each.name: recorder.recording(getattr(side.ops, each.name)) for each in fields(side.ops)})
         with torch.inference_mode():

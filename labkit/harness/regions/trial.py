@@ -12,23 +12,22 @@ import mmap
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from labkit.harness.regions.layer_stack import LayerStack, Side, layer_stack
+from labkit.harness.regions.case import layer_case, shape_of
+from labkit.harness.regions.layer_side import LayerSide
+from labkit.harness.regions.layer_stack import LayerStack, layer_stack
 from labkit.harness.regions.sides import FUSED, UNFUSED
+from labkit.harness.regions.vocabulary import OP_OF
 from labkit.kernels.build import BuildError, load
-from labkit.models.config import ModelConfig
-from labkit.models.dtypes import DTYPES, dtype_of
-from labkit.models.policies import model_config_of
-from labkit.models.presets import PRESETS
+from labkit.models.dtypes import dtype_of
 from labkit.stages import Stage
 from labkit.system.errors import RunError, UserError
 
@@ -38,13 +37,6 @@ TIMED_SHAPE, TIMED_LAYERS = "gpt2", 12
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3, "int8": 2e-2}  # of the largest value there is
 CANARY = 0xA5
 ALIGNMENT = 64
-OP_OF = {
-    Stage.QKV: "qkv_gemm",
-    Stage.ATTENTION: "attention",
-    Stage.ATTN_OUT: "gemm",
-    Stage.MLP: "mlp_gemm",
-    Stage.RESIDUAL: "residual_add",
-}
 CAUSES = {
     signal.SIGSEGV: "it read or wrote outside of what it was given",
     signal.SIGBUS: "it read or wrote outside of what it was given",
@@ -56,7 +48,7 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a kernel. `problem` None: it is right, and a call takes `fused_us`, the torch ops `unfused_us`."""
+    """What became of a kernel. If `problem` is None it is right, and its times are those of a call in microseconds."""
 
     region: str
     problem: str | None = None
@@ -88,24 +80,23 @@ def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = Non
 
 
 def trial(region: Stage, dtype: str, threads: int) -> Trial:
-    """The same in this process, which a wild kernel may take down."""
+    """As `try_kernel`, in this process, which a wild kernel may take down."""
     try:
         load(dtype)
     except BuildError as error:
         return Trial(region, str(error))
     for name in SHAPES:
         for batch in (1, 3):
-            stack = layer_stack(_shape(name), DTYPES[dtype], batch=batch, context=11, threads=threads, layers=2)
+            stack = _stack(name, dtype=dtype, batch=batch, context=11, threads=threads, layers=2)
             if problem := _problem(stack, region, TOLERANCE[dtype]):
                 return Trial(region, f"{problem} ({name}, batch {batch})")
-    stack = layer_stack(_shape(TIMED_SHAPE), DTYPES[dtype], batch=1, context=128, threads=threads, layers=TIMED_LAYERS)
+    stack = _stack(TIMED_SHAPE, dtype=dtype, threads=threads, layers=TIMED_LAYERS)
     fused, unfused = (_median_us(stack.side(name), region) for name in (FUSED, UNFUSED))
     return Trial(region, None, fused, unfused)
 
 
-def _shape(name: str) -> ModelConfig:
-    hf_config = PRESETS[name].hf_config
-    return model_config_of(hf_config)
+def _stack(model: str, **case: Any) -> LayerStack:
+    return layer_stack(shape_of(model), layer_case(model, **case))
 
 
 def _problem(stack: LayerStack, region: Stage, tolerance: float) -> str | None:
@@ -116,7 +107,7 @@ def _problem(stack: LayerStack, region: Stage, tolerance: float) -> str | None:
 
     def watched(op: Any, *, guard: bool) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with _guarded() if guard else nullcontext():
+            with _Guarded() if guard else nullcontext():
                 result = op(*args, **kwargs)
             kept = result if isinstance(result, tuple) else (result,)
             if region is Stage.QKV:
@@ -153,7 +144,7 @@ def _problem(stack: LayerStack, region: Stage, tolerance: float) -> str | None:
     return None
 
 
-def _median_us(side: Side, region: Stage) -> float:
+def _median_us(side: LayerSide, region: Stage) -> float:
     side.times()
     return float(np.median([np.median(side.times()[region]) for _ in range(5)])) / 1e3
 
@@ -162,16 +153,33 @@ class OutsideError(RuntimeError):
     """A kernel wrote beside its result."""
 
 
-@contextmanager
-def _guarded() -> Iterator[None]:
-    """New tensors are poisoned with NaN, end before a page that nobody may touch, and are watched on both sides."""
-    watched: list[tuple[np.ndarray[Any, Any], int, int]] = []
-    plain = torch.empty
+class _Guarded(TorchFunctionMode):
+    """New float32 tensors are poisoned with NaN, watched on both sides, and end before a page that nobody may touch.
 
-    def empty(*shape: Any, dtype: torch.dtype = torch.float32, **options: Any) -> Tensor:
-        size = torch.Size(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
-        if dtype != torch.float32 or options:
-            return plain(size, dtype=dtype, **options)
+    A kernel that writes beside its result raises OutsideError when the block ends, or ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watched: list[tuple[np.ndarray[Any, Any], int, int]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty and kwargs.get("dtype", torch.float32) == torch.float32 and set(kwargs) <= {"dtype"}:
+            return self._empty(torch.Size(args[0] if len(args) == 1 and not isinstance(args[0], int) else args))
+        if func is torch.empty_like and args[0].dtype == torch.float32 and not kwargs:
+            return self._empty(args[0].shape)
+        return func(*args, **kwargs)
+
+    def __exit__(self, kind: Any, error: Any, at: Any) -> None:
+        super().__exit__(kind, error, at)
+        for index, (bytes_, begin, count) in enumerate(self._watched if error is None else ()):
+            if (bytes_[:begin] != CANARY).any():
+                raise OutsideError(f"it wrote before the beginning of result {index}")
+            if (bytes_[begin + count :] != CANARY).any():
+                raise OutsideError(f"it wrote past the end of result {index}")
+
+    def _empty(self, size: torch.Size) -> Tensor:
         count = 4 * size.numel()
         page = mmap.PAGESIZE
         pages = -(-(count + ALIGNMENT) // page) * page
@@ -181,19 +189,9 @@ def _guarded() -> Iterator[None]:
         begin = (page + pages - count) // ALIGNMENT * ALIGNMENT
         _forbid(raw.ctypes.data, page)
         _forbid(raw.ctypes.data + page + pages, page)
-        watched.append((raw[page:-page], begin - page, count))
-        return torch.frombuffer(memory, dtype=dtype, count=size.numel(), offset=begin).view(size).fill_(float("nan"))
-
-    with (
-        mock.patch.object(torch, "empty", empty),
-        mock.patch.object(torch, "empty_like", lambda tensor: empty(tensor.shape)),
-    ):
-        yield
-    for index, (bytes_, begin, count) in enumerate(watched):
-        if (bytes_[:begin] != CANARY).any():
-            raise OutsideError(f"it wrote before the beginning of result {index}")
-        if (bytes_[begin + count :] != CANARY).any():
-            raise OutsideError(f"it wrote past the end of result {index}")
+        self._watched.append((raw[page:-page], begin - page, count))
+        held = torch.frombuffer(memory, dtype=torch.float32, count=size.numel(), offset=begin)
+        return held.view(size).fill_(float("nan"))
 
 
 def _forbid(address: int, size: int) -> None:

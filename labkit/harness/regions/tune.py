@@ -18,14 +18,13 @@ from labkit.engine.memory.rotary import rotary_tables
 from labkit.engine.memory.slots import SlotPool
 from labkit.engine.runners.cuda_graph import GpuDecoder
 from labkit.harness.compare.interleave import Progress
-from labkit.harness.regions.layer_stack import random_model
+from labkit.harness.regions.case import shape_of
+from labkit.harness.regions.random_layers import random_model
 from labkit.kernels import gpu
 from labkit.kernels.tuned import Tile, TunedTiles, tuned_tiles, write_tiles
 from labkit.models.config import ModelConfig
-from labkit.models.dtypes import DTYPES, dtype_of
-from labkit.models.policies import model_config_of
+from labkit.models.dtypes import dtype_of
 from labkit.system.errors import UserError
-from labkit.weights.resolve import resolve
 
 LAYERS = 6
 CONTEXT = 512
@@ -67,13 +66,13 @@ def tune(
     name = gpu.gpu_name() or "interpreter"
     tiles = dict(tuned_tiles(name).tiles)
     found: dict[str, Found] = {}
-    configs = {model: _shape(model) for model in models}
+    configs = {model: shape_of(model) for model in models}
     path = write_tiles(name, TunedTiles(tiles))
     cases = [(model, dtype, batch) for model in models for dtype in dtypes for batch in batches]
     for done, (model, dtype, batch) in enumerate(cases):
         follow = progress or (lambda done, total, label: None)
         follow(done, len(cases), f"{model} {dtype}, batch {batch}")
-        step = Step(configs[model], DTYPES[dtype], batch, timer or graph_us)
+        step = Step(configs[model], dtype_of(dtype), batch, timer or graph_us)
         for each in step.tune(tiles):
             tiles[each.key], found[each.key] = each.tile, each
             path = write_tiles(name, TunedTiles(tiles))
@@ -168,11 +167,6 @@ def graph_us(decoder: GpuDecoder) -> float:
         end.synchronize()
         taken.append(begin.elapsed_time(end) * 1e3)
     return float(np.median(taken))
-
-
-def _shape(model: str) -> ModelConfig:
-    hf_config = resolve(model).hf_config
-    return model_config_of(hf_config)
 
 
 def _few_layers(config: ModelConfig) -> ModelConfig:

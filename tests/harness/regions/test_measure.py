@@ -12,33 +12,29 @@ from sweeps import crossed
 from torch import Tensor
 
 from labkit.harness import load_records
-from labkit.harness.regions.layer_stack import (
-    REGIONS,
-    LayerStack,
-    RegionClock,
-    layer_stack,
-    layers_beyond_caches,
-    region_bytes,
-    region_flops,
-)
-from labkit.harness.regions.measure import RUNGS, LayerBench, measure_regions
-from labkit.harness.regions.records import RegionMeasurement
+from labkit.harness.regions.case import layer_case
+from labkit.harness.regions.clocks import RegionClock
+from labkit.harness.regions.layer_stack import LayerStack, layer_stack
+from labkit.harness.regions.measure import LayerBench, measure_regions
+from labkit.harness.regions.random_layers import layers_beyond_caches
+from labkit.harness.regions.records import LayerCase, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
+from labkit.harness.regions.vocabulary import OP_OF, REGIONS, RUNGS
 from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
 from labkit.stages import FUSED_REGIONS, Stage
 
-DTYPES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 2e-2, torch.int8: 0.1}
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1, "float16": 2e-2, "int8": 0.1}
 each_model = pytest.mark.parametrize("name", SMALL_CONFIGS)
 
 
 def config_of(name: str) -> ModelConfig:
-    hf_config = small_config(name)
-    return model_config_of(hf_config)
+    return model_config_of(small_config(name))
 
 
-def stack_of(name: str, dtype: torch.dtype = torch.float32, batch: int = 2, context: int = 11) -> LayerStack:
-    return layer_stack(config_of(name), dtype, batch=batch, context=context, threads=2, layers=2)
+def stack_of(name: str, dtype: str = "float32", batch: int = 2) -> LayerStack:
+    case = LayerCase(impl="cpp", model=name, dtype=dtype, batch=batch, context=11, threads=2, layers=2)
+    return layer_stack(config_of(name), case)
 
 
 def results(stack: LayerStack) -> dict[str, Tensor]:
@@ -46,13 +42,13 @@ def results(stack: LayerStack) -> dict[str, Tensor]:
         return {side.name: side.step(RegionClock().around).float() for side in stack.sides}
 
 
-@pytest.mark.parametrize(("name", "dtype"), crossed(SMALL_CONFIGS.keys(), DTYPES.keys()))
-def test_all_sides_compute_the_same(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "dtype"), crossed(SMALL_CONFIGS.keys(), TOLERANCES.keys()))
+def test_all_sides_compute_the_same(name: str, dtype: str) -> None:
     found = results(stack_of(name, dtype))
     scale = found[UNFUSED].abs().max()
     for side, hidden in found.items():
         assert not hidden.isnan().any()
-        assert float((hidden - found[UNFUSED]).abs().max() / scale) < DTYPES[dtype], side
+        assert float((hidden - found[UNFUSED]).abs().max() / scale) < TOLERANCES[dtype], side
 
 
 @each_model
@@ -64,17 +60,6 @@ def test_every_region_of_every_layer_is_timed(name: str) -> None:
         for calls in times.values():
             assert len(calls) == 2
             assert min(calls) >= 0
-
-
-@each_model
-def test_the_bytes_and_flops_of_the_regions_are_those_of_a_layer(name: str) -> None:
-    config, batch, context = config_of(name), 3, 40
-    config = replace(config, windows=(None,) * config.num_layers)
-    one, two = (replace(config, num_layers=n, windows=(None,) * n, attention_scales=(1.0,) * n) for n in (1, 2))
-    want = [config.decode_bytes(torch.float32, batch, context + 1) for config in (one, two)]
-    assert sum(region_bytes(one, region, torch.float32, batch, context) for region in REGIONS) == want[1] - want[0]
-    want = [config.decode_flops(batch, context + 1) for config in (one, two)]
-    assert sum(region_flops(one, region, batch, context) for region in REGIONS) == want[1] - want[0]
 
 
 def test_the_unfused_sequence_is_counted_op_by_op() -> None:
@@ -101,7 +86,7 @@ def test_rotary_and_a_gate_are_more_ops() -> None:
 def test_the_layers_do_not_fit_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(config_of("gpt2"), hidden_size=768, intermediate_size=3072)
     size = 4 * sum(math.prod(shape) for shape in config.layer_shapes().values())
-    monkeypatch.setattr("labkit.harness.regions.layer_stack.last_level_cache", lambda: 64 << 20)
+    monkeypatch.setattr("labkit.harness.regions.random_layers.last_level_cache", lambda: 64 << 20)
     count = layers_beyond_caches(config, torch.float32)
     assert (count - 1) * size < 2 * (64 << 20) <= count * size
     assert layers_beyond_caches(config, torch.bfloat16) > count
@@ -113,21 +98,40 @@ def test_layers_that_do_not_fit_in_memory_are_refused() -> None:
         layers_beyond_caches(huge, torch.float32)
 
 
-@pytest.mark.parametrize(("name", "dtype"), crossed(SMALL_CONFIGS.keys(), DTYPES.keys()))
-def test_every_rung_of_the_ladder_computes_the_same(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "dtype"), crossed(SMALL_CONFIGS.keys(), TOLERANCES.keys()))
+def test_every_rung_of_the_ladder_computes_the_same(name: str, dtype: str) -> None:
     stack = stack_of(name, dtype)
     want = results(stack)[UNFUSED]
     for fused in RUNGS.values():
         with torch.inference_mode():
             got = stack.with_fused(fused).step(RegionClock().around).float()
-        assert float((got - want).abs().max() / want.abs().max()) < DTYPES[dtype], fused
+        assert float((got - want).abs().max() / want.abs().max()) < TOLERANCES[dtype], fused
 
 
 def test_the_ladder_is_timed_rung_by_rung() -> None:
-    found = LayerBench("tiny-gpt2", batch=1, context=9, threads=2, layers=2).ladder(rounds=3)
+    found = LayerBench(layer_case("tiny-gpt2", context=9, threads=2, layers=2)).ladder(rounds=3)
     assert found.rungs == (*RUNGS, ONE_CALL)
     assert all(len(samples) == 3 and min(samples) > 0 for samples in found.rounds_us.values())
     assert found.ratio("unfused").value == 1
+
+
+def test_the_ladder_fuses_one_region_after_another_and_the_products_last() -> None:
+    """The names of the rungs are those of the records that are kept."""
+    assert list(RUNGS) == [
+        "unfused", "+ 1 QKV", "+ 2 attention", "+ 3 MLP", "+ 4 bias and residual", "+ own GEMM between"
+    ]  # fmt: skip
+    assert list(RUNGS.values()) == [(), *(FUSED_REGIONS[:count] for count in range(1, 5)), REGIONS]
+
+
+def test_a_fused_region_brings_its_own_weights_and_nothing_else() -> None:
+    stack = stack_of("llama")
+    slow, fast = (stack.side(name) for name in (UNFUSED, FUSED))
+    for region, op in OP_OF.items():
+        partly = stack.with_fused((region,))
+        taken = {name for name in vars(partly.ops) if partly.ops.__dict__[name] is getattr(fast.ops, name)}
+        assert taken == {op}
+        assert (partly.layers[0].qkv is fast.layers[0].qkv) == (region is Stage.QKV)
+        assert (partly.layers[0].mlp_out is slow.layers[0].mlp_out) == (region is not Stage.ATTN_OUT)
 
 
 SMALL: dict[str, Any] = {"batch": 1, "context": 9, "threads": 2, "rounds": 3, "layers": 2}

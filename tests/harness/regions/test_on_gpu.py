@@ -12,34 +12,33 @@ from comparisons import environment
 from rich.console import Console
 
 from labkit.figures import ladder_figure, regions_figure, roofline_figure
-from labkit.harness.regions.layer_stack import REGIONS, RegionClock, layer_stack
-from labkit.harness.regions.measure import RUNGS, LayerBench
+from labkit.harness.regions.case import layer_case, shape_of
+from labkit.harness.regions.clocks import RegionClock
+from labkit.harness.regions.layer_stack import LayerStack, layer_stack
+from labkit.harness.regions.measure import LayerBench
 from labkit.harness.regions.on_gpu import GpuCalls
 from labkit.harness.regions.records import LadderMeasurement, LayerCase, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, GRAPH, OWN_GEMM, TITLES, UNFUSED
 from labkit.harness.regions.table import region_table
-from labkit.models.config import ModelConfig
-from labkit.models.policies import model_config_of
-from labkit.models.presets import PRESETS
+from labkit.harness.regions.vocabulary import REGIONS, RUNGS
 from labkit.stages import FUSED_REGIONS, Stage
 from labkit.studies.kernels import KernelStudy
 
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.int8: 3e-2}
-SHAPES = {"tiny-gptj": torch.float32, "tiny-llama": torch.float16, "tiny-bloom": torch.int8}
+TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "int8": 3e-2}
+SHAPES = {"tiny-gptj": "float32", "tiny-llama": "float16", "tiny-bloom": "int8"}
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="made for the interpreter"),
 ]
 
 
-def config_of(name: str) -> ModelConfig:
-    hf_config = PRESETS[name].hf_config
-    return model_config_of(hf_config)
+def stack_of(name: str, **case: Any) -> LayerStack:
+    return layer_stack(shape_of(name), layer_case(name, impl="triton", threads=1, **case))
 
 
 @pytest.mark.parametrize(("name", "dtype"), SHAPES.items(), ids=SHAPES)
-def test_all_sides_compute_the_same(name: str, dtype: torch.dtype) -> None:
-    stack = layer_stack(config_of(name), dtype, "triton", batch=1, context=11, threads=1, layers=1)
+def test_all_sides_compute_the_same(name: str, dtype: str) -> None:
+    stack = stack_of(name, dtype=dtype, context=11, layers=1)
     with torch.inference_mode():
         found = {side.name: side.step(RegionClock().around).float() for side in stack.sides}
     for side, hidden in found.items():
@@ -47,7 +46,7 @@ def test_all_sides_compute_the_same(name: str, dtype: torch.dtype) -> None:
 
 
 def test_every_region_of_every_layer_is_called() -> None:
-    stack = layer_stack(config_of("tiny-llama"), torch.float32, "triton", batch=1, context=3, threads=1, layers=2)
+    stack = stack_of("tiny-llama", context=3, layers=2)
     calls = GpuCalls(stack.side(FUSED))
     assert {region: len(each) for region, each in calls.calls.items()} == dict.fromkeys(REGIONS, 2)
     times = calls.times()
@@ -56,7 +55,7 @@ def test_every_region_of_every_layer_is_called() -> None:
 
 
 def test_a_bench_of_triton_kernels_measures_regions_and_ladder() -> None:
-    bench = LayerBench("tiny-gptj", impl="triton", context=4, threads=1, layers=1)
+    bench = LayerBench(layer_case("tiny-gptj", impl="triton", context=4, threads=1, layers=1))
     rows = bench.regions(rounds=2)
     assert [row.region for row in rows] == list(FUSED_REGIONS)
     assert all(row.case.impl == "triton" and UNFUSED in row.rounds_us and FUSED in row.rounds_us for row in rows)
@@ -86,7 +85,7 @@ def test_a_cpus_record_has_no_graphs() -> None:
 
 def test_an_impl_that_is_unknown_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown impl 'cuda'; expected one of cpp, triton"):
-        LayerBench(impl="cuda")
+        layer_case(impl="cuda")
 
 
 def measured(medians: dict[str, float]) -> RegionMeasurement:

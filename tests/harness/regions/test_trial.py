@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from sweeps import swept
 
-from labkit.harness.regions.trial import OP_OF, trial, try_kernel
+from labkit.harness.regions.trial import trial, try_kernel
+from labkit.harness.regions.vocabulary import OP_OF
 from labkit.kernels import build
 from labkit.stages import Stage
 

@@ -1,0 +1,82 @@
+"""What a whole model step has to do: the sum of its ops, each counted in its own `cases.py`."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..layer_ops import LAYER_OPS, Pass
+from ..shapes import LayerShape, ModelShape, OpCase, Sizes
+
+
+def layer_cases(shape: LayerShape, at: Pass) -> dict[str, OpCase]:
+    """The ops of one layer by their stage."""
+    return {each.stage: each.case(shape, at) for each in LAYER_OPS}
+
+
+@dataclass(frozen=True)
+class EmbedCase:
+    """Rows of the embedding and of the position table looked up, normed and projected to the hidden width."""
+
+    shape: ModelShape
+
+    def bytes(self, rows: int, sizes: Sizes) -> int:
+        """A row of each table for every token, the norm, and the projection, which has no scales."""
+        shape, hidden = self.shape, self.shape.layer.hidden
+        looked_up = rows * (shape.embedding + (hidden if shape.learned_positions else 0))
+        projection = hidden * shape.embedding if shape.projected else 0
+        norm = shape.layer.norm_numbers if shape.embedding_norm else 0
+        return sizes.matrix * (looked_up + projection) + sizes.vector * norm
+
+    def flops(self, rows: int) -> int:
+        """Multiplications and additions of the projection."""
+        return 2 * rows * self.shape.layer.hidden * self.shape.embedding if self.shape.projected else 0
+
+
+@dataclass(frozen=True)
+class HeadCase:
+    """The last norm, the projection to the width of the embedding, and the product with the vocabulary."""
+
+    shape: ModelShape
+
+    @property
+    def outputs(self) -> int:
+        return self.shape.layer.vocabulary
+
+    def bytes(self, rows: int, sizes: Sizes) -> int:
+        """The norm, the projection, which has no scales, and the matrix of the head."""
+        shape = self.shape
+        norm = shape.layer.norm_numbers if shape.final_norm else 0
+        projection = shape.layer.hidden * shape.embedding if shape.projected else 0
+        head = sizes.of_matrix(self.outputs, shape.embedding, bias="head" in shape.layer.biases)
+        return sizes.vector * norm + sizes.matrix * projection + head
+
+    def flops(self, rows: int) -> int:
+        """Multiplications and additions of both products."""
+        projection = self.shape.layer.hidden if self.shape.projected else 0
+        return 2 * rows * self.shape.embedding * (self.outputs + projection)
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """`tokens` new tokens after `past` ones, for each sequence, through all layers; logits of the last one only."""
+
+    shape: ModelShape
+    past: int
+    tokens: int = 1
+
+    def bytes(self, sequences: int, sizes: Sizes) -> int:
+        """Every weight that is multiplied with once, the rows that are looked up, and the cache that is seen."""
+        return sum(times * case.bytes(rows, sizes) for case, rows, times in self._ops(sequences))
+
+    def flops(self, sequences: int) -> int:
+        """Multiplications and additions of the products."""
+        return sum(times * case.flops(rows) for case, rows, times in self._ops(sequences))
+
+    def _ops(self, sequences: int) -> Iterator[tuple[OpCase, int, int]]:
+        """The ops of the step, with the rows that each gets (attention: the sequences), and how often it runs."""
+        tokens = sequences * self.tokens
+        yield EmbedCase(self.shape), tokens, 1
+        for window, layers in Counter(self.shape.windows).items():
+            for stage, case in layer_cases(self.shape.layer, Pass(self.past, self.tokens, window)).items():
+                yield case, sequences if stage == "attention" else tokens, layers
+        yield HeadCase(self.shape), sequences, 1

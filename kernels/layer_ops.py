@@ -1,0 +1,110 @@
+"""The ops of a layer in the order in which they run: one list, from which a step is counted and its regions compared.
+
+A new op of the layer has its folder and a row here; its stage has its name in `labkit.stages`, and the engine calls it
+in `labkit.engine.runners.layer`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from .attention.cases import AttentionCase
+from .attention.reference import attention as unfused_attention
+from .gemm.cases import cases_of
+from .mlp_gemm.cases import MlpCase
+from .mlp_gemm.reference import mlp_gemm as unfused_mlp_gemm
+from .qkv_gemm.cases import QkvCase
+from .qkv_gemm.reference import qkv_gemm as unfused_qkv_gemm
+from .residual_add.cases import ResidualCase
+from .residual_add.reference import residual_add as unfused_residual_add
+from .shapes import LayerShape, OpCase
+from .types import Linear
+
+Multiply = Callable[[Tensor, Linear], Tensor]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """`tokens` new tokens of a sequence after `past` ones, of which a layer with a window sees the last `window`."""
+
+    past: int
+    tokens: int = 1
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class LayerOp:
+    """An op as a stage of the layer.
+
+    `op` names its folder and its public function. `unfused` gives its reference, with the product to use in it.
+    `weights` are the fields of `LayerWeights` that the op reads. `has_product`: whether it multiplies with a matrix.
+    """
+
+    stage: str
+    title: str
+    op: str
+    unfused: Callable[[Multiply], Callable[..., Any]]
+    case: Callable[[LayerShape, Pass], OpCase]
+    weights: tuple[str, ...]
+    has_product: bool
+
+
+LAYER_OPS = (
+    LayerOp(
+        stage="qkv",
+        title="QKV",
+        op="qkv_gemm",
+        unfused=lambda multiply: partial(unfused_qkv_gemm, multiply=multiply),
+        case=lambda shape, _: QkvCase(shape),
+        weights=("qkv",),
+        has_product=True,
+    ),
+    LayerOp(
+        stage="attention",
+        title="attention",
+        op="attention",
+        unfused=lambda _: unfused_attention,
+        case=lambda shape, at: AttentionCase(shape, at.past, at.tokens, at.window),
+        weights=("attention",),
+        has_product=False,
+    ),
+    LayerOp(
+        stage="attn_out",
+        title="attention output",
+        op="gemm",
+        unfused=lambda multiply: multiply,
+        case=lambda shape, _: replace(cases_of(shape)[0], bias=False),  # the region behind adds the bias
+        weights=("attn_out",),
+        has_product=True,
+    ),
+    LayerOp(
+        stage="mlp",
+        title="MLP",
+        op="mlp_gemm",
+        unfused=lambda multiply: partial(unfused_mlp_gemm, multiply=multiply),
+        case=lambda shape, _: MlpCase(shape),
+        weights=("mlp",),
+        has_product=True,
+    ),
+    LayerOp(
+        stage="mlp_out",
+        title="MLP output",
+        op="gemm",
+        unfused=lambda multiply: multiply,
+        case=lambda shape, _: replace(cases_of(shape)[1], bias=False),
+        weights=("mlp_out",),
+        has_product=True,
+    ),
+    LayerOp(
+        stage="residual",
+        title="bias and residual",
+        op="residual_add",
+        unfused=lambda _: unfused_residual_add,
+        case=lambda shape, _: ResidualCase(shape),
+        weights=("mlp_bias",),
+        has_product=False,
+    ),
+)

@@ -1,0 +1,173 @@
+"""The sides of the GPU bench. They run in one process and share one set of random weights on the device."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from labkit.bench.targets import PROMPT
+from labkit.harness.compare.baselines import Baseline, baseline
+from labkit.harness.compare.interleave import first_difference
+from labkit.harness.environment import read_environment
+from labkit.harness.records import Case, Comparison, Measurement, Run
+from labkit.harness.roofline import count_work, probe_bandwidth
+from labkit.harness.rounds import Turn, turns
+from labkit.harness.timing import Times, timed_generate
+from labkit.kernels import gpu
+from labkit.models.config import ModelConfig
+from labkit.models.policies import model_config_of
+from labkit.models.shards import Cut
+from labkit.weights.model_tensors import ModelTensors
+from labkit.weights.resolve import resolve
+from labkit.weights.source import ModelSource
+
+DTYPE = torch.float16
+OURS = ("fused", "fused-int8")
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """A preset with random weights on the device, which all sides share."""
+
+    name: str
+    hf_config: PretrainedConfig
+    model: PreTrainedModel
+
+    @classmethod
+    def of(cls, name: str) -> OnDevice:
+        config = resolve(name).hf_config
+        torch.manual_seed(0)
+        with torch.device(gpu.default_device()):
+            model = AutoModelForCausalLM.from_config(config, dtype=DTYPE).eval()
+        model.generation_config.eos_token_id = None
+        return cls(name, config, model)
+
+    @property
+    def tokenizer(self) -> None:
+        """None: prompts are random tokens."""
+        return None
+
+    def hf_model(self, dtype: torch.dtype) -> PreTrainedModel:
+        """A model of its own with the same parameters, so that a side may change its methods."""
+        assert dtype == DTYPE
+        return copy.copy(self.model)
+
+    def names(self) -> set[str]:
+        return self._tensors.names()
+
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
+        return self._tensors.get(name, dtype, cut)
+
+    @cached_property
+    def _tensors(self) -> ModelTensors:
+        return ModelTensors(self.model)
+
+
+@dataclass(frozen=True)
+class GpuCase:
+    """`batch` random prompts, new ones in each round, and `new` greedy tokens for each."""
+
+    batch: int
+    new: int
+    rounds: int
+    prompt: int = PROMPT
+
+
+def compared(source: OnDevice, baselines: Sequence[str], case: GpuCase) -> Iterator[list[Comparison]]:
+    """Yields an empty list after each run, and in the end the comparisons of each of `OURS` with every baseline."""
+    names = (*baselines, *OURS)
+    sides = {name: _side(name, source) for name in names}
+    runs: dict[str, list[Run]] = {name: [] for name in names}
+    tokens: dict[str, list[Any]] = {name: [] for name in names}
+    for turn in _turns(sides, source, case):
+        times, new_tokens = turn.found
+        runs[names[turn.side]].append(Run.of(times, round=turn.round, before=turn.before, after=turn.after))
+        tokens[names[turn.side]].append(new_tokens)
+        yield []
+    measured = {name: _measurement(name, side, source, case, runs[name]) for name, side in sides.items()}
+    found = []
+    for candidate in OURS:
+        for name in baselines:
+            difference = first_difference(tokens[name], tokens[candidate])
+            found.append(
+                Comparison(
+                    baseline=measured[name],
+                    candidate=measured[candidate],
+                    tokens_equal=difference is None,
+                    first_difference=difference,
+                )
+            )
+    sides.clear()
+    free_memory()
+    yield found
+
+
+def free_memory() -> None:
+    """Frees what nothing refers to any more, on the device too."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _turns(sides: Mapping[str, Baseline], source: OnDevice, case: GpuCase) -> Iterator[Turn[tuple[Times, list[Any]]]]:
+    """Warms every side up, then yields its turns: what a side found are its times and its new tokens."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (case.rounds + 1, case.batch, case.prompt)
+    prompts = torch.randint(1, _config(source).vocab_size, shape, generator=generator).to(source.model.device)
+    how: dict[str, Any] = {
+        "attention_mask": torch.ones_like(prompts[0]),
+        "do_sample": False,
+        "pad_token_id": 0,
+        "max_new_tokens": case.new,
+    }
+
+    def run(side: Baseline, index: int) -> tuple[Times, list[Any]]:
+        times, sequences = timed_generate(side, prompts[index], **how)
+        return times, sequences[:, case.prompt :].tolist()
+
+    for side in sides.values():
+        side.generate(prompts[case.rounds], **how)
+    takes_turns = [partial(run, side) for side in sides.values()]
+    return turns(takes_turns, range(case.rounds), probe=lambda side: _probe())
+
+
+def _measurement(name: str, side: Baseline, source: OnDevice, case: GpuCase, runs: Sequence[Run]) -> Measurement:
+    threads = torch.get_num_threads()
+    return Measurement(
+        name=name,
+        impl=side.impl,
+        case=Case(
+            model=source.name,
+            origin="random weights of the real shape",
+            dtype="float16",
+            batch=case.batch,
+            prompt_tokens=case.prompt,
+            new_tokens=case.new,
+            threads=threads,
+        ),
+        environment=read_environment(threads),
+        work=count_work(_config(source), side.weights, case.batch, case.prompt, case.new),
+        runs=tuple(runs),
+        nodes=side.graph_nodes,
+    )
+
+
+def _side(name: str, source: OnDevice) -> Baseline:
+    ours = {"impl": "triton"} if name in OURS else {}
+    return baseline(name, cast(ModelSource, source), DTYPE, torch.get_num_threads(), **ours)
+
+
+def _config(source: OnDevice) -> ModelConfig:
+    return model_config_of(source.hf_config)
+
+
+def _probe() -> float | None:
+    return probe_bandwidth(torch.get_num_threads(), gpu.default_device())

@@ -1,0 +1,105 @@
+"""What all benches share: their consoles and options, how their files are named, and the parts of their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+
+from labkit.bench.bars import BarCheck
+from labkit.harness.compare.interleave import Progress
+from labkit.harness.environment import Environment
+from labkit.kernels.tuned import slug
+from labkit.system.progress import progress_bar
+from labkit.system.whole_file import write_whole
+
+NONE = "–"
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+Quick = Annotated[bool, typer.Option("--quick", help="Few tokens and rounds: whether it works, not how fast it is.")]
+Output = Annotated[Path | None, typer.Option(help="Folder; profiles, or runs with --quick.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; by default one per core.")]
+
+
+@dataclass(frozen=True)
+class BenchFiles:
+    """The files of a bench: its records as JSON lines, and the page made of them."""
+
+    records: Path
+
+    @classmethod
+    def of(cls, machine: str, subject: str = "", *, quick: bool = False, output: Path | None = None) -> BenchFiles:
+        """Files named after machine, day and subject, in the folder `output` (None: runs if `quick`, else profiles)."""
+        parts = (machine, f"{datetime.now(UTC):%Y-%m-%d}", "quick" if quick else "", subject)
+        folder = output or Path("runs" if quick else "profiles")
+        return cls(folder / f"{'-'.join(filter(None, parts))}.jsonl")
+
+    @property
+    def page(self) -> Path:
+        return self.records.with_suffix(".md")
+
+    def write(self, records: Iterable[BaseModel], page: str) -> None:
+        """Writes both files, each of them whole or not at all."""
+        write_whole(self.records, "".join(record.model_dump_json() + "\n" for record in records))
+        write_whole(self.page, page)
+
+    def name_page(self) -> None:
+        """Prints where the page is."""
+        out.print(str(self.page), soft_wrap=True)
+
+
+def machine_of(environment: Environment) -> str:
+    """The name of the GPU, or without one that of the processor, as it stands in the names of files."""
+    kind, name = ("gpu", environment.gpu) if environment.gpu else ("cpu", environment.cpu)
+    return f"{kind}-{slug(name)}"
+
+
+@contextmanager
+def followed(what: str) -> Iterator[Progress]:
+    """A progress bar whose labels begin with `what`."""
+    with progress_bar(err) as follow:
+        yield lambda done, total, label: follow(done, total, f"{what}: {label}")
+
+
+def print_checks(checks: Iterable[BarCheck]) -> None:
+    """Prints a line for each bar."""
+    for check in checks:
+        out.print(f"{check.what}: {check.figure} ({check})", soft_wrap=True)
+
+
+def page_of(title: str, *blocks: str) -> str:
+    """A Markdown page of these blocks, of which empty ones are left out."""
+    return "\n\n".join(block for block in (f"# {title}", *blocks) if block) + "\n"
+
+
+def verdict(judged: Sequence[tuple[str, BarCheck]], covered: str = "") -> str:
+    """How many bars are met, and a line for each one that is missed, with the name of its case.
+
+    `covered` is added to the first sentence.
+    """
+    missed = [f"- {case}, {check.what}: {check.figure} ({check})" for case, check in judged if not check.met]
+    first = f"**{len(judged) - len(missed)} of {len(judged)} bars met**{covered}." + (" Missed:" if missed else "")
+    return "\n\n".join([first, "\n".join(missed)] if missed else [first])
+
+
+def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown with these titles and lines."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))
+
+
+def checks_table(checks: Iterable[BarCheck]) -> str:
+    """A table of the bars of one case."""
+    return markdown_table(("bar", "measured", ""), ((check.what, check.figure, str(check)) for check in checks))
+
+
+def cell(value: float | None, form: str) -> str:
+    """A figure in this format, or a dash where there is none."""
+    return NONE if value is None else form.format(value)

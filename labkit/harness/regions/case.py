@@ -1,0 +1,61 @@
+"""The case that regions are measured on: checked and completed once, at the edge."""
+
+from __future__ import annotations
+
+import torch
+
+from labkit.harness.regions.random_layers import layers_beyond_caches
+from labkit.harness.regions.records import LayerCase
+from labkit.kernels import gpu
+from labkit.kernels.gpu import CPU
+from labkit.models.config import ModelConfig
+from labkit.models.dtypes import dtype_of
+from labkit.models.policies import model_config_of
+from labkit.system.errors import UserError
+from labkit.weights.resolve import resolve
+
+IMPLS = ("cpp", "triton")
+
+
+def layer_case(
+    model: str = "gpt2",
+    *,
+    impl: str = "cpp",
+    dtype: str = "float32",
+    batch: int = 1,
+    context: int = 128,
+    threads: int | None = None,
+    layers: int | None = None,
+) -> LayerCase:
+    """A decode step of `batch` sequences with `context` tokens in the cache of each, through layers of a model's shape.
+
+    `model`: a preset or a checkpoint's folder, of which only the shape counts: the weights are random. `threads`: as
+    many as torch would use, unless given. `layers`: as many as no cache holds, unless given.
+
+    Raises ValueError for an unknown impl, dtype or model, for sizes that cannot be, and for impl "triton" without a
+    GPU.
+    """
+    if impl not in IMPLS:
+        raise UserError(f"unknown impl {impl!r}; expected one of {', '.join(IMPLS)}")
+    weights = dtype_of(dtype)
+    threads = torch.get_num_threads() if threads is None else threads
+    sizes = {"batch": batch, "context": context, "threads": threads, "layers": 1 if layers is None else layers}
+    for name, value in sizes.items():
+        if value < 1:
+            raise UserError(f"got {name} = {value}, expected at least 1")
+    config = shape_of(model)
+    if config.max_positions is not None and context + 1 > config.max_positions:
+        raise UserError(
+            f"a context of {context} and a new token are more than {model}'s {config.max_positions} positions; "
+            "use a shorter context"
+        )
+    if impl == "triton":
+        gpu.require()
+    if layers is None:
+        layers = layers_beyond_caches(config, weights, gpu.default_device() if impl == "triton" else CPU)
+    return LayerCase(impl=impl, model=model, dtype=dtype, batch=batch, context=context, threads=threads, layers=layers)
+
+
+def shape_of(model: str) -> ModelConfig:
+    """What a preset, or the checkpoint in a folder, is made of."""
+    return model_config_of(resolve(model).hf_config)

@@ -1,0 +1,74 @@
+"""The ways to run the same layers: op by op on one side or another, or all in one call of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from labkit.engine.runners.layer import Ops, Wiring, run_layer
+from labkit.harness.regions.clocks import RegionClock, Samples
+from labkit.harness.regions.random_layers import RandomLayers
+from labkit.harness.regions.sides import ONE_CALL
+from labkit.harness.regions.vocabulary import REGIONS
+from labkit.kernels import DecodeStep, LayerWeights
+from labkit.kernels.types import LayerCache, Rotary, Rows
+from labkit.stages import Stage
+
+
+@dataclass(frozen=True)
+class LayerSide:
+    """One way to run the layers: its ops, weights, activations and KV cache, in the types that it computes with."""
+
+    name: str
+    ops: Ops
+    layers: tuple[LayerWeights, ...]
+    wiring: Wiring
+    hidden_NH: Tensor
+    rows: Rows
+    rotary: Rotary | None
+    caches: tuple[LayerCache, ...]
+
+    def step(self, around: Callable[[Stage], Any], *, only: int | None = None) -> Tensor:
+        """Runs all layers, or the layer `only` as many times, and returns the hidden state after the last."""
+        hidden = self.hidden_NH
+        for index in range(len(self.layers)):
+            at = index if only is None else only
+            hidden = run_layer(
+                self.ops, self.layers[at], self.wiring, hidden, self.rows, self.rotary, self.caches[at], around
+            )
+        return hidden
+
+    def times(self, *, warm: bool = False) -> Samples:
+        """Nanoseconds of every call in one step; if `warm`, of a second step through the first layer alone."""
+        clock = RegionClock()
+        with torch.inference_mode():
+            if warm:
+                self.step(clock.around, only=0)
+                clock.samples_ns.clear()
+            self.step(clock.around, only=0 if warm else None)
+        return clock.samples_ns
+
+
+class OneCall:
+    """The fused layers as the engine runs them on a CPU: all in one call, which stamps the clock between regions."""
+
+    name = ONE_CALL
+
+    def __init__(self, layers: RandomLayers, threads: int) -> None:
+        self._layers, self._threads = layers, threads
+        self._step = DecodeStep(layers.fused)
+
+    def times(self) -> Samples:
+        """Nanoseconds of every region of every layer in one step."""
+        given = self._layers
+        tokens = torch.zeros(given.rows.batch, 1, dtype=torch.int64)
+        past = given.cache.length
+        self._step(tokens, given.rows, given.rotary, given.cache.c, past, keep=0, threads=self._threads)
+        layers = given.config.num_layers
+        spans = np.diff(self._step.stamps[1 : 2 + layers * len(REGIONS)]).reshape(layers, len(REGIONS))
+        return {region: spans[:, index].tolist() for index, region in enumerate(REGIONS)}

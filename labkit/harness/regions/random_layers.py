@@ -1,0 +1,206 @@
+"""Random layers of a model's shape as the engine keeps them, with a filled KV cache and one new row per sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.rotary import rotary_tables
+from labkit.engine.memory.slots import SlotPool
+from labkit.engine.runners.layer import Wiring
+from labkit.harness.environment import last_level_cache
+from labkit.harness.regions.records import LayerCase
+from labkit.kernels import LayerWeights, ModelWeights, gpu
+from labkit.kernels.gemm import packed
+from labkit.kernels.gpu import CPU
+from labkit.kernels.memory import Arena, Heap
+from labkit.kernels.types import LayerCache, Norm, Rotary, Rows, float_dtype
+from labkit.models.config import ModelConfig
+from labkit.models.shards import shard
+from labkit.system.errors import UserError
+from labkit.weights.capacity import model_bytes
+from labkit.weights.quantise import Quantization
+from labkit.weights.records import Builder
+
+CACHES = 2  # times the last-level cache that the weights of all layers take
+MEMORY_SHARE = 0.3  # of what is free, at most, for the weights of a side
+LAYERS_AT_MOST, LAYERS_OF_TINY = 200, 8
+ON_GPU_AT_LEAST = 8  # so that what a step does outside its layers hardly counts
+VOCABULARY = 64  # the head is no region
+Numbers = TypeVar("Numbers")
+
+
+@dataclass(frozen=True)
+class RandomLayers:
+    """The same random layers unfused and as `impl` reads them, and what one decode step runs on.
+
+    `plain` has its matrices row by row and is all in `plain_dtype`, the type that unfused ops compute in. `own_gemm`
+    are the fused layers as the unfused sequence expects them. `hidden_NH` and `rotary` are float32, as the fused ops
+    take them.
+    """
+
+    config: ModelConfig
+    plain_dtype: torch.dtype
+    plain: tuple[LayerWeights, ...]
+    own_gemm: tuple[LayerWeights, ...]
+    fused: ModelWeights
+    wiring: Wiring
+    hidden_NH: Tensor
+    rows: Rows
+    rotary: Rotary | None
+    cache: KVCache
+
+    @property
+    def plain_rotary(self) -> Rotary | None:
+        return self.rotary and as_type(self.rotary, self.plain_dtype)
+
+    @property
+    def slots(self) -> tuple[LayerCache, ...]:
+        return tuple(self.cache.layer(index) for index in range(self.config.num_layers))
+
+
+def random_layers(config: ModelConfig, case: LayerCase, dtype: torch.dtype) -> RandomLayers:
+    """`case.layers` layers of the shape of `config`, with matrices of `dtype` on the fused side."""
+    device = gpu.default_device() if case.impl == "triton" else CPU
+    config = replace(
+        config,
+        num_layers=case.layers,
+        vocab_size=VOCABULARY,
+        windows=_cycled(config.windows, case.layers),
+        attention_scales=_cycled(config.attention_scales, case.layers),
+    )
+    plain_dtype = float_dtype(dtype)
+    generator = torch.Generator().manual_seed(0)
+    tensors, top = _draw(config.layer_shapes(), generator), _draw(config.top_shapes(), generator)
+    plain = _build(config, plain_dtype, "reference", tensors, top, device)
+    fused = _build(config, dtype, case.impl, tensors, top, device)
+    interleaved = config.gated and case.impl == "cpp"
+    hidden = torch.randn(case.batch, config.hidden_size, generator=generator).to(device)
+    cache, rows = _filled_cache(config, plain_dtype, case, generator, device)
+    return RandomLayers(
+        config=config,
+        plain_dtype=plain_dtype,
+        plain=tuple(as_type(layer, plain_dtype) for layer in plain.layers),
+        own_gemm=tuple(map(_with_own_gemm, fused.layers, plain.layers)) if interleaved else fused.layers,
+        fused=fused,
+        wiring=Wiring(fused.heads, config.parallel_residual, fused.residual_from_norm),
+        hidden_NH=hidden,
+        rows=rows,
+        rotary=rotary_tables(config.rotary, case.context + 1, device) if config.rotary else None,
+        cache=cache,
+    )
+
+
+def random_model(config: ModelConfig, dtype: torch.dtype, impl: str, device: torch.device) -> ModelWeights:
+    """Random weights of a shape, the same in all layers, as `impl` reads them. With int8 the LM head is int8 too."""
+    generator = torch.Generator().manual_seed(0)
+    layer, top = _draw(config.layer_shapes(), generator), _draw(config.top_shapes(), generator)
+    return _build(config, dtype, impl, layer, top, device, Quantization(lm_head=dtype == torch.int8))
+
+
+def gpu_step(layers: RandomLayers) -> Callable[[], object]:
+    """The fused layers as the engine runs them on a GPU, always at the same slot; embedding and head are tiny."""
+    from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
+
+    weights, device = layers.fused, layers.hidden_NH.device
+    step, buffers = TritonStep(weights, gpu.default_launcher()), Buffers(weights, layers.rows.batch, device)
+    held, slots = layers.cache.slots, layers.slots
+    tokens = torch.zeros(layers.rows.batch, dtype=torch.int64, device=device)
+    rows = replace(layers.rows, positions=layers.rows.positions.clone())
+
+    def run() -> None:
+        state = StepState(tokens, rows.positions.clone(), held.past.clone())
+        own = [LayerCache(each.keys, each.values, each.past, state.past) for each in slots]
+        step(state, buffers, rows, layers.rotary, own, lambda name, layer: nullcontext(), greedy=True)
+
+    return run
+
+
+def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype, device: torch.device = CPU) -> int:
+    """How many layers take twice the last-level cache: at least two (on a GPU eight), at most what fits into memory.
+
+    A shape that would need more than LAYERS_AT_MOST lives in the caches, as its model does, and gets a few.
+    """
+    shapes = config.layer_shapes().values()
+    size = dtype.itemsize * sum(int(np.prod(shape)) for shape in shapes)
+    on_gpu = device.type == "cuda"
+    wanted = CACHES * (torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else last_level_cache())
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
+    most = MEMORY_SHARE * free
+    if 2 * size > most:
+        raise UserError(
+            f"two layers of {size / 1e9:.1f} GB, packed and unpacked, need more than {MEMORY_SHARE:.0%} each of the "
+            f"{free / 1e9:.0f} GB that are free; use a smaller shape or dtype"
+        )
+    if LAYERS_AT_MOST * size < wanted:
+        return LAYERS_OF_TINY
+    return max(2, min(max(-(-wanted // size), ON_GPU_AT_LEAST if on_gpu else 2), int(most / size)))
+
+
+def as_type(record: Numbers, dtype: torch.dtype) -> Numbers:
+    """The record with every float32 tensor in it, at any depth, converted to `dtype`."""
+    if isinstance(record, Tensor):
+        return cast(Numbers, record.to(dtype)) if record.dtype == torch.float32 else record
+    if not is_dataclass(record):
+        return record
+    assert not isinstance(record, type)
+    changed = {each.name: as_type(getattr(record, each.name), dtype) for each in fields(record)}
+    return replace(record, **changed)
+
+
+def _build(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    impl: str,
+    layer: dict[str, Tensor],
+    top: dict[str, Tensor],
+    device: torch.device,
+    quant: Quantization | None = None,
+) -> ModelWeights:
+    part, quant = shard(config), quant or Quantization()
+    place = Arena.reserved(model_bytes(part, dtype, quant)) if impl == "cpp" else Heap(device)
+    builder = Builder(part, dtype, impl, quant, place)
+    layers = [builder.layer(index, layer, Norm()) for index in range(config.num_layers)]
+    return builder.model(layers, builder.outside(top), Norm())
+
+
+def _with_own_gemm(fused: LayerWeights, plain: LayerWeights) -> LayerWeights:
+    """The fused layer with the gate and the up matrix one behind the other, as the unfused sequence expects them."""
+    return replace(fused, mlp=replace(fused.mlp, up=packed(plain.mlp.up)))
+
+
+def _draw(shapes: dict[str, tuple[int, ...]], generator: torch.Generator) -> dict[str, Tensor]:
+    """Matrices that keep the size of their rows, norms around 1, small biases."""
+    drawn = {}
+    for name, shape in shapes.items():
+        tensor = torch.randn(shape, generator=generator)
+        if len(shape) == 2:
+            drawn[name] = tensor.mul_(shape[1] ** -0.5)
+        else:
+            drawn[name] = tensor.mul_(0.1) if name.endswith(".bias") else tensor.mul_(0.1).add_(1)
+    return drawn
+
+
+def _filled_cache(
+    config: ModelConfig, dtype: torch.dtype, case: LayerCase, generator: torch.Generator, device: torch.device
+) -> tuple[KVCache, Rows]:
+    pool = SlotPool(config, dtype, device) if case.impl == "triton" else None
+    cache = KVCache(config, dtype, case.context + 1, pool)
+    cache.reserve(case.batch, case.context + 1)
+    for tensor in (*cache.keys, *cache.values):
+        filled = tensor[:, :, : case.context, : config.head_dim]
+        filled.copy_(torch.randn(filled.shape, generator=generator))
+    cache.length = cache.reach = case.context
+    return cache, cache.place(case.batch, 1)
+
+
+def _cycled(values: Sequence[Any], count: int) -> tuple[Any, ...]:
+    return tuple(values[index % len(values)] for index in range(count))

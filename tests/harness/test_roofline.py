@@ -1,0 +1,151 @@
+"""The physical limit: the probe that belongs to a device, and every byte and FLOP of a step counted once, in its op."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from small_models import SMALL_CONFIGS, WINDOW, small_config
+from transformers import GPT2Config
+
+from labkit.harness import roofline
+from labkit.harness.regions.counting import region_bytes, region_flops
+from labkit.harness.roofline import count_work, decode_bytes, decode_flops, prefill_flops, probe_bandwidth
+from labkit.harness.shapes import layer_shape
+from labkit.kernels.decode_step import STAGES_PER_LAYER
+from labkit.kernels.shapes import REAL, LayerShape
+from labkit.models.config import ModelConfig
+from labkit.models.policies import POLICIES, policy_for
+from labkit.models.presets import PRESETS
+from labkit.stages import Stage
+
+REGIONS = tuple(Stage(name) for name in STAGES_PER_LAYER)
+# Of one sequence with 129 tokens, new one included: bytes of a step in float32, bfloat16 and int8, its FLOPs, and those
+# of a prompt as long. As counted before the ops did it.
+COUNTED = {
+    "gpt2": (504_130_560, 252_065_280, 128_943_172, 251_819_520, 22_299_440_640),
+    "llama-shape": (1_389_764_608, 694_882_304, 354_941_952, 694_779_904, 80_426_401_792),
+    "bloom-560m": (2_262_224_896, 1_131_112_448, 573_785_088, 1_130_463_232, 79_251_472_384),
+    "gpt-j-6b": (23_496_151_936, 11_748_075_968, 5_907_957_856, 11_746_344_960, 1_458_642_812_928),
+    "opt-350m": (1_341_757_440, 670_878_720, 342_865_792, 670_236_672, 78_925_463_552),
+    "gpt-neo-125m": (504_019_968, 252_009_984, 128_915_524, 251_819_520, 22_299_440_640),
+    "qwen3-0.6b": (2_413_793_280, 1_206_896_640, 612_829_696, 1_221_558_272, 115_858_178_048),
+    "mistral-7b": (28_476_473_344, 14_238_236_672, 7_133_205_504, 14_288_420_864, 1_805_323_337_728),
+}
+# The same for three sequences of 5,000 tokens, more than the windows of these models.
+COUNTED_LONG = {
+    "gpt-neo-125m": (1_075_792_896, 537_896_448, 414_798_916, 1_031_827_968, 3_308_583_522_816),
+    "mistral-7b": (31_663_915_008, 15_831_957_504, 8_726_918_144, 49_104_814_080, 228_401_778_524_160),
+}
+each_model = pytest.mark.parametrize("name", SMALL_CONFIGS)
+
+
+def small(name: str, **overrides: Any) -> ModelConfig:
+    hf_config = small_config(name, **overrides)
+    return policy_for(hf_config).model_config(hf_config)
+
+
+def preset(name: str) -> ModelConfig:
+    return policy_for(PRESETS[name].hf_config).model_config(PRESETS[name].hf_config)
+
+
+def counts(config: ModelConfig, batch: int, context: int) -> tuple[int, ...]:
+    types = (torch.float32, torch.bfloat16, torch.int8)
+    read = (decode_bytes(config, dtype, batch, context) for dtype in types)
+    return *read, decode_flops(config, batch, context), prefill_flops(config, batch, context)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_figures_of_known_models_stay_what_they_were(name: str) -> None:
+    assert counts(preset(name), 1, 129) == COUNTED[name]
+
+
+@pytest.mark.parametrize("name", COUNTED_LONG)
+def test_the_figures_of_known_models_past_their_windows_stay_too(name: str) -> None:
+    assert counts(preset(name), 3, 5000) == COUNTED_LONG[name]
+
+
+def test_a_step_reads_what_one_counts_by_hand() -> None:
+    """GPT-2: 12 layers, width 768, tied head of 50257 rows, positions looked up."""
+    config = POLICIES["GPT2LMHeadModel"].model_config(GPT2Config())
+    matrices = 12 * 12 * 768**2 + 50257 * 768
+    vectors = 12 * (2 * 2 + 3 + 1 + 4 + 1) * 768 + 2 * 768
+    assert config.weight_bytes(torch.float32) == 4 * (matrices + vectors + 1024 * 768)
+    assert config.kv_bytes_per_token(torch.float32) == 4 * 2 * 12 * 768
+    looked_up = 3 * 2 * 768
+    kv = 3 * 100 * config.kv_bytes_per_token(torch.float32)
+    assert decode_bytes(config, torch.float32, batch=3, context=100) == 4 * (matrices + vectors + looked_up) + kv
+    assert decode_flops(config, batch=3, context=100) == 3 * (2 * matrices + 12 * 4 * 100 * 768)
+    steps = sum(decode_flops(config, 1, context) for context in range(1, 11))
+    assert prefill_flops(config, 1, 10) == steps - 9 * 2 * 50257 * 768
+
+
+@each_model
+def test_every_weight_of_every_architecture_is_counted_once(name: str) -> None:
+    """Without embedding and positions, which are looked up row by row, and with a tied head, which is multiplied."""
+    config = small(name)
+    read = config.weight_bytes(torch.float32)
+    looked_up = config.vocab_size * config.embedding_size * (0 if config.tied_head else 1)
+    looked_up += config.top_shapes().get("positions.weight", (0,))[0] * config.hidden_size
+    rows = config.embedding_size + (config.hidden_size if config.position == "learned" else 0)
+    cache = config.kv_bytes_per_token(torch.float32)
+    assert decode_bytes(config, torch.float32, batch=1, context=1) == read + 4 * (rows - looked_up) + cache
+
+
+@each_model
+def test_the_regions_of_a_layer_come_to_its_share_of_a_step(name: str) -> None:
+    """In float32, in which vectors are as large for the fused ops as for the model."""
+    config, batch, context = small(name), 3, 40
+    one, two = (replace(config, num_layers=n, windows=(9,) * n, attention_scales=(1.0,) * n) for n in (1, 2))
+    want = [decode_bytes(config, torch.float32, batch, context + 1) for config in (one, two)]
+    assert sum(region_bytes(one, region, torch.float32, batch, context) for region in REGIONS) == want[1] - want[0]
+    want = [decode_flops(config, batch, context + 1) for config in (one, two)]
+    assert sum(region_flops(one, region, batch, context) for region in REGIONS) == want[1] - want[0]
+
+
+def test_a_window_limits_what_a_step_reads_and_computes() -> None:
+    config = small("mistral", sliding_window=WINDOW)
+    assert set(config.windows) == {WINDOW}
+    assert decode_bytes(config, torch.float32, 1, 100) == decode_bytes(config, torch.float32, 1, WINDOW)
+    assert decode_flops(config, 1, 100) == decode_flops(config, 1, WINDOW)
+    within, far = (
+        (region_flops(config, *case), region_bytes(config, Stage.ATTENTION, torch.float32, *case[1:]))
+        for case in ((Stage.ATTENTION, 1, WINDOW - 1), (Stage.ATTENTION, 1, 10**6))
+    )
+    assert within == far
+
+
+def test_layers_with_and_without_a_window_are_averaged() -> None:
+    narrow, wide, both = (
+        replace(small("gpt-neo"), num_layers=2, attention_scales=(1.0, 1.0), windows=windows)
+        for windows in ((9, 9), (None, None), (9, None))
+    )
+    flops = [region_flops(each, Stage.ATTENTION, 1, 100) for each in (narrow, wide, both)]
+    assert flops[2] == (flops[0] + flops[1]) / 2
+
+
+@pytest.mark.parametrize("shape", REAL, ids=lambda shape: shape.model)
+def test_the_real_shapes_of_the_ops_are_those_of_the_presets(shape: LayerShape) -> None:
+    assert replace(layer_shape(preset(shape.model)), model=shape.model) == shape
+
+
+def test_work_is_the_mean_over_the_contexts_of_the_steps() -> None:
+    config = small("mistral")
+    work = count_work(config, torch.bfloat16, 2, 5, 4)
+    steps = [decode_bytes(config, torch.bfloat16, 2, context) for context in (6, 7, 8)]
+    assert work.decode_bytes == sum(steps) / 3
+    assert work.floor_ms(2.0) == pytest.approx(work.decode_bytes / 2e9 * 1e3)
+    assert work.kv_bytes == 2 * 9 * config.kv_bytes_per_token(torch.bfloat16)
+
+
+def test_the_probe_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "unavailable", lambda: None)
+    monkeypatch.setattr(roofline, "read_bandwidth_gb_s", lambda threads, seconds: 10.0 * threads)
+    monkeypatch.setattr("labkit.kernels.gpu_probe.read_bandwidth_gb_s", lambda seconds: 4e3)
+    monkeypatch.setattr("labkit.kernels.gpu.unavailable", lambda: None)
+    monkeypatch.setattr("labkit.kernels.gpu.interpreted", lambda: False)
+    assert probe_bandwidth(3) == 30
+    assert probe_bandwidth(3, torch.device("cuda", 0)) == 4e3
+    assert probe_bandwidth(3, torch.device("meta")) is None
+    monkeypatch.setattr("labkit.kernels.gpu.interpreted", lambda: True)
+    assert probe_bandwidth(3, torch.device("cuda", 0)) is None

@@ -1,0 +1,56 @@
+"""Rounds: everybody has a turn in each, in an order that changes, between two probes of their own."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import count, islice
+
+from labkit.harness.rounds import Turn, probed, random_orders, turns
+
+
+def recorder(log: list[str], side: int) -> Callable[[int], str]:
+    def run(index: int) -> str:
+        log.append(f"run {side}")
+        return f"{side} in {index}"
+
+    return run
+
+
+def test_every_side_runs_once_in_each_round_between_its_own_probes() -> None:
+    log: list[str] = []
+    probes = count(1)
+
+    def probe(side: int) -> float:
+        log.append(f"probe {side}")
+        return float(next(probes))
+
+    found = list(turns([recorder(log, side) for side in range(3)], range(4), probe=probe))
+    assert Counter((turn.round, turn.side) for turn in found) == Counter((r, s) for r in range(4) for s in range(3))
+    assert [turn.round for turn in found] == sorted(turn.round for turn in found)
+    assert all(turn.found == f"{turn.side} in {turn.round}" for turn in found)
+    assert log == [
+        entry for turn in found for entry in (f"probe {turn.side}", f"run {turn.side}", f"probe {turn.side}")
+    ]
+    assert [(turn.before, turn.after) for turn in found] == [(2 * n + 1, 2 * n + 2) for n in range(12)]
+
+
+def test_the_order_changes_from_round_to_round_and_follows_the_seed() -> None:
+    first, again, other = (list(islice(random_orders(4, seed=seed), 8)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert len({tuple(order) for order in first}) > 1
+    assert all(sorted(order) == list(range(4)) for order in first)
+
+
+def test_rounds_without_end_start_only_what_is_asked_for() -> None:
+    log: list[str] = []
+    endless = turns([recorder(log, side) for side in range(2)], count(), probe=lambda side: None)
+    found = list(islice(endless, 6))
+    assert len(log) == 6
+    assert {turn.round for turn in found} == {0, 1, 2}
+    assert Turn(2, found[-1].side, found[-1].found, None, None) == found[-1]
+
+
+def test_the_bandwidth_beside_a_call_is_the_mean_of_both_probes() -> None:
+    probes = iter((10.0, 30.0))
+    assert probed(lambda: "done", partial(next, probes)).bandwidth_gb_s == 20
+    assert probed(lambda: "done", lambda: None).bandwidth_gb_s is None
