@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labkit.engine import InferenceEngine, init_inference
     from labkit.harness import measure_latency
-    from labkit.harness.compare.interleave import compare
+    from labkit.harness.compare.versus import compare
     from labkit.launcher.rank_process import RankError
     from labkit.launcher.spawn import launch
     from labkit.weights.resolve import resolve
@@ -18,7 +18,7 @@ _HOME = {
     "InferenceEngine": "labkit.engine",
     "init_inference": "labkit.engine",
     "RankError": "labkit.launcher.rank_process",
-    "compare": "labkit.harness.compare.interleave",
+    "compare": "labkit.harness.compare.versus",
     "launch": "labkit.launcher.spawn",
     "measure_latency": "labkit.harness",
     "resolve": "labkit.weights.resolve",

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from labkit.engine import StageTime
+from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment
-from labkit.harness.records import Case, Comparison, Measurement, Run
+from labkit.harness.records import Case, Measurement, Run
 from labkit.harness.roofline import Work
 from labkit.stages import Phase, Stage
 

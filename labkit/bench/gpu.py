@@ -20,8 +20,8 @@ from labkit.bench.gpu_sides import OURS, GpuCase, OnDevice, compared, free_memor
 from labkit.bench.page import NONE, BenchFiles, Output, cell, err, followed, markdown_table, out, page_of, verdict
 from labkit.bench.targets import GPU_BATCH_4, GPU_RATIOS, GPU_TARGETS, NEW, PROMPT
 from labkit.harness.compare.baselines import BASELINES
+from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment, read_environment
-from labkit.harness.records import Comparison
 from labkit.harness.regions.measure import measure_regions
 from labkit.harness.regions.records import RegionMeasurement
 from labkit.harness.regions.sides import FUSED, GRAPH, OWN_GEMM, SDPA, UNFUSED
@@ -32,7 +32,7 @@ from labkit.system.command import run_command
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 
-ROUNDS = 5
+ROUNDS = 6
 QUICK_NEW, QUICK_ROUNDS = 8, 2
 BASELINES_OF_GPU = ("hf-eager", "hf-static", "hf-graph")
 

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from labkit.bench.targets import PROMPT
 from labkit.harness.compare.baselines import Baseline, baseline
 from labkit.harness.compare.interleave import first_difference
+from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
-from labkit.harness.records import Case, Comparison, Measurement, Run
+from labkit.harness.records import Case, Measurement, Run
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.rounds import Turn, turns
 from labkit.harness.timing import Times, timed_generate

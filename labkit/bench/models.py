@@ -22,16 +22,17 @@ from labkit.bench.report import key, report, rows, summary
 from labkit.bench.targets import NEW, PROMPT, TARGETS, Target
 from labkit.harness.compare import peers
 from labkit.harness.compare.baselines import comparison_device
-from labkit.harness.compare.interleave import compare_with_each
+from labkit.harness.compare.plan import Schedule
+from labkit.harness.compare.versus import compare_with_each, comparison_case
+from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
-from labkit.harness.records import Comparison
 from labkit.harness.regions.case import shape_of
 from labkit.harness.results import load_records
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.command import run_command
 
-ROUNDS, WARM_UP = 5, 16
+ROUNDS, WARM_UP = 6, 16
 QUICK_ROUNDS, QUICK_NEW = 2, 8
 # What a run takes, roughly: only for the estimate beforehand.
 LIMIT_SHARES = {"hf-eager": 0.22, peers.LLAMA_CPP: 0.45, peers.LLAMA_CPP_INT8: 0.3}
@@ -125,16 +126,15 @@ def _measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
         return compare_with_each(
             settings.baselines(target),
             target.sides.candidate,
-            model=target.model,
-            dtype=target.dtype,
-            batch=target.batch,
-            prompt=PROMPT,
-            new=settings.new,
-            threads=settings.threads,
-            rounds=settings.rounds,
-            warm_up=min(WARM_UP, settings.new),
-            stages=False,
-            output=None,
+            comparison_case(
+                model=target.model,
+                dtype=target.dtype,
+                batch=target.batch,
+                prompt=PROMPT,
+                new=settings.new,
+                threads=settings.threads,
+            ),
+            Schedule(rounds=settings.rounds, warm_up=min(WARM_UP, settings.new), stages=False),
             progress=follow,
         )
 

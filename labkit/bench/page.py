@@ -14,10 +14,9 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from labkit.bench.bars import BarCheck
-from labkit.harness.compare.interleave import Progress
 from labkit.harness.environment import Environment
 from labkit.kernels.tuned import slug
-from labkit.system.progress import progress_bar
+from labkit.system.progress import Progress, progress_bar
 from labkit.system.whole_file import write_whole
 
 NONE = "–"

@@ -35,13 +35,16 @@ from labkit.bench.targets import (
     PARALLEL_MODELS,
     TO_TWO_THREADS,
 )
-from labkit.harness.compare.interleave import SideSpec, take_turns
+from labkit.harness.compare.interleave import take_turns
+from labkit.harness.compare.plan import Schedule, SideSpec
+from labkit.harness.compare.versus import comparison_case
+from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
 from labkit.harness.exchange.measure import CALLS, measure_exchange
 from labkit.harness.exchange.measure import ROUNDS as EXCHANGE_ROUNDS
 from labkit.harness.exchange.records import WAYS, ExchangeMeasurement, exchange_remarks
 from labkit.harness.exchange.table import kilobytes, microseconds
-from labkit.harness.records import Comparison, Measurement
+from labkit.harness.records import Measurement
 from labkit.system.command import run_command
 
 PROMPT, NEW, ROUNDS, WARM_UP = 128, 64, 7, 16
@@ -80,12 +83,10 @@ def _measure(model: str, rounds: int, *, quick: bool) -> list[Comparison]:
     with followed(model) as follow:
         turns = take_turns(
             (*BASELINES, CUT),
-            model=model,
-            prompt=PROMPT,
-            new=QUICK_NEW if quick else NEW,
-            rounds=rounds,
-            warm_up=QUICK_NEW if quick else WARM_UP,
-            output=None,
+            comparison_case(
+                model=model, dtype="float32", batch=1, prompt=PROMPT, new=QUICK_NEW if quick else NEW, threads=1
+            ),
+            Schedule(rounds=rounds, warm_up=QUICK_NEW if quick else WARM_UP),
             progress=follow,
         )
     return [turns.comparison(which, -1) for which in range(len(BASELINES))]

@@ -11,7 +11,8 @@ import numpy as np
 from labkit.bench.bars import SHARE, BarCheck, at_least, at_most, short_of
 from labkit.bench.page import NONE, markdown_table, page_of, verdict
 from labkit.bench.targets import FUSED, INT8, MEMORY, TARGETS, Sides, Target
-from labkit.harness.records import Comparison, Measurement
+from labkit.harness.comparison import Comparison
+from labkit.harness.records import Measurement
 
 TITLES = {FUSED: "", INT8: "int8 weights: "}
 

@@ -6,7 +6,6 @@ failed on the way; 130: Ctrl-C.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,9 @@ from rich.table import Column, Table
 
 from labkit.cli import launch as launch_cli
 from labkit.cli import trace as trace_cli
+from labkit.cli.compare import compare
+from labkit.cli.kernels import kernels
+from labkit.cli.measuring import Dtype, MeasuringCommand, Model, Threads
 from labkit.system.command import run_command
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
@@ -30,114 +32,8 @@ app = typer.Typer(
 out = Console()
 err = Console(stderr=True)
 
-Model = Annotated[str, typer.Argument(help="A preset (see `labkit models`), a checkpoint folder, or a hub id.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; by default one per core.")]
-
-
-@app.command()
-def compare(
-    model: Model,
-    baseline: Annotated[
-        str, typer.Option(help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused or fused-int8.")
-    ] = "hf-eager",
-    candidate: Annotated[str, typer.Option(help="What is measured against the baseline.")] = "fused",
-    dtype: Dtype = "float32",
-    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
-    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
-    new: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
-    threads: Threads = None,
-    tp: Annotated[
-        int, typer.Option(help="Cut the candidate for as many ranks, of --threads threads each; the baseline is whole.")
-    ] = 1,
-    rounds: Annotated[int, typer.Option(help="Runs of each side, interleaved.")] = 7,
-    seed: Annotated[int, typer.Option(help="Of random weights, prompts and the order of the runs.")] = 0,
-    output: Annotated[Path, typer.Option(help="Folder for the record, as JSON lines.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
-) -> None:
-    """Measure a candidate against a baseline, side by side, with intervals and the machine's limit."""
-    from labkit.harness.compare.interleave import compare as run_comparison
-    from labkit.harness.compare.table import comparison_table
-
-    with progress_bar(err) as follow:
-        comparison = run_comparison(
-            baseline,
-            candidate,
-            model=model,
-            dtype=dtype,
-            batch=batch,
-            prompt=prompt,
-            new=new,
-            threads=threads,
-            tp=tp,
-            rounds=rounds,
-            seed=seed,
-            output=output,
-            progress=follow,
-        )
-    if as_json:
-        typer.echo(json.dumps(comparison.as_dict()))
-    else:
-        out.print(comparison_table(comparison))
-    for remark in comparison.remarks:
-        err.print(f"note: {escape(remark)}", style="yellow", highlight=False)
-
-
-@app.command()
-def kernels(
-    op: Annotated[
-        list[str] | None,
-        typer.Option(help="qkv, attention, attn_out, mlp, mlp_out or residual, may be given again; or all_reduce."),
-    ] = None,
-    impl: Annotated[str, typer.Option(help="cpp, or triton on a GPU.")] = "cpp",
-    model: Annotated[str, typer.Option(help="The shape of a layer: a preset or a checkpoint folder.")] = "gpt2",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
-    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
-    context: Annotated[int, typer.Option(help="Tokens in the KV cache of each.")] = 128,
-    threads: Threads = None,
-    rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
-    ranks: Annotated[int, typer.Option(help="Processes that all_reduce sums over, on a core each.")] = 2,
-    output: Annotated[Path, typer.Option(help="Folder for the records, as JSON lines.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
-) -> None:
-    """Measure the fused regions of a layer against the unfused ops, one by one, or the sums over ranks."""
-    if op and "all_reduce" in op:
-        _all_reduce(op, ranks, rounds, output, as_json)
-        return
-    from labkit.harness.regions.measure import measure_regions
-    from labkit.harness.regions.table import region_table
-
-    with progress_bar(err) as follow:
-        rows = measure_regions(
-            model,
-            regions=op,
-            impl=impl,
-            dtype=dtype,
-            batch=batch,
-            context=context,
-            threads=threads,
-            rounds=rounds,
-            output=output,
-            progress=follow,
-        )
-    if as_json:
-        typer.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
-    else:
-        out.print(region_table(rows))
-
-
-def _all_reduce(ops: list[str], ranks: int, rounds: int, output: Path, as_json: bool) -> None:
-    from labkit.harness.exchange.measure import measure_exchange
-    from labkit.harness.exchange.table import exchange_table
-
-    if others := sorted(set(ops) - {"all_reduce"}):
-        raise UserError(f"got --op all_reduce beside {', '.join(others)}, expected it alone: it runs on several ranks")
-    with progress_bar(err) as follow:
-        rows = measure_exchange(ranks, rounds=rounds, output=output, progress=follow)
-    if as_json:
-        typer.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
-    else:
-        out.print(exchange_table(rows))
+for measuring in (compare, kernels):
+    app.command(cls=MeasuringCommand)(measuring)
 
 
 @app.command()
@@ -179,7 +75,7 @@ def generate(
     from transformers import TextStreamer, set_seed
 
     from labkit.engine import init_inference
-    from labkit.harness.compare.interleave import check_positions
+    from labkit.harness.compare.plan import check_positions
     from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
     from labkit.weights.resolve import resolve
 

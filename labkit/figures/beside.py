@@ -1,4 +1,4 @@
-"""What we measured beside what others have published: two panels, two axes, never one bar next to another's."""
+"""Figures of what was measured here and what others have published, in two panels with an axis each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.frames import number, stage_frame
-from labkit.figures.summary import METRICS, case_line
+from labkit.figures.summary import METRICS, subtitle_of
 from labkit.figures.theme import INK, PUBLISHED, PUBLISHED_PAPER, SIDE_COLORS, STAGE_COLORS, finish, heading
 from labkit.published import NOT_MEASURED_HERE, published, published_speedups
 from labkit.stages import FUSED_REGIONS
@@ -25,7 +25,7 @@ REGION_NAMES = dict(zip(FUSED_REGIONS, ("1 QKV", "2 attention", "3 MLP", "4 bias
 
 
 def published_figure(comparison: Comparison) -> go.Figure:
-    """Above our speedups with their intervals, below those that published latencies amount to."""
+    """Above, our speedups with their intervals; below, the speedups that follow from published latencies."""
     ratios = {name: comparison.ratio(metric) for metric, name in METRICS.items()}
     figure = make_subplots(rows=2, cols=1, row_heights=[0.4, 0.6], vertical_spacing=0.2)
     ours = go.Bar(
@@ -45,8 +45,8 @@ def published_figure(comparison: Comparison) -> go.Figure:
         hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>",
     )
     figure.add_trace(ours, row=1, col=1)
-    for name, ratio in ratios.items():
-        _write(figure, f"{ratio} {ratio.verdict}", ratio.high, name, row=1, col=1)
+    for metric, name in METRICS.items():
+        _write(figure, comparison.claim(metric), ratios[name].high, name, row=1, col=1)
     theirs = published_speedups(comparison.case.batch)
     labels = [_label(row) for _, row in theirs.iterrows()]
     add_published(figure, labels, theirs["speedup"], theirs["source"], row=2, col=1)
@@ -61,7 +61,7 @@ def published_figure(comparison: Comparison) -> go.Figure:
 
 
 def region_figure(comparison: Comparison) -> go.Figure:
-    """The four Deep-Fusion regions: left our speedup of each stage, right the published one."""
+    """The four Deep-Fusion regions, with our speedup of each on the left and the published one on the right."""
     frame = stage_frame(comparison)
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.2)
     ratios = {region: _ratio(frame, region) for region in FUSED_REGIONS}
@@ -92,7 +92,7 @@ def region_figure(comparison: Comparison) -> go.Figure:
 def add_published(
     figure: go.Figure, labels: Sequence[str], values: Iterable[float], sources: Iterable[str], *, row: int, col: int
 ) -> None:
-    """Bars of others' figures, on a ground of their own, with their sources below the panel."""
+    """Add bars of published figures on a background of their own, with their sources below the panel."""
     values, sources = list(values), list(sources)
     bars = go.Bar(
         x=values,
@@ -122,7 +122,7 @@ def add_published(
 def _finish(figure: go.Figure, comparison: Comparison, title: str, *, height: int, left: int) -> go.Figure:
     figure.update_xaxes(ticksuffix="x")
     figure.update_yaxes(autorange="reversed")
-    return finish(figure, title, case_line(comparison), height).update_layout(margin={"l": left, "b": 96})
+    return finish(figure, title, subtitle_of(comparison), height).update_layout(margin={"l": left, "b": 96})
 
 
 def _pair(comparison: Comparison) -> str:

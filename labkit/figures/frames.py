@@ -1,4 +1,4 @@
-"""Records as the frames that figures and tables are made from."""
+"""Frames of records, from which figures and tables are made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def sides(comparison: Comparison) -> dict[str, Measurement]:
-    """Both sides by the role that their colour goes with."""
+    """Both sides by their role, which decides their colour."""
     return {"baseline": comparison.baseline, "candidate": comparison.candidate}
 
 
@@ -35,7 +35,7 @@ def number(value: float, digits: int = 3) -> str:
 
 @dataclass(frozen=True)
 class Limit:
-    """What memory allows a decode step at least."""
+    """The least time of a decode step that the memory allows."""
 
     megabytes: float
     bandwidth_gb_s: float

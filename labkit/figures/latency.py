@@ -1,4 +1,4 @@
-"""How long things took: the distributions of both sides, and the time per token against the physical limit."""
+"""Figures of latencies: the distributions of both sides, and the time per token against the physical limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.frames import limit, names, number, sides
-from labkit.figures.summary import case_line, machine_line, speedup_line
+from labkit.figures.summary import machine_line, speedup_line, subtitle_of
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, heading
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def latency_figure(comparison: Comparison) -> go.Figure:
         figure.add_annotation(heading(panel), row=row, col=1)
     figure.update_xaxes(ticksuffix=" ms")
     figure.update_yaxes(autorange="reversed")
-    return finish(figure, "Latency of every run and every token", case_line(comparison), height=640)
+    return finish(figure, "Latency of every run and every token", subtitle_of(comparison), height=640)
 
 
 def per_token_figure(comparison: Comparison) -> go.Figure:
@@ -84,8 +84,8 @@ def per_token_figure(comparison: Comparison) -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed")
     _add_floor(figure, comparison)
-    subtitle = f"{case_line(comparison)}<br>{machine_line(comparison)}"
-    return finish(figure, speedup_line(comparison), subtitle, height=340)
+    below = f"{subtitle_of(comparison)}<br>{machine_line(comparison)}"
+    return finish(figure, speedup_line(comparison), below, height=340)
 
 
 def _add_floor(figure: go.Figure, comparison: Comparison) -> None:

@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.beside import MEASURED_HERE, add_published
 from labkit.figures.frames import number
-from labkit.figures.summary import case_line
+from labkit.figures.summary import subtitle_of
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard, shard
@@ -205,8 +205,8 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
     figure.add_annotation(heading("<b>per token</b>, median; whiskers: all rounds"), row=1, col=1)
     figure.add_annotation(heading("<b>waiting for others</b>, of a step"), row=1, col=2)
     each = f"each rank has {threads} thread{'s' if threads > 1 else ''}; {sides[0].environment.cpu}{limit}"
-    title = f"{found.case.tp} ranks against one, per token: {found.ratio('per_token')} {found.verdict}"
-    finish(figure, title, f"{case_line(found)}<br>{each}", height=480)
+    title = f"{found.case.tp} ranks against one, per token: {found.claim()}"
+    finish(figure, title, f"{subtitle_of(found)}<br>{each}", height=480)
     legend = {"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"}
     return figure.update_layout(showlegend=True, legend=legend, margin={"l": 80, "b": 90})
 
@@ -313,7 +313,7 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
     )  # fmt: skip
     for found, (name, ratio) in zip(study.comparisons, ratios.items(), strict=True):
         allowed = "" if found.limit_ratio is None else f"<br>the memory allows {found.limit_ratio:.2f}x"
-        text = f"{ratio} {ratio.verdict}{allowed}"
+        text = f"{found.claim()}{allowed}"
         figure.add_annotation(text=text, x=ratio.high, y=name, xanchor="left", xshift=10, align="left",
                               showarrow=False, row=1, col=1)  # fmt: skip
     theirs = published_scaling(study.most.case.batch)
@@ -336,4 +336,4 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
     figure.update_xaxes(range=[0, theirs["speedup"].max() * 1.7], row=2, col=1)
     figure.update_yaxes(autorange="reversed")
     title = "Times faster with more ranks: ours, and what the articles report"
-    return finish(figure, title, case_line(study.most), height=560).update_layout(margin={"l": 300, "b": 96})
+    return finish(figure, title, subtitle_of(study.most), height=560).update_layout(margin={"l": 300, "b": 96})

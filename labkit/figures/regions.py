@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.frames import number
-from labkit.figures.theme import INK, LIMIT, PUBLISHED, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading
+from labkit.figures.theme import INK, LIMIT, PUBLISHED, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines
 from labkit.harness.regions.sides import GRAPH, TITLES, UNFUSED
 from labkit.stages import Stage
 
@@ -66,11 +66,14 @@ def regions_figure(study: KernelStudy) -> go.Figure:
         if (floor := row.floor_us) is not None:
             figure.add_vline(x=floor, line={"color": LIMIT, "dash": "dash", "width": 1.6}, row=index, col=1)
         published = f"; published: {row.published[0]:.1f}x" if row.published else ""
-        figure.add_annotation(heading(f"<b>{row.region}</b>, {_ops(row)}{published}"), row=index, col=1)
+        doubtful = "" if row.trust.trustworthy else "; <b>not trustworthy</b>"
+        figure.add_annotation(heading(f"<b>{row.region}</b>, {_ops(row)}{published}{doubtful}"), row=index, col=1)
         most = max(high for _, high in quartiles)
         figure.update_xaxes(range=[0, most * 1.35], ticksuffix=" µs", row=index, col=1)
     figure.update_yaxes(autorange="reversed")
     subtitle = f"{case_line(rows[0].case)}<br>dashed: the least time that reading the region's bytes takes here"
+    if doubts := [row.trust for row in rows if not row.trust.trustworthy]:
+        subtitle += in_lines(doubts[0].sentence)
     finished = finish(figure, "Each region, unfused and fused", subtitle, height=120 + 210 * len(rows))
     return finished.update_layout(margin={"l": 200})
 
@@ -132,6 +135,7 @@ def ladder_figure(study: KernelStudy) -> go.Figure:
     figure.update_xaxes(range=[0, max(medians) * 1.75], ticksuffix=" µs")
     figure.update_yaxes(autorange="reversed")
     subtitle = f"{case_line(ladder.case)}<br>a whole step, time of one layer; dashed: reading its bytes"
+    subtitle += in_lines(ladder.trust.sentence)
     return finish(figure, "One region after another", subtitle, height=430).update_layout(margin={"l": 180})
 
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.frames import names, number, sides, stage_frame
-from labkit.figures.summary import case_line
+from labkit.figures.summary import subtitle_of
 from labkit.figures.theme import STAGE_COLORS, finish, heading
 from labkit.stages import Phase, Stage
 
@@ -89,4 +89,4 @@ def _labels(frame: pd.DataFrame, role: str) -> list[str]:
 def _subtitle(comparison: Comparison) -> str:
     taxes = [f"{side.name} {side.stage_tax:+.0%}" for side in sides(comparison).values() if side.stage_tax is not None]
     extra = f"<br>stages are from one extra run; its steps against the timed ones: {', '.join(taxes)}" if taxes else ""
-    return case_line(comparison) + extra
+    return subtitle_of(comparison) + extra

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from labkit.figures.frames import limit, names, number, sides, stage_frame
+from labkit.figures.theme import in_lines
 
 if TYPE_CHECKING:
     from labkit.harness import Comparison, Measurement
@@ -23,6 +24,11 @@ def case_line(comparison: Comparison) -> str:
     )
 
 
+def subtitle_of(comparison: Comparison) -> str:
+    """What a figure shows, and why its ratio is not trustworthy if it is not."""
+    return case_line(comparison) + in_lines(comparison.trust().sentence)
+
+
 def machine_line(comparison: Comparison) -> str:
     environment = comparison.candidate.environment
     versions = ", ".join(f"{name} {environment.packages[name]}" for name in ("torch", "transformers"))
@@ -30,16 +36,15 @@ def machine_line(comparison: Comparison) -> str:
 
 
 def speedup_line(comparison: Comparison) -> str:
-    """The claim per token with its interval, its baseline and the verdict."""
-    ratio = comparison.ratio("per_token")
+    """The claim per token with its interval, its baseline and the verdict, or that it is not trustworthy."""
     baseline, candidate = names(comparison).values()
-    return f"{candidate} against {baseline}, per token: {ratio} {comparison.verdict}"
+    return f"{candidate} against {baseline}, per token: {comparison.claim()}"
 
 
 def headline(comparison: Comparison) -> str:
-    """The result in one line, with the share of the physical limit that each side reaches."""
+    """The result in one line, with the share of the physical limit that each side reaches, and its grade."""
     shares = ", ".join(f"{name} {_percent(side.floor_share)}" for name, side in _named(comparison))
-    return f"{speedup_line(comparison)}; of the memory limit: {shares}"
+    return comparison.trust().graded(f"{speedup_line(comparison)}; of the memory limit: {shares}")
 
 
 def summary_table(comparison: Comparison) -> pd.DataFrame:
@@ -52,15 +57,14 @@ def summary_table(comparison: Comparison) -> pd.DataFrame:
     rows["tokens per second"] = [number(side.tokens_per_s, 4) for side in both] + ["", ""]
     rows["share of the limit"] = [_percent(side.floor_share) for side in both] + ["", ""]
     rows["peak memory for the model, MB"] = [_megabytes(side.peak_rss_mb) for side in both] + ["", ""]
-    columns = [*names(comparison).values(), "ratio [95 % interval]", "verdict"]
+    columns = [*names(comparison).values(), f"ratio [{comparison.confidence} interval]", "verdict"]
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
 
 def notes(comparison: Comparison) -> str:
-    """Markdown: what this record says about the points that the notebook asks a reader to notice."""
+    """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
     lines = [
-        f"**{speedup_line(comparison)}.** A side against itself differed by up to "
-        f"{comparison.ratio('per_token').noise:.1%} during this run.",
+        f"**{speedup_line(comparison)}.** {_noise_sentence(comparison)}",
         _limit_sentence(comparison),
         _stage_sentence(comparison),
         "The two sides produced the same tokens."
@@ -69,6 +73,16 @@ def notes(comparison: Comparison) -> str:
     ]
     trust = ["", "Before you trust it:", "", *(f"- {remark}" for remark in comparison.remarks)]
     return "\n".join([f"- {line}" for line in lines if line] + (trust if comparison.remarks else []))
+
+
+def _noise_sentence(comparison: Comparison) -> str:
+    noise = comparison.ratio("per_token").noise
+    if comparison.looks:
+        return (
+            f"Rounds were added until it was decided or the time was spent; the interval holds with "
+            f"{comparison.confidence}, and a claim needs more than {noise:.0%}."
+        )
+    return f"A side against itself differed by up to {noise:.1%} during this run."
 
 
 def _limit_sentence(comparison: Comparison) -> str:
@@ -100,8 +114,8 @@ def _named(comparison: Comparison) -> Iterator[tuple[str, Measurement]]:
 
 
 def _ratio(comparison: Comparison, metric: str) -> list[str]:
-    ratio = comparison.ratio(metric)
-    return [str(ratio), str(ratio.verdict)]
+    trusted = comparison.trust(metric).trustworthy
+    return [str(comparison.ratio(metric)), str(comparison.verdict_of(metric)) if trusted else "not trustworthy"]
 
 
 def _percent(share: float | None) -> str:

@@ -1,5 +1,7 @@
 """What all figures share: one colour per stage, one per side, the type sizes, and the wording of a title."""
 
+import textwrap
+
 import plotly.graph_objects as go
 
 from labkit.stages import Stage
@@ -23,6 +25,7 @@ BASELINE, CANDIDATE = "baseline", "candidate"
 SIDE_COLORS = {BASELINE: "#9aa5b1", CANDIDATE: "#0b6e99"}
 LIMIT = "#b42318"
 PUBLISHED = "#a07a2c"
+LINE = 130  # letters in a line of a subtitle
 INK, SOFT, GRID = "#1f2933", "#5f6c7b", "#e6e9ed"
 PAPER, PUBLISHED_PAPER = "#ffffff", "#faf6ec"
 
@@ -49,6 +52,11 @@ THEME = go.layout.Template(
         hoverlabel={"font": {"family": _FONT, "size": 13}},
     )
 )
+
+
+def in_lines(text: str) -> str:
+    """Lines to add to a subtitle; none for no text."""
+    return "".join(f"<br>{line}" for line in textwrap.wrap(text, LINE))
 
 
 def finish(figure: go.Figure, title: str, subtitle: str, height: int) -> go.Figure:

@@ -4,12 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.harness.compare.interleave import Progress
     from labkit.harness.compare.sides import WorkerError
+    from labkit.harness.comparison import Comparison
     from labkit.harness.latency import measure_latency
-    from labkit.harness.records import Case, Comparison, Measurement, Run
+    from labkit.harness.records import Case, Measurement, Run
     from labkit.harness.results import load_records, load_results, save
     from labkit.statistics import Ratio, Verdict
+    from labkit.system.progress import Progress
 
 __all__ = [
     "Case",
@@ -28,9 +29,9 @@ __all__ = [
 
 _HOME = {
     "Case": "labkit.harness.records",
-    "Comparison": "labkit.harness.records",
+    "Comparison": "labkit.harness.comparison",
     "Measurement": "labkit.harness.records",
-    "Progress": "labkit.harness.compare.interleave",
+    "Progress": "labkit.system.progress",
     "Ratio": "labkit.statistics",
     "Run": "labkit.harness.records",
     "Verdict": "labkit.statistics",

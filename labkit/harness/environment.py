@@ -1,4 +1,4 @@
-"""What a figure was measured on: the machine and the software, without naming its user or its host."""
+"""The machine and the software that a figure was measured on, without the names of the user and the host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES = ("torch", "transformers", "triton", "labkit")
 
 
 class Environment(BaseModel):
-    """Everything outside the code under test that moves its timings. None: this system does not tell."""
+    """What influences timings besides the code under test. A field is None where the system does not tell."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,12 +38,13 @@ class Environment(BaseModel):
     load_average: float
     python: str
     packages: dict[str, str]
-    compiler: str | None  # of the kernels
+    compiler: str | None  # that the kernels are compiled with
     commit: str | None
-    gpu: str | None = None  # the one that computed; None: the CPU did, as in records from before there was a choice
+    gpu: str | None = None  # None: the CPU computed, as in all records from before GPUs were supported
     gpu_memory_gb: float | None = None
     driver: str | None = None  # of the GPU
     cuda: str | None = None  # that PyTorch was built with
+    cache_mb: float | None = None  # the largest cache of the processors; None in older records, too
 
     @property
     def versions(self) -> str:
@@ -57,7 +58,7 @@ class Environment(BaseModel):
 
     @property
     def machine(self) -> str:
-        """One line for the foot of a table or a figure."""
+        """The machine in one line, for the foot of a table or a figure."""
         if self.gpu is not None:
             memory = "" if self.gpu_memory_gb is None else f" ({self.gpu_memory_gb:.0f} GB)"
             return f"{self.gpu}{memory}, {self.cpu}, {self.cores} cores, {self.memory_gb:.0f} GB"
@@ -66,13 +67,11 @@ class Environment(BaseModel):
 
 def last_level_cache() -> int:
     """Bytes of this machine's largest cache; 32 MiB where the system does not tell."""
-    sizes = [_first_line(str(path)) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-    known = [int(size[:-1]) << UNITS[size[-1]] for size in sizes if size and size[-1] in UNITS]
-    return max(known, default=32 << 20)
+    return _known_cache() or 32 << 20
 
 
 def read_environment(threads: int) -> Environment:
-    """The environment now, for work on the current GPU; on a machine without one, on `threads` threads."""
+    """The environment now, of work on `threads` threads, or on the current GPU where there is one."""
     cpu = _cpu_info()
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     return Environment(
@@ -89,20 +88,21 @@ def read_environment(threads: int) -> Environment:
         packages={name: _version(name) for name in PACKAGES},
         compiler=_compiler(),
         commit=_commit(),
+        cache_mb=None if (cache := _known_cache()) is None else cache / 1e6,
         **_gpu(),
     )
 
 
 class Memory(NamedTuple):
-    """Bytes of this process in RAM, or of its tensors on a GPU: now, and at most since the last reset."""
+    """Bytes of this process in RAM, or of its tensors on a GPU, now and at most since the last reset."""
 
     now: int
     peak: int
 
 
 def read_memory(device: torch.device = CPU) -> Memory:
-    """Resident bytes of this process; where the system keeps no peak, the present stands in for it. On a GPU the bytes
-    that PyTorch has handed out.
+    """Resident bytes of this process, or the bytes that PyTorch has handed out on a GPU. Where the system keeps no
+    peak, it is the present number.
     """
     if device.type == "cuda":
         return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
@@ -112,13 +112,13 @@ def read_memory(device: torch.device = CPU) -> Memory:
 
 
 def anonymous_memory() -> int:
-    """Resident bytes of this process that no file holds too; all that are resident where the system does not tell."""
+    """Resident bytes of this process that no file holds; all resident bytes where the system does not tell."""
     found = re.search(r"RssAnon:\s+(\d+) kB", _text("/proc/self/status") or "")
     return int(found[1]) * 1024 if found else psutil.Process().memory_info().rss
 
 
 def reset_peak_memory(device: torch.device = CPU) -> None:
-    """Let the peak start again from the present; without Linux or the permission, it goes on from the start."""
+    """Let the peak start again from the present. Does nothing without Linux, or without the permission."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -126,6 +126,12 @@ def reset_peak_memory(device: torch.device = CPU) -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return
+
+
+def _known_cache() -> int | None:
+    sizes = [_first_line(str(path)) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    known = [int(size[:-1]) << UNITS[size[-1]] for size in sizes if size and size[-1] in UNITS]
+    return max(known, default=None)
 
 
 def _cpu_info() -> dict[str, str]:

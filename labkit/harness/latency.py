@@ -1,4 +1,4 @@
-"""`measure_latency`: the articles' protocol (warm up, time ten calls) with a record instead of a sentence."""
+"""`measure_latency` follows the articles' protocol (warm up, time ten calls) and returns a record."""
 
 from __future__ import annotations
 

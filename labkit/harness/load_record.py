@@ -8,13 +8,13 @@ from typing import Literal
 from pydantic import Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION, Record
+from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
 from labkit.statistics import Ratio, ratio
 
 ONE_FILE, OWN_FILES = "one file for all", "a file for each rank"
 
 
-class LoadMeasurement(Record):
+class LoadMeasurement(FrozenRecord):
     """All ranks load their shares of a model at once, each in a fresh process, from files in the page cache.
 
     `rounds_s`: by way and round, the seconds of each rank. `peak_bytes`: by way, how much anonymous memory each rank

@@ -1,4 +1,4 @@
-"""Records of what was measured. They hold raw samples; every summary is computed from them when it is asked for."""
+"""Records of what one side did. They hold raw samples; every summary is computed from them when it is asked for."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from labkit.harness.environment import Environment
 from labkit.harness.roofline import Work
 from labkit.harness.timing import CLOCK, Times
 from labkit.stages import Phase, Stage
-from labkit.statistics import Ratio, Summary, Verdict, first_is_slow, ratio, remarks, summarise
+from labkit.statistics import ShareOfLimit, Summary, first_is_slow, remarks, summarise, taken_cores
 
 SCHEMA_VERSION: Literal[1] = 1
 METRICS = ("ttft", "per_token", "end_to_end")
-ROUNDS_FOR_INTERVAL = 6  # the range of n medians holds the true one with probability 1 - 2 * 0.5 ** n
 
 
-class Record(BaseModel):
-    """Frozen, and strict about the fields it reads back."""
+class FrozenRecord(BaseModel):
+    """A record that cannot be changed, and that refuses unknown fields when it is read back."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Case(Record):
-    """What was generated with what. `origin` tells where the weights came from.
+class Case(FrozenRecord):
+    """What is generated, with which model and on how many threads: what measuring functions take and records keep.
 
-    tp: ranks that the model was cut for, each with `threads` threads.
+    `origin` says where the weights came from; it is empty until they have been found. The model is cut for `tp` ranks
+    of `threads` threads each.
     """
 
     model: str
-    origin: str
+    origin: str = ""
     dtype: str
     batch: int
     prompt_tokens: int
@@ -44,18 +44,22 @@ class Case(Record):
 
     @property
     def cores(self) -> int:
-        """That it computes on, on a CPU."""
+        """The processors that the threads of all ranks keep busy, on a CPU."""
         return self.threads * self.tp
 
 
-class Run(Record):
-    """One timed generation, and the read bandwidth probed just before and just after it (None: no probe here)."""
+class Run(FrozenRecord):
+    """One timed generation, and the read bandwidth probed just before and just after it (None: no probe here).
+
+    `others_cores`: processors that other programs kept busy around this run (None: nobody looked, or too short a time).
+    """
 
     round: int
     ttft_ms: float
     decode_ms: tuple[float, ...]
     end_to_end_ms: float
     bandwidth_gb_s: tuple[float, float] | None = None
+    others_cores: float | None = None
 
     @classmethod
     def of(cls, times: Times, *, round: int, before: float | None, after: float | None) -> Run:
@@ -74,10 +78,10 @@ class Run(Record):
         return work.floor_ms(float(np.mean(self.bandwidth_gb_s))) / self.per_token_ms
 
 
-class Measurement(Record):
-    """The runs of one side on one case. Times in milliseconds; MB are 10^6 bytes.
+class Measurement(FrozenRecord):
+    """The runs of one side on one case. Times are in milliseconds, and MB are 10^6 bytes.
 
-    Of a side on several ranks a time is that of the slowest of them, step by step; memory is that of the largest.
+    For a side on several ranks each time is that of the slowest rank, step by step, and memory is that of the largest.
     """
 
     kind: Literal["measurement"] = "measurement"
@@ -87,17 +91,17 @@ class Measurement(Record):
     impl: str
     case: Case
     environment: Environment
-    work: Work | None  # None: a model of an architecture whose work is not counted
+    work: Work | None  # None: the work of this architecture is not counted
     runs: tuple[Run, ...] = Field(min_length=1)
     clock: str = CLOCK
     load_s: float | None = None
     start_to_ready_s: float | None = None  # imports, loading and the first warm-up run, without waiting for a turn
     first_run_s: float | None = None  # the first warm-up run, compilation included
-    peak_rss_mb: float | None = None  # beyond what the process held before it loaded the weights; of a GPU its memory
+    peak_rss_mb: float | None = None  # more than before the weights were loaded; on a GPU, of the GPU's memory
     stages: tuple[StageTime, ...] = ()  # from one extra run, never from the timed ones
-    stage_run: Run | None = None  # that run's times: what collecting the stages costs
-    rank_stages: tuple[tuple[StageTime, ...], ...] = ()  # of a side on several ranks: of each; `stages` are of rank 0
-    nodes: tuple[tuple[str, str], ...] = ()  # kernel and stage of each node of the CUDA graph that a step was
+    stage_run: Run | None = None  # the times of the extra run, which show what collecting the stages costs
+    rank_stages: tuple[tuple[StageTime, ...], ...] = ()  # of each of several ranks; `stages` are those of rank 0
+    nodes: tuple[tuple[str, str], ...] = ()  # kernel and stage of each node of a step's CUDA graph
 
     @property
     def samples_ms(self) -> dict[str, tuple[float, ...]]:
@@ -157,6 +161,27 @@ class Measurement(Record):
         return float(np.median(known)) if known else None
 
     @property
+    def share_of_limit(self) -> ShareOfLimit | None:
+        """The share and how far to believe it. None where it is unknown, and where the whole model fits into the
+        caches, so that the memory does not limit it.
+        """
+        cache_mb = self.environment.cache_mb
+        if self.floor_share is None or self.work is None:
+            return None
+        if cache_mb is not None and self.environment.gpu is None and self.work.weight_bytes <= cache_mb * 1e6:
+            return None
+        probes = [run.bandwidth_gb_s for run in self.runs if run.bandwidth_gb_s]
+        noise = float(np.median([abs(np.log(after / before)) for before, after in probes]))
+        return ShareOfLimit(self.name, self.floor_share, noise)
+
+    @property
+    def taken_cores(self) -> tuple[float, ...]:
+        """By run, where it is known, how many of the processors that this side needed other programs kept busy."""
+        needed = self.case.cores if self.environment.gpu is None else 1
+        known = [run.others_cores for run in self.runs if run.others_cores is not None]
+        return tuple(taken_cores(others, needed=needed, cores=self.environment.cores) for others in known)
+
+    @property
     def prefill_gflop_s(self) -> float | None:
         return self.work.prefill_flops / self.ttft_ms / 1e6 if self.work else None
 
@@ -207,85 +232,6 @@ class Measurement(Record):
         }
 
     def __str__(self) -> str:
-        """The sentence that the articles print, of the whole call."""
+        """The sentence that the articles print about the time of the whole call."""
         latency = self.summary("end_to_end")
         return f"P95 latency (ms) - {latency.p95_text}; Average latency (ms) - {latency.mean:.2f} +- {latency.std:.2f};"
-
-
-class Comparison(Record):
-    """Two sides that ran the same case in the same rounds, each in its own process. Ratios are baseline / candidate."""
-
-    kind: Literal["comparison"] = "comparison"
-    schema_version: Literal[1] = SCHEMA_VERSION
-    baseline: Measurement
-    candidate: Measurement
-    tokens_equal: bool  # over all sequences of all rounds, position by position
-    first_difference: int | None  # the earliest new token that differs, from 0
-
-    @property
-    def case(self) -> Case:
-        return self.candidate.case
-
-    @property
-    def verdict(self) -> Verdict:
-        """Of the time per token."""
-        return self.ratio("per_token").verdict
-
-    @property
-    def read_bandwidth_gb_s(self) -> float | None:
-        sides = (self.baseline.read_bandwidth_gb_s, self.candidate.read_bandwidth_gb_s)
-        return None if None in sides else float(np.mean(sides))  # type: ignore[arg-type]
-
-    def ratio(self, metric: str) -> Ratio:
-        """Baseline / candidate of "ttft", "per_token" or "end_to_end", with its interval over rounds."""
-        return ratio(self.baseline.rounds_ms(metric), self.candidate.rounds_ms(metric))
-
-    @property
-    def limit_ratio(self) -> float | None:
-        """What the memory allows more ranks to gain: the candidate's read bandwidth over the baseline's, each probed
-        with all threads of its side beside its run, median over rounds. 1.0 for sides of as many threads in all.
-        """
-        pairs = [
-            (ours.bandwidth_gb_s, theirs.bandwidth_gb_s)
-            for ours, theirs in zip(self.candidate.runs, self.baseline.runs, strict=True)
-        ]
-        found = [float(np.mean(ours) / np.mean(theirs)) for ours, theirs in pairs if ours and theirs]
-        if self.candidate.case.cores == self.baseline.case.cores:
-            return 1.0
-        return float(np.median(found)) if found else None
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What weakens the comparison, both sides' remarks included."""
-        found = [*self.baseline.remarks, *self.candidate.remarks]
-        rounds = len(self.candidate.runs)
-        if rounds < ROUNDS_FOR_INTERVAL:
-            held = 1 - 2 * 0.5**rounds
-            found.append(f"{rounds} rounds: the interval holds the ratio with {held:.0%} probability at most, not 95%")
-        environment = self.candidate.environment
-        if environment.load_average > environment.cores / 2:
-            found.append(f"the machine was busy before the first round (load {environment.load_average})")
-        if not self.tokens_equal:
-            found.append(f"the sides' tokens differ from new token {self.first_difference} on")
-        return tuple(found)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The one object that `labkit compare --json` prints last."""
-        ratios = {metric: self.ratio(metric) for metric in METRICS}
-        return {
-            **self.case.model_dump(),
-            "rounds": len(self.candidate.runs),
-            "baseline": self.baseline.as_dict(),
-            "candidate": self.candidate.as_dict(),
-            **{f"{metric}_ratio": found.value for metric, found in ratios.items()},
-            **{f"{metric}_ratio_low": found.low for metric, found in ratios.items()},
-            **{f"{metric}_ratio_high": found.high for metric, found in ratios.items()},
-            "noise": ratios["per_token"].noise,
-            "verdict": str(self.verdict),
-            "tokens_equal": self.tokens_equal,
-            "first_difference": self.first_difference,
-            "read_bandwidth_gb_s": self.read_bandwidth_gb_s,
-            "limit_ratio": self.limit_ratio,
-            "remarks": list(self.remarks),
-            "environment": self.candidate.environment.model_dump(mode="json"),
-        }

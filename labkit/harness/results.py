@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from labkit.harness.comparison import Comparison
 from labkit.harness.exchange.records import ExchangeMeasurement
 from labkit.harness.load_record import LoadMeasurement
-from labkit.harness.records import SCHEMA_VERSION, Comparison, Measurement
+from labkit.harness.records import SCHEMA_VERSION, Measurement
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
-from labkit.system.errors import UserError
+from labkit.system.errors import RunError, UserError
+from labkit.system.output_folder import reason
 from labkit.system.validation import first_problem
 from labkit.system.whole_file import write_whole
 
@@ -24,13 +28,36 @@ AnyRecord = Measurement | Comparison | RegionMeasurement | LadderMeasurement | E
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
 
+class SaveError(RunError):
+    """A result that was measured but could not be written. The message names the file and what to do."""
+
+
 def save(record: Measurement | Comparison, folder: str | os.PathLike[str]) -> Path:
-    """Write one record as a file of JSON lines of its own under `folder`, whole or not at all; returns its path."""
+    """Write one record as a file of JSON lines of its own under `folder`, whole or not at all; returns its path.
+
+    SaveError where the folder cannot be written to, or is full.
+    """
     sides = (record.baseline, record.candidate) if isinstance(record, Comparison) else (record,)
     case, names = sides[0].case, "-vs-".join(side.name for side in sides)
     stem = f"{sides[-1].created:%Y%m%dT%H%M%S%f}-{Path(case.model).name}-{case.dtype}-b{case.batch}-{names}"
     target = Path(folder) / f"{stem}.jsonl"
-    write_whole(target, record.model_dump_json() + "\n")
+    return save_lines(target, [record])
+
+
+def save_or_warn(record: Measurement | Comparison, folder: str | os.PathLike[str]) -> None:
+    """As `save`, for functions that return what they measured: a file that cannot be written is only a warning."""
+    try:
+        save(record, folder)
+    except SaveError as error:
+        warnings.warn(str(error), stacklevel=3)
+
+
+def save_lines(target: Path, records: Iterable[BaseModel]) -> Path:
+    """Write records as the lines of the file `target`, whole or not at all, and return it. SaveError as for `save`."""
+    try:
+        write_whole(target, "".join(record.model_dump_json() + "\n" for record in records))
+    except OSError as error:
+        raise SaveError(f"the result could not be saved as {target}: {reason(error)} (--output)") from error
     return target
 
 

@@ -1,8 +1,8 @@
-"""One generation on the clock: prefill ends with the first token, every further token is one decode step.
+"""Time one generation: prefill ends with the first token, and every further token is one decode step.
 
-Time to first token (TTFT) is bound by arithmetic, the time per token by memory; a mean over the whole call would hide
-both. The stamps come from a streamer, which every Hugging Face model and the engine's fast loop feed in the same way:
-with tokens that the CPU has already read, so that a GPU's work is in the time of the token that it was for.
+The time to the first token (TTFT) is bound by arithmetic and the time per token by memory. A mean over the whole call
+would hide both. The times are noted by a streamer, which every Hugging Face model and the engine's fast loop feed in
+the same way: with tokens that the CPU has already read, so that a GPU's work counts for the token that it was done for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Generator(Protocol):
 
 
 class TokenClock(BaseStreamer):
-    """Streamer that stamps the clock at each new token; the prompt, which arrives first and in 2-D, is not one."""
+    """A streamer that notes the time of each new token. The prompt, which comes first and in 2-D, is left out."""
 
     def __init__(self) -> None:
         self.stamps_ns: list[int] = []
@@ -75,14 +75,14 @@ def timed_generate(generator: Generator, input_ids: torch.Tensor, **generation_a
 
 
 def wait_for_gpu() -> None:
-    """Until it has done what this process asked of it; nothing where no GPU is in use."""
+    """Wait until the GPU has done all that this process asked of it. Does nothing where no GPU is in use."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Garbage is collected before a run, never during it."""
+    """Collect garbage before a run, and not during it."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

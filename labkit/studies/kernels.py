@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from labkit.harness.compare.interleave import Progress
 from labkit.harness.regions.case import layer_case
 from labkit.harness.regions.layer_side import LayerSide
 from labkit.harness.regions.measure import ROUNDS, LayerBench
@@ -23,6 +22,7 @@ from labkit.harness.regions.vocabulary import REGIONS
 from labkit.kernels.types import float_dtype
 from labkit.models.dtypes import dtype_of
 from labkit.stages import Phase, message, stage
+from labkit.system.progress import Progress
 
 PEAK_SIZE, PEAK_SIZE_ON_GPU = 1024, 8192
 PEAK_SECONDS = 0.2
@@ -50,14 +50,14 @@ class KernelStudy:
 
     @property
     def headline(self) -> str:
-        """What fusing gives a layer, with its interval, and the share of the limit."""
+        """What fusing gives a layer, with its interval, the share of the limit, and its grade."""
         case, last = self.ladder.case, self.ladder.rungs[-1]
-        floor = self.ladder.floor_us
-        share = "" if floor is None else f", {floor / self.ladder.median_us(last):.0%} of the limit"
+        reached = self.ladder.floor_share
+        share = "" if reached is None else f", {reached:.0%} of the limit"
         how = "in the one-call step"
         if case.impl == "triton":
             how = "in a CUDA graph" if self.ladder.environment.gpu else "interpreted, so that no time means anything,"
-        return (
+        return self.ladder.trust.graded(
             f"{case.model}, {case.dtype}, batch {case.batch}: a layer fused {how} against unfused torch ops: "
             f"{self.ladder.ratio(last)}{share}"
         )

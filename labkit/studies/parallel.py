@@ -6,9 +6,12 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 
-from labkit.harness.compare.interleave import Progress, SideSpec, take_turns
-from labkit.harness.records import Comparison, Measurement
-from labkit.harness.results import save
+from labkit.harness.compare.interleave import take_turns
+from labkit.harness.compare.plan import Schedule, SideSpec
+from labkit.harness.compare.versus import comparison_case
+from labkit.harness.comparison import Comparison
+from labkit.harness.records import Measurement
+from labkit.harness.results import save_or_warn
 from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
 from labkit.nsys.analysis.collectives import Collectives, collectives
@@ -16,6 +19,7 @@ from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.trace import Trace
 from labkit.studies.rank_capture import capture_ranks
 from labkit.system.errors import UserError
+from labkit.system.progress import Progress
 from labkit.weights.resolve import resolve
 
 STEPS = 8  # of the capture
@@ -55,15 +59,14 @@ class ParallelStudy:
 
     @property
     def headline(self) -> str:
-        """What the most ranks gain over one, with the interval and what the memory allows."""
+        """What the most ranks gain over one, with the interval, what the memory allows, and its grade."""
         found, case = self.most, self.most.case
         limit = found.limit_ratio
         allowed = "" if limit is None else f"; the memory allows {limit:.2f}x"
         waits = max(found.candidate.communication_shares)
-        return (
+        return found.trust().graded(
             f"{case.model}, {case.dtype}: {case.tp} ranks of {_threads(case.threads)} against one, per token: "
-            f"{found.ratio('per_token')} {found.verdict}{allowed}; "
-            f"they wait for each other in at most {waits:.0%} of a step"
+            f"{found.claim()}{allowed}; they wait for each other in at most {waits:.0%} of a step"
         )
 
 
@@ -98,17 +101,14 @@ def study_parallel(
 
     turns = take_turns(
         [SideSpec("fused", threads, size) for size in sizes],
-        model=model,
-        dtype=dtype,
-        prompt=prompt,
-        new=new,
-        rounds=rounds,
+        comparison_case(model=model, dtype=dtype, batch=1, prompt=prompt, new=new, threads=threads),
+        Schedule(rounds=rounds),
         output=output,
         progress=runs,
     )
     comparisons = tuple(turns.comparison(0, which) for which in range(1, len(sizes)))
     for comparison in comparisons:
-        save(comparison, output)
+        save_or_warn(comparison, output)
     (total,) = captured
     follow(total, total + 1, f"capturing {sizes[-1]} ranks")
     capture, remarks = None, tuple[str, ...]()

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 MIME_TYPE = "application/vnd.labkit.progress+json"
 HEADLINE_MIME_TYPE = "application/vnd.labkit.headline"
+Progress = Callable[[int, int, str], None]  # steps done, steps in all, what runs now
 
 
 def as_output(done: float, total: float, label: str) -> dict[str, Any]:
@@ -19,8 +20,13 @@ def as_output(done: float, total: float, label: str) -> dict[str, Any]:
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Callable[[float, float, str], None]]:
     """A bar that moves with the work only: a thread that redraws it would cost the runs being timed."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
+    columns = (
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("{task.description}", markup=False),
+    )
+    with bars.Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("starting", total=None)
 
         def follow(done: float, total: float, label: str) -> None:

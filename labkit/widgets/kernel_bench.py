@@ -1,4 +1,4 @@
-"""The regions of a layer under controls, and a way to step through them."""
+"""The regions of a layer, with controls for the settings and a way to step through them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KernelBench(Bench[KernelStudy]):
         threads: int = 0,
         rounds: int = 15,
     ) -> None:
-        """`threads` 0: as many as torch would use."""
+        """With `threads` 0 there are as many as torch would use."""
         settings = {"model": model, "dtype": dtype, "batch": batch, "context": context, "impl": impl}
         super().__init__(settings | {"threads": threads, "rounds": rounds}, {"dtype": DTYPES, "impl": IMPLS})
 
@@ -48,7 +48,9 @@ class KernelBench(Bench[KernelStudy]):
         return found.headline
 
     def step_through(self) -> None:
-        """Region by region: what is fused, and one layer's timeline with it. Live with buttons, else all at once."""
+        """Show region by region what is fused, and the timeline of a layer with it. Buttons step through the regions
+        where somebody is at the kernel; otherwise all are shown.
+        """
         regions = len(self.found.regions)
         if not is_live():
             for index in range(regions):

@@ -1,4 +1,4 @@
-"""One rank against more, under controls."""
+"""One rank against more ranks, with controls for the settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ParallelBench(Bench[ParallelStudy]):
         rounds: int = 6,
         threads: int = 0,
     ) -> None:
-        """`threads`, of each rank; 0: the cores shared out among the most ranks."""
+        """Each rank has `threads` threads; with 0, the cores are shared out among the largest number of ranks."""
         parse_sizes(tp_sizes)
         texts = {"model": model, "tp_sizes": tp_sizes, "dtype": dtype}
         sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}

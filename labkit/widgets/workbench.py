@@ -1,4 +1,4 @@
-"""A comparison of two sides under controls."""
+"""A comparison of two sides, with controls for its settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from labkit.figures.summary import headline
 from labkit.harness import Comparison
 from labkit.harness.compare.baselines import BASELINES
-from labkit.harness.compare.interleave import compare
+from labkit.harness.compare.versus import compare
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.widgets.bench import Bench
 from labkit.widgets.controls import Follow
@@ -28,7 +28,7 @@ class Workbench(Bench[Comparison]):
         threads: int = 0,
         rounds: int = 6,
     ) -> None:
-        """`threads` 0: as many as torch would use."""
+        """With `threads` 0 there are as many as torch would use."""
         texts = {"model": model, "dtype": dtype}
         sizes = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
         settings = texts | sizes | {"baseline": baseline, "threads": threads, "rounds": rounds}

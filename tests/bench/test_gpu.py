@@ -9,7 +9,7 @@ from labkit.bench import gpu as gpu_bench
 from labkit.bench.gpu import checks, main
 from labkit.bench.targets import GPU_TARGETS
 from labkit.harness import load_records
-from labkit.harness.records import Comparison
+from labkit.harness.comparison import Comparison
 from labkit.models.presets import PRESETS
 
 pytestmark = [

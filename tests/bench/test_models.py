@@ -15,7 +15,8 @@ from labkit.bench.report import Row, report, rows
 from labkit.bench.targets import TARGETS, Target
 from labkit.harness import Comparison, load_records
 from labkit.harness.compare import peers
-from labkit.harness.compare.interleave import compare_with_each
+from labkit.harness.compare.plan import Schedule
+from labkit.harness.compare.versus import compare_with_each, comparison_case
 from labkit.harness.environment import read_environment
 from labkit.models.presets import PRESETS
 
@@ -215,9 +216,8 @@ def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
 @pytest.mark.sweep
 def test_a_short_warm_up_leaves_the_runs_of_both_sides_as_long_as_they_were() -> None:
     """tests/harness/compare asks one side."""
-    (found,) = compare_with_each(
-        ("hf-eager",), model="tiny-gpt2", prompt=4, new=5, threads=1, rounds=2, warm_up=2, stages=False, output=None
-    )
+    case = comparison_case(model="tiny-gpt2", dtype="float32", batch=1, prompt=4, new=5, threads=1)
+    (found,) = compare_with_each(("hf-eager",), "fused", case, Schedule(rounds=2, warm_up=2, stages=False))
     assert {len(run.decode_ms) for side in (found.baseline, found.candidate) for run in side.runs} == {4}
     assert found.tokens_equal
     assert found.candidate.stages == ()

@@ -3,6 +3,7 @@
 In this process where it makes no difference, to spare each test the seconds that torch and transformers take to load.
 """
 
+import errno
 import json
 import os
 import signal
@@ -19,8 +20,11 @@ import torch
 from comparisons import comparison
 from rich.console import Console
 
+from labkit.cli import compare as compare_cli
+from labkit.cli import kernels as kernels_cli
 from labkit.cli import main as cli
-from labkit.harness import Comparison
+from labkit.harness import Case, Comparison
+from labkit.harness.compare.plan import Schedule
 from labkit.kernels import gpu
 
 SMALL = ("--prompt", "9", "--new", "5", "--threads", "1", "--rounds", "3")
@@ -45,7 +49,8 @@ Labkit = Callable[..., tuple[int, str, str]]
 def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labkit:
     """Runs a command line in the test's folder: (exit code, stdout, stderr)."""
     monkeypatch.setenv("HF_HUB_OFFLINE", ENVIRONMENT["HF_HUB_OFFLINE"])
-    monkeypatch.setattr(cli, "out", Console(width=200))
+    for module in (cli, compare_cli, kernels_cli):
+        monkeypatch.setattr(module, "out", Console(width=200))
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -88,7 +93,7 @@ def check_figures(figures: dict[str, Any], baseline: str, candidate: str) -> Non
 
 def test_compare_ends_with_one_json_object(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a comparison that was not measured here."""
-    monkeypatch.setattr("labkit.harness.compare.interleave.compare", lambda *sides, **settings: comparison())
+    monkeypatch.setattr("labkit.harness.compare.versus.compare_with_each", lambda *sides, **settings: (comparison(),))
     code, said, errors = labkit("compare", "tiny-gpt2", *SMALL, "--json")
     assert code == 0, errors
     check_figures(json.loads(said.splitlines()[-1]), "hf-eager", "fused")
@@ -98,19 +103,24 @@ def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, mo
     """Of a comparison that was not measured here."""
     asked: dict[str, Any] = {}
 
-    def measured(*sides: str, **settings: Any) -> Comparison:
-        asked.update(settings, sides=sides)
-        return comparison(dtype=settings["dtype"])
+    def measured(
+        baselines: tuple[str, ...], candidate: str, case: Case, schedule: Schedule, **rest: Any
+    ) -> tuple[Comparison, ...]:
+        asked.update(baselines=baselines, candidate=candidate, case=case, schedule=schedule, output=rest["output"])
+        return (comparison(dtype=case.dtype),)
 
-    monkeypatch.setattr("labkit.harness.compare.interleave.compare", measured)
+    monkeypatch.setattr("labkit.harness.compare.versus.compare_with_each", measured)
     code, said, errors = labkit("compare", "tiny-llama", *SMALL, "--dtype", "bfloat16", "--output", "elsewhere")
     assert code == 0, errors
     assert "random weights" in said
-    assert "fused against hf-eager: " in said
+    assert "FASTER  fused against hf-eager: " in said
     assert "share of the limit" in said
-    wanted = {"dtype": "bfloat16", "prompt": 9, "new": 5, "threads": 1, "rounds": 3, "output": Path("elsewhere")}
-    assert asked.items() >= wanted.items()
-    assert asked["sides"] == ("hf-eager", "fused")
+    assert asked["baselines"] == ("hf-eager",)
+    assert asked["candidate"] == "fused"
+    case = asked["case"]
+    assert (case.dtype, case.prompt_tokens, case.new_tokens, case.threads) == ("bfloat16", 9, 5, 1)
+    assert asked["schedule"] == Schedule(rounds=3)
+    assert asked["output"] == Path("elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -213,3 +223,64 @@ def test_without_a_gpu_triton_says_what_to_do(
     assert "impl 'triton' needs an NVIDIA GPU" in errors
     assert "use impl='cpp'" in errors
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "waited"),
+    [(("--wait-quiet",), 300.0), (("--wait-quiet", "20"), 20.0), ((), None), (("--wait-quiet", "--json"), 300.0)],
+    ids=("alone", "a number", "left out", "an option"),
+)
+def test_wait_quiet_may_stand_without_a_number(
+    arguments: tuple[str, ...], waited: float | None, labkit: Labkit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Schedule] = []
+
+    def measured(baselines: Any, candidate: Any, case: Any, schedule: Schedule, **rest: Any) -> tuple[Comparison]:
+        asked.append(schedule)
+        return (comparison(),)
+
+    monkeypatch.setattr("labkit.harness.compare.versus.compare_with_each", measured)
+    for line in ((*arguments, "gpt2"), ("gpt2", *arguments)):
+        assert labkit("compare", *line)[0] == 0
+        assert asked[-1].wait_quiet_s == waited
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_comparison_is_shown_though_it_cannot_be_saved(
+    as_json: bool, labkit: Labkit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labkit.harness.compare.versus.compare_with_each", lambda *rest, **more: (comparison(),))
+    monkeypatch.setattr("labkit.harness.results.write_whole", full)
+    code, said, errors = labkit("compare", "gpt2", *(["--json"] if as_json else []))
+    assert code == 1
+    assert "Traceback" not in errors
+    assert "could not be saved as runs/" in errors
+    assert "No space left on device; make room there" in errors
+    if as_json:
+        assert json.loads(said.splitlines()[-1])["verdict"] == "FASTER"
+    else:
+        assert "FASTER  fused against hf-eager" in said
+
+
+def test_regions_are_shown_though_they_cannot_be_saved(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labkit.harness.results.write_whole", full)
+    code, said, errors = labkit("kernels", "--model", "tiny-gpt2", "--op", "residual", "--rounds", "2", "--json")
+    assert code == 1
+    assert json.loads(said.splitlines()[-1])["rows"][0]["region"] == "residual"
+    assert "No space left on device" in errors
+
+
+@pytest.mark.parametrize("command", [("compare", "tiny-gpt2"), ("kernels", "--model", "tiny-gpt2")], ids=" ".join)
+def test_a_folder_that_cannot_be_used_is_refused_before_anything_is_measured(
+    command: tuple[str, ...], labkit: Labkit, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").write_text("mine")
+    code, said, errors = labkit(*command)
+    assert (code, said) == (2, "")
+    assert "cannot be written to the folder runs" in errors
+    assert "there is a file of that name; name another folder" in errors
+
+
+def full(path: Path, text: str) -> None:
+    """`write_whole` on a disk without room."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

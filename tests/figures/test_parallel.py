@@ -12,7 +12,8 @@ from traces import Recorder
 from labkit.engine import StageTime
 from labkit.figures import cut_figure, gpus_figure, scaling_figure, waiting_figure
 from labkit.figures.parallel import MATRICES, pieces
-from labkit.harness.records import Comparison, Measurement
+from labkit.harness.comparison import Comparison
+from labkit.harness.records import Measurement
 from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
 from labkit.models.presets import PRESETS

@@ -1,9 +1,10 @@
-"""The ladder that the fused engine is compared with, every rung and the engine itself behind one interface.
+"""The baselines that the fused engine is compared with, and the engine itself, all behind one interface.
 
-`hf-gemm` is vanilla with the engine's GEMM: what it gains over `hf-eager` is the GEMM's merit, the rest the fusion's.
-On a GPU `hf-graph` tells them apart: it gains what launching kernels costs, the rest is the kernels'.
-Vanilla rungs run as fast as their library lets them: the attention that transformers picks (SDPA where it has one),
-inference mode, and the same threads or the same GPU as the engine.
+`hf-gemm` is vanilla with the engine's GEMM. What it gains over `hf-eager` is due to the GEMM, and what the engine gains
+over it is due to fusion. On a GPU `hf-graph` has a similar part: it does not launch kernels one by one, so what the
+engine gains over it is due to the kernels themselves.
+Vanilla baselines run as fast as their library lets them: with the attention that transformers picks (SDPA where there
+is one), in inference mode, and on the same threads or the same GPU as the engine.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _no_stages(run: Callable[[], object]) -> list[StageTime]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A model that is ready to generate. `impl` tells what really computes, `weights` how its matrices are stored."""
+    """A model that is ready to generate. `impl` says what computes, and `weights` how the matrices are stored."""
 
     name: str
     impl: str
@@ -65,7 +66,7 @@ class Baseline:
         return tuple((node.kernel, node.stage) for node in getattr(self.model, "graph_nodes", ()))
 
     def generate(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-        """Hugging Face's `generate`. Tensors may lie anywhere; the result lies where the model does."""
+        """Hugging Face's `generate`. Tensors may be on any device; the result is on that of the model."""
         moved = {key: value.to(self.device) if torch.is_tensor(value) else value for key, value in kwargs.items()}
         with torch.inference_mode():
             return self.model.generate(input_ids.to(self.device), **self.options, **moved)
@@ -77,11 +78,11 @@ def comparison_device() -> torch.device:
 
 
 def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int, **options: Any) -> Baseline:
-    """Load `source` as the rung `name` of the ladder, for `threads` threads of this process, or for its GPU.
+    """Load `source` as the baseline `name`, to run on `threads` threads of this process or on its GPU.
 
-    `options`: of `init_inference`, for the rungs that are the engine.
+    `options` are those of `init_inference`, for the baselines that are the engine.
 
-    Raises ValueError as `check_baseline` does, and for a model that the rung cannot run.
+    UserError as from `check_baseline`, and for a model that the baseline cannot run.
     """
     check_baseline(name)
     torch.set_num_threads(threads)
@@ -89,7 +90,7 @@ def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int, *
 
 
 def check_baseline(name: str) -> None:
-    """ValueError for an unknown name, for one whose package is not installed, and for one of another device."""
+    """UserError for a name that is unknown, whose package is not installed, or which runs on another device only."""
     if name not in BASELINES:
         raise UserError(f"unknown baseline {name!r}; expected one of {', '.join(BASELINES)}")
     if name == "accelerate" and find_spec("accelerate") is None:
@@ -113,7 +114,7 @@ def _hf_eager(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
 
 
 def _hf_static(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
-    """Static cache, not compiled. On a GPU transformers would compile its steps if it were not told."""
+    """Static cache, not compiled. On a GPU transformers compiles the steps on a static cache unless told not to."""
     model = _hf_model(source, dtype)
     check_static_cache(model)
     options = {"cache_implementation": "static", "disable_compile": True}
@@ -127,7 +128,7 @@ def _hf_graph(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
 
 
 def _hf_gemm(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
-    """Every linear of vanilla on packed weights, unfused. A prompt stays with torch, so the weights are held twice."""
+    """Vanilla with all linears on packed weights, unfused. Torch multiplies the prompt, so weights are held twice."""
     if reason := unavailable():
         raise UserError(f"the baseline 'hf-gemm' runs labkit's C++ GEMM: {reason}")
     model = source.hf_model(dtype)
@@ -157,9 +158,9 @@ class PackedLinear(nn.Module):
 
 
 def _hf_compile(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
-    """Static cache and `torch.compile`; one graph for the prompt and one for a step, compiled by the first call.
+    """Static cache and `torch.compile`. The first call compiles one graph for the prompt and one for a step.
 
-    On a GPU transformers compiles by itself, with CUDA graphs ("reduce-overhead"), and the steps only.
+    On a GPU transformers compiles the steps, and only these, by itself and with CUDA graphs ("reduce-overhead").
     """
     model = _hf_model(source, dtype)
     how = "torch.compile"

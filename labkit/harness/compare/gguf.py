@@ -1,9 +1,9 @@
-"""A model as the file that llama.cpp reads.
+"""Write a model as the file that llama.cpp reads.
 
-`python -P -m labkit.harness.compare.gguf SOURCES MODEL SEED DTYPE OUTTYPE TARGET` writes it.
+python -P -m labkit.harness.compare.gguf SOURCES MODEL SEED DTYPE OUTTYPE TARGET
 
-The conversion is llama.cpp's own `convert_hf_to_gguf.py`, from the folder SOURCES. Tokens are compared by their ids, so
-the file names the size of the vocabulary and no tokenizer: the converter knows only the published ones.
+The conversion is done by llama.cpp's own `convert_hf_to_gguf.py`, from the folder SOURCES. Tokens are compared by their
+ids, so the file has the size of the vocabulary but no tokenizer, of which the converter knows only the published ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 def main() -> None:
-    """Write TARGET, as OUTTYPE or else DTYPE, with a checkpoint beside it for as long as the conversion takes."""
+    """Write TARGET with weights of OUTTYPE, or of DTYPE if that is empty. A checkpoint lies beside it meanwhile."""
     sources, model, seed, dtype, outtype, target = sys.argv[1:]
     with TemporaryDirectory(dir=Path(target).parent) as checkpoint:
         vanilla = resolve(model, seed=int(seed)).hf_model(FLOAT_DTYPES[dtype])

@@ -1,4 +1,4 @@
-"""llama.cpp as a side of a comparison: the strongest CPU runtime there is, a yardstick and not a dependency.
+"""llama.cpp as a side of a comparison. It is a strong CPU runtime to measure against, and no dependency of labkit.
 
 It is found when the interpreter named in LABKIT_LLAMA_CPP_PYTHON (unset: the running one) imports `llama_cpp`, and
 LABKIT_LLAMA_CPP_SOURCES names the folder with llama.cpp's `convert_hf_to_gguf.py`. It computes in a worker like every
@@ -28,7 +28,7 @@ from labkit.weights.source import ModelSource
 
 LLAMA_CPP = "llama.cpp"
 LLAMA_CPP_INT8 = "llama.cpp-q8_0"  # int8 weights in groups of 32, whatever dtype the other sides have
-PEERS = {LLAMA_CPP: None, LLAMA_CPP_INT8: "q8_0"}  # with the converter's name of the type, None: that of the others
+PEERS = {LLAMA_CPP: None, LLAMA_CPP_INT8: "q8_0"}  # the converter's name of the type; None: that of the other sides
 PYTHON, SOURCES = "LABKIT_LLAMA_CPP_PYTHON", "LABKIT_LLAMA_CPP_SOURCES"
 CONVERTER = "convert_hf_to_gguf.py"
 FIND = "import importlib.util as u; spec = u.find_spec('llama_cpp'); print(spec.origin if spec else '')"
@@ -49,7 +49,7 @@ def unavailable() -> str | None:
 
 @contextmanager
 def converted(name: str, model: str, *, dtype: str, seed: int) -> Iterator[Path]:
-    """`model` as the GGUF file of a peer, for as long as the context lasts. RuntimeError: the converter failed."""
+    """`model` as the GGUF file of a peer; the file is removed when the context ends. RunError: the converter failed."""
     with owned_folder("labkit-gguf-") as folder:
         target = folder / "model.gguf"
         arguments = [os.environ[SOURCES], model, str(seed), dtype, PEERS[name] or "", str(target)]
@@ -66,7 +66,7 @@ def llama_cpp(
 ) -> Baseline:
     """llama.cpp with the weights of the file `gguf`, behind the interface of the baselines.
 
-    `dtype` is that of the other sides' weights, and of the file's where the peer has no type of its own.
+    `dtype` is that of the other sides' weights. The weights in the file have it too, unless the peer has its own.
     """
     model = LlamaCpp(gguf, source.hf_config, threads=threads, positions=positions)
     if PEERS[name] is None:
@@ -75,7 +75,7 @@ def llama_cpp(
 
 
 class LlamaCpp:
-    """One sequence, greedily, through llama.cpp's C interface; a further token costs one `llama_decode`."""
+    """Generates one sequence greedily through llama.cpp's C interface, with one `llama_decode` for each token."""
 
     def __init__(self, gguf: str, config: PretrainedConfig, *, threads: int, positions: int) -> None:
         package = _package(os.environ.get(PYTHON, sys.executable))
@@ -97,7 +97,7 @@ class LlamaCpp:
     def generate(
         self, input_ids: torch.Tensor, *, streamer: BaseStreamer, max_new_tokens: int, **greedy: Any
     ) -> torch.Tensor:
-        """`max_new_tokens` greedy tokens, an end of text like any other, each given to the streamer when known."""
+        """`max_new_tokens` greedy tokens; the streamer gets each as it is known. An end of text does not end it."""
         if len(input_ids) != 1:
             raise UserError(f"got a batch of {len(input_ids)}, expected 1: {LLAMA_CPP} runs one sequence here")
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)

@@ -1,4 +1,4 @@
-"""The parent's end of a side: start its worker process, or one for each of its ranks, ask, end them."""
+"""The parent's end of a side: it starts a worker process, or one for each rank, asks them, and ends them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labkit.system.owned_folder import owned_folder
 
 FIXED = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # the parent has already resolved the model
 SECONDS_TO_END = 10
-JOINING = ("load", "open_exchange")  # what the ranks of a side meet for
+JOINING = ("load", "open_exchange")  # requests at which the ranks of a side meet
 
 
 class WorkerError(RunError):
@@ -30,12 +30,12 @@ class WorkerError(RunError):
 class SideProcess:
     """A fresh process for one side, with its thread count fixed before any library starts its pool.
 
-    Use as a context: it ends the worker, at once when something went wrong. The worker has a session of its own, so
-    that Ctrl-C reaches the parent alone, and ends by itself when the parent disappears.
+    It is a context, at whose end the worker ends, at once if something went wrong. The worker has a session of its own,
+    so that Ctrl-C reaches only the parent, and it ends by itself when the parent disappears.
     """
 
     def __init__(self, name: str, threads: int, cores: Collection[int] = ()) -> None:
-        """cores: the only ones that it may run on; none: all of this process's."""
+        """`cores` are the only ones that it may run on; an empty collection: all that this process may run on."""
         self.name = name
         self._errors = tempfile.TemporaryFile("a+")  # noqa: SIM115 - open as long as the process, which appends to it
         self._process = subprocess.Popen(
@@ -58,12 +58,12 @@ class SideProcess:
         return self._process.pid
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
-        """Answer to one request. What is wrong with the user's input comes back as its own error, else WorkerError."""
+        """The answer to one request. UserError where the worker refused what the user asked for, else WorkerError."""
         self.send(op, **request)
         return self.receive()
 
     def send(self, op: str, **request: Any) -> None:
-        """A request, whose answer `receive` waits for."""
+        """Send a request; `receive` waits for its answer."""
         try:
             self._requests.write(json.dumps({"op": op, **request}) + "\n")
             self._requests.flush()
@@ -118,10 +118,10 @@ class SideProcess:
         return "\n".join(self._errors.read().splitlines()[-lines:])
 
 
-class Side:
-    """One side of a comparison: a `SideProcess`, or one for each of its ranks, on cores of its own if there are enough.
+class SideProcesses:
+    """One side of a comparison: a `SideProcess`, or one for each rank, each on its own cores if there are enough.
 
-    Use as a context. What goes wrong on one rank ends the side: the others would wait for it.
+    It is a context. An error on one rank ends the whole side, since the other ranks would wait for it.
     """
 
     def __init__(self, name: str, threads: int, ranks: int = 1) -> None:
@@ -139,8 +139,12 @@ class Side:
             for rank, cores in enumerate(cores_of_ranks(ranks, threads))
         ]
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes)
+
     def ask(self, op: str, **request: Any) -> list[dict[str, Any]]:
-        """The answers of all ranks, by rank; the first error among them is raised, as SideProcess.ask does."""
+        """The answers of all ranks, by rank. The first error among them is raised as by `SideProcess.ask`."""
         for process, join in zip(self._processes, self._joins, strict=True):
             process.send(op, **request, **(join if op in JOINING else {}))
         answers: dict[int, dict[str, Any]] = {}
@@ -161,7 +165,7 @@ class Side:
 
 
 def cores_of_ranks(ranks: int, threads: int) -> list[list[int]]:
-    """Cores for each rank's threads, neighbours for one rank; none where there are too few for all."""
+    """For each rank the cores of its threads, which are neighbours; empty lists where there are too few for all."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < ranks * threads:
         return [[] for _ in range(ranks)]

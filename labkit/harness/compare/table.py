@@ -1,4 +1,4 @@
-"""A comparison as a table for the terminal: never a speedup without its interval, its baseline and the limit."""
+"""A comparison as a table for the terminal. A speedup never stands there without its interval, baseline and grade."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from labkit.harness.records import Comparison, Measurement
+from labkit.harness.comparison import Comparison
+from labkit.harness.records import Measurement
 from labkit.statistics import Verdict
 
 COLOURS = {Verdict.FASTER: "bold green", Verdict.SLOWER: "bold red", Verdict.SAME: "bold", Verdict.UNDECIDED: "yellow"}
@@ -22,7 +23,7 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     table.add_column("median of runs")
     table.add_column(baseline.name, justify="right")
     table.add_column(candidate.name, justify="right")
-    table.add_column(f"{baseline.name} / {candidate.name}  [95 %]", justify="right")
+    table.add_column(f"{baseline.name} / {candidate.name}  [{comparison.confidence}]", justify="right")
 
     def row(name: str, figure: str, unit: str, metric: str = "") -> None:
         values = [_number(getattr(side, figure), unit) for side in (baseline, candidate)]
@@ -35,15 +36,26 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     row("share of the limit", "floor_share", ".0%")
     row("peak memory, MB", "peak_rss_mb", ",.0f")
 
-    speed = comparison.ratio("per_token")
-    verdict = Text.assemble(
-        (str(speed.verdict), COLOURS[speed.verdict]),
-        f"  {candidate.name} against {baseline.name}: {speed} per token; noise alone reaches {1 + speed.noise:.2f}x",
+    footer = Text("\n".join(_footer(comparison, baseline, candidate)), style="dim")
+    return Group(table, _verdict(comparison), footer)
+
+
+def _verdict(comparison: Comparison) -> Text:
+    """The verdict, or why there is none, and the ratio that it follows from."""
+    speed, trust = comparison.ratio("per_token"), comparison.trust()
+    against = f"{comparison.candidate.name} against {comparison.baseline.name}: {speed} per token"
+    if not trust.trustworthy:
+        return Text.assemble(("NOT TRUSTWORTHY", "bold red"), f"  {against}\n{trust.sentence}")
+    noise = (
+        f"a claim needs more than {1 + speed.noise:.2f}x"
+        if comparison.looks
+        else f"noise alone reaches {1 + speed.noise:.2f}x"
     )
-    return Group(table, verdict, Text("\n".join(_footer(comparison, baseline, candidate)), style="dim"))
+    return Text.assemble((str(speed.verdict), COLOURS[speed.verdict]), f"  {against}; {noise}")
 
 
 def _footer(comparison: Comparison, baseline: Measurement, candidate: Measurement) -> list[str]:
+    looks = f", looked at after {', '.join(map(str, comparison.looks))}" if comparison.looks else ""
     tokens = "equal" if comparison.tokens_equal else f"DIFFERENT from new token {comparison.first_difference} on"
     bandwidth = comparison.read_bandwidth_gb_s
     limit = f"{bandwidth:.0f} GB/s read, probed beside the runs" if bandwidth else "read bandwidth unknown"
@@ -57,7 +69,7 @@ def _footer(comparison: Comparison, baseline: Measurement, candidate: Measuremen
         )
     return [
         *of_ranks,
-        f"tokens of both sides: {tokens} ({len(candidate.runs)} rounds)",
+        f"tokens of both sides: {tokens} ({comparison.rounds} rounds{looks})",
         f"weights: {comparison.case.origin}",
         f"{baseline.name}: {baseline.impl}; {candidate.name}: {candidate.impl}",
         f"machine: {candidate.environment.machine}; {limit}",

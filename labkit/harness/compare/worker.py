@@ -1,7 +1,7 @@
 """One side of a comparison in a process of its own: `python -P -m labkit.harness.compare.worker`.
 
-Requests come as lines of JSON on stdin, each answered by one line on what was stdout when the process started;
-anything that a library prints goes to stderr. When stdin ends, because the parent is done or dead, so does the worker.
+Requests come as lines of JSON on stdin. Each is answered by one line on what was stdout when the process started;
+whatever a library prints goes to stderr. The worker ends when stdin does, since its parent then is done or dead.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
-MEETING = timedelta(minutes=10)  # for the slowest rank to load
+MEETING = timedelta(minutes=10)  # how long the ranks wait for the slowest to load
 
 
 class Worker:
-    """Loads one side on request and generates with it. Every method answers with plain JSON data."""
+    """Loads one side and generates with it, on request. Every method returns plain JSON data."""
 
     def __init__(self) -> None:
         self._started_s = time() - psutil.Process().create_time()
@@ -59,8 +59,8 @@ class Worker:
     ) -> dict[str, Any]:
         """Load the weights and warm up, with `warm_up` new tokens instead of `new` if it is given.
 
-        `join`: the rank of this process among those of the side, and where they meet. Memory counts from here: imports,
-        the model's description and its tokenizer come before.
+        `join` has the rank of this process among those of the side, and where they meet. Memory is counted from here
+        on, without what imports, the model's description and its tokenizer take.
         """
         asked = perf_counter()
         source = resolve(model, seed=seed)
@@ -82,16 +82,7 @@ class Worker:
             self._side = baseline(name, source, FLOAT_DTYPES[dtype], threads, **options)
         wait_for_gpu()
         loaded = perf_counter()
-        if (settings := getattr(self._side.model, "generation_config", None)) is not None:
-            settings.eos_token_id = None  # every run has all of its tokens, with no processor to forbid an early end
-        self._vocab = self._side.config.vocab_size
-        pad = self._side.config.pad_token_id
-        self._generation_args = {
-            "attention_mask": torch.ones(self._shape, dtype=torch.long),
-            "do_sample": False,
-            "num_beams": 1,
-            "pad_token_id": 0 if pad is None else pad,
-        }
+        self._prepare_generation()
         self._new = warm_up or new
         self.run(seed=seed)
         self._new = new
@@ -101,8 +92,21 @@ class Worker:
             "weights": str(self._side.weights).removeprefix("torch."),
             "load_s": loaded - started,
             "first_run_s": warm - loaded,
-            "start_to_ready_s": self._started_s + warm - asked,  # others load between the two
+            "start_to_ready_s": self._started_s + warm - asked,  # between start and request other sides load
             "nodes": self._side.graph_nodes,
+        }
+
+    def _prepare_generation(self) -> None:
+        """Make the arguments of every call of `generate`, which is greedy and gives all of its tokens."""
+        if (settings := getattr(self._side.model, "generation_config", None)) is not None:
+            settings.eos_token_id = None  # so that no processor has to forbid an early end
+        self._vocab = self._side.config.vocab_size
+        pad = self._side.config.pad_token_id
+        self._generation_args = {
+            "attention_mask": torch.ones(self._shape, dtype=torch.long),
+            "do_sample": False,
+            "num_beams": 1,
+            "pad_token_id": 0 if pad is None else pad,
         }
 
     def run(self, *, seed: int) -> dict[str, Any]:
@@ -115,13 +119,13 @@ class Worker:
         return {"times": asdict(times), "tokens": sequences[:, self._shape[1] :].tolist()}
 
     def stages(self, *, seed: int) -> dict[str, Any]:
-        """Generate once more with the stages told apart: they, and the times of that run."""
+        """Generate once more with the stages told apart: the stages, and the times of that run."""
         runs: list[dict[str, Any]] = []
         stages = self._side.stage_times(lambda: runs.append(self.run(seed=seed)))
         return {"stages": [asdict(stage) for stage in stages], "times": runs[0]["times"] if runs else None}
 
     def peak_memory(self) -> dict[str, Any]:
-        """Bytes beyond what the process held before it loaded the weights, in the memory of the device."""
+        """Bytes that the process has held at most, less what it held before it loaded the weights, on its device."""
         return {"bytes": read_memory(self._device).peak - self._memory_before}
 
     def open_exchange(self, *, sizes: list[int], join: dict[str, Any]) -> dict[str, Any]:
@@ -167,14 +171,14 @@ def main() -> None:
 
 
 def _claim_stdout() -> TextIO:
-    """The stdout that the parent reads; from here on, printing goes to stderr."""
+    """The stdout that the parent reads. From here on, printing goes to stderr."""
     claimed = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return claimed
 
 
 def _read_requests() -> SimpleQueue[dict[str, Any]]:
-    """Requests as they come. The end of stdin ends the process at once, in the middle of a run too."""
+    """Requests as they come. The end of stdin ends the process at once, even in the middle of a run."""
     requests: SimpleQueue[dict[str, Any]] = SimpleQueue()
 
     def read() -> None:

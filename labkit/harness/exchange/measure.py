@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.harness.compare.interleave import Progress
-from labkit.harness.compare.sides import Side, cores_of_ranks
+from labkit.harness.compare.sides import SideProcesses, cores_of_ranks
 from labkit.harness.environment import read_environment
 from labkit.harness.exchange.records import WAYS, ExchangeMeasurement
+from labkit.harness.results import save_lines
 from labkit.system.errors import UserError
-from labkit.system.whole_file import write_whole
+from labkit.system.output_folder import check_output_folder
+from labkit.system.progress import Progress
 
 KB = 1024
 SIZES = (4 * KB, 8 * KB, 16 * KB, 64 * KB, 256 * KB, 1024 * KB, 2048 * KB)
@@ -34,7 +35,9 @@ def measure_exchange(
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> tuple[ExchangeMeasurement, ...]:
-    """Times `calls` sums of each size (in bytes) in each of `rounds` rounds. `output`: a folder for the records.
+    """Times `calls` sums of each size (in bytes) in each of `rounds` rounds.
+
+    `output` is a folder for the caller's records: it is checked, and made, before anything is measured.
 
     Raises ValueError for fewer than two ranks or rounds, and for sizes that are no whole number of float32.
     """
@@ -43,10 +46,12 @@ def measure_exchange(
             raise UserError(f"got {name} = {value}, expected at least {least}")
     if odd := [size for size in sizes if size < 4 or size % 4]:
         raise UserError(f"got sizes {odd}, expected bytes of at least one float32: multiples of 4")
+    if output is not None:
+        check_output_folder(output)
     follow = progress or (lambda done, total, label: None)
     environment = read_environment(ranks)
     taken: dict[tuple[int, str], list[tuple[float, ...]]] = {(size, way): [] for size in sizes for way in WAYS}
-    with Side("all_reduce", 1, ranks) as side:
+    with SideProcesses("all_reduce", 1, ranks) as side:
         follow(0, rounds + 1, f"starting {ranks} ranks")
         transport = side.ask("open_exchange", sizes=list(sizes))[0]["transport"]
         for index in range(rounds):
@@ -67,7 +72,10 @@ def measure_exchange(
         )
         for size in sizes
     )
-    if output is not None:
-        target = Path(output) / f"{measured[0].created:%Y%m%dT%H%M%S%f}-all_reduce-r{ranks}.jsonl"
-        write_whole(target, "".join(row.model_dump_json() + "\n" for row in measured))
     return measured
+
+
+def save_exchange(rows: Sequence[ExchangeMeasurement], folder: str | os.PathLike[str]) -> Path:
+    """Write the sums of a measurement as a file of JSON lines under `folder`; returns its path. SaveError as `save`."""
+    stem = f"{rows[0].created:%Y%m%dT%H%M%S%f}-all_reduce-r{rows[0].ranks}"
+    return save_lines(Path(folder) / f"{stem}.jsonl", rows)

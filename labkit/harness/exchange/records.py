@@ -10,14 +10,14 @@ import numpy as np
 from pydantic import Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION, Record
-from labkit.statistics import Ratio, Summary, ratio, summarise
+from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
+from labkit.statistics import Ratio, Summary, Trust, grade, ratio, summarise
 
 SHARED_MEMORY, GLOO = "cpp", "reference"  # `impl` of labkit.kernels.all_reduce
 WAYS = {SHARED_MEMORY: "shared memory", GLOO: "gloo"}
 
 
-class ExchangeMeasurement(Record):
+class ExchangeMeasurement(FrozenRecord):
     """Sums of `bytes` of float32 over `ranks` ranks of one thread each, called from Python.
 
     `rounds_us`: by impl and round, the microseconds of each call, those of the slowest rank. `transport`: what the
@@ -49,6 +49,11 @@ class ExchangeMeasurement(Record):
         """Time of gloo over that of shared memory, with its interval over rounds."""
         return ratio(self.medians_us(GLOO), self.medians_us(SHARED_MEMORY))
 
+    @property
+    def trust(self) -> Trust:
+        """Whether the ratio is to be trusted."""
+        return grade(self.ratio(), len(self.rounds_us[SHARED_MEMORY]))
+
     def as_dict(self) -> dict[str, Any]:
         """A row of `labkit kernels --op all_reduce --json`."""
         speedup = self.ratio()
@@ -64,6 +69,8 @@ class ExchangeMeasurement(Record):
             "ratio_low": speedup.low,
             "ratio_high": speedup.high,
             "rounds": len(self.rounds_us[SHARED_MEMORY]),
+            "trustworthy": self.trust.trustworthy,
+            "distrust": [doubt.why for doubt in self.trust.doubts],
         }
 
 

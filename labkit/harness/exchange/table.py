@@ -26,6 +26,7 @@ def exchange_table(rows: Sequence[ExchangeMeasurement]) -> RenderableType:
         f"{len(rounds)} rounds of {len(rounds[0])} calls from Python, each that of the slowest rank",
         f"machine: {first.environment.machine}",
         *(f"note: {remark}" for remark in exchange_remarks(rows)),
+        *(f"note: {kilobytes(row)} KB: {row.trust.sentence}" for row in rows if not row.trust.trustworthy),
     ]
     return Group(table, Text("\n".join(notes), style="dim"))
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.harness.compare.interleave import Progress
 from labkit.harness.environment import read_environment
+from labkit.harness.quiet import OthersByRound
 from labkit.harness.regions.case import layer_case, shape_of
 from labkit.harness.regions.clocks import Samples
 from labkit.harness.regions.counting import region_bytes, region_flops
@@ -25,13 +25,14 @@ from labkit.harness.regions.on_gpu import GpuCalls, Graph
 from labkit.harness.regions.records import LadderMeasurement, LayerCase, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA
 from labkit.harness.regions.vocabulary import REGIONS, RUNGS, WITH_GEMM
+from labkit.harness.results import save_lines
 from labkit.harness.roofline import probe_bandwidth
 from labkit.harness.rounds import probed, random_orders
 from labkit.kernels.build import load
 from labkit.models.dtypes import dtype_of
 from labkit.stages import FUSED_REGIONS, Stage
 from labkit.system.errors import UserError
-from labkit.system.whole_file import write_whole
+from labkit.system.progress import Progress
 
 ROUNDS = 15
 NOTHING = nullcontext()
@@ -73,7 +74,7 @@ class LayerBench:
             for times in warm_sides:
                 _note(warm, times())
 
-        bandwidth = self._rounds(len(sides), rounds, one_round, after_round, progress)
+        beside = self._rounds(len(sides), rounds, one_round, after_round, progress)
         environment = read_environment(case.threads)
         dtype = dtype_of(case.dtype)
         return tuple(
@@ -87,7 +88,7 @@ class LayerBench:
                 flops=region_flops(stack.config, region, case.batch, case.context),
                 rounds_us=_of(region, cold[region], rounds),
                 warm_us=_of(region, warm[region], rounds),
-                bandwidth_gb_s=bandwidth,
+                **beside,
             )
             for region in chosen
         )
@@ -107,14 +108,14 @@ class LayerBench:
             for which in order:
                 samples[names[which]].append(steps[which]() / case.layers)
 
-        bandwidth = self._rounds(len(steps), rounds, one_round, lambda: None, progress)
+        beside = self._rounds(len(steps), rounds, one_round, lambda: None, progress)
         dtype = dtype_of(case.dtype)
         return LadderMeasurement(
             case=case,
             environment=read_environment(case.threads),
             bytes=sum(region_bytes(stack.config, region, dtype, case.batch, case.context) for region in REGIONS),
             rounds_us={name: tuple(taken[-rounds:]) for name, taken in samples.items()},
-            bandwidth_gb_s=bandwidth,
+            **beside,
         )
 
     def _timers(self) -> tuple[list[Timer], list[Timer]]:
@@ -134,22 +135,27 @@ class LayerBench:
         one_round: Callable[[Sequence[int]], None],
         after_round: Callable[[], None],
         progress: Progress | None,
-    ) -> tuple[float, ...] | None:
-        """Runs a warm-up and `rounds` rounds, and returns the read bandwidth beside each of the latter."""
+    ) -> dict[str, tuple[float, ...] | None]:
+        """Runs a warm-up and `rounds` rounds, and returns the fields of a record that say what went on beside each of
+        the latter.
+        """
         if rounds < 2:
             raise UserError(f"got rounds = {rounds}, expected at least 2 (an interval needs two)")
         follow = progress or (lambda done, total, label: None)
         device = self.stack.sides[0].hidden_NH.device
         bandwidth: list[float] = []
-        orders = random_orders(sides)
+        orders, others = random_orders(sides), OthersByRound()
         for index in range(rounds + 1):
             follow(index, rounds + 1, f"round {index} of {rounds}" if index else "warming up")
             done = probed(partial(one_round, next(orders)), partial(probe_bandwidth, self.case.threads, device))
             after_round()
             if index and done.bandwidth_gb_s is not None:
                 bandwidth.append(done.bandwidth_gb_s)
+            others.end_round()
+        others.end()
         follow(rounds + 1, rounds + 1, "done")
-        return tuple(bandwidth) or None
+        cores = tuple(each for each in others.cores[1:] if each is not None)
+        return {"bandwidth_gb_s": tuple(bandwidth) or None, "others_cores": cores or None}
 
 
 def measure_regions(
@@ -157,21 +163,22 @@ def measure_regions(
     *,
     regions: Iterable[str] | None = None,
     rounds: int = ROUNDS,
-    output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     **case: Any,
 ) -> tuple[RegionMeasurement, ...]:
-    """Times regions of `layer_case(model, **case)`, which says what a case has; `output`: a folder for the records.
+    """Times regions of `layer_case(model, **case)`, which says what a case has. `save_regions` keeps them.
 
     `regions`: the four fused ones, unless given.
     """
     _chosen(regions)
-    measured = LayerBench(layer_case(model, **case)).regions(regions, rounds=rounds, progress=progress)
-    if output is not None:
-        first = measured[0]
-        stem = f"{first.created:%Y%m%dT%H%M%S%f}-{Path(model).name}-{first.case.dtype}-b{first.case.batch}-regions"
-        write_whole(Path(output) / f"{stem}.jsonl", "".join(row.model_dump_json() + "\n" for row in measured))
-    return measured
+    return LayerBench(layer_case(model, **case)).regions(regions, rounds=rounds, progress=progress)
+
+
+def save_regions(rows: Sequence[RegionMeasurement], folder: str | os.PathLike[str]) -> Path:
+    """Write the regions of one bench as a file of JSON lines under `folder`; returns its path. SaveError as `save`."""
+    case, created = rows[0].case, rows[0].created
+    stem = f"{created:%Y%m%dT%H%M%S%f}-{Path(case.model).name}-{case.dtype}-b{case.batch}-regions"
+    return save_lines(Path(folder) / f"{stem}.jsonl", rows)
 
 
 def _named(side: LayerSide | OneCall, **how: bool) -> dict[str, Samples]:

@@ -9,13 +9,13 @@ import numpy as np
 from pydantic import Field
 
 from labkit.harness.environment import Environment
-from labkit.harness.records import SCHEMA_VERSION, Record
+from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
 from labkit.stages import Stage
-from labkit.statistics import Ratio, ratio
+from labkit.statistics import Ratio, ShareOfLimit, Trust, grade, ratio, taken_cores
 
 
-class LayerCase(Record):
+class LayerCase(FrozenRecord):
     """A decode step of `batch` sequences with `context` tokens in the cache of each, through `layers` random layers."""
 
     impl: str
@@ -27,7 +27,7 @@ class LayerCase(Record):
     layers: int
 
 
-class LayerRecord(Record):
+class LayerRecord(FrozenRecord):
     """What was timed of such layers: microseconds by way to run them, one figure per round. `bytes`: to be read from
     memory at least; `bandwidth_gb_s`: read beside each round.
     """
@@ -39,10 +39,18 @@ class LayerRecord(Record):
     bytes: int
     rounds_us: dict[str, tuple[float, ...]]
     bandwidth_gb_s: tuple[float, ...] | None
+    others_cores: tuple[float, ...] | None = None  # by round, the processors that other programs kept busy
 
     @property
     def read_bandwidth_gb_s(self) -> float | None:
         return None if self.bandwidth_gb_s is None else float(np.median(self.bandwidth_gb_s))
+
+    def trust_of(self, found: Ratio, share: float | None = None) -> Trust:
+        """Whether a ratio of two of the sides is to be trusted; `share`: of the limit, that its candidate reached."""
+        needed = self.case.threads if self.environment.gpu is None else 1
+        taken = [taken_cores(each, needed=needed, cores=self.environment.cores) for each in self.others_cores or ()]
+        shares = [] if share is None else [ShareOfLimit("the fused side", share)]
+        return grade(found, len(next(iter(self.rounds_us.values()))), taken_cores=taken, shares=shares)
 
     @property
     def floor_us(self) -> float | None:
@@ -108,6 +116,13 @@ class RegionMeasurement(LayerRecord):
         return float(np.median(shares))
 
     @property
+    def trust(self) -> Trust:
+        """Whether what fusing gives this region is to be trusted, as the engine runs it where that was timed."""
+        unfused, fused = self.in_engine
+        sides = (unfused, fused) if fused in self.rounds_us else (UNFUSED, FUSED)
+        return self.trust_of(self.ratio(*sides), self.floor_share(sides[1]))
+
+    @property
     def published(self) -> tuple[float, str] | None:
         """The published speedup of this region and its source."""
         return published_region(self.region)
@@ -141,6 +156,8 @@ class RegionMeasurement(LayerRecord):
             "gb_s": self.gb_s(FUSED),
             "floor_share": self.floor_share(FUSED),
             "one_call_floor_share": self.floor_share(fused),
+            "trustworthy": self.trust.trustworthy,
+            "distrust": [doubt.why for doubt in self.trust.doubts],
             "published": source[0] if source else None,
             "published_source": source[1] if source else None,
         }
@@ -173,3 +190,13 @@ class LadderMeasurement(LayerRecord):
     def ratio(self, rung: str) -> Ratio:
         """Time of the first rung over that of another."""
         return ratio(self.rounds_us[self.rungs[0]], self.rounds_us[rung])
+
+    @property
+    def floor_share(self) -> float | None:
+        """Share of the limit that the last rung reaches; None without a probe."""
+        return None if self.floor_us is None else self.floor_us / self.median_us(self.rungs[-1])
+
+    @property
+    def trust(self) -> Trust:
+        """Whether what fusing everything gives a layer is to be trusted."""
+        return self.trust_of(self.ratio(self.rungs[-1]), self.floor_share)

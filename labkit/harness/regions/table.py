@@ -63,6 +63,7 @@ def _notes(rows: Sequence[RegionMeasurement]) -> list[str]:
         limit = f"; {first.read_bandwidth_gb_s:.0f} GB/s read, probed beside the rounds"
     rounds = len(first.rounds_us[FUSED])
     notes.append(f"machine: {first.environment.machine}; {first.case.layers} layers, {rounds} rounds{limit}")
+    notes += [f"{row.region}: {row.trust.sentence}" for row in rows if not row.trust.trustworthy]
     if source := next((row.published[1] for row in rows if row.published), None):
         notes.append(f"published, not measured here: {source}; GPU, model and batch are not stated there")
     return notes

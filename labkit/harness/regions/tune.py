@@ -17,7 +17,6 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.rotary import rotary_tables
 from labkit.engine.memory.slots import SlotPool
 from labkit.engine.runners.cuda_graph import GpuDecoder
-from labkit.harness.compare.interleave import Progress
 from labkit.harness.regions.case import shape_of
 from labkit.harness.regions.random_layers import random_model
 from labkit.kernels import gpu
@@ -25,6 +24,7 @@ from labkit.kernels.tuned import Tile, TunedTiles, tuned_tiles, write_tiles
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import dtype_of
 from labkit.system.errors import UserError
+from labkit.system.progress import Progress
 
 LAYERS = 6
 CONTEXT = 512

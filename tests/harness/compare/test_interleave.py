@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from labkit.harness import Comparison, WorkerError, load_records
-from labkit.harness.compare.interleave import compare, first_difference
+from labkit.harness.compare.interleave import first_difference
 from labkit.harness.compare.sides import SideProcess
+from labkit.harness.compare.versus import compare
 
 MODEL = "tiny-gpt2"
 SMALL: dict[str, Any] = {"model": MODEL, "batch": 2, "prompt": 9, "new": 5, "threads": 1, "rounds": 3}

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from labkit.harness.compare import peers
-from labkit.harness.compare.interleave import compare, compare_with_each
+from labkit.harness.compare.plan import Schedule
+from labkit.harness.compare.versus import compare, compare_with_each, comparison_case
 
 here = pytest.mark.skipif(peers.unavailable() is not None, reason="llama.cpp is not installed")
 
@@ -80,9 +81,8 @@ def test_a_comparison_without_it_is_refused_before_anything_starts(monkeypatch: 
 @here
 @pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-bloom", "tiny-llama"])
 def test_its_float32_tokens_are_those_of_the_other_sides(model: str) -> None:
-    found = compare_with_each(
-        ("hf-eager", peers.LLAMA_CPP), model=model, prompt=20, new=12, threads=1, rounds=2, stages=False, output=None
-    )
+    case = comparison_case(model=model, dtype="float32", batch=1, prompt=20, new=12, threads=1)
+    found = compare_with_each(("hf-eager", peers.LLAMA_CPP), "fused", case, Schedule(rounds=2, stages=False))
     assert [comparison.baseline.name for comparison in found] == ["hf-eager", peers.LLAMA_CPP]
     assert found[0].candidate == found[1].candidate
     assert all(comparison.tokens_equal for comparison in found)

@@ -1,13 +1,13 @@
 """Sides that differ in threads and ranks, in the same rounds, and what the memory allows them."""
 
-from typing import Any
-
 import pytest
 from comparisons import comparison
 
-from labkit.harness.compare.interleave import SideSpec, labels, take_turns
+from labkit.harness.compare.interleave import take_turns
+from labkit.harness.compare.plan import Schedule, SideSpec, labels
+from labkit.harness.compare.versus import comparison_case
 
-SMALL: dict[str, Any] = {"model": "tiny-llama", "prompt": 9, "new": 5, "rounds": 2}
+SMALL = comparison_case(model="tiny-llama", dtype="float32", batch=1, prompt=9, new=5, threads=1)
 ONE, TWO, CUT = SideSpec("fused", 1), SideSpec("fused", 2), SideSpec("fused", 1, ranks=2)
 
 
@@ -38,4 +38,4 @@ def test_equal_sides_keep_their_name() -> None:
 )
 def test_what_cannot_be_cut_is_refused(side: SideSpec, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        take_turns((ONE, side), **SMALL)
+        take_turns((ONE, side), SMALL, Schedule(rounds=2))

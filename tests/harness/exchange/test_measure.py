@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from labkit.harness import load_records
-from labkit.harness.exchange.measure import measure_exchange
+from labkit.harness.exchange.measure import measure_exchange, save_exchange
 from labkit.harness.exchange.records import WAYS, ExchangeMeasurement, exchange_remarks
 from labkit.harness.exchange.table import exchange_table
 
@@ -28,6 +28,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[ExchangeMe
         output=folder,
         progress=lambda done, total, label: labels.append(label),
     )
+    save_exchange(rows, folder)
     return rows, folder, labels
 
 

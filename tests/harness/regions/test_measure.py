@@ -15,7 +15,7 @@ from labkit.harness import load_records
 from labkit.harness.regions.case import layer_case
 from labkit.harness.regions.clocks import RegionClock
 from labkit.harness.regions.layer_stack import LayerStack, layer_stack
-from labkit.harness.regions.measure import LayerBench, measure_regions
+from labkit.harness.regions.measure import LayerBench, measure_regions, save_regions
 from labkit.harness.regions.random_layers import layers_beyond_caches
 from labkit.harness.regions.records import LayerCase, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, ONE_CALL, OWN_GEMM, SDPA, UNFUSED
@@ -140,7 +140,9 @@ SMALL: dict[str, Any] = {"batch": 1, "context": 9, "threads": 2, "rounds": 3, "l
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[RegionMeasurement, ...], Path]:
     folder = tmp_path_factory.mktemp("runs")
-    return measure_regions("tiny-llama", **SMALL, output=folder), folder
+    rows = measure_regions("tiny-llama", **SMALL)
+    save_regions(rows, folder)
+    return rows, folder
 
 
 def test_the_four_fused_regions_are_measured(measured: tuple[tuple[RegionMeasurement, ...], Path]) -> None:

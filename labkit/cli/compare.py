@@ -1,0 +1,60 @@
+"""`labkit compare`: a thin layer over `labkit.harness.compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from labkit.cli.measuring import AsJson, Dtype, Model, Output, Threads, WaitQuiet
+from labkit.system.progress import progress_bar
+
+out = Console()
+err = Console(stderr=True)
+
+
+def compare(
+    model: Model,
+    baseline: Annotated[
+        str, typer.Option(help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused or fused-int8.")
+    ] = "hf-eager",
+    candidate: Annotated[str, typer.Option(help="What is measured against the baseline.")] = "fused",
+    dtype: Dtype = "float32",
+    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
+    new: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
+    threads: Threads = None,
+    tp: Annotated[
+        int, typer.Option(help="Cut the candidate for as many ranks, of --threads threads each; the baseline is whole.")
+    ] = 1,
+    rounds: Annotated[int, typer.Option(help="Runs of each side, interleaved; the fewest, with --budget-s.")] = 7,
+    budget_s: Annotated[
+        float | None, typer.Option(help="Add rounds until it is decided, for so many seconds at most.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of random weights, prompts and the order of the runs.")] = 0,
+    wait_quiet: WaitQuiet = None,
+    output: Output = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Measure a candidate against a baseline, side by side, with intervals and the machine's limit."""
+    from labkit.harness.compare.plan import Schedule
+    from labkit.harness.compare.table import comparison_table
+    from labkit.harness.compare.versus import compare_with_each, comparison_case
+    from labkit.harness.results import save
+
+    case = comparison_case(model=model, dtype=dtype, batch=batch, prompt=prompt, new=new, threads=threads, tp=tp)
+    schedule = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet)
+    with progress_bar(err) as follow:
+        (found,) = compare_with_each((baseline,), candidate, case, schedule, output=output, progress=follow)
+    if as_json:
+        typer.echo(json.dumps(found.as_dict()))
+    else:
+        out.print(comparison_table(found))
+    for remark in found.remarks:
+        if as_json or remark != found.trust().sentence:  # which stands below the table
+            err.print(f"note: {escape(remark)}", style="yellow", highlight=False)
+    save(found, output)  # last: whatever happens to the file, the result has been shown

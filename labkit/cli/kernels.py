@@ -1,0 +1,77 @@
+"""`labkit kernels`: a thin layer over `labkit.harness.regions` and `labkit.harness.exchange`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+
+from labkit.cli.measuring import AsJson, Output, Threads, WaitQuiet
+from labkit.system.errors import UserError
+from labkit.system.progress import progress_bar
+
+out = Console()
+err = Console(stderr=True)
+
+
+def kernels(
+    op: Annotated[
+        list[str] | None,
+        typer.Option(help="qkv, attention, attn_out, mlp, mlp_out or residual, may be given again; or all_reduce."),
+    ] = None,
+    impl: Annotated[str, typer.Option(help="cpp, or triton on a GPU.")] = "cpp",
+    model: Annotated[str, typer.Option(help="The shape of a layer: a preset or a checkpoint folder.")] = "gpt2",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
+    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    context: Annotated[int, typer.Option(help="Tokens in the KV cache of each.")] = 128,
+    threads: Threads = None,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
+    ranks: Annotated[int, typer.Option(help="Processes that all_reduce sums over, on a core each.")] = 2,
+    wait_quiet: WaitQuiet = None,
+    output: Output = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Measure the fused regions of a layer against the unfused ops, one by one, or the sums over ranks."""
+    if op and "all_reduce" in op:
+        _all_reduce(op, ranks, rounds, wait_quiet, output, as_json)
+        return
+    from labkit.harness.quiet import wait_until_quiet
+    from labkit.harness.regions.case import layer_case
+    from labkit.harness.regions.measure import LayerBench, save_regions
+    from labkit.harness.regions.table import region_table
+    from labkit.system.output_folder import check_output_folder
+
+    with progress_bar(err) as follow:
+        case = layer_case(model, impl=impl, dtype=dtype, batch=batch, context=context, threads=threads)
+        check_output_folder(output)
+        if wait_quiet is not None:
+            wait_until_quiet(wait_quiet, needed=case.threads if impl == "cpp" else 1, progress=follow)
+        rows = LayerBench(case).regions(op, rounds=rounds, progress=follow)
+    _show(rows, region_table, as_json)
+    save_regions(rows, output)  # last: whatever happens to the file, the result has been shown
+
+
+def _all_reduce(ops: list[str], ranks: int, rounds: int, wait_quiet: float | None, output: Path, as_json: bool) -> None:
+    from labkit.harness.exchange.measure import measure_exchange, save_exchange
+    from labkit.harness.exchange.table import exchange_table
+    from labkit.harness.quiet import wait_until_quiet
+
+    if others := sorted(set(ops) - {"all_reduce"}):
+        raise UserError(f"got --op all_reduce beside {', '.join(others)}, expected it alone: it runs on several ranks")
+    with progress_bar(err) as follow:
+        if wait_quiet is not None:
+            wait_until_quiet(wait_quiet, needed=ranks, progress=follow)
+        rows = measure_exchange(ranks, rounds=rounds, output=output, progress=follow)
+    _show(rows, exchange_table, as_json)
+    save_exchange(rows, output)
+
+
+def _show(rows: Sequence[Any], table: Callable[[Any], RenderableType], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
+    else:
+        out.print(table(rows))

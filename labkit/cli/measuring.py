@@ -1,0 +1,50 @@
+"""What the commands that measure have in common: their options, and the order of their last steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+WAIT_S = 300.0
+
+Model = Annotated[str, typer.Argument(help="A preset (see `labkit models`), a checkpoint folder, or a hub id.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; by default one per core.")]
+Output = Annotated[Path, typer.Option(help="Folder for what was measured, as JSON lines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+WaitQuiet = Annotated[
+    float | None,
+    typer.Option(
+        "--wait-quiet",
+        metavar="[SECONDS]",
+        help="Wait until other programs leave the processors alone, 300 seconds at most if no number follows.",
+    ),
+]
+
+
+class MeasuringCommand(TyperCommand):
+    """A command whose `--wait-quiet` may stand without its number of seconds, which typer's options cannot."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _with_seconds(args))
+
+
+def _with_seconds(arguments: list[str]) -> list[str]:
+    """The arguments with a number behind every `--wait-quiet`."""
+    found = []
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        found.append(argument)
+        if argument == "--wait-quiet" and not _is_number(following):
+            found.append(str(WAIT_S))
+    return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

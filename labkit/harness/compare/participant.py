@@ -1,0 +1,107 @@
+"""One side while it is measured: what it is asked, what it answered, and the measurement that this comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+
+from labkit.engine.runners.stage_clock import StageTime
+from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
+from labkit.harness.compare.sides import SideProcesses
+from labkit.harness.environment import read_environment
+from labkit.harness.records import Measurement, Run
+from labkit.harness.roofline import count_work
+from labkit.harness.rounds import Turn
+from labkit.harness.timing import Times
+
+STAGES = TypeAdapter(tuple[StageTime, ...])
+Replies = list[dict[str, Any]]  # of all ranks of a side, by rank
+
+
+class Participant:
+    """A side in processes of its own. `process` must be open for as long as anything is asked."""
+
+    def __init__(
+        self, name: str, spec: SideSpec, process: SideProcesses, prepared: Prepared, schedule: Schedule
+    ) -> None:
+        self.name, self.spec, self.process = name, spec, process
+        self._prepared, self._schedule = prepared, schedule
+        self._environment = read_environment(spec.cores)
+        self._runs: list[Run] = []
+        self.tokens: list[Any] = []  # [round, sequence, position]
+        self._memory: int | None = None
+        self._staged: Replies = []
+
+    def load(self, gguf: str | None) -> None:
+        """Load the weights and run once without a clock. `gguf`: the file for a peer."""
+        case, schedule = self._prepared.case, self._schedule
+        ranks = self.process.ask(
+            "load",
+            name=self.spec.name,
+            model=self._prepared.weights,
+            dtype=case.dtype,
+            batch=case.batch,
+            prompt=case.prompt_tokens,
+            new=case.new_tokens,
+            threads=self.spec.threads,
+            seed=schedule.seed,
+            warm_up=schedule.warm_up,
+            gguf=gguf,
+        )
+        self._said = ranks[0] | {
+            name: max(rank[name] for rank in ranks) for name in ("load_s", "first_run_s", "start_to_ready_s")
+        }
+
+    def run(self, index: int) -> Replies:
+        """One timed run, with the prompts of this round."""
+        return self.process.ask("run", seed=self._schedule.seed + 1 + index)
+
+    def note(self, turn: Turn[Replies]) -> None:
+        """Keep what a run found."""
+        times = slowest([Times(**reply["times"]) for reply in turn.found])
+        self._runs.append(Run.of(times, round=turn.round, before=turn.before, after=turn.after))
+        self.tokens.append(turn.found[0]["tokens"])
+
+    def note_memory(self) -> None:
+        """Ask for the most memory that any rank has had."""
+        self._memory = max(rank["bytes"] for rank in self.process.ask("peak_memory"))
+
+    def note_stages(self) -> None:
+        """Run once more with the stages told apart."""
+        self._staged = self.process.ask("stages", seed=self._schedule.seed)
+
+    def measurement(self, others_cores: Sequence[float | None]) -> Measurement:
+        """All that has been noted so far. `others_cores`: by round, the processors that other programs kept busy."""
+        case, said = self._prepared.case, dict(self._said)
+        weights = getattr(torch, said.pop("weights"))
+        first = self._staged[0] if self._staged else None
+        stages = [STAGES.validate_python(rank["stages"]) for rank in self._staged]
+        return Measurement(
+            name=self.name,
+            case=case.model_copy(update={"threads": self.spec.threads, "tp": self.spec.ranks}),
+            environment=self._environment,
+            work=count_work(self._prepared.config, weights, case.batch, case.prompt_tokens, case.new_tokens),
+            runs=tuple(run.model_copy(update={"others_cores": others_cores[run.round]}) for run in self._runs),
+            peak_rss_mb=None if self._memory is None else self._memory / 1e6,
+            stages=stages[0] if stages else (),
+            rank_stages=tuple(stages) if self.spec.ranks > 1 else (),
+            stage_run=_stage_run(first["times"]) if first else None,
+            **said,
+        )
+
+
+def slowest(ranks: Sequence[Times]) -> Times:
+    """The times of one generation on several ranks: at each point those of the slowest."""
+    steps = zip(*(times.decode_ms for times in ranks), strict=True)
+    return Times(
+        ttft_ms=max(times.ttft_ms for times in ranks),
+        decode_ms=tuple(max(step) for step in steps),
+        end_to_end_ms=max(times.end_to_end_ms for times in ranks),
+    )
+
+
+def _stage_run(times: dict[str, Any] | None) -> Run | None:
+    return None if times is None else Run.of(Times(**times), round=0, before=None, after=None)

@@ -1,0 +1,142 @@
+"""What a comparison is going to do: its sides, its case and its schedule, checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labkit.harness.compare import peers
+from labkit.harness.compare.baselines import check_baseline, comparison_device
+from labkit.harness.records import Case
+from labkit.models.config import ModelConfig
+from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
+from labkit.models.policies import model_config_of
+from labkit.models.shards import shard
+from labkit.statistics.sequential import FIRST_LOOK
+from labkit.system.errors import UserError
+from labkit.weights.resolve import resolve
+from labkit.weights.source import ModelSource
+
+
+@dataclass(frozen=True)
+class SideSpec:
+    """Who takes part: a name of `labkit.harness.compare.baselines`, on as many ranks, each with its own `threads`."""
+
+    name: str
+    threads: int
+    ranks: int = 1
+
+    @property
+    def label(self) -> str:
+        return self.name if self.ranks == 1 else f"{self.name}-tp{self.ranks}"
+
+    @property
+    def cores(self) -> int:
+        """The processors that the threads of all ranks keep busy."""
+        return self.threads * self.ranks
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How often and in what order the sides of a case run.
+
+    rounds: runs of each side. Where there is a `budget_s` they are the fewest, and rounds are added until the
+    comparison is decided or so many seconds have passed since the first round began.
+    seed: of random weights, prompts and the order of the runs.
+    warm_up: new tokens of the first run, which is not timed; None: as many as in a timed one, which hf-compile and
+    hf-graph need.
+    stages: whether each side runs once more with its stages told apart.
+    wait_quiet_s: wait for so many seconds at most until other programs leave the processors alone; None: do not wait.
+    """
+
+    rounds: int = 7
+    budget_s: float | None = None
+    seed: int = 0
+    warm_up: int | None = None
+    stages: bool = True
+    wait_quiet_s: float | None = None
+
+    @property
+    def first_rounds(self) -> int:
+        """The fewest rounds, after which a comparison with a budget is looked at for the first time."""
+        return self.rounds if self.budget_s is None else max(self.rounds, FIRST_LOOK)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A case whose model has been found. `config` is its shape."""
+
+    case: Case
+    source: ModelSource
+    config: ModelConfig
+
+    @property
+    def weights(self) -> str:
+        """What every side loads. It is decided once, so that all of them load the same."""
+        return str(self.source.folder or self.case.model)
+
+
+def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepared:
+    """The case with the origin of its weights. UserError where a side, a size or a type cannot be."""
+    _check_case(case, schedule)
+    for side in sides:
+        _check_side(side)
+    source = resolve(case.model, seed=schedule.seed)
+    config = model_config_of(source.hf_config)
+    for side in sides:
+        shard(config, side.ranks)  # says so where the model has too few heads
+    check_positions(config, case.prompt_tokens, case.new_tokens)
+    return Prepared(case.model_copy(update={"origin": source.origin}), source, config)
+
+
+def labels(sides: Sequence[SideSpec]) -> list[str]:
+    """What the sides are called; those that differ in nothing but threads say how many."""
+    found = []
+    for side in sides:
+        alike = {other.threads for other in sides if other.label == side.label}
+        threads = f", {side.threads} thread{'s' if side.threads > 1 else ''}"
+        found.append(side.label + (threads if len(alike) > 1 else ""))
+    return found
+
+
+def check_positions(config: ModelConfig, prompt: int, new: int) -> None:
+    """UserError when `new` tokens after `prompt` tokens need more positions than the model has."""
+    if config.max_positions is not None and prompt + new > config.max_positions:
+        raise UserError(
+            f"a prompt of {prompt} and {new} new tokens need {prompt + new} positions, {config.architecture} has "
+            f"{config.max_positions}; use a shorter prompt or fewer new tokens"
+        )
+
+
+def _check_case(case: Case, schedule: Schedule) -> None:
+    dtype_of(case.dtype, FLOAT_DTYPES)
+    _at_least("batch", case.batch)
+    _at_least("prompt", case.prompt_tokens)
+    _at_least("new", case.new_tokens, 2, "a decode step follows the first token")
+    _at_least("rounds", schedule.rounds, 2, "an interval needs two")
+    if schedule.budget_s is not None and not schedule.budget_s > 0:
+        raise UserError(f"got budget_s = {schedule.budget_s}, expected seconds above 0 (None: no rounds are added)")
+
+
+def _check_side(side: SideSpec) -> None:
+    if side.name not in peers.PEERS:
+        check_baseline(side.name)
+    elif reason := peers.unavailable():
+        raise UserError(reason)
+    _at_least("threads", side.threads)
+    _at_least("tp", side.ranks)
+    if side.ranks == 1:
+        return
+    if not side.name.startswith("fused"):
+        raise UserError(
+            f"got tp={side.ranks} and the candidate {side.name!r}; expected 'fused' or 'fused-int8', which can be cut"
+        )
+    if (device := comparison_device()).type != "cpu":
+        raise UserError(
+            f"got {side.label} on {device}: the ranks of a comparison share one GPU; start them with torchrun"
+        )
+
+
+def _at_least(name: str, value: int, least: int = 1, why: str = "") -> None:
+    if value < least:
+        raise UserError(f"got {name} = {value}, expected at least {least}{f' ({why})' if why else ''}")

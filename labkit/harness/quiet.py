@@ -1,0 +1,156 @@
+"""What other programs take of the processors while something is measured, and waiting until they take little.
+
+The system counts the time that its processors were busy, or taken away by a host of virtual machines, and the time that
+each process ran. The first without the time of the processes that measure is what others took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import monotonic, sleep
+
+import psutil
+
+from labkit.statistics.trust import MOST_TAKEN, taken_cores
+from labkit.system.errors import RunError, UserError
+from labkit.system.progress import Progress
+
+IDLE = ("idle", "iowait")
+CONTAINED = ("guest", "guest_nice")  # Linux counts them in user and nice too
+SPENT = ("user", "system", "children_user", "children_system")  # of a process, and of children that it has waited for
+SHORTEST_S = 1.0  # the system counts in hundredths of a second, so a shorter time says little
+SAMPLE_S, QUIET_SAMPLES = 1.0, 3  # so many samples in a row must be quiet
+NAMED = 3  # programs named in a message
+LEAST_NAMED = 0.05  # processors
+
+
+@dataclass(frozen=True)
+class Program:
+    """A running process that is not one of ours, and the processors that it kept busy."""
+
+    name: str
+    cores: float
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.cores:.1f})"
+
+
+class OthersClock:
+    """Tells how many processors other processes kept busy, from one call to the next.
+
+    `ours` are the ids of the processes that measure. This process counts as ours too.
+    """
+
+    def __init__(self, ours: Iterable[int] = ()) -> None:
+        self._ours = [psutil.Process(), *map(psutil.Process, ours)]
+        self._last = self._read()
+
+    def lap(self, shortest_s: float = SHORTEST_S) -> float | None:
+        """Processors since the last lap; None, and the lap goes on, where it has been shorter than `shortest_s`."""
+        at, busy, own = self._read()
+        seconds = at - self._last[0]
+        if seconds < shortest_s:
+            return None
+        others = (busy - self._last[1]) - (own - self._last[2])
+        self._last = at, busy, own
+        return max(0.0, others / seconds)
+
+    def _read(self) -> tuple[float, float, float]:
+        """The clock, and the seconds that all processors and those that our processes have been busy."""
+        times = psutil.cpu_times()._asdict()
+        busy = sum(spent for name, spent in times.items() if name not in (*IDLE, *CONTAINED))
+        return monotonic(), busy, sum(map(_seconds, self._ours))
+
+
+class OthersByRound:
+    """How many processors other programs kept busy, round by round; rounds shorter than a second share one figure."""
+
+    def __init__(self, ours: Iterable[int] = ()) -> None:
+        self.cores: list[float | None] = []  # None: not known yet, or never, where all rounds were too short
+        self._clock = OthersClock(ours)
+
+    def end_round(self) -> None:
+        """A round is over."""
+        self.cores.append(None)
+        self._fill(self._clock.lap())
+
+    def end(self) -> None:
+        """The last round is over: what is left of the time goes by the last figure."""
+        known = [cores for cores in self.cores if cores is not None]
+        self._fill(known[-1] if known else self._clock.lap(SHORTEST_S / 2))
+
+    def _fill(self, others: float | None) -> None:
+        self.cores = [others if cores is None else cores for cores in self.cores]
+
+
+class NotQuietError(RunError):
+    """The machine did not become quiet. The message names what runs on it."""
+
+
+def wait_until_quiet(limit_s: float, *, needed: int | None = None, progress: Progress | None = None) -> None:
+    """Wait until other programs leave `needed` processors (None: all) alone for three seconds in a row.
+
+    NotQuietError after `limit_s` seconds: who asks for a quiet machine would not trust what another one gives.
+    `progress` is told once a second, in seconds.
+    """
+    if not limit_s > 0:
+        raise UserError(f"got {limit_s} seconds to wait for a quiet machine, expected more than 0")
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    needed = needed or cores
+    start, quiet = monotonic(), 0
+    while True:
+        programs, others = _sample(SAMPLE_S)
+        quiet = quiet + 1 if taken_cores(others, needed=needed, cores=cores) <= MOST_TAKEN else 0
+        if quiet >= QUIET_SAMPLES:
+            return
+        waited, names = monotonic() - start, ", ".join(map(str, programs)) or "processes that it does not show"
+        if waited >= limit_s:
+            raise NotQuietError(
+                f"the machine was not quiet within {limit_s:.0f} s: other programs kept {others:.1f} processors busy "
+                f"({names}); close them, wait longer (--wait-quiet SECONDS), or measure without waiting and have the "
+                "figures graded"
+            )
+        if progress:
+            now = "quiet so far" if quiet else f"waiting for a quiet machine: {names}"
+            progress(int(waited), int(limit_s), now)
+
+
+def _sample(seconds: float) -> tuple[list[Program], float]:
+    """The busiest other programs of the next seconds, and how many processors all of them kept busy."""
+    clock, before = OthersClock(), _by_process()
+    begin = monotonic()
+    sleep(seconds)
+    others, took = clock.lap(shortest_s=0.0) or 0.0, monotonic() - begin
+    spent = [
+        Program(process.name, (process.seconds - before[pid].seconds) / took)
+        for pid, process in _by_process().items()
+        if pid in before and pid != psutil.Process().pid
+    ]
+    busiest = sorted(spent, key=lambda program: program.cores, reverse=True)[:NAMED]
+    return [program for program in busiest if program.cores >= LEAST_NAMED], others
+
+
+@dataclass(frozen=True)
+class _Spent:
+    name: str
+    seconds: float
+
+
+def _by_process() -> dict[int, _Spent]:
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            times = process.cpu_times()
+            found[process.pid] = _Spent(process.name(), times.user + times.system)
+        except psutil.Error:  # it has ended, or belongs to somebody who does not show it
+            continue
+    return found
+
+
+def _seconds(process: psutil.Process) -> float:
+    """Processor time of a process and of the children that it has waited for; what has ended spends no more."""
+    try:
+        return float(sum(getattr(process.cpu_times(), name, 0.0) for name in SPENT))
+    except psutil.Error:
+        return 0.0

@@ -1,0 +1,44 @@
+"""From raw samples to figures that say how sure they are, and whether they are to be trusted at all."""
+
+from labkit.statistics.ratios import (
+    CONFIDENCE,
+    INDIFFERENCE,
+    LARGEST_SAME,
+    RESAMPLES,
+    Ratio,
+    Verdict,
+    noise_floor,
+    ratio,
+)
+from labkit.statistics.summaries import (
+    OUTLIER_SAMPLES,
+    P95_SAMPLES,
+    Summary,
+    first_is_slow,
+    outliers,
+    remarks,
+    summarise,
+)
+from labkit.statistics.trust import ShareOfLimit, Trust, grade, taken_cores
+
+__all__ = [
+    "CONFIDENCE",
+    "INDIFFERENCE",
+    "LARGEST_SAME",
+    "OUTLIER_SAMPLES",
+    "P95_SAMPLES",
+    "RESAMPLES",
+    "Ratio",
+    "ShareOfLimit",
+    "Summary",
+    "Trust",
+    "Verdict",
+    "first_is_slow",
+    "grade",
+    "noise_floor",
+    "outliers",
+    "ratio",
+    "remarks",
+    "summarise",
+    "taken_cores",
+]

@@ -1,0 +1,46 @@
+"""Folders that results go to: looked at before anything is measured, since a measurement may take hours."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from labkit.system.errors import UserError
+
+ROOM_BYTES = 16 << 20  # for the records of a run and what is written beside them
+REMEDIES = {
+    errno.ENOSPC: "make room there, or name a folder on another disk",
+    errno.EDQUOT: "make room there, or name a folder on another disk",
+    errno.EROFS: "the file system can only be read; name a folder elsewhere",
+    errno.EACCES: "name a folder that you may write to, or change its permissions",
+    errno.EPERM: "name a folder that you may write to, or change its permissions",
+    errno.EEXIST: "there is a file of that name; name another folder, or move the file",
+    errno.ENOTDIR: "a part of the path is a file; name another folder",
+}
+
+
+def check_output_folder(folder: str | os.PathLike[str], *, room_bytes: int = ROOM_BYTES) -> Path:
+    """The folder, which exists from now on, can be written to, and has room. UserError names what is in the way."""
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".labkit-"):
+            free = shutil.disk_usage(path).free
+    except OSError as error:
+        raise UserError(f"results cannot be written to the folder {path}: {reason(error)} (--output)") from None
+    if free < room_bytes:
+        raise UserError(
+            f"results cannot be written to the folder {path}: it has {free / 1e6:.1f} MB left, expected "
+            f"{room_bytes / 1e6:.0f} MB at least; {REMEDIES[errno.ENOSPC]} (--output)"
+        )
+    return path
+
+
+def reason(error: OSError) -> str:
+    """What the system says, and what to do about it where that is known."""
+    said = os.strerror(error.errno) if error.errno else str(error)
+    remedy = REMEDIES.get(error.errno or 0)
+    return f"{said}; {remedy}" if remedy else said

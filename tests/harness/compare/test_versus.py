@@ -1,0 +1,110 @@
+"""`compare` checks what it can before it measures, and never loses what it has measured."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparisons import comparison
+
+from labkit.harness import load_records, results
+from labkit.harness.compare import interleave, versus
+from labkit.harness.compare.plan import Schedule
+from labkit.harness.compare.versus import compare, comparison_case
+from labkit.harness.quiet import NotQuietError
+from labkit.harness.records import Case
+from labkit.harness.results import SaveError, save
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `compare` passes on, to a comparison that was not measured here."""
+    asked: dict[str, Any] = {}
+
+    def instead(baselines: tuple[str, ...], candidate: str, case: Case, schedule: Schedule, **rest: Any) -> Any:
+        asked.update(baselines=baselines, candidate=candidate, case=case, schedule=schedule)
+        return (comparison(),)
+
+    monkeypatch.setattr(versus, "compare_with_each", instead)
+    return asked
+
+
+def full(path: Path, text: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def test_keywords_become_a_case_and_a_schedule(measured: dict[str, Any]) -> None:
+    compare("hf-gemm", "fused", model="gpt2", prompt=5, new=6, threads=2, tp=2, budget_s=9, seed=3, output=None)
+    assert measured["baselines"] == ("hf-gemm",)
+    case = Case(model="gpt2", dtype="float32", batch=1, prompt_tokens=5, new_tokens=6, threads=2, tp=2)
+    assert measured["case"] == case
+    assert measured["schedule"] == Schedule(rounds=7, budget_s=9, seed=3)
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_result_that_cannot_be_saved_is_returned_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "write_whole", full)
+    with pytest.warns(UserWarning, match=r"could not be saved as .*\.jsonl: No space left on device; make room"):
+        found = compare(model="gpt2", output=tmp_path)
+    assert found == comparison()
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_result_is_saved(tmp_path: Path) -> None:
+    assert compare(model="gpt2", output=tmp_path) == load_records(tmp_path)[0]
+
+
+def test_saving_names_file_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "write_whole", full)
+    with pytest.raises(SaveError, match=r"hf-eager-vs-fused\.jsonl: No space left on device; make room there"):
+        save(comparison(), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["file", "no room"])
+def test_a_folder_that_cannot_be_used_is_refused_before_anything_starts(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*args: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(interleave, "SideProcesses", started)
+    (tmp_path / "runs").write_text("")
+    folder = tmp_path / "runs" if kind == "file" else tmp_path
+    if kind == "no room":
+        monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 0}))
+    with pytest.raises(ValueError, match="results cannot be written to the folder"):
+        compare(model="tiny-gpt2", prompt=4, new=4, output=folder)
+
+
+def test_a_machine_that_does_not_become_quiet_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[float, int]] = []
+
+    def never(limit_s: float, *, needed: int, progress: object) -> None:
+        asked.append((limit_s, needed))
+        raise NotQuietError("busy")
+
+    monkeypatch.setattr(interleave, "wait_until_quiet", never)
+    monkeypatch.setattr(interleave, "comparison_device", lambda: type("Cpu", (), {"type": "cpu"}))
+    with pytest.raises(RuntimeError, match="busy"):
+        compare(model="tiny-gpt2", prompt=4, new=4, threads=2, wait_quiet_s=7, output=None)
+    assert asked == [(7, 2)]
+
+
+@pytest.mark.parametrize("budget_s", [0, -1.0, float("nan")])
+def test_a_budget_of_nothing_is_refused(budget_s: float) -> None:
+    with pytest.raises(ValueError, match=r"got budget_s = .*, expected seconds above 0"):
+        compare(model="tiny-gpt2", prompt=4, new=4, budget_s=budget_s, output=None)
+
+
+def test_threads_are_shared_out_among_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: 8)
+    size: dict[str, Any] = {"model": "gpt2", "dtype": "float32", "batch": 1, "prompt": 4, "new": 4}
+    assert comparison_case(**size).threads == 8
+    assert comparison_case(**size, tp=3).threads == 2
+    assert comparison_case(**size, tp=9).threads == 1
+    assert comparison_case(**size, threads=5, tp=9).threads == 5

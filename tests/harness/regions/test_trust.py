@@ -1,0 +1,83 @@
+"""What fusing gives a region or a layer carries its grade, in the table, the figures, --json and the headline."""
+
+import io
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from comparisons import environment
+from rich.console import Console
+
+from labkit.figures.regions import ladder_figure, regions_figure
+from labkit.harness.regions.records import LadderMeasurement, LayerCase, RegionMeasurement
+from labkit.harness.regions.sides import FUSED, ONE_CALL, UNFUSED
+from labkit.harness.regions.table import region_table
+from labkit.studies.kernels import KernelStudy
+
+CASE = LayerCase(impl="cpp", model="gpt2", dtype="float32", batch=1, context=128, threads=2, layers=12)
+STEADY = (1.0, 1.01, 1.02, 1.01, 1.0, 1.02, 1.01)
+WILD = (1.0, 5.0, 0.2, 30.0, 1.0, 0.1, 9.0)
+
+
+def record(kind: type, rounds: tuple[float, ...], **more: Any) -> Any:
+    times = {UNFUSED: 300.0, FUSED: 110.0, ONE_CALL: 100.0}
+    beside = {"bandwidth_gb_s": (20.0,) * len(rounds), "others_cores": (0.0,) * len(rounds)} | more
+    return kind(
+        created=datetime(2025, 1, 1, tzinfo=UTC),
+        case=CASE,
+        environment=environment(),
+        bytes=1_800_000,  # 90 of 100 microseconds
+        rounds_us={
+            side: tuple(took * (by if side == UNFUSED else 1.0) for by in rounds) for side, took in times.items()
+        },
+        **beside,
+    )
+
+
+def study(rounds: tuple[float, ...], **more: Any) -> KernelStudy:
+    region = {"region": "qkv", "ops": ("addmm",), "unfused_bytes": 2_000_000, "flops": 1_000_000, "warm_us": {}}
+    rows = (record(RegionMeasurement, rounds, **region, **more),)
+    return KernelStudy(rows, record(LadderMeasurement, rounds, **more), (), 100.0)
+
+
+def said(found: KernelStudy) -> list[str]:
+    console = Console(width=400, file=io.StringIO())
+    console.print(region_table(found.regions))
+    drawn = [regions_figure(found), ladder_figure(found)]
+    return [
+        console.file.getvalue(),  # type: ignore[attr-defined]
+        found.headline,
+        *(figure.layout.title.subtitle.text for figure in drawn),
+    ]
+
+
+def test_quiet_rounds_are_trusted() -> None:
+    found = study(STEADY)
+    assert found.regions[0].as_dict()["trustworthy"] is True
+    assert "3.03x" in found.headline
+    assert not any("trustworthy" in text for text in said(found))
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (study(WILD), "is wide"),
+        (study(STEADY[:3]), "3 rounds, fewer than 6"),
+        (study(STEADY, others_cores=(1.2,) * 7), "other programs used 1.2 of the processors"),
+        (study(STEADY, bandwidth_gb_s=(2.0,) * 7), "at 900% of a limit that nothing can pass"),
+    ],
+    ids=["scattered", "three rounds", "busy", "past the limit"],
+)
+def test_noise_is_never_sold_as_a_result(found: KernelStudy, reason: str) -> None:
+    row = found.regions[0].as_dict()
+    assert row["trustworthy"] is False
+    assert reason in "; ".join(row["distrust"])
+    for text in said(found):
+        assert "not trustworthy: " in text
+        assert reason in text.replace("<br>", " ")
+
+
+def test_a_region_from_before_grades_is_read() -> None:
+    row = study(STEADY).regions[0]
+    old = row.model_dump(exclude={"others_cores"})
+    assert RegionMeasurement.model_validate(old).trust.trustworthy

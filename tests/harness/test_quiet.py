@@ -1,0 +1,141 @@
+"""What other programs take of the processors is told apart from what the measurement takes, and waited for."""
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from labkit.harness import quiet as module
+from labkit.harness.quiet import NotQuietError, OthersByRound, OthersClock, Program, wait_until_quiet
+from labkit.system.errors import UserError
+
+Times = SimpleNamespace
+
+
+class Machine:
+    """A machine whose counters stand still until it `runs`."""
+
+    def __init__(self) -> None:
+        self.now, self.busy, self.idle, self.stolen, self.ours = 0.0, 0.0, 0.0, 0.0, 0.0
+
+    def runs(self, seconds: float, *, others: float = 0.0, ours: float = 0.0, stolen: float = 0.0) -> None:
+        self.now += seconds
+        self.busy += seconds * (others + ours)
+        self.idle += seconds * 0.5
+        self.stolen += seconds * stolen
+        self.ours += seconds * ours
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine()
+    monkeypatch.setattr(module, "monotonic", lambda: found.now)
+
+    def times() -> psutil._ntuples.scputimes:  # type: ignore[name-defined]
+        return SimpleNamespace(
+            _asdict=lambda: {"user": found.busy, "idle": found.idle, "steal": found.stolen, "guest": found.busy}
+        )
+
+    monkeypatch.setattr(psutil, "cpu_times", times)
+    monkeypatch.setattr(module, "_seconds", lambda process: found.ours)
+    return found
+
+
+def test_the_time_of_the_measurement_is_not_that_of_others(machine: Machine) -> None:
+    clock = OthersClock()
+    machine.runs(2, others=0.25, ours=1.5)
+    assert clock.lap() == pytest.approx(0.25)
+    machine.runs(2, ours=2.0)
+    assert clock.lap() == pytest.approx(0)
+
+
+def test_time_that_the_host_of_a_virtual_machine_takes_is_that_of_others(machine: Machine) -> None:
+    clock = OthersClock()
+    machine.runs(1, ours=1.0, stolen=0.7)
+    assert clock.lap() == pytest.approx(0.7)
+
+
+def test_short_rounds_share_one_figure(machine: Machine) -> None:
+    others = OthersByRound()
+    for taken in (0.2, 0.4):
+        machine.runs(0.5, others=taken)
+        others.end_round()
+    machine.runs(2, others=1.0)
+    others.end_round()
+    machine.runs(0.1, others=2.0)
+    others.end_round()
+    assert others.cores[:3] == pytest.approx([0.3, 0.3, 1.0])
+    assert others.cores[3] is None
+    others.end()
+    assert others.cores[3] == others.cores[2]
+
+
+def test_of_a_measurement_of_an_instant_nothing_is_known(machine: Machine) -> None:
+    others = OthersByRound()
+    machine.runs(0.01, others=1.0)
+    others.end_round()
+    others.end()
+    assert others.cores == [None]
+
+
+@pytest.fixture
+def samples(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """Each second others keep so many processors busy; the list shrinks as the seconds pass."""
+
+    def given(*cores: float) -> list[float]:
+        left, now = list(cores), [0.0]
+
+        def sample(seconds: float) -> tuple[list[Program], float]:
+            now[0] += seconds
+            taken = left.pop(0)
+            return ([Program("cc1plus", taken)] if taken else []), taken
+
+        monkeypatch.setattr(module, "_sample", sample)
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
+        monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 2)
+        return left
+
+    return given
+
+
+def test_three_quiet_seconds_in_a_row_are_waited_for(samples: Callable[..., list[float]]) -> None:
+    said: list[str] = []
+    left = samples(1.5, 0.0, 0.05, 0.9, 0.0, 0.02, 0.0, 1.0)
+    wait_until_quiet(60, progress=lambda done, total, label: said.append(label))
+    assert left == [1.0]
+    assert said[0] == "waiting for a quiet machine: cc1plus (1.5)"
+    assert said[1] == "quiet so far"
+
+
+def test_programs_that_leave_enough_processors_alone_do_not_matter(samples: Callable[..., list[float]]) -> None:
+    samples(1.0, 1.0, 1.0)
+    wait_until_quiet(60, needed=1)
+
+
+def test_a_machine_that_stays_busy_is_refused_with_the_name_of_what_runs(
+    samples: Callable[..., list[float]],
+) -> None:
+    samples(*[1.8] * 10)
+    with pytest.raises(NotQuietError, match=r"within 5 s: .* 1\.8 processors busy \(cc1plus \(1\.8\)\); close"):
+        wait_until_quiet(5)
+
+
+def test_no_time_to_wait_is_refused() -> None:
+    with pytest.raises(UserError, match="got 0 seconds"):
+        wait_until_quiet(0)
+
+
+def test_the_real_counters_can_be_read() -> None:
+    clock = OthersClock([psutil.Process().pid])
+    taken = clock.lap(shortest_s=0.0)
+    assert taken is None or taken >= 0
+    assert all(spent.seconds >= 0 for spent in module._by_process().values())
+
+
+def test_a_process_that_has_ended_spends_nothing() -> None:
+    class Gone:
+        def cpu_times(self) -> Iterator[float]:
+            raise psutil.NoSuchProcess(1)
+
+    assert module._seconds(Gone()) == 0  # type: ignore[arg-type]
