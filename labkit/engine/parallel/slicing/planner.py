@@ -17,7 +17,7 @@ from labkit.engine.parallel.slicing.candidates import (
 )
 from labkit.engine.parallel.slicing.linear import is_linear, matrix
 from labkit.engine.parallel.slicing.plan import BlockPlan, SlicingPlan, Unit
-from labkit.engine.parallel.slicing.proof import Bench
+from labkit.engine.parallel.slicing.proof import ProvingBlock
 from labkit.engine.parallel.slicing.recording import hidden_states, record
 from labkit.system.errors import UserError
 
@@ -64,7 +64,7 @@ def plan_slicing(
     calls = record(model, {names[0]: found[names[0]][0] for names in alike}, example)
     planner = _Planner(tp_size, getattr(model, "config", None), keep_whole)
     blocks = tuple(
-        planner.block(names, Bench.of(found[names[0]][0], calls[names[0]]), found[names[0]][1])
+        planner.block(names, ProvingBlock.of(found[names[0]][0], calls[names[0]]), found[names[0]][1])
         for names in alike
         if names[0] in calls
     )
@@ -163,8 +163,8 @@ def _is_structural(name: str, value: object) -> bool:
     return (isinstance(value, bool | str) and name != "training") or (type(value) is int and "head" in name)
 
 
-def _module_of(bench: Bench, row: str) -> str:
-    return common_module((*bench.trace.columns(row), row))
+def _module_of(proving: ProvingBlock, row: str) -> str:
+    return common_module((*proving.trace.columns(row), row))
 
 
 class _Planner:
@@ -172,25 +172,25 @@ class _Planner:
         self.ranks, self.config, self.keep_whole = ranks, config, keep_whole
         self.too_many: list[TooManyRanks] = []
 
-    def block(self, names: tuple[str, ...], bench: Bench, ends: tuple[str, ...] | None) -> BlockPlan:
-        layer_class = type(bench.block).__name__
+    def block(self, names: tuple[str, ...], proving: ProvingBlock, ends: tuple[str, ...] | None) -> BlockPlan:
+        layer_class = type(proving.block).__name__
         if ends is not None:
-            self._check_policy(layer_class, bench, ends)
-        rows = [row for row in bench.trace.row_candidates if not self._whole(_module_of(bench, row))]
-        units = [unit for row in rows if (unit := self._unit(names[0], bench, row))]
+            self._check_policy(layer_class, proving, ends)
+        rows = [row for row in proving.trace.row_candidates if not self._whole(_module_of(proving, row))]
+        units = [unit for row in rows if (unit := self._unit(names[0], proving, row))]
         if ends is None:
-            units += self._experts(bench)
-        if len(units) > 1 and (objection := bench.objection(units, self.ranks)):
+            units += self._experts(proving)
+        if len(units) > 1 and (objection := proving.objection(units, self.ranks)):
             raise UserError(f"{names[0]} ({layer_class}): its cuts are right one by one but not together: {objection}")
         cut = {linear.name for unit in units for linear in unit.linears}
         cut |= {tensor.name for unit in units for tensor in unit.tensors}
-        stacks = [name for name, parameter in bench.block.named_parameters() if parameter.ndim == 3]
-        whole = tuple(name for name in [*_linears(bench.block), *stacks] if name not in cut)
+        stacks = [name for name, parameter in proving.block.named_parameters() if parameter.ndim == 3]
+        whole = tuple(name for name in [*_linears(proving.block), *stacks] if name not in cut)
         return BlockPlan(layer_class, names, tuple(units), whole)
 
-    def _check_policy(self, layer_class: str, bench: Bench, ends: tuple[str, ...]) -> None:
-        rows = bench.trace.row_candidates
-        for name, sources in bench.trace.inputs.items():
+    def _check_policy(self, layer_class: str, proving: ProvingBlock, ends: tuple[str, ...]) -> None:
+        rows = proving.trace.row_candidates
+        for name, sources in proving.trace.inputs.items():
             named = any(_matches(name, end) for end in ends)
             if named and name not in rows:
                 raise UserError(
@@ -198,26 +198,26 @@ class _Planner:
                     f"linears of the layer alone; those are {', '.join(rows) or 'none'}"
                 )
             if not named and name in rows:
-                fed_by = ", ".join(bench.trace.columns(name)) or ", ".join(sorted(sources))
+                fed_by = ", ".join(proving.trace.columns(name)) or ", ".join(sorted(sources))
                 raise UserError(
                     f"injection_policy leaves out {name} of {layer_class}: {fed_by} would be column-parallel and feed "
                     f"it only a share of its input; add {name!r}"
                 )
 
-    def _unit(self, block_name: str, bench: Bench, row: str) -> Unit | None:
+    def _unit(self, block_name: str, proving: ProvingBlock, row: str) -> Unit | None:
         """The first way to cut what ends at `row` that is proved; None, and a note, where ranks are too many."""
-        columns = bench.trace.columns(row)
-        module = _module_of(bench, row)
-        call = bench.trace.calls.get(module)
-        site = Site(bench.block, module, columns, row, call, self.config, self.ranks)
-        attended = bench.trace.attended(row)
+        columns = proving.trace.columns(row)
+        module = _module_of(proving, row)
+        call = proving.trace.calls.get(module)
+        site = Site(proving.block, module, columns, row, call, self.config, self.ranks)
+        attended = proving.trace.attended(row)
         where = f"{block_name}.{module}" if module else block_name
-        owner = type(bench.block.get_submodule(module)).__name__
+        owner = type(proving.block.get_submodule(module)).__name__
         ways: Callable[[Site], Iterator[Unit]] = head_units if attended else feature_units
         objections: list[str] = []
         try:
             for unit in ways(site):
-                if (objection := bench.objection([unit], self.ranks)) is None:
+                if (objection := proving.objection([unit], self.ranks)) is None:
                     return unit
                 objections.append(objection)
         except TooManyRanks as error:
@@ -234,13 +234,13 @@ class _Planner:
     def _whole(self, name: str) -> bool:
         return any(name.endswith(end) for end in self.keep_whole)
 
-    def _experts(self, bench: Bench) -> Iterator[Unit]:
+    def _experts(self, proving: ProvingBlock) -> Iterator[Unit]:
         """Experts that can be cut; others stay whole, which is right too."""
-        hidden = next((rows.shape[-1] for rows in chain.from_iterable(map(hidden_states, bench.calls))), 0)
-        for name, _ in bench.block.named_modules():
+        hidden = next((rows.shape[-1] for rows in chain.from_iterable(map(hidden_states, proving.calls))), 0)
+        for name, _ in proving.block.named_modules():
             if self._whole(name):
                 continue
-            for unit in expert_units(bench.block, name, hidden, self.ranks):
-                if bench.objection([unit], self.ranks) is None:
+            for unit in expert_units(proving.block, name, hidden, self.ranks):
+                if proving.objection([unit], self.ranks) is None:
                     yield unit
                     break

@@ -40,7 +40,7 @@ class ThreadedSum:
 
 
 @dataclass(frozen=True)
-class Bench:
+class ProvingBlock:
     """A block with random weights in float32, the calls that it gets, what it returns, and its trace."""
 
     block: nn.Module
@@ -49,7 +49,7 @@ class Bench:
     trace: BlockTrace
 
     @classmethod
-    def of(cls, block: nn.Module, calls: Sequence[Call]) -> "Bench":
+    def of(cls, block: nn.Module, calls: Sequence[Call]) -> "ProvingBlock":
         generator = torch.Generator().manual_seed(0)
         whole = sliced_copy(block, {}, 0, lambda partial: partial).eval()
         randomise(whole, generator)
