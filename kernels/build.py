@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 from time import monotonic, time
+from typing import Any
 
 from labkit.system.errors import RunError
 
@@ -39,19 +40,19 @@ WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16", "int8
 
 
 INT, LONG, POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-SIGNATURES = {  # of the library's functions; thanks to these, calls take plain integers for addresses and sizes
-    "labkit_gemm": (POINTER, POINTER, LONG, POINTER, INT),
-    "labkit_qkv_gemm": (*[POINTER] * 6, INT, POINTER, POINTER, INT),
-    "labkit_attention": (*[POINTER] * 6, INT),
-    "labkit_mlp_gemm": (*[POINTER] * 4, INT, LONG, POINTER, POINTER, INT),
+SIGNATURES: dict[str, tuple[Any, ...]] = {  # thanks to these, calls take plain integers for addresses and sizes
     "labkit_all_reduce": (POINTER, POINTER, LONG, POINTER),
     "labkit_all_gather": (POINTER, POINTER, LONG, POINTER),
-    "labkit_residual_add": (*[POINTER] * 5, LONG, LONG, POINTER, INT),
     "labkit_step": (POINTER, POINTER),
     "labkit_workspace_bytes": (POINTER, LONG, LONG),
     "labkit_read_ns": (POINTER, LONG, INT),
 }
 WITH_RESULT = ("labkit_workspace_bytes", "labkit_read_ns")  # int64
+
+
+def declare(function: str, *arguments: Any) -> None:
+    """Says which C types a function of an op takes. The op does so when it is imported, before a library is loaded."""
+    SIGNATURES[function] = arguments
 
 
 class BuildError(RunError):

@@ -11,13 +11,18 @@ from typing import Any
 
 from torch import Tensor
 
+from .attention import attention
 from .attention.cases import AttentionCase
 from .attention.reference import attention as unfused_attention
+from .gemm import gemm
 from .gemm.cases import cases_of
+from .mlp_gemm import mlp_gemm
 from .mlp_gemm.cases import MlpCase
 from .mlp_gemm.reference import mlp_gemm as unfused_mlp_gemm
+from .qkv_gemm import qkv_gemm
 from .qkv_gemm.cases import QkvCase
 from .qkv_gemm.reference import qkv_gemm as unfused_qkv_gemm
+from .residual_add import residual_add
 from .residual_add.cases import ResidualCase
 from .residual_add.reference import residual_add as unfused_residual_add
 from .shapes import LayerShape, OpCase
@@ -39,24 +44,29 @@ class Pass:
 class LayerOp:
     """An op as a stage of the layer.
 
-    `op` names its folder and its public function. `unfused` gives its reference, with the product to use in it.
+    `fused` is its public function. `unfused` gives its reference, with the product to use in it.
     `weights` are the fields of `LayerWeights` that the op reads. `has_product`: whether it multiplies with a matrix.
     """
 
     stage: str
     title: str
-    op: str
+    fused: Callable[..., Any]
     unfused: Callable[[Multiply], Callable[..., Any]]
     case: Callable[[LayerShape, Pass], OpCase]
     weights: tuple[str, ...]
     has_product: bool
+
+    @property
+    def op(self) -> str:
+        """The name of its folder and of its public function."""
+        return self.fused.__name__
 
 
 LAYER_OPS = (
     LayerOp(
         stage="qkv",
         title="QKV",
-        op="qkv_gemm",
+        fused=qkv_gemm,
         unfused=lambda multiply: partial(unfused_qkv_gemm, multiply=multiply),
         case=lambda shape, _: QkvCase(shape),
         weights=("qkv",),
@@ -65,7 +75,7 @@ LAYER_OPS = (
     LayerOp(
         stage="attention",
         title="attention",
-        op="attention",
+        fused=attention,
         unfused=lambda _: unfused_attention,
         case=lambda shape, at: AttentionCase(shape, at.past, at.tokens, at.window),
         weights=("attention",),
@@ -74,7 +84,7 @@ LAYER_OPS = (
     LayerOp(
         stage="attn_out",
         title="attention output",
-        op="gemm",
+        fused=gemm,
         unfused=lambda multiply: multiply,
         case=lambda shape, _: replace(cases_of(shape)[0], bias=False),  # the region behind adds the bias
         weights=("attn_out",),
@@ -83,7 +93,7 @@ LAYER_OPS = (
     LayerOp(
         stage="mlp",
         title="MLP",
-        op="mlp_gemm",
+        fused=mlp_gemm,
         unfused=lambda multiply: partial(unfused_mlp_gemm, multiply=multiply),
         case=lambda shape, _: MlpCase(shape),
         weights=("mlp",),
@@ -92,7 +102,7 @@ LAYER_OPS = (
     LayerOp(
         stage="mlp_out",
         title="MLP output",
-        op="gemm",
+        fused=gemm,
         unfused=lambda multiply: multiply,
         case=lambda shape, _: replace(cases_of(shape)[1], bias=False),
         weights=("mlp_out",),
@@ -101,7 +111,7 @@ LAYER_OPS = (
     LayerOp(
         stage="residual",
         title="bias and residual",
-        op="residual_add",
+        fused=residual_add,
         unfused=lambda _: unfused_residual_add,
         case=lambda shape, _: ResidualCase(shape),
         weights=("mlp_bias",),

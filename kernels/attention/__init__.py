@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from .. import build, gpu
+from ..build import INT, POINTER
 from ..dispatch import choose
 from ..types import AttentionParams, Heads, LayerCache, Rows, check_rows, pointer
 from .reference import attention as reference
 
 __all__ = ["attention"]
+
+build.declare("labkit_attention", *[POINTER] * 6, INT)
 
 
 def attention(

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from labkit.system.errors import UserError
 
 from .. import build, gpu
+from ..build import INT, LONG, POINTER
 from ..dispatch import choose
 from ..types import Linear, check_rows, pointer
 from .reference import gemm as reference
@@ -31,6 +32,8 @@ __all__ = [
     "unpack_rows",
     "unpack_words",
 ]
+
+build.declare("labkit_gemm", POINTER, POINTER, LONG, POINTER, INT)
 
 
 def gemm(x: Tensor, linear: Linear, *, threads: int = 1, impl: str) -> Tensor:

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from .. import build, gpu
+from ..build import INT, LONG, POINTER
 from ..dispatch import choose
 from ..types import MlpWeights, check_rows, pointer
 from .reference import mlp_gemm as reference
 
 __all__ = ["mlp_gemm"]
+
+build.declare("labkit_mlp_gemm", *[POINTER] * 4, INT, LONG, POINTER, POINTER, INT)
 
 
 def mlp_gemm(

@@ -8,11 +8,14 @@ from torch import Tensor
 from labkit.system.errors import UserError
 
 from .. import build, gpu
+from ..build import INT, POINTER
 from ..dispatch import choose
 from ..types import NO_ROTARY, Heads, LayerCache, QkvWeights, Rotary, Rows, check_heads, check_rows, pointer
 from .reference import qkv_gemm as reference
 
 __all__ = ["qkv_gemm"]
+
+build.declare("labkit_qkv_gemm", *[POINTER] * 6, INT, POINTER, POINTER, INT)
 
 
 def qkv_gemm(

@@ -4,11 +4,14 @@ import torch
 from torch import Tensor
 
 from .. import build, gpu
+from ..build import INT, LONG, POINTER
 from ..dispatch import choose
 from ..types import check_rows, pointer
 from .reference import residual_add as reference
 
 __all__ = ["residual_add"]
+
+build.declare("labkit_residual_add", *[POINTER] * 5, LONG, LONG, POINTER, INT)
 
 
 def residual_add(

@@ -1,6 +1,7 @@
 """Compiling on first use: what is built when, and what is said where nothing can be built."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -241,3 +242,13 @@ def test_the_kernels_run_right_after_a_build(cache: Path) -> None:
     x = draw.normal(2, 5)
     assert torch.allclose(gemm(x, packed, impl="cpp"), gemm(x, plain, impl="reference"), atol=1e-6)
     assert len(libraries(cache)) == 1
+
+
+def test_every_op_declares_the_arguments_of_its_function() -> None:
+    """A call without a signature would cut 64-bit sizes off at 32 bits."""
+    exported = {}
+    for source in build.SOURCES.glob("*/cpp_impl.cpp"):
+        for name, arguments in re.findall(r'extern "C" \w+ (\w+)\(([^)]*)\)', source.read_text(encoding="utf-8")):
+            exported[name] = len(arguments.split(","))
+    assert {"labkit_gemm", "labkit_attention"} <= set(exported)
+    assert {name: len(build.SIGNATURES.get(name, ())) for name in exported} == exported

@@ -3,7 +3,7 @@
 N rows (tokens of all sequences), H hidden, I intermediate, Hq query heads, D head_dim.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -11,33 +11,19 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from labkit.kernels import LayerWeights, attention, gemm, mlp_gemm, qkv_gemm, residual_add
+from labkit.kernels import LayerWeights
+from labkit.kernels.layer_ops import LAYER_OPS
 from labkit.kernels.types import Heads, LayerCache, Rotary, Rows
 from labkit.stages import Phase, Stage, stage
 
-
-@dataclass(frozen=True)
-class Ops:
-    """The five ops of a layer, with how they run already said: those of `labkit.kernels`, less `threads` and `impl`."""
-
-    qkv_gemm: Callable[..., tuple[Tensor, Tensor]]
-    attention: Callable[..., Tensor]
-    gemm: Callable[..., Tensor]
-    mlp_gemm: Callable[..., tuple[Tensor, Tensor]]
-    residual_add: Callable[..., Tensor]
+Ops = Mapping[str, Callable[..., Any]]
+"""The ops of a layer by name: those of `labkit.kernels`, less `threads` and `impl`, which are already said."""
 
 
 @cache
 def ops(impl: str, threads: int) -> Ops:
     """The ops as `impl` on `threads` threads."""
-    how: Any = {"impl": impl, "threads": threads}
-    return Ops(
-        partial(qkv_gemm, **how),
-        partial(attention, **how),
-        partial(gemm, **how),
-        partial(mlp_gemm, **how),
-        partial(residual_add, **how),
-    )
+    return {each.op: partial(each.fused, impl=impl, threads=threads) for each in LAYER_OPS}
 
 
 @dataclass(frozen=True)
@@ -65,25 +51,25 @@ def run_layer(
     """hidden [N, H] -> hidden [N, H]; each stage runs within `around(stage)`."""
     from_norm, add_up = wiring.from_norm, wiring.add_up
     with around(Stage.QKV):
-        queries, residual_NH = ops.qkv_gemm(
+        queries, residual_NH = ops["qkv_gemm"](
             hidden_NH, w.qkv, wiring.heads, rotary, rows, slots, residual_from_norm=from_norm
         )
     with around(Stage.ATTENTION):
-        context = ops.attention(queries, w.attention, wiring.heads, rows, slots)
+        context = ops["attention"](queries, w.attention, wiring.heads, rows, slots)
     with around(Stage.ATTN_OUT):
-        attn_out_NH = ops.gemm(context, w.attn_out)
+        attn_out_NH = ops["gemm"](context, w.attn_out)
     if add_up and not wiring.parallel:
         with around(Stage.ALL_REDUCE):
             attn_out_NH = add_up(attn_out_NH)
     with around(Stage.MLP):
         if wiring.parallel:
-            act_NI, _ = ops.mlp_gemm(hidden_NH, None, None, w.mlp)
+            act_NI, _ = ops["mlp_gemm"](hidden_NH, None, None, w.mlp)
         else:
-            act_NI, residual_NH = ops.mlp_gemm(
+            act_NI, residual_NH = ops["mlp_gemm"](
                 residual_NH, attn_out_NH, w.attn_bias, w.mlp, residual_from_norm=from_norm
             )
     with around(Stage.MLP_OUT):
-        mlp_out_NH = ops.gemm(act_NI[:, : w.mlp_out.inputs].contiguous(), w.mlp_out)
+        mlp_out_NH = ops["gemm"](act_NI[:, : w.mlp_out.inputs].contiguous(), w.mlp_out)
         if add_up and wiring.parallel:
             mlp_out_NH += attn_out_NH
     if add_up:
@@ -91,8 +77,8 @@ def run_layer(
             mlp_out_NH = add_up(mlp_out_NH)
     with around(Stage.RESIDUAL):
         if wiring.parallel and not add_up:
-            return ops.residual_add(residual_NH, mlp_out_NH, w.mlp_bias, attn_out_NH, w.attn_bias)
-        return ops.residual_add(residual_NH, mlp_out_NH, w.mlp_bias)
+            return ops["residual_add"](residual_NH, mlp_out_NH, w.mlp_bias, attn_out_NH, w.attn_bias)
+        return ops["residual_add"](residual_NH, mlp_out_NH, w.mlp_bias)
 
 
 class CacheLayers(Protocol):

@@ -62,9 +62,9 @@ class LayerStack:
 
         def op(name: str) -> Callable[..., Any]:
             side = fast if name in fused else slow
-            return _taking(getattr(side.ops, name), side.hidden_NH.dtype, convert=convert)
+            return _taking(side.ops[name], side.hidden_NH.dtype, convert=convert)
 
-        mixed = Ops(**{each.op: op(each.op) for each in OPS.values()})
+        mixed = {each.op: op(each.op) for each in OPS.values()}
         rotary = fast.rotary if OPS[Stage.QKV].op in fused else slow.rotary
         return replace(slow, name="partly fused", ops=mixed, layers=layers, rotary=rotary)
 
@@ -84,18 +84,17 @@ def layer_stack(config: ModelConfig, case: LayerCase) -> LayerStack:
     all_seen = all(window is None or window > case.context for window in layers.config.windows)
     vanilla = _unfused(linear, all_seen=all_seen)
     fast = ops(case.impl, case.threads)
-    own_gemm = replace(
-        _unfused(partial(gemm, threads=case.threads, impl=case.impl), all_seen=all_seen),
-        attention=fast.attention,
-        residual_add=fast.residual_add,
-    )
+    own_gemm = {
+        **_unfused(partial(gemm, threads=case.threads, impl=case.impl), all_seen=all_seen),
+        **{name: fast[name] for name in ("attention", "residual_add")},
+    }
     sides = [
         _side(UNFUSED, vanilla, layers.plain, layers, native=True),
         _side(OWN_GEMM, own_gemm, layers.own_gemm, layers),
         _side(FUSED, fast, layers.fused.layers, layers),
     ]
     if all_seen and config.position != "alibi":
-        sides.append(replace(sides[0], name=SDPA, ops=replace(vanilla, attention=_sdpa)))
+        sides.append(replace(sides[0], name=SDPA, ops={**vanilla, "attention": _sdpa}))
     one_call = OneCall(layers, case.threads) if case.impl == "cpp" else None
     on_gpu = gpu_step(layers) if case.impl == "triton" else None
     return LayerStack(layers.config, case, tuple(sides), one_call, on_gpu)
@@ -112,8 +111,8 @@ def _side(
 
 def _unfused(multiply: Multiply, *, all_seen: bool) -> Ops:
     """The references of all ops, with this product. `all_seen`: attention need not look for what a window hides."""
-    found = Ops(**{each.op: each.unfused(multiply) for each in OPS.values()})
-    return replace(found, attention=partial(found.attention, all_seen=all_seen))
+    found = {each.op: each.unfused(multiply) for each in OPS.values()}
+    return {**found, "attention": partial(found["attention"], all_seen=all_seen)}
 
 
 def _mixed(plain: LayerWeights, other: LayerWeights, fused: Container[str], *, parallel: bool) -> LayerWeights:

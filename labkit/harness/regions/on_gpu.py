@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
-from labkit.engine.runners.layer import Ops
 from labkit.harness.regions.clocks import Samples
 from labkit.harness.regions.layer_side import LayerSide
 from labkit.harness.regions.sides import GRAPH
@@ -81,7 +80,7 @@ class GpuCalls:
 
     def __init__(self, side: LayerSide) -> None:
         recorder = _Recorder()
-        ops = Ops(**{each.name: recorder.recording(getattr(side.ops, each.name)) for each in fields(side.ops)})
+        ops = {name: recorder.recording(op) for name, op in side.ops.items()}
         with torch.inference_mode():
             replace(side, ops=ops).step(recorder.around)
         self.name, self.on_gpu = side.name, side.hidden_NH.is_cuda

@@ -122,7 +122,7 @@ def _problem(stack: LayerStack, region: Stage, tolerance: float) -> str | None:
     found = []
     for side, guard in ((partly, True), (plain, False)):
         seen.clear()
-        ops = replace(side.ops, **{name: watched(getattr(side.ops, name), guard=guard)})
+        ops = {**side.ops, name: watched(side.ops[name], guard=guard)}
         with torch.inference_mode():
             try:
                 replace(side, ops=ops).step(lambda stage: nullcontext())

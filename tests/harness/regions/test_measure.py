@@ -128,7 +128,7 @@ def test_a_fused_region_brings_its_own_weights_and_nothing_else() -> None:
     slow, fast = (stack.side(name) for name in (UNFUSED, FUSED))
     for region, op in OP_OF.items():
         partly = stack.with_fused((region,))
-        taken = {name for name in vars(partly.ops) if partly.ops.__dict__[name] is getattr(fast.ops, name)}
+        taken = {name for name, op in partly.ops.items() if op is fast.ops[name]}
         assert taken == {op}
         assert (partly.layers[0].qkv is fast.layers[0].qkv) == (region is Stage.QKV)
         assert (partly.layers[0].mlp_out is slow.layers[0].mlp_out) == (region is not Stage.ATTN_OUT)
