@@ -20,7 +20,7 @@ from ..plain import argmax_or_minus_one
 from ..qkv_gemm.triton_impl import qkv_arguments, qkv_gemm, qkv_tiles
 from ..tuned import Tile
 from ..types import LayerCache, Linear, Norm, Rotary, Rows, check_heads
-from .triton_kernels import embed_kernel, head_argmax_kernel, next_step_kernel, qkv_and_mlp_kernel
+from .triton_kernels import embed, head_argmax, next_step, qkv_and_mlp
 from .weights import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 PLAIN = Norm()
@@ -110,7 +110,7 @@ class TritonStep:
                 programs, padded = 0, 1
         with around("sample", None):
             self.launch(
-                next_step_kernel,
+                next_step,
                 (1,),
                 ONE_PROGRAM,
                 tokens_ptr=state.tokens,
@@ -144,7 +144,7 @@ class TritonStep:
         self, out: Tensor, table: Linear, norm: Norm, state: StepState, positions: Tensor | None, begin: int = 0
     ) -> Tensor:
         self.launch(
-            embed_kernel,
+            embed,
             (len(out),),
             ONE_PROGRAM,
             out_ptr=out,
@@ -248,7 +248,7 @@ class TritonStep:
         for name in ("residual_ptr", "RESIDUAL"):
             del of_qkv[name]
         self.launch(
-            qkv_and_mlp_kernel,
+            qkv_and_mlp,
             (programs + mlp_tiles(w.mlp, tile),),
             tile,
             qkv_programs=programs,
@@ -273,7 +273,7 @@ class TritonStep:
         programs, padded = triton.cdiv(head.outputs, tile.rows), padded_rows(len(hidden))
         assert programs * padded <= len(buffers.best), f"tiles of {tile.rows} rows are too small for this kernel"
         self.launch(
-            head_argmax_kernel,
+            head_argmax,
             (programs,),
             tile,
             best_ptr=buffers.best,

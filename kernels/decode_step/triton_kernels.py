@@ -9,7 +9,7 @@ from ..tiles import product, quarter_of, wait_for_previous
 
 
 @triton.jit
-def embed_kernel(
+def embed(
     out_ptr, table_ptr, scales_ptr, tokens_ptr, begin, position_table_ptr, positions_ptr, offset,
     eps, gain_ptr, shift_ptr,
     E: tl.constexpr, GROUP: tl.constexpr, POSITIONS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
@@ -44,7 +44,7 @@ def embed_kernel(
 
 
 @triton.jit
-def qkv_and_mlp_kernel(
+def qkv_and_mlp(
     qkv_programs, queries_ptr, keys_ptr, values_ptr, M, C, eps, x_ptr, gain_ptr, shift_ptr,
     w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
     act_ptr, N, mlp_eps, mlp_gain_ptr, mlp_shift_ptr, mlp_w_ptr, mlp_scales_ptr, mlp_bias_ptr,
@@ -71,7 +71,7 @@ def qkv_and_mlp_kernel(
 
 
 @triton.jit
-def head_argmax_kernel(
+def head_argmax(
     best_ptr, where_ptr, M, N, eps, gain_ptr, shift_ptr, x_ptr, w_ptr, scales_ptr, bias_ptr,
     NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
@@ -95,7 +95,7 @@ def head_argmax_kernel(
 
 
 @triton.jit
-def next_step_kernel(
+def next_step(
     tokens_ptr, past_ptr, positions_ptr, best_ptr, where_ptr, programs, M,
     CHOOSE: tl.constexpr, MB: tl.constexpr, MP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip

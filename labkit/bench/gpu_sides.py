@@ -47,7 +47,7 @@ class OnDevice:
         config = resolve(name).hf_config
         torch.manual_seed(0)
         with torch.device(gpu.default_device()):
-            model = AutoModelForCausalLM.from_config(config, dtype=DTYPE).eval()
+            model = AutoModelForCausalLM.from_config(config, dtype=DTYPE, trust_remote_code=False).eval()
         model.generation_config.eos_token_id = None
         return cls(name, config, model)
 

@@ -13,11 +13,11 @@ pytestmark = INTERPRETED
 
 
 def next_tokens(best: torch.Tensor, where: torch.Tensor, block: int = 256) -> list[int]:
-    """What `next_step_kernel` makes of each program's best logit and its row."""
+    """What `next_step` makes of each program's best logit and its row."""
     tokens = torch.full((SEQUENCES,), 77)
     positions, past = torch.tensor([4, 0, 190], dtype=torch.int32), torch.tensor([6], dtype=torch.int32)
     gpu.Launcher()(
-        triton_kernels.next_step_kernel,
+        triton_kernels.next_step,
         (1,),
         Tile(1, 1024),
         tokens_ptr=tokens,

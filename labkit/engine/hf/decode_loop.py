@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -156,7 +156,7 @@ def _chosen(
     tokens[:, :length] = input_ids
     unfinished = torch.ones(batch, dtype=torch.bool, device=device)
     top, cache, phase = choice.top, prompt.cache, prompt.phase
-    found = yield replace(prompt, top=top)
+    found = yield prompt._replace(top=top)
     while True:
         with stage(phase, Stage.SAMPLE):
             assert found.result is not None
@@ -223,7 +223,7 @@ def _greedy(
     cache, phase = prompt.cache, prompt.phase
     chosen: list[Tensor] = []
     finished: set[int] = set()
-    found = yield replace(prompt, greedy=True)
+    found = yield prompt._replace(greedy=True)
     while True:
         with stage(phase, Stage.SAMPLE):
             result = found.result

@@ -1,13 +1,14 @@
 """What a runner takes and gives: one step of one batch.
 
-B sequences, T new tokens of each, H hidden, V vocabulary.
+B sequences, T new tokens of each, H hidden, V vocabulary. These records are made anew for every token, when the weights
+have swept the processor's caches clean: named tuples are frozen, and made in one call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,8 +21,7 @@ from labkit.stages import Phase, phase_of
 CHUNK_ROWS = 512  # rows per pass through the layers: bounds the workspace of a long prompt, and what ranks exchange
 
 
-@dataclass(frozen=True)
-class StepInput:
+class StepInput(NamedTuple):
     """New tokens on top of those that `cache` holds, which the step adds to it.
 
     tokens: int64 [B, T]; or rows: float32 [B, T, H], for layers that are not the first of a model.
@@ -56,8 +56,7 @@ class StepInput:
         return Phase.DECODE if self.follows else phase_of(self.cache.length, self.shape[1])
 
 
-@dataclass(frozen=True)
-class StepOutput:
+class StepOutput(NamedTuple):
     """What came of a step.
 
     result: logits float32 [B, keep, V], or the argmax int64 [B, keep]; None where nothing was kept, or the layers are
@@ -119,8 +118,7 @@ class Runner:
         """Called with the tokens int64 [B, T] of finished texts, prompt included."""
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Tokens of a step that go through the layers together, with their place in the cache."""
 
     tokens: Tensor | None
