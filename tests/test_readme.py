@@ -12,6 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 import typer
+from sweeps import sweep
 
 from labkit.cli import main as cli
 from labkit.models.encoder_policies import ENCODERS
@@ -58,11 +59,14 @@ def test_there_is_something_to_run() -> None:
     assert len(PROGRAMS) > 3
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [pytest.param(each, marks=sweep if "all_reduce" in each else ()) for each in COMMANDS]
+)
 def test_command_runs(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`make` targets are only looked up: each of them does a whole session's work. So are notebooks and their
     parameters: tests/notebooks runs them all, by `labkit run` and by papermill. Of `labkit compare` the options are
-    looked up: the README's program measures the same, and tests/cli/test_main.py runs the command.
+    looked up: the README's program measures the same, and tests/cli/test_main.py runs the command. The sums over
+    ranks are measured in tests/harness/exchange.
     """
     if command.startswith("make "):
         done = subprocess.run(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sweeps import sweep
 
 from labkit.bench import gpu as gpu_bench
 from labkit.bench.gpu import checks, main
@@ -18,6 +19,7 @@ pytestmark = [
 ]
 
 
+@sweep  # every part of it has a test of its own: the sides, the rounds, the records, the page
 def test_a_bench_writes_records_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_bench, "PROMPT", 4)
     monkeypatch.setattr(gpu_bench, "QUICK_NEW", 2)
