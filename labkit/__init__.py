@@ -1,7 +1,8 @@
 """A profiling lab and fused-kernel inference engine for transformers."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from labkit.system.lazy import lazy_parts
 
 if TYPE_CHECKING:
     from labkit.engine import InferenceEngine, init_inference
@@ -24,9 +25,5 @@ _HOME = {
     "resolve": "labkit.weights.resolve",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Loads torch and the engine on first use, so that `import labkit` and its tools for traces stay light."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'labkit' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+# Torch and the engine are loaded on first use, so that `import labkit` and its tools for traces stay light.
+__getattr__ = lazy_parts(__name__, _HOME)

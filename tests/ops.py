@@ -162,3 +162,21 @@ def distance(got: Tensor, want: Tensor) -> float:
     assert got.shape == want.shape
     off = (got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-300)
     return float(off.nan_to_num(nan=float("inf")))
+
+
+MASKS = ("none", "left", "holes", "row-of-padding")
+
+
+def mask_for(kind: str, batch: int, total: int) -> Tensor | None:
+    """What a batch sees of `total` slots: int64 [batch, total], None for all."""
+    if kind == "none":
+        return None
+    mask = torch.ones(batch, total, dtype=torch.int64)
+    if kind == "left":
+        mask[0, : total // 3] = 0
+    elif kind == "holes":
+        mask[:, 1::3] = 0
+        mask[-1, : total // 4] = 0
+    else:
+        mask[-1] = 0
+    return mask

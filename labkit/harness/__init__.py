@@ -1,7 +1,8 @@
 """Measure: raw samples on honest clocks, beside the machine's limit, with intervals instead of bare speedups."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from labkit.system.lazy import lazy_parts
 
 if TYPE_CHECKING:
     from labkit.harness.compare.sides import WorkerError
@@ -42,9 +43,5 @@ _HOME = {
     "save": "labkit.harness.results",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Loads each part on first use: figures take the names of a region's sides from here, and need no torch."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'labkit.harness' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+# Each part is loaded on first use: figures take the names of a region's sides from here, and need no torch.
+__getattr__ = lazy_parts(__name__, _HOME)

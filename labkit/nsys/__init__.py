@@ -1,7 +1,8 @@
 """Nsight Systems: capture, read, project, explain. Needs the names of the stages, and never torch."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from labkit.system.lazy import lazy_parts
 
 if TYPE_CHECKING:
     from labkit.nsys.analysis.attribution import attribute
@@ -40,29 +41,25 @@ __all__ = [
 ]
 
 _HOME = {
-    "Capture": "capture.result",
-    "CaptureError": "capture.result",
-    "Trace": "trace",
-    "TraceError": "trace",
-    "Window": "capture.command",
-    "attribute": "analysis.attribution",
-    "collectives": "analysis.collectives",
-    "doctor_table": "doctor.examination",
-    "examine": "doctor.examination",
-    "explain": "analysis.difference",
-    "kernel_summary": "analysis.projection",
-    "profile": "capture.profile",
-    "project": "analysis.projection",
-    "projection_summary": "analysis.projection",
-    "read": "reader.reading",
-    "scrub": "capture.scrubbing",
-    "stage_table": "analysis.stage_table",
-    "write_chrome": "timeline.export",
+    "Capture": "labkit.nsys.capture.result",
+    "CaptureError": "labkit.nsys.capture.result",
+    "Trace": "labkit.nsys.trace",
+    "TraceError": "labkit.nsys.trace",
+    "Window": "labkit.nsys.capture.command",
+    "attribute": "labkit.nsys.analysis.attribution",
+    "collectives": "labkit.nsys.analysis.collectives",
+    "doctor_table": "labkit.nsys.doctor.examination",
+    "examine": "labkit.nsys.doctor.examination",
+    "explain": "labkit.nsys.analysis.difference",
+    "kernel_summary": "labkit.nsys.analysis.projection",
+    "profile": "labkit.nsys.capture.profile",
+    "project": "labkit.nsys.analysis.projection",
+    "projection_summary": "labkit.nsys.analysis.projection",
+    "read": "labkit.nsys.reader.reading",
+    "scrub": "labkit.nsys.capture.scrubbing",
+    "stage_table": "labkit.nsys.analysis.stage_table",
+    "write_chrome": "labkit.nsys.timeline.export",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Loads each part on first use: a profiled process imports this package, and should not pay for frames."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'labkit.nsys' has no attribute {name!r}")
-    return getattr(import_module(f"labkit.nsys.{_HOME[name]}"), name)
+# Each part is loaded on first use: a profiled process imports this package, and should not pay for frames.
+__getattr__ = lazy_parts(__name__, _HOME)

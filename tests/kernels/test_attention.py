@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from ops import DTYPES, UNIT, Draw, assert_near, rounds_activations, rows_of
+from ops import DTYPES, MASKS, UNIT, Draw, assert_near, mask_for, rounds_activations, rows_of
 
 from labkit.kernels import attention
 from labkit.kernels.types import AttentionParams, Heads
@@ -19,22 +19,7 @@ PARAMS = {
     "alibi": AttentionParams(0.25, slopes=torch.tensor([0.5, 0.25, 0.0625, 0.7, 0.03, 0.2])),
     "whole": AttentionParams(0.25, causal=False),
 }
-MASKS = ("none", "left", "holes", "row-of-padding")
 pytestmark = pytest.mark.usefixtures("poisoned", "isa")
-
-
-def mask_for(kind: str, batch: int, total: int) -> torch.Tensor | None:
-    if kind == "none":
-        return None
-    mask = torch.ones(batch, total, dtype=torch.int64)
-    if kind == "left":
-        mask[0, : total // 3] = 0
-    elif kind == "holes":
-        mask[:, 1::3] = 0
-        mask[-1, : total // 4] = 0
-    else:
-        mask[-1] = 0
-    return mask
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)

@@ -6,7 +6,7 @@ from itertools import cycle, product
 import pytest
 import torch
 from gpus import INTERPRETED
-from ops import DTYPES, Draw, distance, double, rows_of
+from ops import DTYPES, MASKS, Draw, distance, double, mask_for, rows_of
 from sweeps import crossed, numbered
 from torch import Tensor
 
@@ -26,30 +26,13 @@ FLOAT32 = TOLERANCES[torch.float32]
 pytestmark = [pytest.mark.usefixtures("poisoned"), *INTERPRETED]
 
 
-MASKS = ("none", "left", "holes", "row-of-padding")
-
-
-def mask_of(kind: str, batch: int, total: int) -> Tensor | None:
-    if kind == "none":
-        return None
-    mask = torch.ones(batch, total, dtype=torch.int64)
-    if kind == "left":
-        mask[0, : total // 3] = 0
-    elif kind == "holes":
-        mask[:, 1::3] = 0
-        mask[-1, : total // 4] = 0
-    else:
-        mask[-1] = 0
-    return mask
-
-
 def attention_inputs(
     draw: Draw, case: attention_cases.AttentionCase, mask: str, *, batch: int = 2, capacity: int | None = None
 ) -> tuple[Tensor, AttentionParams, Heads, Rows, LayerCache]:
     """Arguments of the op; slots after the new tokens are NaN."""
     heads, total = case.shape.heads, case.past + case.tokens
     capacity = capacity or total + 3
-    rows = rows_of(batch, case.tokens, case.past, mask=mask_of(mask, batch, total), slots=capacity)
+    rows = rows_of(batch, case.tokens, case.past, mask=mask_for(mask, batch, total), slots=capacity)
     cache, _ = draw.cache(heads, rows, total, capacity)
     slopes = 2.0 ** -torch.arange(1.0, heads.query + 1) if case.shape.alibi else None
     queries = draw.normal(batch * case.tokens, heads.query * heads.dim)
