@@ -1,4 +1,5 @@
-// What crosses from Python: plain structs, mirrored field by field in abi.py. Every pointer is borrowed for the call.
+// What crosses from Python: plain structs, mirrored field by field in types.py and decode_step/weights.py. Every
+// pointer is borrowed for the call.
 #pragma once
 
 #include <cstdint>

@@ -9,6 +9,7 @@ Environment: `CXX` names the compiler, `LABKIT_ISA` forces amx, avx512, avx2 or 
 the cache folder, `LABKIT_KERNELS` another folder of kernel sources (a copy of this one, to try changes on).
 """
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -23,7 +24,9 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
+from labkit.system.cache_root import CACHE, cache_root
 from labkit.system.errors import RunError
+from labkit.system.processor import cpu_field, cpu_flags
 
 SOURCES = Path(os.environ.get("LABKIT_KERNELS") or Path(__file__).parent)
 ENTRY = SOURCES / "decode_step" / "cpp_impl.cpp"
@@ -45,9 +48,11 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # thanks to these, calls take plain 
     "labkit_all_gather": (POINTER, POINTER, LONG, POINTER),
     "labkit_step": (POINTER, POINTER),
     "labkit_workspace_bytes": (POINTER, LONG, LONG),
-    "labkit_read_ns": (POINTER, LONG, INT),
+    "labkit_read_ns": (POINTER, LONG, INT, INT, INT),
+    "labkit_reading_count": (),
+    "labkit_peak_flop_ms": (INT, LONG),
 }
-WITH_RESULT = ("labkit_workspace_bytes", "labkit_read_ns")  # int64
+WITH_RESULT = ("labkit_workspace_bytes", "labkit_read_ns", "labkit_reading_count", "labkit_peak_flop_ms")  # int64
 
 
 def declare(function: str, *arguments: Any) -> None:
@@ -57,21 +62,6 @@ def declare(function: str, *arguments: Any) -> None:
 
 class BuildError(RunError):
     """The kernels can't be compiled or loaded here; the message says why and what to do."""
-
-
-@functools.cache
-def _cpu(field: str) -> str:
-    """The value of `field` of the first CPU in /proc/cpuinfo, or an empty text where it has no such field."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == field), "")
-
-
-def cpu_flags() -> frozenset[str]:
-    """The instruction sets that Linux reports for this CPU."""
-    return frozenset(_cpu("flags").split())
 
 
 @functools.cache
@@ -115,24 +105,26 @@ def compiler() -> tuple[str, ...]:
 
 
 def cache_folder() -> Path:
-    """Where compiled libraries are kept: `LABKIT_CACHE`, else ~/.cache/labkit, else a private temporary folder."""
-    wanted = os.environ.get("LABKIT_CACHE")
-    base = Path(wanted) if wanted else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "labkit"
+    """Where compiled libraries are kept: labkit's folder for caches, else a private temporary folder."""
+    base = cache_root()
+    if base is None:
+        return _private_folder()
     try:
         base.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=base):
             return base
     except OSError as error:
-        if wanted:
-            raise BuildError(
-                f"LABKIT_CACHE={wanted} can't be written ({error.strerror}); name a writable folder"
-            ) from None
+        if wanted := os.environ.get(CACHE):
+            raise BuildError(f"{CACHE}={wanted} can't be written ({error.strerror}); name a writable folder") from None
     return _private_folder()
 
 
 @functools.cache
 def _private_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="labkit-"))
+    """One for this process, which is removed when it ends."""
+    folder = Path(tempfile.mkdtemp(prefix="labkit-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @functools.cache
@@ -171,11 +163,11 @@ def compile_library(weight_type: str) -> Path:
         "-shared",
         f"-DLABKIT_WEIGHT={WEIGHT_TYPES[weight_type]}",
     ]
-    if _cpu("vendor_id") == "AuthenticAMD":
+    if cpu_field("vendor_id") == "AuthenticAMD":
         flags.append("-DLABKIT_AMD")
     if isa == "portable" and platform.machine() in ("aarch64", "arm64"):
         flags.append("-mcpu=native")
-    key = _digest((*flags, _version(command), " ".join(sorted(cpu_flags()))))
+    key = _digest((*command, *flags, _version(command), " ".join(sorted(cpu_flags()))))
     folder = cache_folder()
     library = folder / f"kernels-{weight_type}-{isa}-{key}.so"
     if not _is_whole(library):

@@ -1,15 +1,15 @@
-"""`impl=` of every op: named by the caller, never replaced in silence."""
+"""`impl=` and `threads=` of every op: named by the caller, never replaced in silence."""
 
 from collections.abc import Callable
 from typing import Any
 
 from labkit.system.errors import UserError
 
-IMPLS = ("reference", "cpp", "triton")
 
-
-def choose(op: str, impl: str, **implementations: Callable[..., Any]) -> Callable[..., Any]:
-    """The implementation called `impl`. Raises ValueError for an unknown name and lists the known."""
+def choose(op: str, impl: str, threads: int = 1, **implementations: Callable[..., Any]) -> Callable[..., Any]:
+    """The implementation called `impl`. Raises ValueError for an unknown name, and for less than one thread."""
     if impl not in implementations:
         raise UserError(f"{op}: unknown impl {impl!r}; expected one of {', '.join(sorted(implementations))}")
+    if threads < 1:
+        raise UserError(f"{op}: got threads = {threads}, expected 1 or more")
     return implementations[impl]

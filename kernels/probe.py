@@ -1,31 +1,102 @@
-"""How fast this machine reads memory right now: the yardstick of every decode step."""
+"""How fast this machine reads memory right now, the yardstick of every decode step, and how fast it multiplies, that of
+prompts and large batches.
+
+The fastest of several ways to read is the limit, because no single one is the fastest everywhere: a probe that read as
+the kernels do would flatter them wherever both are slow.
+"""
 
 import ctypes
+from collections import Counter, defaultdict
 from functools import cache
+from itertools import cycle, product
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import build
 from .memory import Arena
+from .reading import READINGS
 
 PROBE_BYTES = 384 << 20  # several times any last-level cache a thread's share could live in
+STREAMS = (1, 2, 4)  # at which a thread reads in turns
+PASSES = 2  # in turns, before the best ways are kept
+KEPT = 4
+
+
+class Way(NamedTuple):
+    """One way to read: prefetches, as an index into READINGS, and how many streams each thread reads in turns."""
+
+    reading: int
+    streams: int
+
+    def __str__(self) -> str:
+        return f"{READINGS[self.reading]} x{self.streams}"
+
+
+WAYS = tuple(Way(*way) for way in product(range(len(READINGS)), STREAMS))
 
 
 def read_bandwidth_gb_s(threads: int, seconds: float = 0.05) -> float:
-    """GB/s (1e9 bytes) of reading 384 MiB once per pass with `threads` threads, the best pass within `seconds`.
+    """GB/s (1e9 bytes) of reading 384 MiB with `threads` threads: the best pass of the best ways, in turns, each at
+    least once and for `seconds` in all. The first call for a number of threads, which finds these ways, takes longer.
 
     The read bandwidth of a shared machine moves within seconds: call this right beside what is to be judged by it.
     Raises BuildError where the kernels can't be compiled.
     """
-    library, data = _library(), _buffer()
+    ways = best_ways(threads)
+    best: dict[Way, float] = {}
     deadline = perf_counter() + seconds
-    best_ns = None
-    while best_ns is None or perf_counter() < deadline:
-        ns = library.labkit_read_ns(data.data_ptr(), data.numel(), threads)
-        best_ns = ns if best_ns is None else min(best_ns, ns)
-    return data.numel() / best_ns
+    for way in cycle(ways):
+        if len(best) == len(ways) and perf_counter() >= deadline:
+            break
+        best[way] = max(_pass_gb_s(way, threads), best.get(way, 0.0))
+    fastest = max(best, key=best.__getitem__)
+    _won[threads][fastest] += 1
+    return best[fastest]
+
+
+def peak_gflop_s(dtype: torch.dtype, threads: int, seconds: float = 0.05) -> float:
+    """GFLOP/s (1e9 multiplications and additions) of `threads` threads that do nothing but multiply registers, with the
+    instruction that serves prompts of models with weights of `dtype`: the fastest that any of them was in `seconds`.
+
+    Raises BuildError where the kernels can't be compiled.
+    """
+    library = build.load(str(dtype).removeprefix("torch."))
+    return float(library.labkit_peak_flop_ms(threads, int(seconds * 1e9))) / 1e6
+
+
+def rates_gb_s(threads: int, passes: int = PASSES) -> dict[Way, float]:
+    """GB/s of every way, the best of so many passes that are made in turns."""
+    rates = dict.fromkeys(WAYS, 0.0)
+    for way in WAYS * passes:
+        rates[way] = max(rates[way], _pass_gb_s(way, threads))
+    return rates
+
+
+@cache
+def best_ways(threads: int) -> tuple[Way, ...]:
+    """The ways that were the fastest when this process first asked, the fastest first."""
+    rates = rates_gb_s(threads)
+    return tuple(sorted(rates, key=rates.__getitem__, reverse=True)[:KEPT])
+
+
+def probe_winner(threads: int) -> str:
+    """Which way set the limit, in how many of this process's probes; empty where there was none."""
+    won = _won[threads]
+    if not won:
+        return ""
+    (way, times) = won.most_common(1)[0]
+    return f"{way}, the fastest in {times} of {won.total()} probes"
+
+
+_won: defaultdict[int, Counter[Way]] = defaultdict(Counter)  # by threads
+
+
+def _pass_gb_s(way: Way, threads: int) -> float:
+    data = _buffer()
+    return data.numel() / _library().labkit_read_ns(data.data_ptr(), data.numel(), threads, way.reading, way.streams)
 
 
 def _library() -> ctypes.CDLL:

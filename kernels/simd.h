@@ -22,7 +22,6 @@ typedef float vf __attribute__((vector_size(kWidth * 4)));
 typedef int32_t vi __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t vu __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t vh __attribute__((vector_size(kWidth * 2)));
-typedef int8_t vb __attribute__((vector_size(kWidth)));
 
 // Storage types of weights and KV cache, beside float and int8_t. Arithmetic is in float whatever the storage.
 struct bf16 {
@@ -63,18 +62,6 @@ inline vf load(const fp16* p) {
   const vu infinite = (vu)((h & 0x7c00) == 0x7c00) & 0x7f800000u;
   const vf scaled = (vf)magnitude * 0x1p112f;
   return (vf)((vu)scaled | infinite | ((h & 0x8000) << 16));
-#endif
-}
-
-inline vf load(const int8_t* p) {
-#if defined(__AVX512F__)
-  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#elif defined(__AVX2__)
-  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-#else
-  vb b;
-  std::memcpy(&b, p, sizeof b);
-  return __builtin_convertvector(b, vf);
 #endif
 }
 
@@ -133,20 +120,6 @@ inline void from_float(float x, fp16* out) {
   } else {
     out->bits = sign | uint16_t((bits - 0x38000000 + 0xfff + ((bits >> 13) & 1)) >> 13);
   }
-#endif
-}
-
-constexpr int64_t kLine = 64;             // bytes that memory moves at once
-constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of their use weights are prefetched
-
-// Prefetches a line that will be read soon, and once. On AMD it goes to the first-level cache only, which reaches the
-// memory's bandwidth and leaves the other caches alone. Elsewhere it goes to the second level: Intel's cores can have
-// some 16 lines on the way to the first level and 48 to the second, which doubled the bandwidth on a Xeon with AMX.
-inline void prefetch_once(const char* line) {
-#if defined(LABKIT_AMD)
-  __builtin_prefetch(line, 0, 0);
-#else
-  __builtin_prefetch(line, 0, 2);
 #endif
 }
 

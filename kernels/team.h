@@ -11,6 +11,8 @@
 #include <memory>
 #include <new>
 
+#include "reading.h"
+
 namespace labkit {
 
 inline int64_t now_ns() {
@@ -24,7 +26,9 @@ struct Range {
 
 class Team {
  public:
-  explicit Team(int most) : hands_(new Hand[size_t(most)]) {}
+  explicit Team(int most, Reading reading = kUsualReading) : reading_(reading), hands_(new Hand[size_t(most)]) {}
+
+  Reading reading() const { return reading_; }
 
   // Fixes the size to what the parallel region really got; called by every thread first.
   void join() {
@@ -95,6 +99,7 @@ class Team {
     }
   }
 
+  const Reading reading_;
   alignas(64) std::atomic<int> size_{1};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};
@@ -126,7 +131,7 @@ struct ThreadScratch {
   Scratch rows;       // normalised row and residual, alive for a whole region
   Scratch sums;       // GEMM accumulators
   Scratch last_tile;  // rows of a GEMM that don't fill a tile
-  Scratch floats;     // activations of a GEMM with int8 weights
+  Scratch bytes;      // activations of a GEMM with int8 weights
   Scratch slice;      // a slice of int8 weights, widened
   Scratch scores;     // attention
 };

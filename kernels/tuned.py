@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from labkit.system.errors import UserError
+from labkit.system.whole_file import write_whole
 
 FOLDER = Path(__file__).parent / "gpus"
 LIMITS = {"rows": 1024, "depth": 8192, "warps": 32, "stages": 8}
@@ -71,11 +72,8 @@ def tuned_tiles(gpu: str) -> TunedTiles:
 def write_tiles(gpu: str, tiles: TunedTiles) -> Path:
     """Writes the file of a GPU model whole or not at all; its path."""
     path = tuned_path(gpu)
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(f"    {json.dumps(key)}: {list(astuple(tile))}" for key, tile in sorted(tiles.tiles.items()))
-    part = path.with_suffix(".part")
-    part.write_text(f'{{\n  "gpu": {json.dumps(gpu)},\n  "tiles": {{\n{lines}\n  }}\n}}\n')
-    part.replace(path)
+    write_whole(path, f'{{\n  "gpu": {json.dumps(gpu)},\n  "tiles": {{\n{lines}\n  }}\n}}\n')
     return path
 
 

@@ -287,7 +287,10 @@ class AttentionParams:
 
     def __post_init__(self) -> None:
         if self.window is not None and not self.causal:
-            raise UserError(f"a window of {self.window} ends at each token's own slot; leave it out, or causal=False")
+            raise UserError(
+                f"got window = {self.window} with causal = False; a window ends at each token's own slot, so leave out "
+                "one of the two"
+            )
 
     @cached_property
     def c(self) -> CAttentionParams:
@@ -315,12 +318,4 @@ def check_heads(heads: Heads, impl: str) -> None:
         sizes = f"even sizes up to {most}, impl 'cpp' any up to {HEAD_DIM_LIMITS['cpp']}"
         raise UserError(
             f"head_dim is {heads.dim}; the {impl} kernels take " + (sizes if impl == "triton" else f"up to {most}")
-        )
-
-
-def check_rows(name: str, tensor: Tensor, columns: int) -> None:
-    """Raises ValueError unless `tensor` is a contiguous float32 [rows, columns]."""
-    if tensor.dtype != torch.float32 or tensor.dim() != 2 or tensor.shape[1] != columns or not tensor.is_contiguous():
-        raise UserError(
-            f"{name}: expected contiguous float32 [rows, {columns}], got {tensor.dtype} {list(tensor.shape)}"
         )

@@ -8,7 +8,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from engines import FEW
-from sliced_ranks import outcomes_of_slicing
 from small_models import SMALL_CONFIGS, VOCAB, small_model
 from torch import Tensor
 
@@ -231,7 +230,7 @@ def three_ranks() -> dict[str, Any]:
     low = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
     found: dict[str, Any] = {name: against_one_process(3, dtype, "cpp", few_models()) for name, dtype in low.items()}
     whole = against_one_process(3, torch.float32, "cpp", ONE_OF_EACH_ROW)
-    return found | {"float32": whole, "sliced": outcomes_of_slicing()}
+    return found | {"float32": whole}
 
 
 def four_ranks() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from labkit.kernels import build
 from labkit.kernels.gemm import group_size, interleave_gate, packed, quantize
 from labkit.kernels.types import Heads, LayerCache, Linear, Norm, Rotary, Rows, padded_head_dim
+from labkit.system.processor import cpu_flags
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WEIGHTS = DTYPES | {"int8": torch.int8}
@@ -39,7 +40,7 @@ def missing_instructions(isa: str) -> str | None:
 
 def rounds_activations(dtype: torch.dtype) -> bool:
     """Whether rows are rounded to bfloat16 before they meet weights of `dtype`: where the CPU multiplies its pairs."""
-    multiplies_pairs = build.instruction_set() in ("amx", "avx512") and "avx512_bf16" in build.cpu_flags()
+    multiplies_pairs = build.instruction_set() in ("amx", "avx512") and "avx512_bf16" in cpu_flags()
     return dtype in (torch.bfloat16, torch.int8) and multiplies_pairs
 
 

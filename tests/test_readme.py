@@ -18,6 +18,7 @@ from labkit.cli import main as cli
 from labkit.models.encoder_policies import ENCODERS
 from labkit.models.policies import POLICIES
 from labkit.notebooks import read_parameters
+from labkit.statistics.trust import WIDEST
 
 ROOT = Path(__file__).parents[1]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
@@ -162,6 +163,14 @@ def test_every_ratio_is_one_that_was_measured() -> None:
     measured = "".join(page.read_text() for page in (ROOT / "profiles").glob("*.md"))
     assert ratios
     assert {ratio for ratio in ratios if ratio not in measured} == set()
+
+
+def test_every_ratio_with_a_wide_interval_is_called_not_trustworthy() -> None:
+    cells = [cell for text in PAGES.values() for line in text.splitlines() for cell in line.split(" | ")]
+    ends = {cell: re.search(r"x \[(\d+\.\d+), (\d+\.\d+)\]", cell) for cell in cells}
+    wide = {cell for cell, found in ends.items() if found and float(found[2]) > WIDEST * float(found[1])}
+    assert wide
+    assert {cell for cell in wide if "not trustworthy" not in cell} == set()
 
 
 def test_the_readme_is_one_page() -> None:

@@ -67,7 +67,7 @@ class Exchange:
         if self.size > MOST_RANKS:
             raise UserError(f"{self.size} ranks cannot share a model; use at most {MOST_RANKS}")
         self.slot_bytes = -(-slot_bytes // LINE) * LINE
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.on_gpu: dict[torch.device, Any] = {}  # what sums on that GPU, or None; made on the first use
         arrivals = -(-self.size * LINE // mmap.PAGESIZE) * mmap.PAGESIZE
         total = arrivals + 2 * self.size * self.slot_bytes
@@ -91,6 +91,8 @@ class Exchange:
         if self.c.failure == 0:
             return
         if self.error is not None:
+            if not isinstance(self.error, Exception):  # Ctrl-C
+                raise self.error
             raise RuntimeError(
                 f"rank {self.rank}: the exchange with the other ranks failed: {self.error}"
             ) from self.error
@@ -127,7 +129,7 @@ class Exchange:
         try:
             parts = [slot[:count] for slot in self._slots[turn]]
             dist.all_gather(parts, parts[self.rank].clone(), self.group)
-        except RuntimeError as error:  # it cannot pass through C: kept for `check`
+        except BaseException as error:  # noqa: BLE001 - none can pass through C; kept for `check`
             self.error = error
             return 1
         return 0

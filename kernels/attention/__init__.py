@@ -5,10 +5,13 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
+from labkit.system.errors import UserError
+
 from .. import build, gpu
 from ..build import INT, POINTER
+from ..checks import check_rows, check_slots
 from ..dispatch import choose
-from ..types import AttentionParams, Heads, LayerCache, Rows, check_rows, pointer
+from ..types import AttentionParams, Heads, LayerCache, Rows, check_heads, pointer
 from .reference import attention as reference
 
 __all__ = ["attention"]
@@ -32,8 +35,12 @@ def attention(
     `past + T - 1` unless `params.causal`. A row that sees nothing (padding) gives zeros. Bytes: the KV cache of what is
     seen, once per tile of 4 queries.
     """
-    check_rows("queries", queries, heads.query * heads.dim)
-    run = choose("attention", impl, reference=reference, cpp=_cpp, triton=_triton)
+    run = choose("attention", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
+    check_heads(heads, impl)
+    check_rows("queries", queries, heads.query * heads.dim, rows.batch * rows.tokens)
+    check_slots(rows, cache)
+    if params.slopes is not None and rows.key_positions is None:
+        raise UserError("got slopes and no key_positions; ALiBi needs the position of each slot's token in `rows`")
     return run(queries, params, heads, rows, cache, threads)
 
 

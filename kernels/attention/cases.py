@@ -35,7 +35,7 @@ class AttentionCase:
         if self.causal:
             pairs = seen_pairs(total, self.window) - seen_pairs(self.past, self.window)
         else:
-            pairs = self.tokens * (total if self.window is None else min(total, self.window))
+            pairs = self.tokens * total
         return 4 * sequences * pairs * self.shape.heads.query * self.shape.heads.dim
 
 

@@ -21,20 +21,28 @@ struct QueryTile {
   float slope[kQueries];
 };
 
-// scores[r][j] = scale * q_r . k_j for the slots [begin, end). `cold`: the cache was last read a step ago, and the
-// weights have pushed it out since. Then the keys are prefetched, and beside them the values, so that these are in a
-// cache when the last pass reads them.
+// How to read a cache that was last read a step ago, so that the weights have pushed it out since.
+struct Cold {
+  Reading reading;
+  int64_t to_next;  // elements from a KV head's keys to the next one's
+};
+
+constexpr int64_t kNextBytes = 16 << 10;  // of the next head's keys, prefetched: the processor asks for what follows
+
+// scores[r][j] = scale * q_r . k_j for the slots [begin, end). `cold`: null where the keys are in a cache. Else the
+// values are prefetched with the keys, so that they are in a cache when the last pass reads them.
 template <class T, int R>
 void score(const QueryTile& tile, const T* keys, const T* values, int padded_dim, float scale, int64_t begin,
-           int64_t end, bool cold, float* scores, int64_t stride) {
+           int64_t end, const Cold* cold, float* scores, int64_t stride) {
   constexpr int kKeys = 4;
   const int64_t group_bytes = kKeys * padded_dim * sizeof(T);
   for (int64_t j = begin; j < end; j += kKeys) {
     const int n = end - j < kKeys ? int(end - j) : kKeys;
     if (cold)
       for (int64_t line = 0; line < group_bytes; line += kLine) {
-        prefetch_once(reinterpret_cast<const char*>(keys + j * padded_dim) + kPrefetchBytes + line);
-        prefetch_once(reinterpret_cast<const char*>(values + j * padded_dim) + line);
+        const auto [into, ahead] = cold->reading;
+        prefetch(into, reinterpret_cast<const char*>(keys + j * padded_dim) + ahead + line);
+        prefetch(into, reinterpret_cast<const char*>(values + j * padded_dim) + line);
       }
     const T* k[kKeys];  // past the end the last key again, whose scores nobody stores
     for (int i = 0; i < kKeys; ++i) k[i] = keys + (j + (i < n ? i : n - 1)) * padded_dim;
@@ -53,6 +61,15 @@ void score(const QueryTile& tile, const T* keys, const T* values, int padded_dim
     for (int r = 0; r < R; ++r)
       for (int i = 0; i < n; ++i) scores[r * stride + j + i - begin] = sum(acc[r][i]) * scale;
   }
+}
+
+// Asks for the beginning of the next head's keys while this head's softmax computes and the memory would rest: with
+// many sequences the heads are short, and each began with a wait (a third of the attention of 32 sequences on a Zen 4).
+template <class T>
+void prefetch_next_head(const Cold& cold, const T* keys, int padded_dim, int64_t begin, int64_t end) {
+  const char* next = reinterpret_cast<const char*>(keys + cold.to_next + begin * padded_dim);
+  const int64_t all = (end - begin) * padded_dim * int64_t(sizeof(T)), bytes = all < kNextBytes ? all : kNextBytes;
+  for (int64_t line = 0; line < bytes; line += kLine) prefetch(cold.reading.between(), next + line);
 }
 
 // out_r = sum over j of p[r][j] * v_j. A few vectors of the head at a time, so that their sums stay in registers over
@@ -118,7 +135,7 @@ inline void softmax(const QueryTile& tile, int r, const uint8_t* visible, const 
 
 template <class T, int R = kQueries>
 void attend(const QueryTile& tile, const T* keys, const T* values, int padded_dim, float scale, const uint8_t* visible,
-            const int32_t* key_positions, bool cold, float* scores, int64_t stride, float (*out)[512]) {
+            const int32_t* key_positions, const Cold* cold, float* scores, int64_t stride, float (*out)[512]) {
   if constexpr (R > 1) {
     if (tile.count < R)
       return attend<T, R - 1>(tile, keys, values, padded_dim, scale, visible, key_positions, cold, scores, stride, out);
@@ -130,6 +147,7 @@ void attend(const QueryTile& tile, const T* keys, const T* values, int padded_di
   }
   if (end < begin) end = begin;
   score<T, R>(tile, keys, values, padded_dim, scale, begin, end, cold, scores, stride);
+  if (cold) prefetch_next_head(*cold, keys, padded_dim, begin, end);
   for (int r = 0; r < R; ++r) softmax(tile, r, visible, key_positions, begin, end, scores + r * stride);
   weighted_values<T, R>(values, padded_dim, begin, end, scores, stride, out);
 }
@@ -153,6 +171,7 @@ void attention_region(Team& team, int thread, const AttentionParams& params, con
   float* scores = scratch.scores.get<float>(size_t(kQueries) * stride + kQueries * size_t(heads.padded_dim));
   float* queries = scores + kQueries * stride;
   float out[kQueries][512];
+  const Cold cold{team.reading(), cache.capacity * heads.padded_dim};
 
   team.deal(rows.batch * outer * tiles, thread, [&](int64_t unit) {
     const int64_t b = unit / (outer * tiles), head = unit / tiles % outer;
@@ -178,8 +197,8 @@ void attention_region(Team& team, int thread, const AttentionParams& params, con
     const int64_t base = (b * heads.kv + kv_head) * cache.capacity * heads.padded_dim;
     attend<T>(tile, static_cast<const T*>(cache.keys) + base, static_cast<const T*>(cache.values) + base,
               heads.padded_dim, params.scale, rows.visible ? rows.visible + b * rows.visible_stride : nullptr,
-              rows.key_positions ? rows.key_positions + b * rows.visible_stride : nullptr, !over_tokens, scores, stride,
-              out);
+              rows.key_positions ? rows.key_positions + b * rows.visible_stride : nullptr,
+              over_tokens ? nullptr : &cold, scores, stride, out);
     for (int r = 0; r < tile.count; ++r)
       to_activation(out[r], heads.dim, heads.dim, context + row_of[r] * context_stride + head_of[r] * heads.dim);
   });

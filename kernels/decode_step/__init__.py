@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import build
 from ..all_reduce import Exchange
+from ..reading import USUAL
 from ..types import NO_ROTARY, CCache, CRotary, CRows, Rotary, Rows, pointer
 from .weights import STAGES_PER_LAYER, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
@@ -37,6 +38,7 @@ class CStepArgs(ctypes.Structure):
         ("threads", c_int32),
         ("exchange", c_void_p),
         ("own_logits", c_int32),
+        ("reading", c_int32),
     ]
 
 
@@ -74,6 +76,7 @@ class DecodeStep:
         own_logits: bool = False,
         inputs: Tensor | None = None,
         outputs: Tensor | None = None,
+        reading: int = USUAL,
     ) -> None:
         """Writes keys and values of the new tokens at slot `past` of every cache; layers may share one.
 
@@ -82,6 +85,7 @@ class DecodeStep:
         Out: for the last `keep` tokens of each sequence `logits` float32 [B*keep, V] or `argmax` int64 [B*keep] (-1: no
         logit is a number), and `hidden` float32 [B*keep, H] after the final norm if given; outputs float32 [N, H],
         contiguous: all rows after the final norm, if there is one, without a head.
+        `reading`: how the weights are read, an index into READINGS.
         `own_logits`: fill in only the columns of this rank's vocabulary. Raises RuntimeError where another rank has
         ended.
         """
@@ -94,7 +98,7 @@ class DecodeStep:
         args.keep = keep
         args.logits, args.argmax, args.hidden = pointer(logits), pointer(argmax), pointer(hidden)
         args.inputs, args.outputs = pointer(inputs), pointer(outputs)
-        args.threads, args.own_logits = threads, own_logits
+        args.threads, args.own_logits, args.reading = threads, own_logits, reading
         args.workspace = self._workspace_for(rows.batch * rows.tokens, threads)
         self.library.labkit_step(byref(self.model.c), byref(args))
         if self.exchange is not None:

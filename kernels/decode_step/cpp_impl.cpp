@@ -3,7 +3,7 @@
 // clock behind every stage. A range without an embedding begins with rows that the caller gives, one without a head
 // ends with rows that the caller gets: an encoder, or some of the layers of a model.
 //
-// This file is what gets compiled, once per weight type (LABKIT_WEIGHT); it includes the ops and the bandwidth probe.
+// This file is what gets compiled, once per weight type (LABKIT_WEIGHT); it includes the ops and the probes.
 #include "../all_reduce/cpp_impl.cpp"
 
 #include "../attention/cpp_impl.cpp"
@@ -31,6 +31,7 @@ struct StepArgs {
   int32_t threads;
   Exchange* exchange;  // null: this process has the whole model
   int32_t own_logits;  // each rank's columns of the logits are enough for it
+  int32_t reading;     // of the weights: an index into kReadings; -1: the usual one
 };
 
 // The widest row between two stages.
@@ -320,7 +321,7 @@ int64_t labkit_workspace_bytes(const Model* model, int64_t rows, int64_t threads
 }
 
 void labkit_step(const Model* model, const StepArgs* args) {
-  Team team(args->threads);
+  Team team(args->threads, reading_of(args->reading));
   const int64_t rows = int64_t(args->rows.batch) * args->rows.tokens;
   Workspace work(*model, rows, args->threads, static_cast<char*>(args->workspace));
   const int64_t stride = row_stride(widest(*model));

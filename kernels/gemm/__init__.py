@@ -12,11 +12,13 @@ from labkit.system.errors import UserError
 
 from .. import build, gpu
 from ..build import INT, LONG, POINTER
+from ..checks import check_rows
 from ..dispatch import choose
-from ..types import Linear, check_rows, pointer
+from ..types import Linear, pointer
 from .reference import gemm as reference
 
 BLOCK = 32  # outputs per packed block, kBlock of tile.h
+LANES = {torch.bfloat16: 2, torch.int8: 4}  # inputs that lie side by side in a packed block, kLanesPerK of tile.h
 QUANTIZED_AT_ONCE = 1024  # rows: what quantising costs beyond its result
 __all__ = [
     "cut_groups",
@@ -42,7 +44,7 @@ def gemm(x: Tensor, linear: Linear, *, threads: int = 1, impl: str) -> Tensor:
     Reads every weight once for up to 12 rows (AVX-512): bytes = outputs * inputs * element size.
     """
     check_rows("x", x, linear.inputs)
-    return choose("gemm", impl, reference=reference, cpp=_cpp, triton=_triton)(x, linear, threads)
+    return choose("gemm", impl, threads, reference=reference, cpp=_cpp, triton=_triton)(x, linear, threads)
 
 
 def _cpp(x: Tensor, linear: Linear, threads: int) -> Tensor:
@@ -61,11 +63,11 @@ def _triton(x: Tensor, linear: Linear, threads: int) -> Tensor:
 
 
 def packed_shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Shape of a packed [outputs, inputs] matrix: [blocks, K, 32], bf16 [blocks, K / 2, 32, 2]; int8: K made even."""
-    blocks, pairs = -(-outputs // BLOCK), -(-inputs // 2)
-    if dtype == torch.bfloat16:
-        return blocks, pairs, BLOCK, 2
-    return blocks, 2 * pairs if dtype == torch.int8 else inputs, BLOCK
+    """Shape of a packed [outputs, inputs] matrix: [blocks, K, 32], or with L inputs side by side, K padded to whole L,
+    [blocks, K / L, 32, L]: L is 2 for bf16 and 4 for int8.
+    """
+    blocks, lanes = -(-outputs // BLOCK), LANES.get(dtype, 1)
+    return (blocks, inputs, BLOCK) if lanes == 1 else (blocks, -(-inputs // lanes), BLOCK, lanes)
 
 
 def pack(weight: Tensor, out: Tensor | None = None) -> Tensor:
@@ -74,7 +76,8 @@ def pack(weight: Tensor, out: Tensor | None = None) -> Tensor:
     shape = packed_shape(outputs, inputs, weight.dtype)
     if out is None:
         out = torch.empty(shape, dtype=weight.dtype)
-    depth = shape[1] * (2 if len(shape) == 4 else 1)
+    lanes = LANES.get(weight.dtype, 1)
+    depth = shape[1] * lanes
     whole = outputs // BLOCK
     for packed, rows in ((out[:whole], weight[: whole * BLOCK]), (out[whole:], weight[whole * BLOCK :])):
         if len(packed) == 0:
@@ -83,8 +86,8 @@ def pack(weight: Tensor, out: Tensor | None = None) -> Tensor:
         if missing or inputs != depth:
             rows = F.pad(rows, (0, depth - inputs, 0, missing))
         by_block = rows.unflatten(0, (-1, BLOCK))
-        if len(shape) == 4:
-            packed.copy_(by_block.unflatten(2, (-1, 2)).permute(0, 2, 1, 3))
+        if lanes > 1:
+            packed.copy_(by_block.unflatten(2, (-1, lanes)).permute(0, 2, 1, 3))
         else:
             packed.copy_(by_block.permute(0, 2, 1))
     return out
@@ -98,9 +101,10 @@ def unpack(panels: Tensor) -> Tensor:
 
 
 def group_size(inputs: int, groups: int) -> int:
-    """Inputs that share a scale when a row is cut into `groups`: even, so that the last may be smaller or missing."""
-    size = -(-inputs // groups)
-    return size + size % 2
+    """Inputs that share a scale when a row is cut into `groups`: whole fours, so that the last may be smaller, or
+    missing.
+    """
+    return -(-inputs // (groups * LANES[torch.int8])) * LANES[torch.int8]
 
 
 def quantize(weight: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
@@ -127,12 +131,12 @@ def cut_groups(begin: int, end: int, group: int, groups: int) -> tuple[list[int]
     begin in the whole row, their size).
 
     A part that begins within a group gets groups as small as it takes for each to have one scale. Raises ValueError
-    where they would be of odd size, which the kernels don't take.
+    where they would cut a lane of the kernels.
     """
     if groups == 1:
         return [begin], group_size(end - begin, 1)
     size = gcd(group, begin)
-    if size % 2:
+    if size % LANES[torch.int8]:
         raise UserError(
             f"groups of {group} inputs cannot be cut at input {begin}; use q_groups=1, or a tp_size that cuts elsewhere"
         )

@@ -48,7 +48,7 @@ void amx_tiles(const bf16* w, const bf16* x, const bf16* below, int64_t ldx, int
   // loads would wait behind them; so each half goes before one of the two weight tiles.
   const auto ask = [&](const char* from) {
 #pragma GCC unroll 16
-    for (int k = 0; k < int(kTileRows); ++k) prefetch_once(from + k * step);
+    for (int k = 0; k < int(kTileRows); ++k) prefetch(ahead.into, from + k * step);
   };
   for (int64_t k = 0; k < depth; k += kTileDepth) {
     const bf16* block = w + k * kBlock;
@@ -91,12 +91,12 @@ class AmxRows {
   int64_t padded() const { return tiles_ * kTileRows; }
 
   // As of RegisterRows. A depth that is no multiple of kTileDepth ends with the dot product instruction.
-  void multiply(const bf16* w, int64_t k, int64_t depth, bool accumulate, bool cached, float* out) const {
+  void multiply(const Reading* reading, const bf16* w, int64_t k, int64_t depth, bool accumulate, float* out) const {
     const int64_t whole = depth / kTileDepth * kTileDepth, pairs = (tiles_ + 1) / 2;
     for (int64_t pair = 0; pair < pairs; ++pair) {
       const int64_t above = 2 * pair, below = above + 1;
       float* to = out + above * kTileRows * kBlock;
-      const Ahead ahead = cached ? nothing_ahead(w) : ahead_of(w, depth, pair, pairs);
+      const Ahead ahead = reading ? ahead_of(*reading, w, depth, pair, pairs) : kNothingAhead;
       if (below == tiles_)
         amx_tiles<false>(w, tile_of(above) + k, nullptr, ldx_, whole, accumulate, to, ahead);
       else
@@ -106,7 +106,7 @@ class AmxRows {
     const bf16* rest = w + whole * kBlock;
     for (int64_t row = 0; row < rows_; row += kMaxRows)
       tile_rows<bf16>(int(rows_ - row < kMaxRows ? rows_ - row : kMaxRows), rest, x_ + row * ldx_ + k + whole, ldx_,
-                      depth - whole, true, out + row * kBlock, nothing_ahead(rest));
+                      depth - whole, true, out + row * kBlock, kNothingAhead);
   }
 
  private:

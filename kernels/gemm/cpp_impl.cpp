@@ -18,12 +18,19 @@ void gemm_into(Team& team, int thread, const Linear& linear, const Activation<T>
   gemm_part<T>(team, thread, linear, x, ldx, rows, scratch, [&](int64_t block, const float* acc) {
     const int64_t column = block * kBlock;
     const int64_t count = linear.outputs - column < kBlock ? linear.outputs - column : kBlock;
-    for (int64_t m = 0; m < rows; ++m)
-      for (int64_t i = 0; i < count; ++i)
-        out[m * stride + column + i] = acc[m * kBlock + i] + (linear.bias ? linear.bias[column + i] : 0.0f);
-    if (addend)
-      for (int64_t m = 0; m < rows; ++m)
-        for (int64_t i = 0; i < count; ++i) out[m * stride + column + i] += addend[m * stride + column + i];
+    alignas(64) float bias[kBlock] = {};
+    if (linear.bias) std::memcpy(bias, linear.bias + column, size_t(count) * sizeof(float));
+    for (int64_t m = 0; m < rows; ++m) {
+      float* to = out + m * stride + column;
+      const float *sums = acc + m * kBlock, *more = addend ? addend + m * stride + column : nullptr;
+      if (count == kBlock)
+        for (int i = 0; i < kBlock; i += kWidth) {
+          const vf sum = load(sums + i) + load(bias + i);
+          store(to + i, more ? sum + load(more + i) : sum);
+        }
+      else
+        for (int64_t i = 0; i < count; ++i) to[i] = more ? sums[i] + bias[i] + more[i] : sums[i] + bias[i];
+    }
   });
 }
 
@@ -49,8 +56,8 @@ void gemm_argmax(Team& team, int thread, const Linear& linear, const Activation<
         for (int64_t i = 0; i < count; ++i) row[i] += linear.bias[column + i];
       for (int64_t i = count; i < kBlock; ++i) row[i] = -INFINITY;
       // Most blocks hold no new maximum, and vectors find that out faster than a search for the index.
-      vf top = load(row);
-      for (int v = 1; v < kVectors; ++v) top = max(load(row + v * kWidth), top);
+      vf top = broadcast(-INFINITY);  // which `max` keeps where the other is a NaN
+      for (int v = 0; v < kVectors; ++v) top = max(load(row + v * kWidth), top);
       if (!(maximum(top) >= best[m].value)) continue;
       for (int64_t i = 0; i < count; ++i)
         if (best[m].loses_to(row[i], column + i)) best[m] = {row[i], column + i};

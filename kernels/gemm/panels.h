@@ -4,6 +4,7 @@
 #include "../abi.h"
 #include "amx.h"
 #include "tile.h"
+#include "vnni.h"
 
 namespace labkit {
 
@@ -18,13 +19,12 @@ class RegisterRows {
   bool one_tile() const { return tiles_ == 1; }  // each weight is used once, so there is nothing to keep in a cache
   int64_t padded() const { return rows_; }       // rows that `multiply` writes
 
-  // out[padded][32] (+)= the rows' columns [k, k + depth) * w[depth][32]. `cached`: w is in a cache, so nothing is
-  // prefetched.
-  void multiply(const T* w, int64_t k, int64_t depth, bool accumulate, bool cached, float* out) const {
+  // out[padded][32] (+)= the rows' columns [k, k + depth) * w[depth][32]. `reading`: of w; null if it is in a cache.
+  void multiply(const Reading* reading, const T* w, int64_t k, int64_t depth, bool accumulate, float* out) const {
     for (int64_t t = 0; t < tiles_; ++t) {
       const int64_t first = rows_ * t / tiles_, count = rows_ * (t + 1) / tiles_ - first;
       tile_rows<T>(int(count), w, x_ + first * ldx_ + k, ldx_, depth, accumulate, out + first * kBlock,
-                   cached ? nothing_ahead(w) : ahead_of(w, depth, t, tiles_));
+                   reading ? ahead_of(*reading, w, depth, t, tiles_) : kNothingAhead);
     }
   }
 
@@ -39,11 +39,12 @@ template <class T, class Rows, class Finish>
 void stored_part(Team& team, int thread, const Linear& linear, const Rows& rows, ThreadScratch& scratch,
                  Finish&& finish) {
   const int64_t padded = padded_depth<T>(linear.inputs), pass = rows.one_tile() ? padded : kDepth;
+  const Reading reading = team.reading();
   float* acc = scratch.sums.get<float>(rows.padded() * kBlock);
   team.deal(blocks_of(linear.outputs), thread, [&](int64_t block) {
     const T* w = static_cast<const T*>(linear.weight) + block * padded * kBlock;
     for (int64_t k = 0; k < padded; k += pass)
-      rows.multiply(w + k * kBlock, k, padded - k < pass ? padded - k : pass, k > 0, false, acc);
+      rows.multiply(&reading, w + k * kBlock, k, padded - k < pass ? padded - k : pass, k > 0, acc);
     finish(block, acc);
   });
 }
@@ -51,17 +52,23 @@ void stored_part(Team& team, int thread, const Linear& linear, const Rows& rows,
 // Widens `depth` k of int8 weights to bf16 pairs or floats, which hold every int8 exactly, and prefetches what follows.
 // For many rows: the weights are converted once per pass instead of once per tile.
 template <class W>
-void widen(const int8_t* w, int64_t depth, W* out) {
-  for (int64_t k = 0; k < depth; k += 2) {
-    prefetch_once(reinterpret_cast<const char*>(w + k * kBlock) + kPrefetchBytes);
+void widen(Reading reading, const int8_t* w, int64_t depth, W* out) {
+  for (int64_t k = 0; k < depth; k += 4) {
+    const int8_t* from = w + k * kBlock;
+    for (int line = 0; line < 2; ++line)
+      prefetch(reading.between(), reinterpret_cast<const char*>(from) + reading.ahead + line * kLine);
     for (int v = 0; v < kVectors; ++v) {
-      const vf first = load(w + k * kBlock + v * kWidth), second = load(w + (k + 1) * kBlock + v * kWidth);
-      if constexpr (std::is_same_v<W, bf16>) {
-        const vu pairs = ((vu)first >> 16) | ((vu)second & 0xffff0000u);
-        std::memcpy(out + (k * kBlock + v * kWidth * 2), &pairs, sizeof pairs);
-      } else {
-        store(out + k * kBlock + v * kWidth, first);
-        store(out + (k + 1) * kBlock + v * kWidth, second);
+      vi quads;
+      std::memcpy(&quads, from + v * sizeof quads, sizeof quads);
+      for (int n = 0; n < 4; n += 2) {
+        const vf first = nth_byte(quads, n), second = nth_byte(quads, n + 1);
+        if constexpr (std::is_same_v<W, bf16>) {
+          const vu pairs = ((vu)first >> 16) | ((vu)second & 0xffff0000u);
+          std::memcpy(out + ((k + n) * kBlock + v * kWidth * 2), &pairs, sizeof pairs);
+        } else {
+          store(out + (k + n) * kBlock + v * kWidth, first);
+          store(out + (k + n + 1) * kBlock + v * kWidth, second);
+        }
       }
     }
   }
@@ -77,6 +84,7 @@ void quantised_part(Team& team, int thread, const Linear& linear, const Rows& ro
   const int64_t sums = rows.padded() * kBlock, pass = kWidens ? kDepth : padded;
   float* acc = scratch.sums.get<float>(2 * sums);
   float* of_group = groups == 1 ? acc : acc + sums;
+  const Reading reading = team.reading();
   W* slice = scratch.slice.get<W>(kWidens ? kDepth * kBlock : 0);
   team.deal(blocks_of(linear.outputs), thread, [&](int64_t block) {
     const int8_t* w = static_cast<const int8_t*>(linear.weight) + block * padded * kBlock;
@@ -85,10 +93,10 @@ void quantised_part(Team& team, int thread, const Linear& linear, const Rows& ro
       for (int64_t k = begin; k < end; k += pass) {
         const int64_t depth = end - k < pass ? end - k : pass;
         if constexpr (kWidens) {
-          widen(w + k * kBlock, depth, slice);
-          rows.multiply(slice, k, depth, k > begin, true, of_group);
+          widen(reading, w + k * kBlock, depth, slice);
+          rows.multiply(nullptr, slice, k, depth, k > begin, of_group);
         } else {
-          rows.multiply(w + k * kBlock, k, depth, k > begin, false, of_group);
+          rows.multiply(&reading, w + k * kBlock, k, depth, k > begin, of_group);
         }
       }
       const float* scales = linear.scales + (block * groups + group) * kBlock;
@@ -102,19 +110,6 @@ void quantised_part(Team& team, int thread, const Linear& linear, const Rows& ro
   });
 }
 
-// The activations as floats, whatever they are stored as.
-template <class X>
-const float* as_floats(const X* x, int64_t rows, int64_t ldx, int64_t depth, ThreadScratch& scratch) {
-  if constexpr (std::is_same_v<X, float>) {
-    return x;
-  } else {
-    float* out = scratch.floats.get<float>(rows * ldx);
-    for (int64_t m = 0; m < rows; ++m)
-      for (int64_t k = 0; k < depth; ++k) out[m * ldx + k] = to_float(x[m * ldx + k]);
-    return out;
-  }
-}
-
 // This thread's part of out = x * weight^T. `finish(block, acc)` gets the sums of one block for all rows,
 // acc[rows][32], while they are in the cache: bias, activation and argmax are applied there, without another pass over
 // memory.
@@ -123,12 +118,13 @@ void gemm_part(Team& team, int thread, const Linear& linear, const Activation<T>
                ThreadScratch& scratch, Finish&& finish) {
   if constexpr (std::is_same_v<T, int8_t>) {
     using Pairs = std::conditional_t<std::is_same_v<Activation<bf16>, bf16>, bf16, float>;
-    const int64_t few = std::is_same_v<Pairs, bf16> ? kFewRows : kMaxRows;
     if (!linear.scales) return gemm_part<bf16>(team, thread, linear, x, ldx, rows, scratch, finish);
-    if (rows <= few) {
-      const float* floats = as_floats(x, rows, ldx, padded_depth<T>(linear.inputs), scratch);
-      return quantised_part<T>(team, thread, linear, RegisterRows<T>(floats, ldx, rows, scratch), scratch, finish);
-    }
+#if defined(LABKIT_HAS_VNNI)
+    if (rows <= kMostVnniRows) return vnni_part(team, thread, linear, x, ldx, rows, scratch, finish);
+#else  // then there are no bf16 products either, and the activations are floats
+    if (rows <= kMaxRows)
+      return quantised_part<T>(team, thread, linear, RegisterRows<T>(x, ldx, rows, scratch), scratch, finish);
+#endif
 #if defined(LABKIT_HAS_AMX)
     return quantised_part<Pairs>(team, thread, linear, AmxRows(x, ldx, rows, scratch), scratch, finish);
 #else

@@ -1,7 +1,8 @@
 // The packed layout of weights and the register tile that multiplies it.
 //
 // The weight's rows are cut into blocks of 32 outputs, and each block is stored k by k: [N/32][K][32]. For bf16 it is
-// stored in pairs of k, [N/32][K/2][32][2], which is what the bf16 dot product instruction reads. A thread owns
+// stored in pairs of k, [N/32][K/2][32][2], and for int8 by fours, [N/32][K/4][32][4], which is what the dot product
+// instructions read. A thread owns
 // consecutive blocks, so it reads memory as one forward stream, whatever the batch. At batch 1 that runs at the
 // machine's read bandwidth; for many rows the same layout feeds register tiles of kMaxRows x 32.
 //
@@ -59,16 +60,16 @@ template <class T>
 using Unquantised = std::conditional_t<std::is_same_v<T, int8_t>, bf16, T>;
 
 template <class T>
-constexpr int kLanesPerK = 1;  // how many k share one 32-bit lane
+constexpr int kLanesPerK = 1;  // how many k share a lane of a vector
 template <>
 inline constexpr int kLanesPerK<bf16> = 2;
+template <>
+inline constexpr int kLanesPerK<int8_t> = 4;
 
-template <class T>
-constexpr int kDepthMultiple = sizeof(T) == 4 || std::is_same_v<T, fp16> ? 1 : 2;  // what K is padded to
-
+// K as it is stored: whole lanes.
 template <class T>
 int64_t padded_depth(int64_t k) {
-  return (k + kDepthMultiple<T> - 1) / kDepthMultiple<T> * kDepthMultiple<T>;
+  return (k + kLanesPerK<T> - 1) / kLanesPerK<T> * kLanesPerK<T>;
 }
 
 inline int64_t blocks_of(int64_t outputs) { return (outputs + kBlock - 1) / kBlock; }
@@ -84,19 +85,41 @@ float weight_at(const T* packed, int64_t depth, int64_t n, int64_t k) {
   return to_float(block[(k / lanes) * kBlock * lanes + (n % kBlock) * lanes + k % lanes]);
 }
 
+// Rows of a tile, of which `at` is the address of one. A core has too few registers for a pointer to each of 12 rows,
+// but an instruction adds a distance, or twice the distance, to a pointer: so there is a pointer to every third.
+template <class X, int R>
+struct RowPointers {
+  const X *row0, *row3, *row6, *row9;
+  int64_t ldx;
+
+  RowPointers(const X* x, int64_t ldx) : row0(x), row3(x + 3 * ldx), row6(x + 6 * ldx), row9(x + 9 * ldx), ldx(ldx) {}
+
+  [[gnu::always_inline]] const X* at(int r) const {
+    return (r < 3 ? row0 : r < 6 ? row3 : r < 9 ? row6 : row9) + r % 3 * ldx;
+  }
+
+  [[gnu::always_inline]] void advance(int64_t k) {
+    row0 += k, row3 += k, row6 += k, row9 += k;
+    // Without these the compiler would make a pointer for each row after all.
+    if constexpr (R > 3) asm("" : "+r"(row0), "+r"(row3));
+    if constexpr (R > 6) asm("" : "+r"(row6));
+    if constexpr (R > 9) asm("" : "+r"(row9));
+  }
+};
+
 // One k (fp32, fp16) or one pair of k (bf16) of a block, times one or two activations of each row. Loops over
 // registers are unrolled by pragma: with a variable index the sums would live in memory.
 template <class T>
 struct Step {
   static constexpr int kAdvance = 1;
   template <int R>
-  static void run(const T* w, const float* x, int64_t ldx, vf (&acc)[R][kVectors]) {
+  [[gnu::always_inline]] static void run(const T* w, const RowPointers<float, R>& x, vf (&acc)[R][kVectors]) {
     vf wide[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) wide[v] = load(w + v * kWidth);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const vf xr = broadcast(x[r * ldx]);
+      const vf xr = broadcast(x.at(r)[0]);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) acc[r][v] += wide[v] * xr;
     }
@@ -107,7 +130,8 @@ template <>
 struct Step<bf16> {
   static constexpr int kAdvance = 2;
   template <int R>
-  static void run(const bf16* w, const Activation<bf16>* x, int64_t ldx, vf (&acc)[R][kVectors]) {
+  [[gnu::always_inline]] static void run(const bf16* w, const RowPointers<Activation<bf16>, R>& x,
+                                         vf (&acc)[R][kVectors]) {
 #if defined(__AVX512BF16__)
     __m512i wide[kVectors];
 #pragma GCC unroll 8
@@ -115,7 +139,7 @@ struct Step<bf16> {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       int32_t pair;
-      std::memcpy(&pair, x + r * ldx, 4);
+      std::memcpy(&pair, x.at(r), 4);
       const __m512i xr = _mm512_set1_epi32(pair);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v)
@@ -132,7 +156,7 @@ struct Step<bf16> {
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const vf x0 = broadcast(x[r * ldx]), x1 = broadcast(x[r * ldx + 1]);
+      const vf x0 = broadcast(x.at(r)[0]), x1 = broadcast(x.at(r)[1]);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) acc[r][v] += even[v] * x0 + odd[v] * x1;
     }
@@ -142,36 +166,42 @@ struct Step<bf16> {
 
 // What a tile prefetches while it computes: `step` bytes for each k, from `from` on.
 struct Ahead {
+  Into into;
   const char* from;
   int64_t step;
 };
 
-// What the `t`-th of `tiles` that multiply the same weights prefetches. A single tile prefetches its own weights,
-// kPrefetchBytes ahead. Several tiles find the present weights in the cache, so each prefetches a share of the next
-// ones: the memory then works all the time and not just while the first tile computes.
+// What the `t`-th of `tiles` that multiply the same weights prefetches. A single tile prefetches its own weights.
+// Several tiles find the present weights in the cache, so each prefetches a share of the next ones: the memory then
+// works all the time and not just while the first tile computes, which halves a step of 16 rows (gpt2 in bf16, Zen 4).
+// So they prefetch whatever the way to read.
 template <class T>
-Ahead ahead_of(const T* w, int64_t depth, int64_t t, int64_t tiles) {
+Ahead ahead_of(Reading reading, const T* w, int64_t depth, int64_t t, int64_t tiles) {
   constexpr int64_t kStep = kBlock * sizeof(T);
   const char* here = reinterpret_cast<const char*>(w);
-  if (tiles == 1) return {here + kPrefetchBytes, kStep};
+  if (tiles == 1) return {reading.into, here + reading.ahead, kStep};
   const int64_t step = (kStep + tiles - 1) / tiles;
-  return {here + depth * kStep + t * depth * step, step};
+  return {reading.between(), here + depth * kStep + t * depth * step, step};
 }
 
-// Two k of int8 weights, which are one line of memory, so that a step prefetches a whole line.
+// Four k of int8 weights, which share a 32-bit lane, as floats one after the other.
+inline vf nth_byte(vi quads, int n) { return __builtin_convertvector((quads << (24 - 8 * n)) >> 24, vf); }
+
 template <>
 struct Step<int8_t> {
-  static constexpr int kAdvance = 2;
+  static constexpr int kAdvance = 4;
   template <int R>
-  static void run(const int8_t* w, const float* x, int64_t ldx, vf (&acc)[R][kVectors]) {
-#pragma GCC unroll 2
-    for (int k = 0; k < 2; ++k) {
+  [[gnu::always_inline]] static void run(const int8_t* w, const RowPointers<float, R>& x, vf (&acc)[R][kVectors]) {
+    vi quads[kVectors];
+    std::memcpy(quads, w, sizeof quads);
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
       vf wide[kVectors];
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) wide[v] = load(w + k * kBlock + v * kWidth);
+      for (int v = 0; v < kVectors; ++v) wide[v] = nth_byte(quads[v], k);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const vf xr = broadcast(x[r * ldx + k]);
+        const vf xr = broadcast(x.at(r)[k]);
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) acc[r][v] += wide[v] * xr;
       }
@@ -179,11 +209,7 @@ struct Step<int8_t> {
   }
 };
 
-// For weights that are in a cache: every prefetch falls on a line that is there already.
-template <class T>
-Ahead nothing_ahead(const T* w) {
-  return {reinterpret_cast<const char*>(w), 0};
-}
+constexpr Ahead kNothingAhead = {Into::kNothing, nullptr, 0};  // for weights that are in a cache
 
 // out[R][32] (+)= x[R][depth] * block[depth][32].
 template <class T, int R>
@@ -197,6 +223,7 @@ void tile(const T* w, const Operand<T>* x, int64_t ldx, int64_t depth, bool accu
   if (accumulate)
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVectors; ++v) acc[0][r][v] = load(out + r * kBlock + v * kWidth);
+  RowPointers<Operand<T>, R> rows(x, ldx);
   int64_t k = 0;
   for (; k + kAdvance * kChains <= depth; k += kAdvance * kChains) {
 #pragma GCC unroll 8
@@ -204,11 +231,15 @@ void tile(const T* w, const Operand<T>* x, int64_t ldx, int64_t depth, bool accu
       const int64_t at = k + c * kAdvance;
 #pragma GCC unroll 2
       for (int line = 0; line < kLines; ++line)
-        prefetch_once(ahead.from + at * ahead.step + line * (kAdvance * ahead.step / kLines));
-      Step<T>::template run<R>(w + at * kBlock, x + at, ldx, acc[c]);
+        prefetch(ahead.into, ahead.from + at * ahead.step + line * (kAdvance * ahead.step / kLines));
+      Step<T>::template run<R>(w + at * kBlock, rows, acc[c]);
+      rows.advance(kAdvance);
     }
   }
-  for (; k < depth; k += kAdvance) Step<T>::template run<R>(w + k * kBlock, x + k, ldx, acc[0]);
+  for (; k < depth; k += kAdvance) {
+    Step<T>::template run<R>(w + k * kBlock, rows, acc[0]);
+    rows.advance(kAdvance);
+  }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8

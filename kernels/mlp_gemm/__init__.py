@@ -7,8 +7,9 @@ from torch import Tensor
 
 from .. import build, gpu
 from ..build import INT, LONG, POINTER
+from ..checks import check_rows
 from ..dispatch import choose
-from ..types import MlpWeights, check_rows, pointer
+from ..types import MlpWeights, pointer
 from .reference import mlp_gemm as reference
 
 __all__ = ["mlp_gemm"]
@@ -33,8 +34,8 @@ def mlp_gemm(
     """
     check_rows("hidden", hidden, weights.up.inputs)
     if addend is not None:
-        check_rows("addend", addend, weights.up.inputs)
-    run = choose("mlp_gemm", impl, reference=reference, cpp=_cpp, triton=_triton)
+        check_rows("addend", addend, weights.up.inputs, len(hidden))
+    run = choose("mlp_gemm", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
     return run(hidden, addend, addend_bias, weights, residual_from_norm, threads)
 
 

@@ -5,12 +5,11 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from labkit.system.errors import UserError
-
 from .. import build, gpu
 from ..build import INT, POINTER
+from ..checks import check_rows, check_slots
 from ..dispatch import choose
-from ..types import NO_ROTARY, Heads, LayerCache, QkvWeights, Rotary, Rows, check_heads, check_rows, pointer
+from ..types import NO_ROTARY, Heads, LayerCache, QkvWeights, Rotary, Rows, check_heads, pointer
 from .reference import qkv_gemm as reference
 
 __all__ = ["qkv_gemm"]
@@ -34,12 +33,10 @@ def qkv_gemm(
 
     The residual is `hidden`, or the normed rows where the model adds those (`residual_from_norm`).
     """
-    check_rows("hidden", hidden, weights.proj.inputs)
-    if cache.past + rows.tokens > cache.keys.shape[2]:
-        raise UserError(
-            f"cache of {cache.keys.shape[2]} slots can't take {rows.tokens} tokens after {cache.past}; grow it"
-        )
-    run = choose("qkv_gemm", impl, reference=reference, cpp=_cpp, triton=_triton)
+    run = choose("qkv_gemm", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
+    check_heads(heads, impl)
+    check_rows("hidden", hidden, weights.proj.inputs, rows.batch * rows.tokens)
+    check_slots(rows, cache)
     return run(hidden, weights, heads, rotary, rows, cache, residual_from_norm, threads)
 
 
@@ -80,7 +77,6 @@ def _triton(
     threads: int,
 ) -> tuple[Tensor, Tensor]:
     gpu.require()
-    check_heads(heads, "triton")
     from .triton_impl import qkv_gemm as run
 
     queries = torch.empty(len(hidden), heads.query * heads.dim, device=hidden.device)

@@ -21,6 +21,7 @@ MS = BarUnit("{:.2f} ms", "{:g} ms")
 US = BarUnit("{:.1f} µs", "{:g} µs")
 SECONDS = BarUnit("{:.2f} s", "{:g} s")
 GIB = BarUnit("{:.2f} GiB", "{:g} GiB")
+NOT_TRUSTED = ", not trustworthy"  # behind a ratio that is not, and behind its bar
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class BarCheck:
     """A figure, the bar that it was held against, and whether it cleared it.
 
     `close`: the bar lies within the interval of the figure, so another run might decide otherwise. `possible`: the
-    greatest figure that the memory allows, where the bar is past it.
+    greatest figure that the memory allows, where the bar is past it. `trusted`: whether the figure is trustworthy.
     """
 
     what: str
@@ -37,9 +38,11 @@ class BarCheck:
     met: bool
     close: bool = False
     possible: float | None = None
+    trusted: bool = True
 
     def __str__(self) -> str:
         verdict = f"{self.bar}: {'met' if self.met else 'missed'}{', within the interval' if self.close else ''}"
+        verdict += "" if self.trusted else NOT_TRUSTED
         return verdict if self.possible is None else f"{verdict}; at the limit it would be {self.possible:.2f}x"
 
 
@@ -51,11 +54,12 @@ def at_least(
     *,
     written: str | None = None,
     possible: float | None = None,
+    trusted: bool = True,
 ) -> BarCheck:
     """Holds a figure, or the median of a ratio, against the least that it may be. `written`: the bar in words."""
     value, low, high = _interval(found)
     words = written or unit.bar.format(bar)
-    return BarCheck(what, _figure(found, unit), f"≥ {words}", value >= bar, low < bar <= high, possible)
+    return BarCheck(what, _figure(found, unit), f"≥ {words}", value >= bar, low < bar <= high, possible, trusted)
 
 
 def at_most(

@@ -17,9 +17,21 @@ import typer
 
 from labkit.bench.bars import MS, BarCheck, at_least, at_most
 from labkit.bench.gpu_sides import OURS, GpuCase, OnDevice, compared, free_memory
-from labkit.bench.page import NONE, BenchFiles, Output, cell, err, followed, markdown_table, out, page_of, verdict
+from labkit.bench.page import (
+    NONE,
+    BenchFiles,
+    Output,
+    cell,
+    err,
+    followed,
+    markdown_table,
+    out,
+    page_of,
+    ratio_cell,
+    verdict,
+)
 from labkit.bench.targets import GPU_BATCH_4, GPU_RATIOS, GPU_TARGETS, NEW, PROMPT
-from labkit.harness.compare.baselines import BASELINES
+from labkit.harness.compare.baselines import check_baseline
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.regions.measure import measure_regions
@@ -47,10 +59,7 @@ def main(
 ) -> None:
     """Measure this machine's GPU against the targets."""
     gpu.require()
-    baselines = tuple(against or BASELINES_OF_GPU)
-    for name in baselines:
-        if name not in BASELINES:
-            raise UserError(f"unknown baseline {name!r}; expected one of {', '.join(BASELINES)}")
+    baselines = _baselines(against or BASELINES_OF_GPU)
     environment = read_environment(torch.get_num_threads())
     files = BenchFiles.of(f"gpu-{slug(gpu.gpu_name() or 'interpreter')}", quick=quick, output=output)
     records: list[Comparison] = []
@@ -73,6 +82,15 @@ def main(
             rows += _regions(name, QUICK_ROUNDS if quick else 2 * ROUNDS)
             write()
     files.name_page()
+
+
+def _baselines(names: Sequence[str]) -> tuple[str, ...]:
+    """The baselines, each once. UserError for one of our own sides, and for what cannot run here."""
+    for name in names:
+        if name in OURS:
+            raise UserError(f"got the baseline {name!r}, which is measured against the baselines; leave it out")
+        check_baseline(name)
+    return tuple(dict.fromkeys(names))
 
 
 def _steps(source: OnDevice, baselines: Sequence[str], batch: int, *, quick: bool) -> list[Comparison]:
@@ -120,15 +138,17 @@ def _ratio_checks(records: Sequence[Comparison]) -> Iterator[tuple[str, BarCheck
     for record in records:
         bar = GPU_RATIOS.get(record.baseline.name)
         if bar is not None and record.candidate.name == "fused" and record.case.batch == 1:
-            what = f"{record.baseline.name} / fused"
-            yield f"{record.case.model}, batch 1", at_least(what, record.ratio("per_token"), bar)
+            what, trusted = f"{record.baseline.name} / fused", record.trust().trustworthy
+            yield f"{record.case.model}, batch 1", at_least(what, record.ratio("per_token"), bar, trusted=trusted)
 
 
 def _region_checks(rows: Sequence[RegionMeasurement]) -> Iterator[tuple[str, BarCheck]]:
     """The published speedup of a region is the bar of its calls from Python."""
     for row in rows:
         if row.published is not None and row.case.dtype == "float16":
-            yield f"{row.case.model} {row.region}", at_least("from Python", row.ratio(), row.published[0])
+            trusted = row.trust_of(row.ratio(), row.floor_share(FUSED)).trustworthy
+            check = at_least("from Python", row.ratio(), row.published[0], trusted=trusted)
+            yield f"{row.case.model} {row.region}", check
 
 
 def page(records: Sequence[Comparison], rows: Sequence[RegionMeasurement], environment: Environment) -> str:
@@ -172,9 +192,9 @@ def _step_cells(record: Comparison) -> list[str]:
         record.candidate.name,
         f"{record.baseline.per_token_ms:.2f}",
         f"{record.candidate.per_token_ms:.2f}",
-        str(record.ratio("per_token")),
+        ratio_cell(record, "per_token"),
         cell(record.candidate.floor_share, "{:.0%}"),
-        str(record.ratio("ttft")),
+        ratio_cell(record, "ttft"),
         "equal" if record.tokens_equal else f"equal up to {record.first_difference}",
     ]
 

@@ -38,6 +38,7 @@ from labkit.bench.targets import LOAD_MEMORY, LOAD_RATIO, LOADED
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement
 from labkit.harness.rounds import random_orders
+from labkit.system.child import run_child
 from labkit.system.command import run_command
 from labkit.system.progress import progress_bar
 from labkit.weights.checkpoint.tensor_stream import write_tensors
@@ -74,10 +75,10 @@ def write_model(folder: Path, gigabytes: float) -> int:
 
 
 def save_packed(folder: Path, target: Path, ranks: int) -> None:
-    """Has `ranks` engines load the model and save their shares."""
+    """Has `ranks` engines load the model and save their shares. RunError where they fail."""
     torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     worker = ["--no-python", sys.executable, "-P", "-m", WORKER, "save", str(folder), str(target), str(ranks)]
-    subprocess.run([*torchrun, *worker], check=True, stderr=subprocess.DEVNULL)
+    run_child([*torchrun, *worker], f"{ranks} ranks could not save the model")
 
 
 def load(folder: Path, ranks: int, *, watch: bool = False) -> Loads:

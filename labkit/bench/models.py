@@ -20,8 +20,9 @@ from rich.markup import escape
 from labkit.bench.page import BenchFiles, Output, Quick, Threads, err, followed, machine_of, out
 from labkit.bench.report import key, report, rows, summary
 from labkit.bench.targets import NEW, PROMPT, TARGETS, Target
-from labkit.harness.compare import peers
 from labkit.harness.compare.baselines import comparison_device
+from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LLAMA_CPP_INT8
+from labkit.harness.compare.peers.table import PEERS
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.compare.versus import compare_with_each, comparison_case
 from labkit.harness.comparison import Comparison
@@ -35,7 +36,7 @@ from labkit.system.command import run_command
 ROUNDS, WARM_UP = 6, 16
 QUICK_ROUNDS, QUICK_NEW = 2, 8
 # What a run takes, roughly: only for the estimate beforehand.
-LIMIT_SHARES = {"hf-eager": 0.22, peers.LLAMA_CPP: 0.45, peers.LLAMA_CPP_INT8: 0.3}
+LIMIT_SHARES = {"hf-eager": 0.22, LLAMA_CPP: 0.45, LLAMA_CPP_INT8: 0.3}
 OUR_SHARE = 0.7
 GFLOP_S = {"float32": 130.0, "bfloat16": 400.0}
 START_S, LOAD_S_PER_GB, CONVERT_S_PER_GB = 5.0, 3.0, 8.0
@@ -66,7 +67,7 @@ def main(
 ) -> None:
     """Measure this machine against the targets."""
     targets = _select(only)
-    if missing := peers.unavailable():
+    if missing := PEERS[LLAMA_CPP].unavailable():
         err.print(f"note: without llama.cpp: {escape(missing)}", style="yellow")
     settings = Settings(
         new=QUICK_NEW if quick else NEW,
@@ -76,7 +77,6 @@ def main(
     )
     environment = read_environment(settings.threads)
     files = BenchFiles.of(machine_of(environment), quick=quick, output=output)
-    files.records.parent.mkdir(parents=True, exist_ok=True)
     records = _read(files.records)
     todo = [target for target in targets if fresh or not _done(target, settings, records, environment.commit)]
     minutes = sum(_seconds(target, settings) for target in todo) / 60
@@ -148,7 +148,8 @@ def _done(target: Target, settings: Settings, records: Sequence[Comparison], com
         record.baseline.name
         for record in records
         if key(record) == target.key
-        and (record.case.threads, record.case.new_tokens) == (settings.threads, settings.new)
+        and (record.case.threads, record.case.new_tokens, record.rounds)
+        == (settings.threads, settings.new, settings.rounds)
         and record.candidate.environment.commit == commit
     }
     return found.issuperset(settings.baselines(target))

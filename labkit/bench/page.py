@@ -13,9 +13,11 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from labkit.bench.bars import BarCheck
+from labkit.bench.bars import NOT_TRUSTED, BarCheck
+from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment
 from labkit.kernels.tuned import slug
+from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import Progress, progress_bar
 from labkit.system.whole_file import write_whole
 
@@ -36,9 +38,12 @@ class BenchFiles:
 
     @classmethod
     def of(cls, machine: str, subject: str = "", *, quick: bool = False, output: Path | None = None) -> BenchFiles:
-        """Files named after machine, day and subject, in the folder `output` (None: runs if `quick`, else profiles)."""
+        """Files named after machine, day and subject, in the folder `output` (None: runs if `quick`, else profiles).
+
+        The folder exists from now on. UserError where it cannot be written to.
+        """
         parts = (machine, f"{datetime.now(UTC):%Y-%m-%d}", "quick" if quick else "", subject)
-        folder = output or Path("runs" if quick else "profiles")
+        folder = check_output_folder(output or Path("runs" if quick else "profiles"))
         return cls(folder / f"{'-'.join(filter(None, parts))}.jsonl")
 
     @property
@@ -97,6 +102,11 @@ def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str
 def checks_table(checks: Iterable[BarCheck]) -> str:
     """A table of the bars of one case."""
     return markdown_table(("bar", "measured", ""), ((check.what, check.figure, str(check)) for check in checks))
+
+
+def ratio_cell(comparison: Comparison, metric: str) -> str:
+    """The ratio of a metric with its interval, and that it is not trustworthy where it is not."""
+    return f"{comparison.ratio(metric)}{'' if comparison.trust(metric).trustworthy else NOT_TRUSTED}"
 
 
 def cell(value: float | None, form: str) -> str:

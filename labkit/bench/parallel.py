@@ -97,9 +97,11 @@ def checks(found: Sequence[Comparison]) -> Iterator[BarCheck]:
     _, one, two = found
     if (limit := one.limit_ratio) is not None:
         allowed = f"{OF_LIMIT} of the {limit:.2f}x that the memory allows"
-        yield at_least("one thread / two ranks", one.ratio("per_token"), OF_LIMIT * limit, written=allowed)
+        gained, trusted = one.ratio("per_token"), one.trust().trustworthy
+        yield at_least("one thread / two ranks", gained, OF_LIMIT * limit, written=allowed, trusted=trusted)
     allowed = f"1 / {TO_TWO_THREADS}"
-    yield at_least("two threads / two ranks", two.ratio("per_token"), 1 / TO_TWO_THREADS, written=allowed)
+    gained, trusted = two.ratio("per_token"), two.trust().trustworthy
+    yield at_least("two threads / two ranks", gained, 1 / TO_TWO_THREADS, written=allowed, trusted=trusted)
     equal = all(comparison.tokens_equal for comparison in found)
     yield BarCheck("tokens", "equal" if equal else "; ".join(map(tokens, found)), "equal", equal)
 

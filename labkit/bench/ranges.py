@@ -22,6 +22,7 @@ from labkit.engine import init_inference
 from labkit.harness.rounds import random_orders
 from labkit.stages import unwatched
 from labkit.statistics import Ratio, ratio
+from labkit.system.command import run_command
 from labkit.weights.resolve import resolve
 
 PROMPT, NEW = 32, 33
@@ -62,4 +63,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(lambda: typer.run(main))

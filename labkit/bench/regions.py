@@ -70,7 +70,7 @@ def checks(row: RegionMeasurement) -> Iterator[BarCheck]:
     if row.case.dtype != "float32" or region not in REGION_RATIOS:
         return
     ratio, share, bar = row.ratio(candidate=ONE_CALL), row.floor_share(ONE_CALL), REGION_RATIOS[region]
-    yield at_least(region, ratio, bar, possible=short_of(bar, ratio, share))
+    yield at_least(region, ratio, bar, possible=short_of(bar, ratio, share), trusted=row.trust.trustworthy)
     if region in (Stage.QKV, Stage.MLP) and share is not None:
         yield at_least(f"{region}, share of the limit", share, REGION_SHARE, SHARE)
 

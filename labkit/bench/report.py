@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from labkit.bench.bars import SHARE, BarCheck, at_least, at_most, short_of
-from labkit.bench.page import NONE, markdown_table, page_of, verdict
+from labkit.bench.page import NONE, markdown_table, page_of, ratio_cell, verdict
 from labkit.bench.targets import FUSED, INT8, MEMORY, TARGETS, Sides, Target
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import Measurement
@@ -45,6 +45,9 @@ class Row:
             checks["limit_share"] = at_least("share of the limit", share, target.limit_share, SHARE)
         if target.ttft is not None:
             checks["ttft"] = _faster(target.ttft, self.main, "ttft")
+        if target.prompt_share is not None and (prompt_share := candidate.prompt_share) is not None:
+            what = "share of the limit, to the first token"
+            checks["prompt_share"] = at_least(what, prompt_share, target.prompt_share, SHARE)
         if target.llama_cpp is not None and self.peer is not None:
             checks["llama_cpp"] = _faster(target.llama_cpp, self.peer, "per_token")
         if memory := memory_share(candidate):
@@ -86,7 +89,8 @@ def _faster(bar: float, comparison: Comparison, metric: str) -> BarCheck:
     when = "to the first token" if metric == "ttft" else "per token"
     what = f"{comparison.baseline.name} / {comparison.candidate.name} {when}"
     share = comparison.candidate.floor_share if metric == "per_token" else None
-    return at_least(what, ratio, bar, possible=short_of(bar, ratio, share))
+    trusted = comparison.trust(metric).trustworthy
+    return at_least(what, ratio, bar, possible=short_of(bar, ratio, share), trusted=trusted)
 
 
 def report(records: Sequence[Comparison]) -> str:
@@ -100,7 +104,8 @@ def report(records: Sequence[Comparison]) -> str:
         f"{_span(len(record.candidate.runs) for record in records)} rounds, one run of every side in each, in random "
         "order, each side in a process of its own. Times are medians over rounds. In brackets is the share of the "
         "limit: the least time in which the memory, probed before and after each run, could deliver the bytes of a "
-        "step, over the time that the step took. Ratios are baseline / candidate with 95 % intervals.",
+        "step, and the processor multiply them, over the time that the step took. Ratios are baseline / candidate with "
+        "95 % intervals.",
         verdict(judged, f", {len(measured)} of {len(TARGETS)} cases measured"),
         *(section for sides in TITLES for section in _sections(sides, measured)),
         "## Environment",
@@ -124,7 +129,7 @@ def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
             [
                 (
                     *_cells(row, _per_token),
-                    _ratio(row.main, "per_token"),
+                    ratio_cell(row.main, "per_token"),
                     *_bars(row, "per_token", "limit_share"),
                     _bandwidth(row),
                 )
@@ -133,8 +138,11 @@ def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
         ),
         f"## {title}First token",
         markdown_table(
-            ("case", *sides.names, ratio, "bar"),
-            [(*_cells(row, _first_token), _ratio(row.main, "ttft"), *_bars(row, "ttft")) for row in measured],
+            ("case", *sides.names, ratio, "bar", "bar, share of the limit"),
+            [
+                (*_cells(row, _first_token), ratio_cell(row.main, "ttft"), *_bars(row, "ttft", "prompt_share"))
+                for row in measured
+            ],
         ),
         f"## {title}Memory and tokens",
         "Peak memory beyond what the process held before loading; in brackets, over weights plus KV cache.",
@@ -155,18 +163,19 @@ def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
                 f"tokens of {sides.peer} and {sides.candidate}",
             ),
             [
-                (*_cells(row, _per_token), _ratio(peer, "per_token"), *_bars(row, "llama_cpp"), tokens(peer))
+                (*_cells(row, _per_token), ratio_cell(peer, "per_token"), *_bars(row, "llama_cpp"), tokens(peer))
                 for row, peer in beside_peer
             ],
         )
         if beside_peer
-        else "It was not found; `README.md` says how to have it measured.",
+        else "No case was measured beside it: it was not found, or it failed. `profiles/README.md` says how to have it "
+        "measured.",
     ]
 
 
 def summary(row: Row) -> str:
     """One case in one line."""
-    ratios = ", ".join(f"{_ratio(one, 'per_token')} against {one.baseline.name}" for one in row.comparisons)
+    ratios = ", ".join(f"{ratio_cell(one, 'per_token')} against {one.baseline.name}" for one in row.comparisons)
     met = sum(check.met for check in row.checks.values())
     return f"{_per_token(row.main.candidate)} per token, {ratios}; {met} of {len(row.checks)} bars met"
 
@@ -181,17 +190,16 @@ def _bars(row: Row, *names: str) -> list[str]:
     return [NONE if check is None else str(check) if check.met else f"**{check}**" for check in checks]
 
 
-def _ratio(comparison: Comparison, metric: str) -> str:
-    return str(comparison.ratio(metric))
-
-
 def _per_token(side: Measurement) -> str:
-    share = "unknown" if side.floor_share is None else f"{side.floor_share:.0%}"
-    return f"{_milliseconds(side.per_token_ms)} ({share})"
+    return f"{_milliseconds(side.per_token_ms)} ({_share(side.floor_share)})"
 
 
 def _first_token(side: Measurement) -> str:
-    return _milliseconds(side.ttft_ms)
+    return f"{_milliseconds(side.ttft_ms)} ({_share(side.prompt_share)})"
+
+
+def _share(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.0%}"
 
 
 def _milliseconds(value: float) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from labkit.harness.compare.peers import LLAMA_CPP, LLAMA_CPP_INT8
+from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LLAMA_CPP_INT8
 from labkit.stages import Stage
 
 PROMPT = NEW = 128
@@ -41,6 +42,7 @@ class Target:
     per_token: float
     limit_share: float | None = None
     ttft: float | None = None
+    prompt_share: float | None = None  # of the limit, to the first token
     llama_cpp: float | None = None  # per token; None: not compared
     sides: Sides = FUSED
 
@@ -54,24 +56,34 @@ class Target:
         return self.model, self.dtype, self.batch, self.sides.candidate
 
 
+_fp32 = partial(Target, dtype="float32", batch=1, limit_share=0.88, prompt_share=0.80, llama_cpp=1.15)
+_bf16 = partial(Target, dtype="bfloat16", batch=1, limit_share=0.82, prompt_share=0.65, llama_cpp=1.2)
+_int8 = partial(Target, dtype="bfloat16", batch=1, per_token=1.4, limit_share=0.80, llama_cpp=1.7, sides=INT8)
+_steps = partial(Target, limit_share=0.85)
+
 TARGETS = (
-    Target("gpt2", "float32", 1, per_token=2.4, limit_share=0.65, ttft=1.8, llama_cpp=1.1),
-    Target("gpt2", "bfloat16", 1, per_token=3.9, limit_share=0.60, ttft=1.1, llama_cpp=1.2),
-    Target("gpt2-medium", "float32", 1, per_token=2.6, limit_share=0.80, ttft=1.5, llama_cpp=1.1),
-    Target("gpt2-medium", "bfloat16", 1, per_token=3.4, limit_share=0.70, ttft=1.0, llama_cpp=1.2),
-    Target("bloom-560m", "float32", 1, per_token=2.6, limit_share=0.80, ttft=1.5, llama_cpp=1.1),
-    Target("bloom-560m", "bfloat16", 1, per_token=3.4, limit_share=0.70, ttft=1.0, llama_cpp=1.2),
-    Target("llama-shape", "float32", 1, per_token=2.6, limit_share=0.80, ttft=1.5, llama_cpp=1.1),
-    Target("llama-shape", "bfloat16", 1, per_token=3.4, limit_share=0.70, ttft=1.0, llama_cpp=1.2),
-    Target("gptj-shape", "float32", 1, per_token=2.6, limit_share=0.75, ttft=1.5),
-    Target("gptj-shape", "bfloat16", 1, per_token=2.6, limit_share=0.65, ttft=1.0),
-    Target("gpt2", "float32", 8, per_token=1.8),
-    Target("llama-shape", "float32", 8, per_token=1.8),
-    Target("gpt2", "bfloat16", 1, per_token=1.4, llama_cpp=1.4, sides=INT8),
-    Target("gpt2-medium", "bfloat16", 1, per_token=1.4, limit_share=0.55, llama_cpp=1.4, sides=INT8),
-    Target("bloom-560m", "bfloat16", 1, per_token=1.4, limit_share=0.55, llama_cpp=1.4, sides=INT8),
-    Target("llama-shape", "bfloat16", 1, per_token=1.4, limit_share=0.55, llama_cpp=1.4, sides=INT8),
-    Target("gptj-shape", "bfloat16", 1, per_token=1.4, limit_share=0.55, sides=INT8),
+    _fp32("gpt2", per_token=2.4, ttft=1.8),
+    _bf16("gpt2", per_token=3.9, ttft=1.1),
+    _fp32("gpt2-medium", per_token=2.6, ttft=1.5),
+    _bf16("gpt2-medium", per_token=3.4, ttft=1.0),
+    _fp32("bloom-560m", per_token=2.6, ttft=1.5),
+    _bf16("bloom-560m", per_token=3.4, ttft=1.0),
+    _fp32("llama-shape", per_token=2.6, ttft=1.5),
+    _bf16("llama-shape", per_token=3.4, ttft=1.0),
+    _fp32("smollm2-shape", per_token=2.6, ttft=1.5, limit_share=0.80),
+    _bf16("smollm2-shape", per_token=3.4, ttft=1.0, limit_share=0.72),
+    _fp32("gptj-shape", per_token=2.6, ttft=1.5, llama_cpp=None),
+    _bf16("gptj-shape", per_token=2.6, ttft=1.0, llama_cpp=None),
+    _steps("gpt2", "float32", 8, per_token=1.8),
+    _steps("gpt2", "float32", 16, per_token=1.8),
+    _steps("gpt2", "float32", 32, per_token=1.8),
+    _steps("llama-shape", "float32", 8, per_token=1.8),
+    _int8("gpt2"),
+    _int8("gpt2-medium"),
+    _int8("bloom-560m"),
+    _int8("llama-shape"),
+    _int8("smollm2-shape"),
+    _int8("gptj-shape", llama_cpp=None),
 )
 
 

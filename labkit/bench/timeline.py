@@ -2,7 +2,7 @@
 
 python -P -m labkit.bench.timeline [--events N]
 
-It needs playwright and Chromium, which the tests need too and labkit itself does not.
+It needs playwright and Chromium, which the tests need too and labkit itself does not; without them it does nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import nbformat
 import typer
 
 from labkit.bench.bars import SECONDS, BarUnit, at_least, at_most
-from labkit.bench.page import out, print_checks
+from labkit.bench.page import err, out, print_checks
 from labkit.bench.targets import TIMELINE_FRAMES, TIMELINE_OPEN_S
 from labkit.system.command import run_command
-from labkit.widgets.browser import Lab, jupyterlab
+from labkit.widgets.browser import Lab, jupyterlab, missing
 
 FRAMES = BarUnit("{:.0f} frames a second", "{:g}")
 OPENINGS = 5
@@ -60,7 +60,10 @@ class Pan:
 
 
 def main(events: Annotated[int, typer.Option(min=1000, help="Events of the trace.")] = 1_000_000) -> None:
-    """Open and pan a timeline in Chromium."""
+    """Open and pan a timeline in Chromium. Where it is missing, a note says so."""
+    if reason := missing():
+        err.print(f"note: the timeline was not measured: {reason}", style="yellow", soft_wrap=True)
+        return
     opened_s, pans = measure(events)
     median, frames = statistics.median(opened_s), min(pan.frames_per_s for pan in pans)
     each = ", ".join(f"{second:.2f}" for second in opened_s)

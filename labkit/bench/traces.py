@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,8 @@ import typer
 from labkit.bench.bars import GIB, SECONDS, BarCheck, at_most
 from labkit.bench.page import print_checks
 from labkit.bench.trace_export import Size, write_export
+from labkit.system.child import run_child
+from labkit.system.command import run_command
 
 ROUNDS = 3
 SMALL, LARGE = Size(ranges=17_000, kernels=3_400), Size(ranges=200_000, kernels=1_000_000)
@@ -79,8 +80,7 @@ def took(path: Path, cache: Path) -> Took:
     """Opens and projects the export in a process of its own."""
     command = [sys.executable, "-P", "-c", CHILD, str(path)]
     environment = {**os.environ, "LABKIT_CACHE": str(cache)}
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return Took(**json.loads(done.stdout))
+    return Took(**json.loads(run_child(command, f"{path} could not be read and projected", environment=environment)))
 
 
 def _median(all_took: Sequence[Took], what: str) -> float:
@@ -88,4 +88,4 @@ def _median(all_took: Sequence[Took], what: str) -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(lambda: typer.run(main))

@@ -20,7 +20,11 @@ err = Console(stderr=True)
 def compare(
     model: Model,
     baseline: Annotated[
-        str, typer.Option(help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused or fused-int8.")
+        str,
+        typer.Option(
+            help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused, fused-int8, or a side of a "
+            "peer (see `labkit peers`), such as llama.cpp."
+        ),
     ] = "hf-eager",
     candidate: Annotated[str, typer.Option(help="What is measured against the baseline.")] = "fused",
     dtype: Dtype = "float32",

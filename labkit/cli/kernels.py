@@ -16,9 +16,11 @@ from labkit.system.progress import progress_bar
 
 out = Console()
 err = Console(stderr=True)
+OF_REGIONS, OF_SUMS = ("impl", "model", "dtype", "batch", "context", "threads"), ("ranks",)
 
 
 def kernels(
+    call: typer.Context,
     op: Annotated[
         list[str] | None,
         typer.Option(help="qkv, attention, attn_out, mlp, mlp_out or residual, may be given again; or all_reduce."),
@@ -36,21 +38,32 @@ def kernels(
     as_json: AsJson = False,
 ) -> None:
     """Measure the fused regions of a layer against the unfused ops, one by one, or the sums over ranks."""
-    if op and "all_reduce" in op:
+    sums = op is not None and "all_reduce" in op
+    if given := [name for name in (OF_REGIONS if sums else OF_SUMS) if _is_given(call, name)]:
+        expected = (
+            "all_reduce runs no model: leave it out" if sums else "only --op all_reduce runs on ranks: leave it out"
+        )
+        raise UserError(f"got {', '.join(f'--{name}' for name in given)}; {expected}")
+    if op and sums:
         _all_reduce(op, ranks, rounds, wait_quiet, output, as_json)
         return
-    from labkit.harness.quiet import wait_until_quiet
-    from labkit.harness.regions.case import layer_case
-    from labkit.harness.regions.measure import LayerBench, save_regions
+    from labkit.harness.regions.measure import measure_regions, save_regions
     from labkit.harness.regions.table import region_table
-    from labkit.system.output_folder import check_output_folder
 
     with progress_bar(err) as follow:
-        case = layer_case(model, impl=impl, dtype=dtype, batch=batch, context=context, threads=threads)
-        check_output_folder(output)
-        if wait_quiet is not None:
-            wait_until_quiet(wait_quiet, needed=case.threads if impl == "cpp" else 1, progress=follow)
-        rows = LayerBench(case).regions(op, rounds=rounds, progress=follow)
+        rows = measure_regions(
+            model,
+            regions=op,
+            rounds=rounds,
+            wait_quiet_s=wait_quiet,
+            output=output,
+            progress=follow,
+            impl=impl,
+            dtype=dtype,
+            batch=batch,
+            context=context,
+            threads=threads,
+        )
     _show(rows, region_table, as_json)
     save_regions(rows, output)  # last: whatever happens to the file, the result has been shown
 
@@ -58,16 +71,18 @@ def kernels(
 def _all_reduce(ops: list[str], ranks: int, rounds: int, wait_quiet: float | None, output: Path, as_json: bool) -> None:
     from labkit.harness.exchange.measure import measure_exchange, save_exchange
     from labkit.harness.exchange.table import exchange_table
-    from labkit.harness.quiet import wait_until_quiet
 
     if others := sorted(set(ops) - {"all_reduce"}):
         raise UserError(f"got --op all_reduce beside {', '.join(others)}, expected it alone: it runs on several ranks")
     with progress_bar(err) as follow:
-        if wait_quiet is not None:
-            wait_until_quiet(wait_quiet, needed=ranks, progress=follow)
-        rows = measure_exchange(ranks, rounds=rounds, output=output, progress=follow)
+        rows = measure_exchange(ranks, rounds=rounds, wait_quiet_s=wait_quiet, output=output, progress=follow)
     _show(rows, exchange_table, as_json)
     save_exchange(rows, output)
+
+
+def _is_given(call: typer.Context, option: str) -> bool:
+    source = call.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"
 
 
 def _show(rows: Sequence[Any], table: Callable[[Any], RenderableType], as_json: bool) -> None:

@@ -6,6 +6,7 @@ failed on the way; 130: Ctrl-C.
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from labkit.cli import trace as trace_cli
 from labkit.cli.compare import compare
 from labkit.cli.kernels import kernels
 from labkit.cli.measuring import Dtype, MeasuringCommand, Model, Threads
+from labkit.cli.peers import peers
 from labkit.system.command import run_command
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
@@ -38,11 +40,23 @@ for measuring in (compare, kernels):
 
 @app.command()
 def tune(
-    model: Annotated[list[str] | None, typer.Option(help="A preset; may be given again. Default: gpt-j-6b.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="May be given again. Default: float16.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A preset; may be given again. Default: gpt-j-6b, on a CPU gpt2.")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="May be given again. Default: float16, on a CPU float32.")
+    ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="May be given again. Default: 1.")] = None,
 ) -> None:
-    """Find the fastest tiles of the Triton kernels on this GPU and keep them for all later runs."""
+    """Find the fastest tiles of the Triton kernels on this GPU and keep them for all later runs. Without a GPU, show
+    how long a decode step takes with each way to read the weights, among which engines choose as they run.
+    """
+    from labkit.kernels import gpu
+
+    if gpu.unavailable():
+        for case in product(model or ["gpt2"], dtype or ["float32"], batch or [1]):
+            _show_ways(*case)
+        return
     from labkit.harness.regions.tune import tune as run_tuning
 
     with progress_bar(err) as follow:
@@ -58,6 +72,23 @@ def tune(
         table.add_row(each.key, tile, f"{each.before_us:,.0f} µs", f"{each.after_us:,.0f} µs")
     out.print(table)
     out.print(str(path), soft_wrap=True, markup=False)
+
+
+def _show_ways(model: str, dtype: str, batch: int) -> None:
+    from labkit.harness.regions.tune_cpu import time_ways
+
+    with progress_bar(err) as follow:
+        found = time_ways(model, dtype=dtype, batch=batch, progress=follow)
+    fastest = min(way.step_ms for way in found)
+    streams = sorted(found[0].read_gb_s)
+    columns = [Column(name, justify="right") for name in ("a step", "over none", *(f"GB/s x{n}" for n in streams))]
+    table = Table("way to read", *columns, title=f"{model}, {dtype}, batch {batch}", title_justify="left")
+    for way in found:
+        rates = [f"{way.read_gb_s[count]:.1f}" for count in streams]
+        style = "bold" if way.step_ms == fastest else None
+        table.add_row(way.name, f"{way.step_ms:.2f} ms", f"{way.over_none:.3f}", *rates, style=style)
+    out.print(table)
+    out.print("GB/s xN: a plain reader in N streams for each thread; the highest is the limit")
 
 
 @app.command()
@@ -148,6 +179,7 @@ def run(
 
 for command in (trace_cli.profile, trace_cli.doctor, trace_cli.stages, trace_cli.explain, trace_cli.timeline):
     app.command()(command)
+app.add_typer(peers, name="peers")
 app.command(context_settings={"allow_interspersed_args": False})(launch_cli.launch)
 
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from labkit.nsys.capture.command import RankReports, Source
+from labkit.nsys.capture.command import CaptureSource, RankReports
 from labkit.stages import Phase
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
@@ -87,7 +87,7 @@ def profile(
         case=case,
         window=window,
         ranks=cast(RankReports, ranks),
-        source=cast(Source, source),
+        source=cast(CaptureSource, source),
         tax=tax,
         sampling=sampling,
         keep_raw=keep_raw,
@@ -197,7 +197,7 @@ def explain(
 def timeline(
     capture: Annotated[Path, typer.Argument(help="An nsys export (.sqlite) or a Chrome trace.")],
     other: Annotated[Path | None, typer.Argument(help="A second one, to stand under the first.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Show only the first decode steps.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Of a page: show only the first decode steps.", min=1)] = None,
     output: Annotated[
         Path, typer.Option(help=".html: a page; .json or .json.gz: for Perfetto and chrome://tracing.")
     ] = Path("runs/timeline.html"),
@@ -207,16 +207,19 @@ def timeline(
     from labkit.nsys.reader.reading import read
     from labkit.nsys.timeline.export import write_chrome
 
-    files = [capture] if other is None else [capture, other]
-    traces = dict(zip(_names(*files), map(read, files), strict=True))
-    if output.name.endswith((".json", ".json.gz")):
-        if other is not None:
-            raise UserError(f"got two captures for {output.name}; a trace file holds one: leave the second out")
-        write_chrome(traces[_names(capture)[0]], output)
-    elif output.suffix == ".html":
-        write_whole(output, draw(traces, steps=steps).to_html(include_plotlyjs=True))
-    else:
+    converts = output.name.endswith((".json", ".json.gz"))
+    if converts and other is not None:
+        raise UserError(f"got two captures for {output.name}; a trace file holds one: leave the second out")
+    if converts and steps is not None:
+        raise UserError(f"got --steps {steps} for {output.name}; a trace file holds all steps: leave --steps out")
+    if not converts and output.suffix != ".html":
         raise UserError(f"got --output {output}, expected a name that ends in .html, .json or .json.gz")
+    if converts:
+        write_chrome(read(capture), output)
+    else:
+        files = [capture] if other is None else [capture, other]
+        traces = dict(zip(_names(*files), map(read, files), strict=True))
+        write_whole(output, draw(traces, steps=steps).to_html(include_plotlyjs=True))
     out.print(str(output), soft_wrap=True)
 
 

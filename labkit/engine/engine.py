@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import FusedEncoder
 from labkit.engine.options import Options
+from labkit.engine.parallel.ranks import draw_alike
 from labkit.engine.runners.stage_clock import StageClock, StageTime
 from labkit.engine.runners.step import Node
 from labkit.models.config import ModelConfig
@@ -57,6 +58,11 @@ class InferenceEngine(nn.Module):
         """The kernels of the latest decode step on a GPU, in the order of its CUDA graph, each with its stage."""
         return ()
 
+    @property
+    def reading(self) -> str:
+        """How the latest decode steps read the weights, and how often that changed; empty where nothing chooses it."""
+        return ""
+
     def can_generate(self) -> bool:
         return bool(self.module.can_generate())
 
@@ -83,8 +89,8 @@ class InferenceEngine(nn.Module):
         return []
 
     def destroy(self) -> None:
-        """Frees the weights. Every later use of the engine raises RuntimeError."""
-        del self.module
+        """Frees the weights. Every later use of the engine but this one raises RuntimeError."""
+        self._modules.pop("module", None)
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else callers look for on a transformers model is the module's."""
@@ -114,6 +120,10 @@ class FusedEngine(InferenceEngine):
     @property
     def graph_nodes(self) -> tuple[Node, ...]:
         return self.module.runner.nodes
+
+    @property
+    def reading(self) -> str:
+        return self.module.runner.reading
 
     def profile_model_time(self) -> None:
         self.fused.step_times_ms = []
@@ -153,6 +163,11 @@ class EncoderEngine(FusedEngine):
     def graph_nodes(self) -> tuple[Node, ...]:
         return ()
 
+    @property
+    def reading(self) -> str:
+        """How the latest decode steps read the weights, and how often that changed; empty where nothing chooses it."""
+        return ""
+
     def can_generate(self) -> bool:
         return False
 
@@ -183,10 +198,13 @@ class SlicedEngine(InferenceEngine):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Hugging Face's generate; all ranks draw the random numbers that the first one draws."""
         tp = self.options.tensor_parallel
-        if tp.ranks > 1:
-            state = torch.get_rng_state()
+
+        def of_rank_0(state: torch.Tensor) -> torch.Tensor:
             torch.distributed.broadcast(state, group_src=0, group=tp.tp_group)
-            torch.set_rng_state(state)
+            return state
+
+        if tp.ranks > 1:
+            draw_alike(self.device, of_rank_0)
         return self.module.generate(*args, **kwargs)
 
     def profile_model_time(self) -> None:

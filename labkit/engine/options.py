@@ -9,8 +9,8 @@ from pydantic import AliasChoices, Field, ValidationError, field_validator, mode
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.system.json_file import read_json
-from labkit.system.validation import all_problems
-from labkit.weights.quantise import Quantization, Strict
+from labkit.system.validation import Strict, all_problems
+from labkit.weights.quantise import Quantization
 
 SPELLINGS = {
     "float": torch.float32,
@@ -43,7 +43,7 @@ class TensorParallel(Strict):
 
     @property
     def ranks(self) -> int:
-        """As many as share the model."""
+        """How many processes share the model."""
         return self.tp_size if self.enabled else 1
 
 
@@ -137,6 +137,10 @@ class Options(Strict):
             )
         if self.moe.wanted:
             raise UnsupportedError("moe is not supported yet; leave it out")
+        if self.tensor_parallel.mpu is not None:
+            raise UnsupportedError(
+                "tensor_parallel.mpu is not supported yet; pass its group, mpu.get_model_parallel_group(), as tp_group"
+            )
         return self
 
 
@@ -160,8 +164,8 @@ def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str,
         return Options(**merged)
     except ValidationError as error:
         for problem in error.errors():
-            if isinstance(problem.get("ctx", {}).get("error"), UnsupportedError):
-                raise problem["ctx"]["error"] from None
+            if isinstance(own := problem.get("ctx", {}).get("error"), UserError):  # it says all that is to be said
+                raise own from None
         raise UserError(f"init_inference options: {all_problems(error)}") from None
 
 

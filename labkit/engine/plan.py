@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from labkit.engine.checkpoints import as_saved, begin_saving
 from labkit.engine.engine import EncoderEngine, FusedEngine, InferenceEngine
@@ -75,7 +75,10 @@ def init_inference(
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: a model of a known architecture, where its tensors come from, and the options."""
+    """What is asked for: a model of a known architecture, where its tensors come from, and the options.
+
+    generation_config: the given model's; None where none was given with it.
+    """
 
     model: Any
     hf_config: PretrainedConfig
@@ -83,15 +86,11 @@ class Request:
     config: ModelConfig
     source: TensorSource
     options: Options
+    generation_config: GenerationConfig | None
 
     @property
     def is_encoder(self) -> bool:
         return not self.config.causal
-
-    @property
-    def generation_config(self) -> Any:
-        """The given model's; None where none was given with it."""
-        return getattr(self.model, "generation_config", None)
 
 
 @dataclass(frozen=True)
@@ -119,10 +118,11 @@ class Plan:
 
 def hf_config_of(model: Any, options: Options) -> PretrainedConfig:
     """The config of whatever was given as a model. Raises TypeError for what is none."""
-    found = getattr(model, "hf_config", None) or getattr(model, "config", None)
     if isinstance(model, PretrainedConfig) and options.checkpoint is not None:
-        found = model
-    if not isinstance(found, PretrainedConfig):
+        return model
+    holds_tensors = isinstance(model, PreTrainedModel) or all(hasattr(model, name) for name in ("names", "get"))
+    found = getattr(model, "hf_config", None) or getattr(model, "config", None)
+    if not (holds_tensors and isinstance(found, PretrainedConfig)):  # an engine has a config too
         raise UserTypeError(f"model: expected a transformers model or a labkit ModelSource, got {type(model).__name__}")
     return found
 
@@ -138,7 +138,8 @@ def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Reques
         source = described_source(options.checkpoint, hf_config, options.base_dir)
     elif isinstance(model, PreTrainedModel):
         source = ModelTensors(model.base_model, f"{policy.layers}.") if encoder else ModelTensors(model)
-    return Request(model, hf_config, policy, policy.model_config(hf_config), source, as_saved(options, source))
+    config, generation_config = policy.model_config(hf_config), getattr(model, "generation_config", None)
+    return Request(model, hf_config, policy, config, source, as_saved(options, source), generation_config)
 
 
 def make_plan(request: Request) -> Plan:
@@ -154,6 +155,8 @@ def make_plan(request: Request) -> Plan:
     if options.dependent_launch:
         gpu.require_dependent_launch()
     ranks = join_ranks(config, options.tensor_parallel, impl, device, CHUNK_ROWS, lambda: _facts(request, dtype))
+    if ranks and device.type == "cuda":  # each rank has made a GPU of its own the current one when it joined
+        device = gpu.default_device()
     part = ranks.shard if ranks else shard(config)
     saving = begin_saving(options, request.hf_config, config, dtype, impl, part)
     return Plan(request, dtype, impl, device, part, ranks, saving)
@@ -164,7 +167,7 @@ def build_planned(plan: Plan) -> ModelWeights:
     request, consumed, saving = plan.request, plan.consumed, plan.saving
     policy = request.policy
     if consumed:  # whatever can go wrong must go wrong before the first weight is taken
-        check_weights(policy, request.config, consumed, plan.impl)
+        check_weights(policy, request.config, consumed, plan.dtype, plan.impl)
     with torch.inference_mode():
         weights = build_weights(
             policy,
@@ -211,7 +214,7 @@ def wrap(plan: Plan, weights: ModelWeights) -> InferenceEngine:
         weights.cache_dtype,
         plan.device,
     )
-    if isinstance(request.model, PreTrainedModel) and request.generation_config is not None:
+    if request.generation_config is not None:
         module.generation_config = copy.deepcopy(request.generation_config)
     return FusedEngine(module, options, plan.impl)
 

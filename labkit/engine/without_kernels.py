@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from hashlib import blake2b
 from typing import Any
@@ -48,16 +47,18 @@ def sliced_engine(model: Any, options: Options) -> SlicedEngine:
             "weights": fingerprint(ModelTensors(model)),
         }
         rank = join_group(tp, device, facts)
-    whole = model if options.dtype in (None, model.dtype) else copy.deepcopy(model).to(options.dtype)
+    dtype = None if options.dtype == model.dtype else options.dtype  # some parameters may have another one on purpose
     sliced = tensor_parallel_model(
-        whole,
+        model,
         rank=rank,
         size=tp.ranks,
         group=tp.tp_group,
         injection_policy=options.injection_policy,
-        consume=options.consume_model or whole is not model,
+        consume=options.consume_model,
     )
-    return SlicedEngine(sliced.to(device), options)
+    if options.consume_model:  # what is not cut is in the memory of both
+        ModelTensors(model).release("")
+    return SlicedEngine(sliced.to(device, dtype), options)
 
 
 def refuse_checkpoints(options: Options, model: str) -> None:

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.frames import number, stage_frame
-from labkit.figures.summary import METRICS, subtitle_of
+from labkit.figures.summary import METRICS, stages_subtitle, subtitle_of
 from labkit.figures.theme import INK, PUBLISHED, PUBLISHED_PAPER, SIDE_COLORS, STAGE_COLORS, finish, heading
 from labkit.published import NOT_MEASURED_HERE, published, published_speedups
 from labkit.stages import FUSED_REGIONS
@@ -57,7 +57,8 @@ def published_figure(comparison: Comparison) -> go.Figure:
     figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {_pair(comparison)} on {machine}"), row=1, col=1)
     figure.update_xaxes(range=[0, max(ratio.high for ratio in ratios.values()) * 1.5], row=1, col=1)
     figure.update_xaxes(range=[0, theirs["speedup"].max() * 1.7], row=2, col=1)
-    return _finish(figure, comparison, "Times faster: ours, and what the articles report", height=640, left=330)
+    title = "Times faster: ours, and what the articles report"
+    return _finish(figure, title, subtitle_of(comparison), height=640, left=330)
 
 
 def region_figure(comparison: Comparison) -> go.Figure:
@@ -86,7 +87,8 @@ def region_figure(comparison: Comparison) -> go.Figure:
     longest = max((ratio for ratio in ratios.values() if ratio), default=1.0)
     figure.update_xaxes(range=[0, longest * 1.25], row=1, col=1)
     figure.update_xaxes(range=[0, theirs["value"].max() * 1.25], row=1, col=2)
-    return _finish(figure, comparison, "Times faster in each of the four fused regions", height=430, left=150)
+    title = "Times faster in each of the four fused regions"
+    return _finish(figure, title, stages_subtitle(comparison), height=430, left=150)
 
 
 def add_published(
@@ -119,10 +121,10 @@ def add_published(
     )  # fmt: skip
 
 
-def _finish(figure: go.Figure, comparison: Comparison, title: str, *, height: int, left: int) -> go.Figure:
+def _finish(figure: go.Figure, title: str, subtitle: str, *, height: int, left: int) -> go.Figure:
     figure.update_xaxes(ticksuffix="x")
     figure.update_yaxes(autorange="reversed")
-    return finish(figure, title, subtitle_of(comparison), height).update_layout(margin={"l": left, "b": 96})
+    return finish(figure, title, subtitle, height).update_layout(margin={"l": left, "b": 96})
 
 
 def _pair(comparison: Comparison) -> str:

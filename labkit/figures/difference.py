@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import plotly.graph_objects as go
 
-from labkit.figures.theme import BASELINE, CANDIDATE, INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish
+from labkit.figures.theme import BASELINE, CANDIDATE, INK, LIMIT, LINE, SIDE_COLORS, SOFT, STAGE_COLORS, finish
 from labkit.stages import Stage
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SAVED, COST = STAGE_COLORS[Stage.MLP], LIMIT
 ROW = 58  # pixels
 ROOM = 0.9  # right of the bars for the words, as a share of the bars' width
-LINE, NAME = 110, 18  # characters of a subtitle and of a bar's name
+NAME = 18  # characters of a bar's name
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ def waiting_figure(study: ParallelStudy) -> go.Figure | str:
     for rank, mine in sums[sums["last"]].groupby("rank"):
         figure.add_bar(
             x=(mine["start_ns"] - begin) / 1e6, y=mine["skew_ns"] / per_unit, name=f"rank {rank} came last",
-            marker={"color": RANK_COLORS[int(rank) % len(RANK_COLORS)]}, legend="legend2",
+            marker={"color": RANK_COLORS[int(rank) % len(RANK_COLORS)]},
             width=(step["end_ns"].max() - begin) / 1e6 / 150,
             hovertext=[f"{_where(layer)}sum {order + 1}: rank {rank} came last" for layer, order in
                        zip(mine["layer"].fillna(-1), mine["order"], strict=True)],
@@ -258,8 +258,7 @@ def waiting_figure(study: ParallelStudy) -> go.Figure | str:
     figure.add_annotation(heading("<b>from the first to the last rank's arrival</b>, at each sum"), row=2, col=1)
     finish(figure, "One decode step of every rank on one time axis", _waits(study, sums), height=600)
     legend = {"orientation": "h", "x": 0, "y": -0.14, "yanchor": "top", "font": {"size": 12}}
-    last = {"orientation": "h", "x": 1, "xanchor": "right", "y": 0.34, "yanchor": "bottom", "font": {"size": 12}}
-    return figure.update_layout(showlegend=True, legend=legend, legend2=last, margin={"l": 90, "b": 110})
+    return figure.update_layout(showlegend=True, legend=legend, margin={"l": 90, "b": 110})
 
 
 def _typical_step(trace: Trace) -> pd.DataFrame:

@@ -10,15 +10,15 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.frames import number
 from labkit.figures.theme import INK, LIMIT, PUBLISHED, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines
-from labkit.harness.regions.sides import GRAPH, TITLES, UNFUSED
+from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, TITLES, UNFUSED
 from labkit.stages import Stage
 
 if TYPE_CHECKING:
     from labkit.harness.regions.records import LayerCase, RegionMeasurement
     from labkit.studies.kernels import KernelStudy
 
-OPACITY = {"unfused": 0.3, "torch SDPA": 0.45, "unfused, own GEMM": 0.55, "fused": 0.8, "one call": 1.0}
-SYMBOLS = {"unfused": "circle-open", "fused": "circle", "one call": "diamond"}
+OPACITY = {UNFUSED: 0.3, SDPA: 0.45, OWN_GEMM: 0.55, FUSED: 0.8, ONE_CALL: 1.0}
+SYMBOLS = {UNFUSED: "circle-open", FUSED: "circle", ONE_CALL: "diamond"}
 PER_ROW = 7  # boxes of a drawing side by side
 
 
@@ -72,8 +72,9 @@ def regions_figure(study: KernelStudy) -> go.Figure:
         figure.update_xaxes(range=[0, most * 1.35], ticksuffix=" µs", row=index, col=1)
     figure.update_yaxes(autorange="reversed")
     subtitle = f"{case_line(rows[0].case)}<br>dashed: the least time that reading the region's bytes takes here"
-    if doubts := [row.trust for row in rows if not row.trust.trustworthy]:
-        subtitle += in_lines(doubts[0].sentence)
+    for row in rows:
+        if not row.trust.trustworthy:
+            subtitle += in_lines(f"{row.region}: {row.trust.sentence}")
     finished = finish(figure, "Each region, unfused and fused", subtitle, height=120 + 210 * len(rows))
     return finished.update_layout(margin={"l": 200})
 

@@ -8,8 +8,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.frames import names, number, sides, stage_frame
-from labkit.figures.summary import subtitle_of
+from labkit.figures.frames import names, number, stage_frame
+from labkit.figures.summary import stages_subtitle
 from labkit.figures.theme import STAGE_COLORS, finish, heading
 from labkit.stages import Phase, Stage
 
@@ -66,7 +66,7 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
     figure.add_annotation(heading("whole step"), row=1, col=1)
     figure.add_annotation(heading(_explained(comparison, timed)), row=2, col=1)
     what = "a decode step" if phase is Phase.DECODE else "the prompt's pass"
-    return finish(figure, f"Where the time of {what} goes", _subtitle(comparison), height=740)
+    return finish(figure, f"Where the time of {what} goes", stages_subtitle(comparison), height=740)
 
 
 def _explained(comparison: Comparison, timed: dict[str, str]) -> str:
@@ -84,9 +84,3 @@ def _labels(frame: pd.DataFrame, role: str) -> list[str]:
     return [
         time if ratio is None else f"{time}, {number(ratio, 2)}x" for time, ratio in zip(times, slower, strict=True)
     ]
-
-
-def _subtitle(comparison: Comparison) -> str:
-    taxes = [f"{side.name} {side.stage_tax:+.0%}" for side in sides(comparison).values() if side.stage_tax is not None]
-    extra = f"<br>stages are from one extra run; its steps against the timed ones: {', '.join(taxes)}" if taxes else ""
-    return subtitle_of(comparison) + extra

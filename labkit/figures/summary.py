@@ -29,6 +29,15 @@ def subtitle_of(comparison: Comparison) -> str:
     return case_line(comparison) + in_lines(comparison.trust().sentence)
 
 
+def stages_subtitle(comparison: Comparison) -> str:
+    """`subtitle_of` for a figure of stages, with what their times are from."""
+    taxes = [f"{side.name} {side.stage_tax:+.0%}" for side in sides(comparison).values() if side.stage_tax is not None]
+    if not taxes:
+        return subtitle_of(comparison)
+    origin = f"stages are from one run, so without an interval; its steps against the timed ones: {', '.join(taxes)}"
+    return subtitle_of(comparison) + in_lines(origin)
+
+
 def machine_line(comparison: Comparison) -> str:
     environment = comparison.candidate.environment
     versions = ", ".join(f"{name} {environment.packages[name]}" for name in ("torch", "transformers"))
@@ -44,7 +53,7 @@ def speedup_line(comparison: Comparison) -> str:
 def headline(comparison: Comparison) -> str:
     """The result in one line, with the share of the physical limit that each side reaches, and its grade."""
     shares = ", ".join(f"{name} {_percent(side.floor_share)}" for name, side in _named(comparison))
-    return comparison.trust().graded(f"{speedup_line(comparison)}; of the memory limit: {shares}")
+    return comparison.trust().explained(f"{speedup_line(comparison)}; of the memory limit: {shares}")
 
 
 def summary_table(comparison: Comparison) -> pd.DataFrame:

@@ -25,7 +25,7 @@ BASELINE, CANDIDATE = "baseline", "candidate"
 SIDE_COLORS = {BASELINE: "#9aa5b1", CANDIDATE: "#0b6e99"}
 LIMIT = "#b42318"
 PUBLISHED = "#a07a2c"
-LINE = 130  # letters in a line of a subtitle
+LINE = 110  # letters in a line of a subtitle: as many as a notebook's output shows in a window of 1200 pixels
 INK, SOFT, GRID = "#1f2933", "#5f6c7b", "#e6e9ed"
 PAPER, PUBLISHED_PAPER = "#ffffff", "#faf6ec"
 

@@ -68,8 +68,11 @@ class Comparison(FrozenRecord):
 
     @property
     def more_rounds(self) -> int | None:
-        """About how many rounds it would take in addition to decide; None where it is decided, or cannot be told."""
-        return more_rounds(self.ratio("per_token"), self.rounds) if self.verdict is Verdict.UNDECIDED else None
+        """About how many rounds it would take in addition to decide; None where it is decided, or cannot be told, or
+        where rounds would not mend what makes it not trustworthy.
+        """
+        undecided = self.verdict is Verdict.UNDECIDED and self.trust().mended_by_rounds
+        return more_rounds(self.ratio("per_token"), self.rounds) if undecided else None
 
     @property
     def read_bandwidth_gb_s(self) -> float | None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from labkit.kernels.build import BuildError, compiler
 from labkit.kernels.gpu import CPU, gpu_name
+from labkit.system.processor import cpu_flags, cpu_name
 
 KERNEL_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
 UNITS = {"K": 10, "M": 20}
@@ -72,11 +73,10 @@ def last_level_cache() -> int:
 
 def read_environment(threads: int) -> Environment:
     """The environment now, of work on `threads` threads, or on the current GPU where there is one."""
-    cpu = _cpu_info()
-    flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
+    flags = cpu_flags()
     return Environment(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        cpu=cpu.get("model name") or platform.processor() or platform.machine(),
+        cpu=cpu_name(),
         cpu_flags=tuple(flag for flag in KERNEL_FLAGS if flag in flags),
         cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         threads=threads,
@@ -132,11 +132,6 @@ def _known_cache() -> int | None:
     sizes = [_first_line(str(path)) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     known = [int(size[:-1]) << UNITS[size[-1]] for size in sizes if size and size[-1] in UNITS]
     return max(known, default=None)
-
-
-def _cpu_info() -> dict[str, str]:
-    first = (_text("/proc/cpuinfo") or "").split("\n\n")[0]
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
 
 
 def _text(path: str) -> str | None:

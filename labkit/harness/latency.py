@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Case, Measurement, Run
 from labkit.harness.roofline import count_work, probe_bandwidth
+from labkit.harness.rounds import probed
 from labkit.harness.timing import timed_generate
 from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
@@ -48,11 +50,11 @@ def measure_latency(
     for _ in range(warmup):
         engine.generate(**inputs, **generation_args)
     timed = []
+    run, probe = partial(timed_generate, engine, **inputs, **generation_args), partial(probe_bandwidth, threads)
     for index in range(runs):
-        before = probe_bandwidth(threads, engine.device)
-        times, sequences = timed_generate(engine, **inputs, **generation_args)
-        after = probe_bandwidth(threads, engine.device)
-        timed.append(Run.of(times, round=index, before=before, after=after))
+        done = probed(run, partial(probe, engine.device))
+        times, sequences = done.found
+        timed.append(Run.of(times, round=index, before=done.before, after=done.after))
     config = _model_config(engine)
     prompt_tokens, new_tokens = inputs["input_ids"].shape[1], 1 + len(timed[-1].decode_ms)
     return Measurement(

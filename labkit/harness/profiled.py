@@ -38,15 +38,8 @@ def main(
     source = resolve(model, seed=seed)
     options = {"tensor_parallel": {"tp_size": tp}} if tp > 1 else {}
     loaded = baseline(side, source, weight_dtype, threads, **options)
-    if (settings := getattr(loaded.model, "generation_config", None)) is not None:
-        settings.eos_token_id = None  # every run has all of its tokens
     tokens = np.random.default_rng(seed).integers(0, loaded.config.vocab_size, (batch, prompt))
-    pad = loaded.config.pad_token_id
-    arguments = {
-        "attention_mask": torch.ones((batch, prompt), dtype=torch.long),
-        "do_sample": False,
-        "pad_token_id": 0 if pad is None else pad,
-    }
+    arguments = loaded.greedy_arguments(batch, prompt)
 
     def generate(new_tokens: int) -> None:
         loaded.generate(torch.from_numpy(tokens), max_new_tokens=new_tokens, **arguments)

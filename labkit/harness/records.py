@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -71,11 +72,19 @@ class Run(FrozenRecord):
         """Median decode step of this run."""
         return float(np.median(self.decode_ms))
 
-    def floor_share(self, work: Work) -> float | None:
-        """The least time that the memory beside this run allowed for a decode step / the time it took."""
+    def floor_share(self, work: Work, peak_gflop_s: float | None = None) -> float | None:
+        """The least time that the memory beside this run, and the processor, allowed for a decode step / the time it
+        took.
+        """
         if self.bandwidth_gb_s is None:
             return None
-        return work.floor_ms(float(np.mean(self.bandwidth_gb_s))) / self.per_token_ms
+        return work.floor_ms(float(np.mean(self.bandwidth_gb_s)), peak_gflop_s) / self.per_token_ms
+
+    def prompt_share(self, work: Work, peak_gflop_s: float) -> float | None:
+        """The same of the first token."""
+        if self.bandwidth_gb_s is None:
+            return None
+        return work.prompt_floor_ms(peak_gflop_s, float(np.mean(self.bandwidth_gb_s))) / self.ttft_ms
 
 
 class Measurement(FrozenRecord):
@@ -94,6 +103,9 @@ class Measurement(FrozenRecord):
     work: Work | None  # None: the work of this architecture is not counted
     runs: tuple[Run, ...] = Field(min_length=1)
     clock: str = CLOCK
+    reading: str = ""  # how decode steps read the weights at the end, and how often that changed; CPU engine only
+    peak_gflop_s: float | None = None  # multiplications and additions of all threads, at most; CPU only
+    probe: str = ""  # the way to read that set the limit, and in how many of the probes
     load_s: float | None = None
     start_to_ready_s: float | None = None  # imports, loading and the first warm-up run, without waiting for a turn
     first_run_s: float | None = None  # the first warm-up run, compilation included
@@ -151,14 +163,19 @@ class Measurement(FrozenRecord):
     def floor_ms(self) -> float | None:
         """The least time of a decode step at the median bandwidth beside the runs."""
         bandwidth = self.read_bandwidth_gb_s
-        return None if self.work is None or bandwidth is None else self.work.floor_ms(bandwidth)
+        return None if self.work is None or bandwidth is None else self.work.floor_ms(bandwidth, self.peak_gflop_s)
 
     @property
     def floor_share(self) -> float | None:
         """Share of the physical limit: median over runs, each against the bandwidth probed beside it."""
-        shares = [run.floor_share(self.work) for run in self.runs] if self.work else []
-        known = [share for share in shares if share is not None]
-        return float(np.median(known)) if known else None
+        work = self.work
+        return _median([run.floor_share(work, self.peak_gflop_s) for run in self.runs]) if work else None
+
+    @property
+    def prompt_share(self) -> float | None:
+        """The same of the first token; None where nobody knows how fast the processor multiplies."""
+        work, peak = self.work, self.peak_gflop_s
+        return _median([run.prompt_share(work, peak) for run in self.runs]) if work and peak else None
 
     @property
     def share_of_limit(self) -> ShareOfLimit | None:
@@ -222,6 +239,8 @@ class Measurement(FrozenRecord):
             "tokens_per_s": self.tokens_per_s,
             "floor_ms": self.floor_ms,
             "floor_share": self.floor_share,
+            "prompt_share": self.prompt_share,
+            "peak_gflop_s": self.peak_gflop_s,
             "prefill_gflop_s": self.prefill_gflop_s,
             "peak_rss_mb": self.peak_rss_mb,
             "weights_and_kv_mb": (self.work.weight_bytes + self.work.kv_bytes) / 1e6 if self.work else None,
@@ -235,3 +254,8 @@ class Measurement(FrozenRecord):
         """The sentence that the articles print about the time of the whole call."""
         latency = self.summary("end_to_end")
         return f"P95 latency (ms) - {latency.p95_text}; Average latency (ms) - {latency.mean:.2f} +- {latency.std:.2f};"
+
+
+def _median(shares: Sequence[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return float(np.median(known)) if known else None

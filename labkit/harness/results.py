@@ -112,7 +112,7 @@ def _rows(record: Measurement | Comparison) -> list[dict[str, Any]]:
             "per_token_ms": run.per_token_ms,
             "end_to_end_ms": run.end_to_end_ms,
             "bandwidth_gb_s": np.mean(run.bandwidth_gb_s) if run.bandwidth_gb_s else None,
-            "floor_share": run.floor_share(side.work) if side.work else None,
+            "floor_share": run.floor_share(side.work, side.peak_gflop_s) if side.work else None,
             "peak_rss_mb": side.peak_rss_mb,
         }
         for role, side in sides.items()

@@ -1,4 +1,6 @@
-"""The physical limit: a decode step reads every weight once, so bytes / read bandwidth is the least it can take."""
+"""The physical limit: a step reads every weight once and multiplies it with every row, so it takes at least bytes /
+read bandwidth, and at least FLOPs / the rate at which the processor multiplies.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
 from labkit.kernels.decode_step.cases import StepCase
 from labkit.kernels.gpu import CPU
-from labkit.kernels.probe import read_bandwidth_gb_s
+from labkit.kernels.probe import peak_gflop_s, read_bandwidth_gb_s
 from labkit.kernels.shapes import Sizes
 from labkit.models.config import ModelConfig
 
@@ -32,9 +34,14 @@ class Work(BaseModel):
     weight_bytes: int
     kv_bytes: int
 
-    def floor_ms(self, bandwidth_gb_s: float) -> float:
-        """The least time of a decode step at this read bandwidth."""
-        return self.decode_bytes / bandwidth_gb_s / 1e6
+    def floor_ms(self, bandwidth_gb_s: float, peak_gflop_s: float | None = None) -> float:
+        """The least time of a decode step at this read bandwidth, and at this rate of multiplying where it is known."""
+        reading = self.decode_bytes / bandwidth_gb_s / 1e6
+        return max(reading, self.decode_flops / peak_gflop_s / 1e6) if peak_gflop_s else reading
+
+    def prompt_floor_ms(self, peak_gflop_s: float, bandwidth_gb_s: float) -> float:
+        """The least time to the first token: that of multiplying, or of reading the weights where that is longer."""
+        return max(self.prefill_flops / peak_gflop_s, self.decode_bytes / bandwidth_gb_s) / 1e6
 
 
 def count_work(config: ModelConfig, dtype: torch.dtype, batch: int, prompt: int, new: int) -> Work:
@@ -70,6 +77,13 @@ def decode_flops(config: ModelConfig, batch: int, context: int) -> int:
 def prefill_flops(config: ModelConfig, batch: int, prompt: int) -> int:
     """Multiplications and additions of `prompt` tokens per sequence, with logits for the last one only."""
     return StepCase(model_shape(config), past=0, tokens=prompt).flops(batch)
+
+
+def probe_peak(dtype: torch.dtype, threads: int, device: torch.device = CPU) -> float | None:
+    """GFLOP/s, multiplications and additions, that `threads` threads make at most with the instruction that serves
+    prompts in this weight type; None on a GPU, and where the probe cannot be compiled.
+    """
+    return None if device.type != "cpu" or unavailable() else peak_gflop_s(dtype, threads)
 
 
 def probe_bandwidth(threads: int, device: torch.device = CPU) -> float | None:

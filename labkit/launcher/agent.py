@@ -18,6 +18,7 @@ from torch.distributed import DistError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 
 from labkit.launcher import loopback
 from labkit.launcher.command import FOLDERS
@@ -46,8 +47,12 @@ def main(arguments: Sequence[str]) -> int:
             return 128 + ended.sigval
         except KeyboardInterrupt:  # before torchrun listens for it
             return 128 + signal.SIGINT
-        except DistError as error:
-            _say(f"error: the machines did not meet: {error} Was it started on all, with the same --rendezvous?")
+        except (DistError, RendezvousError) as error:
+            why = str(error).rstrip(".") or type(error).__name__
+            _say(
+                f"error: the machines did not meet ({why}); start labkit launch on all of them, with the same "
+                "--rendezvous"
+            )
             return 1
     return 0
 

@@ -49,6 +49,8 @@ class World:
                 f"got --nodes {self.nodes} without --rendezvous, expected HOST:PORT, an address of node rank 0 and a "
                 "free port there"
             )
+        if self.nodes > 1 and self.rendezvous is not None:
+            self.rendezvous.check_reachable()
 
     @property
     def ranks_here(self) -> int:

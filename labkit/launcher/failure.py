@@ -14,9 +14,10 @@ LOST_CONNECTION = re.compile(
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How a rank ended. exit_code: None where it was ended because of another. said: its traceback or last lines.
+    """How a rank ended.
 
-    at: when, on a clock that is the same for all ranks of this machine.
+    exit_code: None where the rank left its exception in a file, or torchrun ended it because of another. said: its
+    traceback or last lines. at: when, on a clock that is the same for all ranks of this machine.
     """
 
     rank: int

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 import psutil
 
@@ -33,6 +34,15 @@ class Rendezvous:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def check_reachable(self) -> None:
+        """Raises ValueError for a name that leads to this machine's loopback, as Debian has it for its own name."""
+        _, (address, _) = self._resolved()
+        if self.host not in (address, "localhost") and ip_address(address).is_loopback:
+            raise UserError(
+                f"got --rendezvous {self}: the name leads to {address} here, which other machines cannot reach; give "
+                "an IP address"
+            )
 
     def check_here(self) -> None:
         """Raises ValueError where node rank 0 can't listen: another machine's address, or a port that is in use."""

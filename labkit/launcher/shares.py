@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 PIN = "LABKIT_PIN"
@@ -47,7 +48,8 @@ def pin_this_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, ...
     if not mine or _asked_threads(environment) > len(mine) or _bound_already():
         return ()
     for thread in os.listdir("/proc/self/task"):  # those of OpenMP may have been started by an import
-        os.sched_setaffinity(int(thread), mine)
+        with suppress(ProcessLookupError):  # it has ended since
+            os.sched_setaffinity(int(thread), mine)
     return mine
 
 

@@ -7,19 +7,16 @@ finish without it, and most would wait in a collective for ever.
 from __future__ import annotations
 
 import functools
-import os
 import pickle
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit.launcher.command import FOLDERS, INTERFACE
+from labkit.launcher.command import FOLDERS, World, environment
 from labkit.launcher.failure import RankFailure, to_blame
 from labkit.launcher.rank_process import CALL, RankError, RankProcess
-from labkit.launcher.rendezvous import loopback
-from labkit.launcher.shares import PIN, threads_each
-from labkit.launcher.start import START_S, START_TIMEOUT, not_met
+from labkit.launcher.start import START_S, not_met
 from labkit.system.errors import UserError
 from labkit.system.owned_folder import owned_folder
 from labkit.system.pickled_call import pickle_call
@@ -61,13 +58,13 @@ def launch(
             raise UserError(f"got {name} = {value}, expected more than 0")
     name = getattr(function, "__name__", str(function))
     call = pickle_call(functools.partial(function, *args, **kwargs), name)
-    environment = _environment(tp_size, threads, pin) | {START_TIMEOUT: str(start_timeout_s)}
+    variables = environment(World(tp_size), threads, pin, start_timeout_s=start_timeout_s)
     ranks: list[RankProcess] = []
     with owned_folder(FOLDERS) as folder:
         (folder / CALL).write_bytes(pickle.dumps(sys.path) + call)
         try:
             for rank in range(tp_size):
-                ranks.append(RankProcess(rank, tp_size, folder, environment, echo or _print))
+                ranks.append(RankProcess(rank, tp_size, folder, variables, echo or _print))
             _wait(ranks, timeout_s, start_timeout_s)
             return [pickle.loads(rank.result.read_bytes()) for rank in ranks]
         finally:
@@ -75,18 +72,6 @@ def launch(
                 each.kill()
             for each in ranks:
                 each.close()
-
-
-def _environment(tp_size: int, threads: int | None, pin: bool) -> dict[str, str]:
-    environment = dict(os.environ)
-    environment.setdefault("OMP_NUM_THREADS", str(threads_each(tp_size)))
-    if threads is not None:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    if not pin:
-        environment[PIN] = "0"
-    if interface := loopback():
-        environment.setdefault(INTERFACE, interface)
-    return environment
 
 
 def _wait(ranks: Sequence[RankProcess], timeout_s: float | None, start_timeout_s: float) -> None:

@@ -40,7 +40,6 @@ class Policy:
     layers: str
     norm1: str
     qkv: tuple[str, ...]
-    attention: str
     attn_out: str
     norm2: str | None
     ff1: tuple[str, ...]
@@ -58,11 +57,6 @@ class Policy:
     interleaved_qkv: bool = False  # QKV rows are stored [heads, 3, head_dim] (NeoX, BLOOM)
     renamed: tuple[tuple[str, str], ...] = ()  # module names of older checkpoints -> today's
     positions_from_mask: bool = False
-
-    @property
-    def embed(self) -> tuple[str, ...]:
-        """The modules that make the first hidden state."""
-        return tuple(name for name in (self.tokens, self.positions, self.embed_norm, self.project_in) if name)
 
     def model_config(self, hf_config: PretrainedConfig) -> ModelConfig:
         """The engine's description of the model.

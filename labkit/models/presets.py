@@ -125,6 +125,7 @@ PRESETS: dict[str, Preset] = {
         ("tiny-llama", None, _llama(2, 64, 4, 2, 176, vocab=512, positions=2048)),
         ("gptj-shape", None, _gptj(12, 1024, 16, 64)),
         ("llama-shape", None, _llama(24, 1024, 16, 16, 2816, positions=2048)),
+        ("smollm2-shape", None, _llama(30, 576, 9, 3, 1536, vocab=49152, positions=8192, tie_word_embeddings=True)),
         ("distilgpt2", "distilbert/distilgpt2", _gpt2(6, 768, 12)),
         ("gpt2", "openai-community/gpt2", _gpt2(12, 768, 12)),
         ("gpt2-medium", "openai-community/gpt2-medium", _gpt2(24, 1024, 16)),

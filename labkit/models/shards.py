@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from math import gcd
 from typing import TYPE_CHECKING
 
 from labkit.models.config import ModelConfig, Shapes, alibi_slopes
@@ -55,10 +56,11 @@ def cut_of(name: str, tensor: Tensor, cut: Cut | None) -> Tensor:
 class Shard:
     """The part of a model that rank `rank` of `size` holds.
 
-    `layers`: which of the model's; `embedding`, `head`: whether what is before the first, behind the last is here.
-    `query`: its query heads; `kv`: the KV head of each KV head that it has, the same one more than once where that
-    keeps its query heads in groups of equal size; `inner`: its rows of the MLP; `vocab`: its rows of embedding and LM
-    head. `sums_whole`: the matrices in SUMMED are not cut yet, because int8 takes its scales from whole rows.
+    `layers`: which of the model's layers it holds; `embedding`: whether it holds what comes before the first of them
+    all; `head`: whether it holds what comes behind the last. `query`: its query heads; `kv`: its KV heads, by their
+    numbers in the model. A KV head is listed more than once where that keeps the query heads in groups of equal size.
+    `inner`: its rows of the MLP; `vocab`: its rows of embedding and LM head. `sums_whole`: the matrices in SUMMED are
+    not cut yet, because int8 takes its scales from whole rows.
     """
 
     config: ModelConfig
@@ -190,10 +192,10 @@ def shard(
 def share(count: int, size: int, rank: int, block: int = 1) -> range:
     """Rank `rank`'s share of `count` things; the first shares are the larger ones.
 
-    Many things are shared in whole blocks, few in pairs if their number is even, because int8 is stored in pairs.
+    Many things are shared in whole blocks, few in fours if their number allows it, because int8 is stored by fours.
     """
     if count < 8 * block * size:
-        block = min(block, 2 - count % 2)
+        block = min(block, gcd(count, 4))
     blocks = evenly(-(-count // block), size)[rank]
     return range(min(blocks.start * block, count), min(blocks.stop * block, count))
 

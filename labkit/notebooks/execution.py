@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,10 @@ from labkit.notebooks.failure import Failure
 from labkit.notebooks.parameters import NotebookError, checked_values, read_parameters
 from labkit.notebooks.report import html_report
 from labkit.system.errors import UserError
-from labkit.system.progress import HEADLINE_MIME_TYPE, MIME_TYPE
+from labkit.system.progress import HEADLINE_MIME_TYPE, MIME_TYPE, Progress
 from labkit.system.whole_file import whole_file
 
 SECONDS_TO_END = 5.0  # that a cell has after an interrupt
-Progress = Callable[[float, int, str], None]  # cells done, a running cell counting in part; cells in all; what runs now
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ def run_notebook(
 ) -> RunReport:
     """Execute the notebook at `path` with `parameters` and write OUTPUT_DIR/STEM.ipynb and OUTPUT_DIR/STEM.html.
 
-    timeout_s: for each cell; one that takes longer is interrupted and fails the run.
+    progress: is told the cells that are done, of which a running one counts in part. timeout_s: for each cell; one
+    that takes longer is interrupted and fails the run.
 
     The kernel starts in the current directory. Both files are written at the end, each whole or not at all; those of
     a failed run are called STEM.failed.*, so that a good report is never replaced by a broken one. The HTML file

@@ -1,4 +1,4 @@
-"""The installed Nsight Systems: where it is, which version, and what it can do, found by asking it."""
+"""The installed Nsight Systems: where it is, which version, and whether it can make reports, found by asking it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from glob import glob
 from pathlib import Path
 
@@ -30,9 +29,6 @@ USUAL_PLACES = (
 IMPORTER = "QdstrmImporter"
 ANSWER_S = 30  # for a question like --version, also on a machine that is busy
 DOWNLOAD = "https://developer.nvidia.com/nsight-systems/get-started"
-
-OPTION = re.compile(r"^\t(?=\S).*?(--[a-z][\w-]*)(?:\[(include)\|(exclude)\])?=", re.MULTILINE)
-VALUES = re.compile(r"Possible (values|formats)(?: for <granularity>)? are:?\s+(.*?)(?:\.\s|\.$|\n\s*\n|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -56,27 +52,6 @@ class Nsys:
     def folder(self) -> Path:
         """Where the program really lies: `target-linux-x64` of the installation, unless it is a script elsewhere."""
         return self.path.resolve().parent
-
-    @property
-    def options(self) -> Mapping[str, frozenset[str]]:
-        """The options of `nsys profile` by their long names, with the values that its help lists, if it does."""
-        return _options(self.path)
-
-    @property
-    def reports(self) -> frozenset[str]:
-        """Names of the reports that `nsys stats -r` knows; they changed from 2022 to 2023."""
-        folders = [self.folder / "reports", *self.folder.parent.glob("host-*/reports")]
-        return frozenset(each.stem for folder in folders for each in folder.glob("[!_]*.py"))
-
-    def supports(self, option: str, value: str | None = None) -> bool:
-        """Whether `nsys profile` takes the option, and the value or the values between commas ("cuda,nvtx").
-
-        What follows a colon in a value is not looked at. An option whose help lists no values takes any.
-        """
-        if option not in self.options:
-            return False
-        listed = {_base(each) for each in self.options[option]}
-        return value is None or not listed or all(_base(each) in listed for each in value.split(","))
 
     def importer_problem(self) -> str | None:
         """Why captures could not be turned into reports, and the repair; None if they can be."""
@@ -166,35 +141,6 @@ def _identify(path: Path) -> Nsys | str:
     numbers = tuple(int(each) for each in re.findall(r"\d+", version[1].partition("-")[0]))
     importers = sorted(path.resolve().parent.parent.glob(f"host-*/{IMPORTER}"))
     return Nsys(path, numbers, version[1], importers[0] if importers else None)
-
-
-@cache
-def _options(path: Path) -> Mapping[str, frozenset[str]]:
-    help_text = ask(path, "profile", "--help")
-    if not isinstance(help_text, str):
-        return {}
-    heads = list(OPTION.finditer(help_text))
-    found = {}
-    for head, end in zip(heads, [*(each.start() for each in heads[1:]), len(help_text)], strict=True):
-        values = frozenset(_values(help_text[head.end() : end]))
-        names = [head[1] + each for each in head.groups()[1:] if each] or [head[1]]
-        found.update(dict.fromkeys(names, values))
-    return found
-
-
-def _values(help_text: str) -> list[str]:
-    """The values in "Possible values are 'graph' or 'node'."; none where it speaks of numbers, patterns or examples."""
-    listed = VALUES.search(help_text)
-    if listed is None or "for example" in listed[2]:
-        return []
-    quoted = re.findall(r"'([^']+)'", listed[2])
-    by_spaces = listed[1] == "formats"
-    values = quoted or (listed[2].partition("\n")[0].split() if by_spaces else re.split(r",\s*", listed[2]))
-    return [] if any(re.search(r"\s", each) for each in values) else values
-
-
-def _base(value: str) -> str:
-    return re.split(r"[\[:]", value, maxsplit=1)[0]
 
 
 def ask(program: Path, *arguments: str) -> str | Exception:

@@ -23,7 +23,7 @@ import scipy  # loads scipy.stats when it is first asked for it
 from numpy.typing import ArrayLike, NDArray
 
 from labkit.statistics.ratios import LARGEST_SAME, Ratio
-from labkit.statistics.trust import WIDEST
+from labkit.statistics.trust import FEWEST_ROUNDS, WIDEST
 
 ERROR = 0.02  # of all looks together
 FIRST_LOOK = 8  # rounds: the fewest whose range holds the ratio with the first look's confidence
@@ -78,7 +78,7 @@ def more_rounds(found: Ratio, rounds: int) -> int | None:
 
     The interval shrinks with the square root of the rounds, and is a little wider at a later look. It decides when it
     is so narrow that, around the value found, it lies on one side of `PROCESS_LUCK` or within `LARGEST_SAME`, and no
-    wider than what is trusted.
+    wider than what is trusted. Fewer than `FEWEST_ROUNDS` are not trusted at all.
     """
     if not 0 < found.low <= found.high < math.inf:
         return None
@@ -86,7 +86,7 @@ def more_rounds(found: Ratio, rounds: int) -> int | None:
     needed = max(distance - math.log1p(PROCESS_LUCK), math.log1p(LARGEST_SAME) - distance)
     later = scipy.stats.norm.isf(error_of(4) / 2) / scipy.stats.norm.isf(error_of(2) / 2)
     total = rounds * (later * half / min(needed, math.log(WIDEST) / 2)) ** 2
-    return max(1, math.ceil(total) - rounds)
+    return max(1, FEWEST_ROUNDS - rounds, math.ceil(total) - rounds)
 
 
 def more_rounds_text(more: int | None) -> str:

@@ -81,6 +81,10 @@ class Trust:
         """`claim` for a headline: as it is, or with the whole grade behind it."""
         return claim if self.trustworthy else f"{claim}; {self.sentence}"
 
+    def explained(self, claim: str) -> str:
+        """`claim`, which says itself that it is not trustworthy where it is not, with the reasons and the remedy."""
+        return claim if self.trustworthy else f"{claim}. The reason: {self.why}. To mend it: {self.remedy}."
+
 
 def taken_cores(others: float, *, needed: int, cores: int) -> float:
     """How many of the `needed` processors are taken when other programs keep `others` of a machine's `cores` busy."""

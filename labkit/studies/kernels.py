@@ -15,14 +15,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from labkit.harness.regions.case import layer_case
 from labkit.harness.regions.layer_side import LayerSide
-from labkit.harness.regions.measure import ROUNDS, LayerBench
+from labkit.harness.regions.measure import ROUNDS, LayerBench, check_rounds
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
 from labkit.harness.regions.sides import FUSED, UNFUSED
 from labkit.harness.regions.vocabulary import REGIONS
 from labkit.kernels.types import float_dtype
 from labkit.models.dtypes import dtype_of
 from labkit.stages import Phase, message, stage
-from labkit.system.progress import Progress
+from labkit.system.progress import Progress, unheard
 
 PEAK_SIZE, PEAK_SIZE_ON_GPU = 1024, 8192
 PEAK_SECONDS = 0.2
@@ -67,7 +67,8 @@ def study_kernels(
     model: str = "gpt2", *, rounds: int = ROUNDS, progress: Progress | None = None, **case: Any
 ) -> KernelStudy:
     """Measures `layer_case(model, **case)`, which says what a case has, region by region and rung by rung."""
-    follow = progress or (lambda done, total, label: None)
+    check_rounds(rounds)
+    follow = progress or unheard
     total = 2 * (rounds + 1) + 2
     follow(0, total, "building the layers")
     bench = LayerBench(layer_case(model, **case))

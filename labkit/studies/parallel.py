@@ -19,7 +19,7 @@ from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.trace import Trace
 from labkit.studies.rank_capture import capture_ranks
 from labkit.system.errors import UserError
-from labkit.system.progress import Progress
+from labkit.system.progress import Progress, unheard
 from labkit.weights.resolve import resolve
 
 STEPS = 8  # of the capture
@@ -64,7 +64,7 @@ class ParallelStudy:
         limit = found.limit_ratio
         allowed = "" if limit is None else f"; the memory allows {limit:.2f}x"
         waits = max(found.candidate.communication_shares)
-        return found.trust().graded(
+        return found.trust().explained(
             f"{case.model}, {case.dtype}: {case.tp} ranks of {_threads(case.threads)} against one, per token: "
             f"{found.claim()}{allowed}; they wait for each other in at most {waits:.0%} of a step"
         )
@@ -92,10 +92,10 @@ def study_parallel(
     threads = max(1, len(os.sched_getaffinity(0)) // sizes[-1]) if threads is None else threads
     hf_config = resolve(model).hf_config
     config = model_config_of(hf_config)
-    follow = progress or (lambda done, total, label: None)
-    captured: list[int] = []  # the steps of the runs are known when the first of them begins
+    follow = progress or unheard
+    captured: list[float] = []  # the steps of the runs are known when the first of them begins
 
-    def runs(done: int, total: int, label: str) -> None:
+    def runs(done: float, total: float, label: str) -> None:
         captured[:] = [total]
         follow(done, total + 1, label)
 

@@ -6,10 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-from labkit.nsys.capture.command import Source
-from labkit.nsys.capture.profile import Progress, profile
+from labkit.nsys.capture.command import CaptureSource
+from labkit.nsys.capture.profile import profile
 from labkit.nsys.capture.result import Capture
 from labkit.studies.traces import own_command
+from labkit.system.progress import Progress
 
 
 def capture_ranks(
@@ -20,7 +21,7 @@ def capture_ranks(
     prompt: int = 32,
     dtype: str = "float32",
     threads: int = 1,
-    source: Source = "auto",
+    source: CaptureSource = "auto",
     output: str | os.PathLike[str] = "runs",
     timeout_s: float | None = None,
     progress: Progress | None = None,

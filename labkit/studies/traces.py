@@ -11,15 +11,16 @@ from typing import cast, get_args
 
 from labkit.nsys.analysis.difference import Difference, explain
 from labkit.nsys.analysis.stage_table import StageTable, stage_table
-from labkit.nsys.capture.command import Source
-from labkit.nsys.capture.profile import Progress, profile
+from labkit.nsys.capture.command import CaptureSource
+from labkit.nsys.capture.profile import profile
 from labkit.nsys.capture.record import read_record
-from labkit.nsys.capture.result import Capture, CaptureError
+from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
 from labkit.nsys.trace import Trace
 from labkit.stages import Phase
 from labkit.system.errors import UserError
+from labkit.system.progress import Progress, unheard
 
-SOURCES = (*get_args(Source), "bundled")
+SOURCES = (*get_args(CaptureSource), "bundled")
 BUNDLED = Path(__file__).parents[2] / "profiles" / "captures"
 BUNDLED_SIDES = ("gpt2-hf-eager", "gpt2-fused")
 
@@ -81,9 +82,10 @@ def capture_pair(
 
     vanilla, fused: names of `labkit.harness.compare.baselines`. source: "nsys", "torch", "bundled" for the captures
     that come with labkit, or "auto": nsys where it is installed, else torch.profiler, and the bundled captures, with a
-    remark, where neither can be used here. tax: run each side once more, unprofiled, to tell what profiling costs.
+    remark, where neither can capture here. tax: run each side once more, unprofiled, to tell what profiling costs.
 
-    Raises ValueError for a request that cannot be served, CaptureError where "nsys" or "torch" captured nothing.
+    Raises ValueError for a request that cannot be served, CommandFailedError where a side's own command fails,
+    CaptureError where "nsys" or "torch" captured nothing.
     """
     if source not in SOURCES:
         raise UserError(f"got source = {source!r}, expected one of {', '.join(SOURCES)}")
@@ -92,7 +94,7 @@ def capture_pair(
     if source == "bundled":
         return bundled_pair()
     threads = threads or len(os.sched_getaffinity(0))
-    say = progress or (lambda done, total, label: None)
+    say = progress or unheard
 
     def take(place: int, side: str) -> Capture:
         case = {"impl": side, "model": model, "dtype": dtype, "prompt": prompt, "new": steps + 1, "threads": threads}
@@ -101,7 +103,7 @@ def capture_pair(
             name=f"{Path(model).name}-{side}{f'-{place + 1}' if vanilla == fused else ''}",
             output=output,
             case=case,
-            source=cast(Source, source),
+            source=cast(CaptureSource, source),
             tax=tax,
             environment={"OMP_NUM_THREADS": str(threads)},
             progress=lambda done, total, label: say(place * total + done, 2 * total, f"{side}: {label}"),
@@ -110,7 +112,7 @@ def capture_pair(
     try:
         return CapturePair(take(0, vanilla), take(1, fused))
     except CaptureError as error:
-        if source != "auto":
+        if source != "auto" or isinstance(error, CommandFailedError):  # captures of another model would hide a failure
             raise
         bundled = bundled_pair()
         remark = f"nothing could be captured here, so these are the captures that come with labkit: {error}"

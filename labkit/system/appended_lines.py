@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
-import re
 from collections.abc import Callable
 
 
@@ -14,13 +15,16 @@ class AppendedLines:
         self.lines: list[str] = []
         self._descriptor, self._echo = descriptor, echo
         self._at, self._rest = 0, ""
+        self._decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
 
     def read(self, *, last: bool = False) -> None:
         """Take in what has come since; a line without an end waits for it until the `last` time."""
         while data := os.pread(self._descriptor, 1 << 20, self._at):
             self._at += len(data)
-            self._rest += data.decode(errors="replace")
-        *lines, self._rest = re.split(r"\r\n|\n|\r", self._rest)
+            self._rest += self._decoder.decode(data)
+        if last:
+            self._rest += self._decoder.decode(b"", final=True)
+        *lines, self._rest = self._rest.split("\n")
         if last and self._rest:
             lines.append(self._rest)
             self._rest = ""

@@ -2,7 +2,7 @@
 
 A child process can end with its parent, but nsys starts a daemon, and that starts the program: no signal of the parent
 reaches them. So a watcher, a process of its own, waits at a pipe until the owner of the run is done or dead, and in the
-second case kills every process that has the mark and removes the folders of the run.
+second case ends every process that has the mark and removes the folders of the run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,12 +20,16 @@ import psutil
 
 MARK = "LABKIT_RUN"  # in the environment of a run's processes
 DONE = b"done"
+ASK_S = 2.0  # for a process to end that was asked to
 KILL_S = 10.0  # for a killed process to be gone
 
 
 @contextmanager
 def ended_with_owner(mark: str, folders: Sequence[Path] = ()) -> Iterator[None]:
-    """Inside, the death of this process ends all processes with LABKIT_RUN=`mark` and removes `folders`."""
+    """Inside, the death of this process ends all processes with LABKIT_RUN=`mark` and removes `folders`.
+
+    An exception that leaves it ends the processes too.
+    """
     watcher = subprocess.Popen(
         [sys.executable, "-P", "-m", "labkit.system.marked_run", mark, *map(str, folders)],
         stdin=subprocess.PIPE,
@@ -34,19 +39,28 @@ def ended_with_owner(mark: str, folders: Sequence[Path] = ()) -> Iterator[None]:
     )
     try:
         yield
+    except BaseException:
+        end_marked(mark)
+        raise
     finally:
         with suppress(BrokenPipeError):
             watcher.communicate(DONE)
 
 
 def end_marked(mark: str) -> None:
-    """Kill every process with LABKIT_RUN=`mark` and what it started, until none is left."""
+    """End every process with LABKIT_RUN=`mark` and what it started, until none is left.
+
+    They are asked first and killed only if they do not end: an nsys that is killed while it holds a lock in shared
+    memory keeps every later nsys from starting.
+    """
+    asked_until = time.monotonic() + ASK_S
     while left := _marked(mark):
+        ask = time.monotonic() < asked_until
         for process in left:
             with suppress(psutil.NoSuchProcess):
-                process.kill()
-        _, alive = psutil.wait_procs(left, KILL_S)
-        if alive:  # in the hands of the system: a process that waits for a device ends when the device answers
+                process.terminate() if ask else process.kill()
+        _, alive = psutil.wait_procs(left, ASK_S if ask else KILL_S)
+        if alive and not ask:  # in the hands of the system: a process that waits for a device ends when it answers
             return
 
 

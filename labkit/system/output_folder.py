@@ -1,4 +1,4 @@
-"""Folders that results go to: looked at before anything is measured, since a measurement may take hours."""
+"""Folders that results go to: looked at before the work begins, since it may take hours."""
 
 from __future__ import annotations
 
@@ -22,19 +22,24 @@ REMEDIES = {
 }
 
 
-def check_output_folder(folder: str | os.PathLike[str], *, room_bytes: int = ROOM_BYTES) -> Path:
-    """The folder, which exists from now on, can be written to, and has room. UserError names what is in the way."""
+def check_output_folder(
+    folder: str | os.PathLike[str], *, room_bytes: int = ROOM_BYTES, what: str = "results", option: str = "--output"
+) -> Path:
+    """The folder, which exists from now on, can be written to, and has room for `what`, named by `option`.
+
+    UserError names what is in the way.
+    """
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path, prefix=".labkit-"):
             free = shutil.disk_usage(path).free
     except OSError as error:
-        raise UserError(f"results cannot be written to the folder {path}: {reason(error)} (--output)") from None
+        raise UserError(f"{what} cannot be written to the folder {path}: {reason(error)} ({option})") from None
     if free < room_bytes:
         raise UserError(
-            f"results cannot be written to the folder {path}: it has {free / 1e6:.1f} MB left, expected "
-            f"{room_bytes / 1e6:.0f} MB at least; {REMEDIES[errno.ENOSPC]} (--output)"
+            f"{what} cannot be written to the folder {path}: it has {free / 1e6:.1f} MB left, expected "
+            f"{room_bytes / 1e6:.0f} MB at least; {REMEDIES[errno.ENOSPC]} ({option})"
         )
     return path
 

@@ -9,7 +9,11 @@ from rich.console import Console
 
 MIME_TYPE = "application/vnd.labkit.progress+json"
 HEADLINE_MIME_TYPE = "application/vnd.labkit.headline"
-Progress = Callable[[int, int, str], None]  # steps done, steps in all, what runs now
+Progress = Callable[[float, float, str], None]  # done, of how much in all, what runs now
+
+
+def unheard(done: float, total: float, label: str) -> None:
+    """The progress of work that nobody follows."""
 
 
 def as_output(done: float, total: float, label: str) -> dict[str, Any]:
@@ -18,7 +22,7 @@ def as_output(done: float, total: float, label: str) -> dict[str, Any]:
 
 
 @contextmanager
-def progress_bar(console: Console) -> Iterator[Callable[[float, float, str], None]]:
+def progress_bar(console: Console) -> Iterator[Progress]:
     """A bar that moves with the work only: a thread that redraws it would cost the runs being timed."""
     columns = (
         bars.BarColumn(),

@@ -1,6 +1,12 @@
-"""What pydantic finds wrong with data, in words for the error that a reader of files or options raises."""
+"""What pydantic checks in options, and what it finds wrong with data, in words for the error that a reader raises."""
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Strict(BaseModel):
+    """Options: values have the very types that are declared, and other names than the declared ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, strict=True)
 
 
 def first_problem(error: ValidationError, whole: str) -> str:

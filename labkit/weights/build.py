@@ -103,9 +103,7 @@ class Unsaved:
         return self._policy.layer_tensors(self._part, index, self._get)
 
     def _get(self, name: str, cut: Cut | None) -> Tensor:
-        tensor = self._source.get(name, None if self._dtype == torch.int8 else self._dtype, cut)
-        check_finite(name, tensor)
-        return tensor
+        return finite_tensor(self._source, name, self._dtype, cut)
 
 
 def saved_in(source: TensorSource) -> SavedWeights | None:
@@ -120,11 +118,11 @@ def check_names(policy: Policy, config: ModelConfig, source: TensorSource, impl:
     policy.check(config, source.names())
 
 
-def check_weights(policy: Policy, config: ModelConfig, source: TensorSource, impl: str) -> None:
+def check_weights(policy: Policy, config: ModelConfig, source: TensorSource, dtype: torch.dtype, impl: str) -> None:
     """Raises every ValueError that `build_weights` would, without building anything."""
     check_names(policy, config, source, impl)
     for name in sorted(policy.expected(config)):
-        check_finite(name, source.get(name))
+        finite_tensor(source, name, dtype)
 
     def get(name: str, cut: Cut | None) -> Tensor:
         return source.get(name, None, cut)
@@ -135,8 +133,21 @@ def check_weights(policy: Policy, config: ModelConfig, source: TensorSource, imp
         policy.layer_tensors(whole, index, get)
 
 
-def check_finite(name: str, tensor: Tensor) -> None:
-    """Raises ValueError if the tensor holds a NaN or an infinity."""
+def finite_tensor(source: TensorSource, name: str, dtype: torch.dtype, cut: Cut | None = None) -> Tensor:
+    """The tensor, or the part that the cut takes, as weights of `dtype` are made of it: in that type, or as it is for
+    int8. Raises ValueError if it holds a NaN or an infinity, or a number that the type has no room for.
+    """
+    tensor = source.get(name, None if dtype == torch.int8 else dtype, cut)
+    if _is_finite(tensor):
+        return tensor
+    if _is_finite(source.get(name, None, cut)):
+        raise UserError(
+            f"{name} holds numbers beyond {torch.finfo(dtype).max:g}, the largest of {dtype}; use dtype=torch.bfloat16 "
+            "or torch.float32"
+        )
+    raise UserError(f"{name} holds values that are not finite (NaN or infinity); the checkpoint is damaged")
+
+
+def _is_finite(tensor: Tensor) -> bool:
     low, high = torch.aminmax(tensor)
-    if not (torch.isfinite(low) and torch.isfinite(high)):
-        raise UserError(f"{name} holds values that are not finite (NaN or infinity); the checkpoint is damaged")
+    return bool(torch.isfinite(low) and torch.isfinite(high))

@@ -7,12 +7,14 @@ from functools import cache
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError
 
-from labkit.weights.source import weight_files
+from labkit.models.config_file import CONFIG
+from labkit.weights.source import TOKENIZER_FILES, weight_files
 
 PROBE_SECONDS = 3
 DESCRIPTION = (".json", ".txt", ".model")
+NOT_TO_BE_HAD = (HTTPError, ConnectionError, LocalEntryNotFoundError, HFValidationError)
 
 
 def checkpoint_folder(repo_id: str) -> Path | None:
@@ -37,9 +39,10 @@ def hub_answers() -> bool:
 
 
 def _cached(repo_id: str) -> Path | None:
+    needed = [CONFIG, *TOKENIZER_FILES]  # of those that the model has; without a list it would be everything
     try:
-        folder = Path(snapshot_download(repo_id, local_files_only=True))
-        return folder if weight_files(folder) and (folder / "config.json").is_file() else None
+        folder = Path(snapshot_download(repo_id, local_files_only=True, allow_patterns=needed))
+        return folder if weight_files(folder) and (folder / CONFIG).is_file() else None
     except (LocalEntryNotFoundError, ValueError):
         return None
 
@@ -47,10 +50,10 @@ def _cached(repo_id: str) -> Path | None:
 def _download(repo_id: str) -> Path | None:
     try:
         siblings = HfApi().model_info(repo_id, timeout=PROBE_SECONDS).siblings or []
-    except RepositoryNotFoundError:  # or gated
+        names = [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename]
+        weights = [name for name in names if name.startswith("model") and name.endswith(".safetensors")]
+        weights = weights or [name for name in names if name.startswith("pytorch_model") and name.endswith(".bin")]
+        wanted = [*weights, *(name for name in names if name.endswith(DESCRIPTION))]
+        return Path(snapshot_download(repo_id, allow_patterns=wanted)) if weights else None
+    except NOT_TO_BE_HAD:
         return None
-    names = [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename]
-    weights = [name for name in names if name.startswith("model") and name.endswith(".safetensors")]
-    weights = weights or [name for name in names if name.startswith("pytorch_model") and name.endswith(".bin")]
-    wanted = [*weights, *(name for name in names if name.endswith(DESCRIPTION))]
-    return Path(snapshot_download(repo_id, allow_patterns=wanted)) if weights else None

@@ -75,6 +75,11 @@ class ModelSource:
             return _tokenizer(self.folder)
         return byte_tokenizer(self.hf_config.vocab_size, getattr(self.hf_config, "max_position_embeddings", None))
 
+    @property
+    def generation_config(self) -> GenerationConfig | None:
+        """The checkpoint's own, read anew each time; None where there is none. Raises UserError for a damaged one."""
+        return _generation_config(self.folder) if self.folder and (self.folder / GENERATION).exists() else None
+
     def hf_model(self, dtype: torch.dtype) -> PreTrainedModel:
         """The vanilla Hugging Face model, in evaluation mode.
 
@@ -89,8 +94,8 @@ class ModelSource:
                 raise UserError(f"{name} has shape {list(tensor.shape)}, expected {list(parameter.shape)}")
             setattr(model.get_submodule(module), leaf, nn.Parameter(tensor))
         model.tie_weights()
-        if self.folder and (self.folder / GENERATION).exists():
-            model.generation_config = _generation_config(self.folder)
+        if self.generation_config is not None:
+            model.generation_config = self.generation_config
         return model.eval()
 
 
@@ -160,9 +165,14 @@ def checkpoint_source(folder: Path, *, name: str, origin: str) -> ModelSource:
     config = policy.model_config(hf_config)
     if saved := saved_weights(folder, policy, config):
         return ModelSource(name, origin, hf_config, saved, folder)
-    if not (files := weight_files(folder)):
-        raise UserError(f"{folder} holds no weights; expected model*.safetensors or pytorch_model*.bin")
-    return ModelSource(name, origin, hf_config, Checkpoint(files, policy, config), folder)
+    return ModelSource(name, origin, hf_config, Checkpoint(some_weight_files(folder), policy, config), folder)
+
+
+def some_weight_files(folder: Path) -> list[Path]:
+    """As `weight_files`; raises UserError for a folder that has none."""
+    if files := weight_files(folder):
+        return files
+    raise UserError(f"{folder} holds no weights; expected model*.safetensors or pytorch_model*.bin")
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from labkit.system.errors import RunError, UserTypeError
-from labkit.system.progress import HEADLINE_MIME_TYPE, as_output
-from labkit.widgets.controls import SIZES, Controls, Follow
+from labkit.system.errors import RunError, UserError, UserTypeError
+from labkit.system.progress import HEADLINE_MIME_TYPE, Progress, as_output
+from labkit.widgets.controls import SIZES, Controls
 from labkit.widgets.live import Slot, is_live
 
 Result = TypeVar("Result")
@@ -28,12 +28,15 @@ class Bench(ABC, Generic[Result]):
             expected = int if name in SIZES else str
             if type(value) is not expected:
                 raise UserTypeError(f"got {name} = {value!r}, expected {expected.__name__}")
+            if name in SIZES and not SIZES[name][0] <= settings[name] <= SIZES[name][1]:
+                least, most = SIZES[name]
+                raise UserError(f"got {name} = {value}, expected {least} to {most}")
         self._found: Result | None = None
         self._views: list[tuple[Slot, Callable[[Result], Any]]] = []
         self._controls = Controls(settings, choices, self._measure) if is_live() else None
 
     @abstractmethod
-    def measure(self, settings: dict[str, Any], follow: Follow) -> Result:
+    def measure(self, settings: dict[str, Any], follow: Progress) -> Result:
         """The result of these settings; `follow` is told how far it is."""
 
     @abstractmethod
@@ -63,7 +66,7 @@ class Bench(ABC, Generic[Result]):
         """Show `draw(found)`, a figure, Markdown text or anything that a notebook can show, now and after every run."""
         self._views.append((Slot(draw(self.found)), draw))
 
-    def _measure(self, settings: dict[str, Any], follow: Follow) -> Result:
+    def _measure(self, settings: dict[str, Any], follow: Progress) -> Result:
         self._found = self.measure(settings, follow)
         for slot, draw in self._views:
             slot.replace(draw(self._found))

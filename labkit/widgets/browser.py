@@ -57,18 +57,15 @@ def chromium() -> str | None:
 
 @dataclass
 class Lab:
-    """A page with JupyterLab on `folder`. errors: what it has logged as errors so far. patience_s: how long a cell may
-    take.
-    """
+    """A page with JupyterLab. errors: what it has logged as errors so far. patience_s: how long a cell may take."""
 
     page: Any  # playwright's
     url: str
-    folder: Path
     errors: list[str] = field(default_factory=list)
     patience_s: float = 60
 
     def open(self, notebook: str) -> None:
-        """Opens a notebook of the folder and waits for its kernel."""
+        """Opens a notebook of the server's folder and waits for its kernel."""
         self.page.goto(f"{self.url}/lab/tree/{notebook}?token={TOKEN}&reset")
         self.wait_idle()
 
@@ -104,7 +101,7 @@ def jupyterlab(
         with playwright.sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=chromium(), args=list(FLAGS))
             page = browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
-            lab = Lab(page, url, folder)
+            lab = Lab(page, url)
             page.on("console", lambda message: _note(lab, message.text) if message.type == "error" else None)
             page.on("pageerror", lambda error: _note(lab, str(error)))
             try:

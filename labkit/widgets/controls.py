@@ -13,9 +13,9 @@ from IPython.display import display
 
 from labkit.models.presets import PRESETS
 from labkit.system.errors import RunError
+from labkit.system.progress import Progress
 
-Follow = Callable[[int, int, str], None]
-Measure = Callable[[dict[str, Any], Follow], object]
+Measure = Callable[[dict[str, Any], Progress], object]
 
 HELP = {
     "model": "a preset, a checkpoint folder or a hub id",
@@ -26,8 +26,8 @@ HELP = {
     "new_tokens": "tokens to generate",
     "context": "tokens in the KV cache of each sequence",
     "impl": "of the fused kernels",
-    "threads": "0: as many as torch would use",
-    "rounds": "runs of each side, interleaved; 6 or more for an interval",
+    "threads": "0: chosen for this machine",
+    "rounds": "runs of each side, interleaved; fewer than 6 are not trusted",
     "candidate": "the side that is held against the baseline",
     "tp_sizes": "numbers of ranks, separated by commas; one is always among them",
     "steps": "decode steps of each side",
@@ -42,6 +42,7 @@ SIZES = {
     "rounds": (2, 99),
     "steps": (1, 512),
 }
+WHOLE = {"flex": "0 0 auto"}  # of a button beside a long line, which would else squeeze it
 
 
 class Stopped(Exception):
@@ -56,16 +57,15 @@ class Controls:
         self._stop = threading.Event()
         self._running = threading.Lock()
         self._inputs = {name: _input(name, value, choices) for name, value in settings.items()}
-        self._run = ipw.Button(description="Run", button_style="primary", icon="play")
-        self._end = ipw.Button(description="Stop", icon="stop", disabled=True)
+        self._run = ipw.Button(description="Run", button_style="primary", icon="play", layout=WHOLE)
+        self._end = ipw.Button(description="Stop", icon="stop", disabled=True, layout=WHOLE)
         self._bar = ipw.IntProgress(min=0, max=1, layout={"width": "320px"})
         self._label = ipw.HTML()
         self._progress = ipw.HBox([self._bar, self._label])
         self._run.on_click(lambda _: threading.Thread(target=self._run_here, daemon=True).start())
         self._end.on_click(lambda _: self._stop.set())
-        grid = ipw.GridBox(
-            list(self._inputs.values()), layout={"grid_template_columns": "repeat(2, 420px)", "grid_gap": "4px 24px"}
-        )
+        columns = {"grid_template_columns": "repeat(auto-fit, 400px)", "grid_gap": "4px 24px"}
+        grid = ipw.GridBox(list(self._inputs.values()), layout=columns)
         self.box = ipw.VBox([grid, ipw.HBox([self._run, self._end, self._progress], layout={"margin": "10px 0 0 0"})])
 
     @property
@@ -81,7 +81,7 @@ class Controls:
         self._label.value = html.escape(text)
 
     @contextmanager
-    def busy(self, *, stoppable: bool = True) -> Iterator[Follow]:
+    def busy(self, *, stoppable: bool = True) -> Iterator[Progress]:
         """Controls are locked inside; yields what to call with the progress. One run at a time, else RuntimeError."""
         if not self._running.acquire(blocking=False):
             raise RunError("a run is under way; wait for its end, or press Stop")
@@ -106,7 +106,7 @@ class Controls:
         except Exception:  # noqa: BLE001 - there is no cell to raise in; busy() has shown it
             return
 
-    def _follow(self, done: int, total: int, label: str) -> None:
+    def _follow(self, done: float, total: float, label: str) -> None:
         if self._stop.is_set():
             raise Stopped("stopped")
         self._bar.max, self._bar.value = total, done

@@ -14,8 +14,8 @@ from labkit.figures.regions import fusion_figure, layer_figure
 from labkit.harness.regions.case import IMPLS
 from labkit.models.dtypes import DTYPES
 from labkit.studies.kernels import KernelStudy, study_kernels
+from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
-from labkit.widgets.controls import Follow
 from labkit.widgets.live import Slot, is_live
 
 
@@ -41,7 +41,7 @@ class KernelBench(Bench[KernelStudy]):
         settings = {"model": model, "dtype": dtype, "batch": batch, "context": context, "impl": impl}
         super().__init__(settings | {"threads": threads, "rounds": rounds}, {"dtype": DTYPES, "impl": IMPLS})
 
-    def measure(self, settings: dict[str, Any], follow: Follow) -> KernelStudy:
+    def measure(self, settings: dict[str, Any], follow: Progress) -> KernelStudy:
         return study_kernels(**settings | {"threads": settings["threads"] or None}, progress=follow)
 
     def headline(self, found: KernelStudy) -> str:

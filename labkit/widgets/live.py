@@ -8,6 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 from IPython import get_ipython
 from IPython.display import DisplayHandle, Markdown, display
+from ipywidgets import Widget
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
 FIGURE_CONFIG = {"responsive": True, "displaylogo": False}
@@ -25,9 +26,13 @@ def is_live() -> bool:
 
 
 class Slot:
-    """One output of a cell, shown now and replaced whenever there is something newer, also from a thread."""
+    """One output of a cell, shown now and replaced whenever there is something newer, also from a thread.
+
+    A widget that is replaced is closed, since the kernel and the page would else keep it, with all that it holds.
+    """
 
     def __init__(self, content: Any) -> None:
+        self._content = content
         self._handle: DisplayHandle = display(as_bundle(content), raw=True, display_id=True)  # type: ignore[assignment]
 
     def replace(self, content: Any) -> None:
@@ -35,6 +40,9 @@ class Slot:
         if PLOTLY_MIME_TYPE in bundle:  # plotly's renderer in JupyterLab draws an output only once, so start a new one
             self._handle.update({"text/plain": bundle["text/plain"]}, raw=True)
         self._handle.update(bundle, raw=True)
+        before, self._content = self._content, content
+        if isinstance(before, Widget) and before is not content:
+            before.close()
 
 
 def as_bundle(content: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.studies.parallel import ParallelStudy, parse_sizes, study_parallel
+from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
-from labkit.widgets.controls import Follow
 
 SIZES = ("1,2", "1,2,4", "1,2,4,8")
 
@@ -32,7 +32,7 @@ class ParallelBench(Bench[ParallelStudy]):
         sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
         super().__init__(texts | sizes, {"dtype": FLOAT_DTYPES, "tp_sizes": SIZES})
 
-    def measure(self, settings: dict[str, Any], follow: Follow) -> ParallelStudy:
+    def measure(self, settings: dict[str, Any], follow: Progress) -> ParallelStudy:
         return study_parallel(
             settings["model"],
             settings["tp_sizes"],

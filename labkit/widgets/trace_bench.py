@@ -10,8 +10,8 @@ from labkit.figures.stage_table import stage_table_figure
 from labkit.figures.timeline import timeline
 from labkit.harness.compare.baselines import BASELINES
 from labkit.studies.traces import SOURCES, CapturePair, capture_pair
+from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
-from labkit.widgets.controls import Follow
 from labkit.widgets.timeline import Timeline
 
 STEPS_SHOWN = 2  # of the timelines, to begin with
@@ -35,7 +35,7 @@ class TraceBench(Bench[CapturePair]):
         choices = {"baseline": BASELINES, "candidate": BASELINES, "source": SOURCES}
         super().__init__(sides | {"steps": steps, "source": source, "threads": threads}, choices)
 
-    def measure(self, settings: dict[str, Any], follow: Follow) -> CapturePair:
+    def measure(self, settings: dict[str, Any], follow: Progress) -> CapturePair:
         return capture_pair(
             settings["model"],
             settings["baseline"],
@@ -43,7 +43,7 @@ class TraceBench(Bench[CapturePair]):
             steps=settings["steps"],
             source=settings["source"],
             threads=settings["threads"] or None,
-            progress=lambda done, total, label: follow(int(done), int(total), label),
+            progress=follow,
         )
 
     def headline(self, found: CapturePair) -> str:

@@ -9,8 +9,8 @@ from labkit.harness import Comparison
 from labkit.harness.compare.baselines import BASELINES
 from labkit.harness.compare.versus import compare
 from labkit.models.dtypes import FLOAT_DTYPES
+from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
-from labkit.widgets.controls import Follow
 
 
 class Workbench(Bench[Comparison]):
@@ -38,7 +38,7 @@ class Workbench(Bench[Comparison]):
     def comparison(self) -> Comparison:
         return self.found
 
-    def measure(self, settings: dict[str, Any], follow: Follow) -> Comparison:
+    def measure(self, settings: dict[str, Any], follow: Progress) -> Comparison:
         return compare(
             baseline=settings["baseline"],
             model=settings["model"],

@@ -57,14 +57,25 @@ def test_the_verdict_counts_what_is_met_and_names_what_is_missed() -> None:
     assert page_of("Title", "", "text") == "# Title\n\ntext\n"
 
 
-def test_files_are_named_by_machine_day_and_subject(tmp_path: Path) -> None:
+def test_what_is_not_trustworthy_is_said_behind_the_bar() -> None:
+    assert str(at_least("speed", 2.0, 1.5, trusted=False)) == "≥ 1.5x: met, not trustworthy"
+
+
+def test_a_folder_that_cannot_be_used_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "profiles").write_text("mine")
+    with pytest.raises(ValueError, match="cannot be written to the folder"):
+        BenchFiles.of("cpu-x", output=tmp_path / "profiles")
+
+
+def test_files_are_named_by_machine_day_and_subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     machine = machine_of(environment())
     assert machine.startswith("cpu-")
     assert machine_of(environment().model_copy(update={"gpu": "NVIDIA H100"})) == "gpu-nvidia-h100"
-    files = BenchFiles.of(machine, "regions", quick=True, output=tmp_path)
+    files = BenchFiles.of(machine, "regions", quick=True, output=tmp_path / "here")
     assert files.records.match(f"{machine}-????-??-??-quick-regions.jsonl")
     assert BenchFiles.of(machine).records.match(f"profiles/{machine}-????-??-??.jsonl")
     assert BenchFiles.of(machine, quick=True).records.parent == Path("runs")
     files.write([environment()], page_of("Title"))
-    assert {path.suffix for path in tmp_path.iterdir()} == {".jsonl", ".md"}
+    assert {path.suffix for path in Path("here").iterdir()} == {".jsonl", ".md"}
     assert files.page.read_text() == "# Title\n"

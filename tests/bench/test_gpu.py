@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from comparisons import comparison
 from sweeps import sweep
 
 from labkit.bench import gpu as gpu_bench
@@ -41,6 +42,19 @@ def test_a_bench_writes_records_and_a_page(tmp_path: Path, monkeypatch: pytest.M
     assert judged == ["hf-eager / fused"]  # no bar in milliseconds for a shape that nobody waits for
 
 
+def test_a_baseline_that_is_given_twice_is_one_side() -> None:
+    """Its runs would else be noted twice, under one name."""
+    assert gpu_bench._baselines(["hf-static", "hf-eager", "hf-static"]) == ("hf-static", "hf-eager")
+
+
+def test_a_ratio_that_is_not_trustworthy_says_so_beside_its_bar() -> None:
+    few, enough = comparison(rounds=3), comparison()
+    for record, marked in ((few, True), (enough, False)):
+        assert any("not trustworthy" in cell for cell in gpu_bench._step_cells(record)) is marked
+        ((_, check),) = gpu_bench._ratio_checks([record])
+        assert ("not trustworthy" in str(check)) is marked
+
+
 def test_the_models_with_bars_are_presets() -> None:
     assert {target.model for target in GPU_TARGETS} <= set(PRESETS)
     assert all(target.int8_ms < target.float16_ms for target in GPU_TARGETS)
@@ -50,5 +64,9 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown baseline 'tf'; expected one of hf-eager"):
         main(model=["tiny-gptj"], against=["tf"], quick=True, output=tmp_path)
     with pytest.raises(ValueError, match="unknown model 'gpt-9'"):
-        main(model=["gpt-9"], quick=True, output=tmp_path)
+        main(model=["gpt-9"], against=["hf-eager"], quick=True, output=tmp_path)
+    with pytest.raises(ValueError, match="got the baseline 'fused', which is measured against the baselines"):
+        main(model=["tiny-gptj"], against=["hf-eager", "fused"], quick=True, output=tmp_path)
+    with pytest.raises(ValueError, match="'hf-graph' got no GPU"):
+        main(model=["tiny-gptj"], against=["hf-graph"], quick=True, output=tmp_path)
     assert not list(tmp_path.iterdir())

@@ -1,6 +1,7 @@
 """The bench of loading: its bars, and that record and page are the same figures."""
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ from comparisons import environment
 
 from labkit.bench import loading as load_bench
 from labkit.bench.load_worker import sizes
-from labkit.bench.loading import checks, page, write_model
+from labkit.bench.loading import checks, page, save_packed, write_model
 from labkit.bench.targets import LlamaSizes
 from labkit.harness import load_records
 from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement
 from labkit.models.policies import LLAMA
 from labkit.models.shards import shard
+from labkit.system.errors import RunError
 from labkit.system.whole_file import write_whole
 from labkit.weights.resolve import resolve
 
@@ -44,6 +46,15 @@ def test_the_record_comes_back_and_its_page_says_the_same(tmp_path: Path) -> Non
     assert load_records(tmp_path) == [record]
     for part in ("3.10x", "1.14 of the share", "≤ 1.15: met"):
         assert part in page(record)
+
+
+def test_ranks_that_fail_are_reported_with_their_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho out of luck >&2\nexit 3\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(RunError, match="2 ranks could not save the model\nout of luck"):
+        save_packed(tmp_path, tmp_path / "packed", 2)
 
 
 def test_the_model_has_the_size_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from labkit.bench.models import Settings
 from labkit.bench.report import Row, report, rows
 from labkit.bench.targets import TARGETS, Target
 from labkit.harness import Comparison, load_records
-from labkit.harness.compare import peers
+from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LlamaCpp
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.compare.versus import compare_with_each, comparison_case
 from labkit.harness.environment import read_environment
@@ -25,7 +25,7 @@ GPT2 = next(target for target in TARGETS if target.key == ("gpt2", "float32", 1,
 
 def beside_llama_cpp(found: Comparison) -> Comparison:
     """The same comparison with its baseline in the place of llama.cpp."""
-    return found.model_copy(update={"baseline": found.baseline.model_copy(update={"name": peers.LLAMA_CPP})})
+    return found.model_copy(update={"baseline": found.baseline.model_copy(update={"name": LLAMA_CPP})})
 
 
 def test_every_target_is_a_preset_and_stands_there_once() -> None:
@@ -94,6 +94,13 @@ def test_the_page_names_every_missed_bar_and_every_side() -> None:
     assert "random weights" in page
 
 
+def test_the_page_marks_ratios_that_are_not_trustworthy() -> None:
+    for rounds, marks in ((3, 2), (8, 0)):
+        page = report([comparison(rounds=rounds)]).splitlines()
+        line = next(line for line in page if line.startswith("| gpt2 float32"))
+        assert line.count("not trustworthy") == marks  # behind the ratio and behind its bar
+
+
 def test_every_table_of_the_page_has_as_many_cells_as_titles() -> None:
     tables = [block for block in report([comparison()]).split("\n\n") if block.startswith("|")]
     assert tables
@@ -103,12 +110,13 @@ def test_every_table_of_the_page_has_as_many_cells_as_titles() -> None:
 
 def test_a_case_is_kept_only_when_all_of_it_was_measured_as_asked_now() -> None:
     found = comparison(new_tokens=128)
-    settings = Settings(new=128, rounds=5, threads=2, peer=False)
+    settings = Settings(new=128, rounds=found.rounds, threads=2, peer=False)
     done = bench_module._done
     assert done(GPT2, settings, [found], "abc")
     assert not done(GPT2, settings, [found], "def")
     assert not done(GPT2, replace(settings, threads=1), [found], "abc")
     assert not done(GPT2, replace(settings, new=8), [found], "abc")
+    assert not done(GPT2, replace(settings, rounds=found.rounds + 1), [found], "abc")
     assert not done(replace(GPT2, dtype="bfloat16"), settings, [found], "abc")
     assert not done(GPT2, replace(settings, peer=True), [found], "abc")
     assert done(GPT2, replace(settings, peer=True), [found, beside_llama_cpp(found)], "abc")
@@ -131,7 +139,7 @@ def two_small_targets(monkeypatch: pytest.MonkeyPatch) -> tuple[Target, ...]:
     )
     for module in (bench_module, bench_report):
         monkeypatch.setattr(module, "TARGETS", small)
-    monkeypatch.setattr(peers, "unavailable", lambda: "not here")
+    monkeypatch.setattr(LlamaCpp, "unavailable", lambda peer: "not here")
     return small
 
 
@@ -198,7 +206,7 @@ def test_a_peer_that_fails_costs_its_own_column_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure(target: Target, settings: Settings) -> tuple[Comparison, ...]:
-        if peers.LLAMA_CPP in settings.baselines(target):
+        if LLAMA_CPP in settings.baselines(target):
             raise RuntimeError("the peer is out of luck")
         return (comparison(),)
 

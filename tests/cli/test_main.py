@@ -6,6 +6,7 @@ In this process where it makes no difference, to spare each test the seconds tha
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from children import children_that_run
 from comparisons import comparison
 from rich.console import Console
 
@@ -26,6 +28,7 @@ from labkit.cli import main as cli
 from labkit.harness import Case, Comparison
 from labkit.harness.compare.plan import Schedule
 from labkit.kernels import gpu
+from labkit.kernels.reading import READINGS
 
 SMALL = ("--prompt", "9", "--new", "5", "--threads", "1", "--rounds", "3")
 SIDE_KEYS = {"name", "ttft_ms", "per_token_ms", "end_to_end_ms", "floor_share", "peak_rss_mb"}
@@ -138,6 +141,9 @@ def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, mo
         (("generate", "tiny-gpt2", "--prompt", "a", "--threads", "0"), "got threads = 0"),
         (("kernels", "--op", "all_reduce", "--op", "qkv"), "expected it alone"),
         (("kernels", "--op", "all_reduce", "--ranks", "1"), "got ranks = 1"),
+        (("kernels", "--op", "all_reduce", "--rounds", "1", "--wait-quiet"), "got rounds = 1"),
+        (("kernels", "--op", "all_reduce", "--impl", "cpp", "--batch", "1"), "got --impl, --batch; all_reduce runs no"),
+        (("kernels", "--ranks", "2"), "got --ranks; only --op all_reduce runs on ranks"),
         (("run", "absent.ipynb"), "no notebook at absent.ipynb"),
         (("run", "absent.ipynb", "-p", "rounds"), "expected -p NAME VALUE"),
         (("run", "absent.ipynb", "-p", "a", "1", "-p", "a", "2"), "given twice"),
@@ -178,7 +184,7 @@ def test_interrupted_compare_leaves_no_process_and_no_file(tmp_path: Path) -> No
     deadline = time.monotonic() + 120
     while len(workers) < 2 and time.monotonic() < deadline:
         time.sleep(0.2)
-        workers = [child for child in psutil.Process(process.pid).children() if "worker" in " ".join(child.cmdline())]
+        workers = children_that_run("worker", below=process.pid)
     assert len(workers) == 2
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -210,15 +216,21 @@ def test_models_lists_the_presets(labkit: Labkit) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize(
-    "arguments", [("tune",), ("kernels", "--impl", "triton", "--model", "tiny-gpt2")], ids=" ".join
-)
-def test_without_a_gpu_triton_says_what_to_do(
-    arguments: tuple[str, ...], labkit: Labkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_tune_shows_the_ways_to_read(labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(gpu, "unavailable", gpu.unavailable.__wrapped__)
+    code, said, errors = labkit("tune", "--model", "tiny-llama", "--dtype", "int8", "--batch", "2")
+    assert code == 0, errors
+    assert "tiny-llama, int8, batch 2" in said
+    for name in READINGS:
+        assert re.search(rf"{name} .* ms .*\d", said)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_triton_says_what_to_do(labkit: Labkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(gpu, "unavailable", gpu.unavailable.__wrapped__)  # what was found with the interpreter is kept
-    code, _, errors = labkit(*arguments)
+    code, _, errors = labkit("kernels", "--impl", "triton", "--model", "tiny-gpt2")
     assert code == 2
     assert "impl 'triton' needs an NVIDIA GPU" in errors
     assert "use impl='cpp'" in errors

@@ -60,6 +60,23 @@ def test_a_path_is_quoted_as_it_is(labkit: Labkit, recorded: str) -> None:
     assert f"{FOLDER}/[bold]none.json, which does not exist" in errors
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--steps", "2", "--output", "x.json.gz"), "got --steps 2 for x.json.gz; a trace file holds all steps"),
+        (("again.json", "--output", "x.json"), "got two captures for x.json; a trace file holds one"),
+        (("--output", "x.png"), "got --output x.png, expected a name that ends in .html"),
+    ],
+    ids=" ".join,
+)
+def test_what_a_timeline_cannot_use_is_refused(
+    arguments: tuple[str, ...], message: str, labkit: Labkit, recorded: str
+) -> None:
+    code, said, errors = labkit("timeline", recorded, *arguments)
+    assert (code, said) == (2, "")
+    assert message in errors
+
+
 def test_what_an_interrupted_capture_kept_is_named(
     labkit: Labkit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -128,6 +129,17 @@ def test_a_damaged_model_is_refused_by_tensor_and_left_as_it_was(damage: str, co
     assert all(torch.equal(value.nan_to_num(), weights[key].nan_to_num()) for key, value in model.state_dict().items())
 
 
+def test_a_type_without_room_for_a_weight_is_named_and_the_model_left_as_it_was() -> None:
+    model = small_model("llama")
+    with torch.no_grad():
+        model.model.layers[2].mlp.down_proj.weight[3, 4] = 1e5
+    says = r"layers\.2\.mlp\.down_proj\.weight holds numbers beyond 65504, the largest of torch\.float16; use "
+    for consume in (False, True):
+        with pytest.raises(ValueError, match=says):
+            labkit.init_inference(model, dtype=torch.float16, consume_model=consume)
+    assert all(parameter.numel() for parameter in model.parameters())
+
+
 def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
     config = ElectraConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
     known = "expected one of GPT2LMHeadModel, .*Llama.*, BertModel, RobertaModel, DistilBertModel"
@@ -146,6 +158,12 @@ def test_what_is_no_model_is_refused(thing: object) -> None:
         TypeError, match=f"expected a transformers model or a labkit ModelSource, got {type(thing).__name__}"
     ):
         labkit.init_inference(thing)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrap", [labkit.init_inference, torch.compile])
+def test_what_is_made_of_a_model_is_refused(wrap: Callable[[PreTrainedModel], nn.Module]) -> None:
+    with pytest.raises(TypeError, match=r"expected a transformers model or .*, got (FusedEngine|OptimizedModule)"):
+        labkit.init_inference(wrap(vanilla("gpt2")))  # type: ignore[arg-type]
 
 
 def test_a_model_of_another_float_type_needs_a_dtype() -> None:
@@ -170,6 +188,13 @@ def test_fused_layers_stand_where_the_layers_stood(name: str) -> None:
     assert DeepSpeedTransformerInference is FusedLayer
 
 
+def test_a_checkpoints_generation_config_is_the_engines(tmp_path: Path) -> None:
+    model = small_model("gpt2")
+    model.generation_config.eos_token_id = [7, 9]
+    model.save_pretrained(tmp_path)
+    assert labkit.init_inference(labkit.resolve(tmp_path)).generation_config.eos_token_id == [7, 9]
+
+
 def test_the_engine_has_the_attributes_of_a_model() -> None:
     model = vanilla("gpt2")
     engine = labkit.init_inference(model)
@@ -187,7 +212,8 @@ def test_the_engine_has_the_attributes_of_a_model() -> None:
 @pytest.mark.parametrize("use", [lambda e: e(prompt(1, 2)), lambda e: e.config, lambda e: e.stage_times()])
 def test_a_destroyed_engine_says_so(use: Callable[[labkit.InferenceEngine], object]) -> None:
     engine = labkit.init_inference(vanilla("gpt2"))
-    engine.destroy()
+    for _ in range(2):
+        engine.destroy()
     with pytest.raises(RuntimeError, match="this engine was destroyed; call init_inference again for a new one"):
         use(engine)
 

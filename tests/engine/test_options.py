@@ -51,6 +51,7 @@ NOT_YET: list[dict[str, Any]] = [
     {"quantization_setting": (8, True)},
     {"triton_autotune": True},
     {"triangular_masking": False},
+    {"tensor_parallel": {"mpu": "an mpu"}},
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "float64"}, "unsupported dtype 'float64'; expected one of float32, bfloat16, float16, int8, float"),
@@ -73,6 +74,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_out_tokens": 1.5}, "max_out_tokens: got 1.5, input should be a valid integer"),
     ({"impl": "cuda"}, "impl: got 'cuda', input should be 'auto', 'cpp', 'reference' or 'triton'"),
     ({"consume_model": "no"}, "consume_model: got 'no'"),
+    ({"use_triton": True, "impl": "cpp"}, "^use_triton asks for impl='triton', got impl='cpp' too"),
 ]
 
 

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 import pytest
 from comparisons import comparison
 
-from labkit.figures import published_figure, region_figure
+from labkit.figures import published_figure, region_figure, stage_figure
 from labkit.harness import Comparison
 from labkit.published import NOT_MEASURED_HERE, published, published_speedups
 
@@ -70,3 +70,9 @@ def test_regions_stand_in_the_same_order_on_both_sides() -> None:
 
 def test_our_region_bars_are_ratios_of_stage_times() -> None:
     assert region_figure(comparison()).data[0].x == pytest.approx((3.0, 3.0, 3.0, 3.0))
+
+
+def test_regions_say_what_their_times_are_from_as_stages_do() -> None:
+    record = comparison()
+    assert region_figure(record).layout.title.subtitle == stage_figure(record).layout.title.subtitle
+    assert "without an interval" in region_figure(record).layout.title.subtitle.text.replace("<br>", " ")

@@ -81,6 +81,7 @@ def test_noise_is_never_sold_as_a_result(record: Comparison) -> None:
         assert why in text
         assert remedy in text
         assert "FASTER" not in text
+    assert headline(record).lower().count("trustworthy") == 1
     assert list(summary_table(record)["verdict"][:3]) == ["not trustworthy"] * 3
     assert "FASTER" not in speedup_line(record)
     for draw in (latency_figure, per_token_figure, published_figure):
@@ -147,6 +148,12 @@ def test_an_undecided_comparison_says_how_many_more_rounds_it_takes() -> None:
     assert more > 1
     assert wavering.as_dict()["more_rounds"] == more
     assert any(f"about {more} more rounds would decide it (--budget-s)" in remark for remark in wavering.remarks)
+
+
+def test_more_rounds_are_not_promised_where_they_would_not_help() -> None:
+    assert BUSY.verdict is Verdict.UNDECIDED
+    assert BUSY.more_rounds is None
+    assert comparison(rounds=3).more_rounds == 3
 
 
 def test_the_origin_of_a_case_is_empty_until_it_is_known() -> None:

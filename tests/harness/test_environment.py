@@ -64,10 +64,15 @@ def test_on_a_gpu_memory_is_that_of_its_tensors(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_peak_sees_memory_that_is_gone_and_restarts() -> None:
-    reset_peak_memory()
-    before = read_memory()
-    block = np.ones(64 << 20, dtype=np.uint8)
+    """The block is much larger than what threads that other tests left may take or give back meanwhile, and than what
+    Linux, which counts each processor's pages in lots, may be off by.
+    """
+    off = 32 << 20
+    block = np.ones(256 << 20, dtype=np.uint8)
+    held = read_memory()
     del block
-    assert read_memory().peak - before.now >= 60 << 20
+    gone = read_memory()
+    assert gone.now <= held.now - (256 << 20) + off
+    assert gone.peak >= held.now - off
     reset_peak_memory()
-    assert read_memory().peak - read_memory().now < 16 << 20
+    assert read_memory().peak <= held.now - (256 << 20) + off

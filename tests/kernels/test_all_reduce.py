@@ -3,10 +3,14 @@
 import ctypes
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import labkit
+from labkit.kernels.all_reduce import Exchange, all_reduce
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -45,6 +49,27 @@ def test_sums_are_torchs_and_the_same_bits_on_every_rank() -> None:
     for other in others:
         assert isinstance(other, list)
         assert all(a.equal(b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("raised", "reported"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError("cut"), RuntimeError)]
+)
+def test_what_ends_a_meeting_reaches_the_caller(
+    raised: BaseException, reported: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The meeting is called from C, which lets no exception through."""
+
+    def fails(*given: object) -> None:
+        raise raised
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        exchange = Exchange(None, 4096, transport="gloo")
+        monkeypatch.setattr(dist, "all_gather", fails)
+        with pytest.raises(reported):
+            all_reduce(torch.ones(3), exchange, impl="cpp")
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_rank_that_has_ended_or_does_not_come_is_named() -> None:

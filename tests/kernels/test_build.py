@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import sleep, time
 
@@ -29,7 +30,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A compiler that writes an empty file in no time; its runs are counted in the file `runs` beside it."""
     path = tmp_path / "stub-g++"
     path.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && echo stub 1.0 && exit\necho run >> {tmp_path}/runs\n'
+        f'#!/bin/sh\ncase "$*" in *--version) echo stub 1.0; exit;; esac\necho run >> {tmp_path}/runs\n'
         'while [ "$1" != -o ]; do shift; done\necho built > "$2"\n'
     )
     path.chmod(0o755)
@@ -64,6 +65,13 @@ def test_a_library_is_built_once(stub: Path) -> None:
     first = build.compile_library("float32")
     assert build.compile_library("float32") == first
     assert (stub.parent / "runs").read_text() == "run\n"
+
+
+@pytest.mark.usefixtures("cache")
+def test_other_arguments_of_the_compiler_make_another_library(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = build.compile_library("float32")
+    monkeypatch.setenv("CXX", f"{stub} -O1")
+    assert build.compile_library("float32") != plain
 
 
 @pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-1], lambda data: b"?" + data[1:]])
@@ -146,7 +154,17 @@ def test_without_a_writable_home_the_libraries_go_to_a_temporary_folder(
     (tmp_path / "file").touch()
     monkeypatch.delenv("LABKIT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert build.compile_library("float32").is_file()
+    ended: list[Callable[[], object]] = []
+    monkeypatch.setattr(
+        build.atexit, "register", lambda call, *given, **named: ended.append(partial(call, *given, **named))
+    )
+    build._private_folder.cache_clear()
+    library = build.compile_library("float32")
+    assert library.is_file()
+    for call in ended:
+        call()
+    build._private_folder.cache_clear()
+    assert not library.parent.exists()
 
 
 @pytest.mark.parametrize("kind", ["read-only", "a file"])

@@ -51,6 +51,31 @@ def test_a_quantised_weight_is_within_half_a_step_of_its_group(inputs: int, grou
     assert torch.equal(ints.abs().amax(), torch.tensor(127, dtype=torch.int8))
 
 
+@pytest.mark.parametrize("rows", [1, 7])
+def test_int8_weights_are_multiplied_with_all_that_activations_have(rows: int) -> None:
+    """The error against float64 of rows that bfloat16 holds exactly, some of whose activations are far larger than the
+    others: with one byte for an activation it would be a hundred times as large.
+    """
+    plain, packed = Draw(torch.int8, groups=4).linear(64, 1024, bias=False)
+    x = Draw().normal(rows, 1024)
+    x[:, ::97] *= 50
+    x = x.bfloat16().float()
+    want = x.double() @ plain.floats().double().T
+    off = (gemm(x, packed, impl="cpp").double() - want).square().mean().sqrt() / want.square().mean().sqrt()
+    assert off < 1e-4
+
+
+@pytest.mark.parametrize("spoiled", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_stays_so_and_alone(spoiled: float) -> None:
+    for dtype in (torch.int8, torch.bfloat16):
+        _, packed = Draw(dtype).linear(33, 300)
+        x = Draw().normal(3, 300)
+        x[1, 200] = spoiled
+        found = gemm(x, packed, impl="cpp").isfinite()
+        assert found[[0, 2]].all()
+        assert not found[1].any()
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_packing_pads_with_zeros(dtype: torch.dtype) -> None:
     packed = pack(torch.ones(33, 63, dtype=dtype))

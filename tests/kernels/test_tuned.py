@@ -84,7 +84,7 @@ def test_the_largest_and_the_smallest_tile_are_read() -> None:
 def test_a_file_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiles(GPU, TILES)
 
-    def half(self: Path, text: str) -> int:
+    def half(self: Path, text: str, encoding: str | None = None) -> int:
         self.write_bytes(text[: len(text) // 2].encode())
         raise OSError("no space left on device")
 

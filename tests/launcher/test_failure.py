@@ -1,12 +1,17 @@
 """The rank that is named is the cause, not one that lost its connection to it."""
 
 import os
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+from torch.distributed import DistError
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 
+from labkit.launcher import agent
 from labkit.launcher.agent import blamed
 from labkit.launcher.failure import RankFailure, how_it_ended, last_line, to_blame
 
@@ -64,6 +69,19 @@ def test_a_rank_that_torchrun_ended_is_not_the_cause(
         for rank, code, seconds in seen
     }
     assert blamed(tmp_path, failed).rank == cause
+
+
+@pytest.mark.parametrize("error", [RendezvousTimeoutError(), RendezvousConnectionError("no store"), DistError("late.")])
+def test_machines_that_did_not_meet_are_told_what_to_start(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(agent.loopback, "register", lambda: None)
+    monkeypatch.setattr(agent.logging, "disable", lambda level: None)
+    monkeypatch.setattr(agent.torchrun, "run", mock.Mock(side_effect=error))
+    assert agent.main(["script.py"]) == 1
+    assert re.fullmatch(
+        r"error: the machines did not meet \(.+[^.]\); start labkit launch .*\n", capsys.readouterr().err
+    )
 
 
 def test_ends_are_named() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
+from children import children_that_run
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
 
@@ -46,8 +47,7 @@ def kernel() -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
 
 def ranks() -> list[psutil.Process]:
     """Those of the kernel, which is a child of this process."""
-    below = psutil.Process().children(recursive=True)
-    return [each for each in below if "labkit.launcher.rank" in " ".join(each.cmdline())]
+    return children_that_run("labkit.launcher.rank")
 
 
 def run(client: BlockingKernelClient, cell: str, on_line: Callable[[str], None] = lambda line: None) -> tuple[str, str]:

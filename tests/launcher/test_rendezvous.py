@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from labkit.launcher.command import World
 from labkit.launcher.rendezvous import Rendezvous, loopback
 
 
@@ -45,6 +46,17 @@ def test_node_rank_0_has_to_be_the_machine_that_it_names() -> None:
 def test_a_host_without_an_address_is_named() -> None:
     with pytest.raises(ValueError, match=r"no-such-host\.invalid:29500, whose host has no address"):
         Rendezvous("no-such-host.invalid", 29500).check_here()
+
+
+def test_a_name_that_leads_to_loopback_is_no_place_for_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian maps a machine's own name to 127.0.1.1. Who writes 127.0.0.1 or localhost has said so."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 29500))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with pytest.raises(ValueError, match=r"node0:29500: the name leads to 127\.0\.1\.1 here.*; give an IP address"):
+        World(2, nodes=2, rendezvous=Rendezvous("node0", 29500))
+    World(2, rendezvous=Rendezvous("node0", 29500))
+    for meant in ("localhost", "127.0.1.1"):
+        World(2, nodes=2, rendezvous=Rendezvous(meant, 29500))
 
 
 def test_one_that_is_not_reached_is_said_once_and_then_given_up() -> None:

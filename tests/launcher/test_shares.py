@@ -49,6 +49,14 @@ def test_a_rank_keeps_to_its_share_with_all_of_its_threads() -> None:
     assert all(each == set(expected) for each in bound)
 
 
+@several
+def test_a_thread_that_ends_meanwhile_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, listed, ended = share(1, 2, allowed()), os.listdir, 1 << 30  # no thread has so high a number
+    monkeypatch.setattr(os, "listdir", lambda folder: [str(ended), *listed(folder)])
+    assert pin_this_rank(rank(1, 2)) == expected
+    assert os.sched_getaffinity(0) == set(expected)
+
+
 @pytest.mark.parametrize(
     "environment",
     [{}, rank(0, 2, **{PIN: "0"}), rank(0, 100_000), rank(0, 2, OMP_NUM_THREADS="100000")],

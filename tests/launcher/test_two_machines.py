@@ -84,6 +84,7 @@ def test_ranks_of_two_machines_run_one_model_and_fail_together(tmp_path: Path, r
     assert [path.name for path in tmp_path.iterdir() if "inductor" not in path.name] == ["script.py"]
 
 
+@pytest.mark.sweep
 def test_machines_without_node_ranks_meet_by_c10d(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.partition("try:")[0].replace("tp_size=4", "tp_size=2"))

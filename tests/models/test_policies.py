@@ -180,13 +180,14 @@ def test_expected_tensors_are_the_models_own(name: str) -> None:
 def test_annotated_modules_exist(name: str) -> None:
     model = small_model(name)
     policy, config, _, _ = canonical(model)
-    absent = {None if config.final_norm else policy.final_norm}
+    absent: set[str | None] = {None} if config.final_norm else {None, policy.final_norm}
     if config.embedding_size == config.hidden_size:
         absent.add(policy.project_in)
-    for path in {*policy.embed, policy.final_norm, policy.head} - absent:
+    embed = (policy.tokens, policy.positions, policy.embed_norm, policy.project_in)
+    for path in {*embed, policy.final_norm, policy.head} - absent:
         assert model.get_submodule(path)
     layer = model.get_submodule(f"{policy.layers}.{config.num_layers - 1}")
-    for part in (policy.norm1, *policy.qkv, policy.attention, policy.attn_out, policy.norm2, *policy.ff1, policy.ff2):
+    for part in (policy.norm1, *policy.qkv, policy.attn_out, policy.norm2, *policy.ff1, policy.ff2):
         assert part is None or layer.get_submodule(part)
 
 

@@ -76,6 +76,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @needs_browser
+@pytest.mark.sweep
 def test_in_jupyterlab_all_cells_run_and_a_click_tells_the_stage(lab: Lab) -> None:
     page = lab.page
     assert page.locator(".js-plotly-plot").count() == FIGURES - 1  # the timelines are live

@@ -2,18 +2,20 @@
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from comparisons import comparison
+from ipywidgets import Label
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit import figures
 from labkit.notebooks.report import PLOTLY_MIME_TYPE
-from labkit.widgets import Workbench
+from labkit.widgets import Workbench, live
 from labkit.widgets.controls import Controls, Stopped
-from labkit.widgets.live import is_live
+from labkit.widgets.live import Slot, is_live
 
 TESTS = Path(__file__).parents[1]
 SETTINGS: dict[str, Any] = {
@@ -127,6 +129,25 @@ def test_one_run_at_a_time(controls: Controls) -> None:
 def test_a_setting_of_the_wrong_type_is_refused(name: str, value: object, expected: str) -> None:
     with pytest.raises(TypeError, match=f"got {name} = .*, expected {expected}"):
         Workbench(**(SETTINGS | {name: value}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "value"), [("rounds", 100), ("rounds", 1), ("batch", 0), ("threads", -1)])
+def test_a_setting_out_of_its_limits_is_refused(name: str, value: int) -> None:
+    """A control would take the nearest one instead, and say nothing."""
+    with pytest.raises(ValueError, match=rf"got {name} = {value}, expected \d+ to \d+"):
+        Workbench(**(SETTINGS | {name: value}))
+
+
+def test_a_widget_that_is_replaced_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "display", lambda *_, **__: SimpleNamespace(update=lambda *_, **__: None))
+    first, second = Label("first"), Label("second")
+    slot = Slot(first)
+    slot.replace(first)
+    assert first.comm is not None
+    slot.replace(second)
+    assert (first.comm, second.comm is None) == (None, False)
+    slot.replace("text")
+    assert second.comm is None
 
 
 def test_a_failed_run_turns_the_bar_red_and_frees_the_controls(controls: Controls) -> None:

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import nvtx
@@ -47,7 +48,16 @@ def test_this_machine_is_examined_without_loading_torch() -> None:
     )
     found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert {"nsys", "temporary folder", "worker processes", "CPU sampling", "GPU", "driver and CUDA"} <= found.keys()
-    assert {"PyTorch", "Triton", "CPU kernels", "OpenMP", "threads", "CPU frequency", "huge pages"} <= found.keys()
+    assert {
+        "PyTorch",
+        "Triton",
+        "CPU kernels",
+        "memory",
+        "OpenMP",
+        "threads",
+        "CPU frequency",
+        "huge pages",
+    } <= found.keys()
     assert found["PyTorch"]["status"] == found["CPU kernels"]["status"] == found["OpenMP"]["status"] == "OK"
     for check in found.values():
         assert "\n" not in check["finding"]
@@ -139,6 +149,14 @@ def test_a_capture_that_fails_says_what_nsys_said(tmp_path: Path, monkeypatch: p
     assert check.finding == "gave no report: exit code 0: Agent launcher failed."
 
 
+def test_the_capture_is_tried_again_where_nsys_lost_its_agent(tmp_path: Path) -> None:
+    program = tmp_path / "nsys"
+    program.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\necho 'Agent launcher failed.'\nexit 1\n")
+    program.chmod(0o755)
+    profiler_checks.capture_probe(Nsys(program, (2024,), "2024", None))
+    assert (tmp_path / "runs").read_text() == "run\n" * 2
+
+
 def test_a_damaged_report_is_a_warning(real: Nsys, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(nsys: Nsys) -> profiler_checks.Probe:
         raise sqlite3.DatabaseError("file is not a database")
@@ -213,7 +231,7 @@ def test_what_is_said_of_workers_is_so(real: Nsys, method: str, arrives: bool, t
     traced = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", f"--output={tmp_path / 'out'}")
     command = [str(real.path), "profile", *traced, sys.executable, str(tmp_path / "workers.py")]
     subprocess.run(command, capture_output=True, check=True)
-    with sqlite3.connect(tmp_path / "out.sqlite") as database:
+    with closing(sqlite3.connect(tmp_path / "out.sqlite")) as database:
         names = {name for (name,) in database.execute("select value from StringIds join NVTX_EVENTS on id = textId")}
     assert ("parent" in names, "worker" in names) == (True, arrives)
 

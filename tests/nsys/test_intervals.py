@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from labkit.nsys.analysis.intervals import Ns, Union, fresh_start_ns, innermost_ns
+from labkit.nsys.analysis.intervals import Union, fresh_start_ns, innermost_ns
+from labkit.nsys.arrays import Ints
 
 LENGTH = 60
 
 
-def drawn(seed: int) -> tuple[Ns, Ns, np.ndarray]:
+def drawn(seed: int) -> tuple[Ints, Ints, np.ndarray]:
     """Up to twelve intervals, some of no length, and which moments each covers."""
     random = np.random.default_rng(seed)
     start = random.integers(0, 40, random.integers(0, 12))

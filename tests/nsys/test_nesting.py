@@ -5,7 +5,8 @@ from typing import SupportsIndex
 import numpy as np
 import pytest
 
-from labkit.nsys.analysis.nesting import Ints, crossing, innermost, levels
+from labkit.nsys.analysis.nesting import crossing, innermost, levels
+from labkit.nsys.arrays import Ints
 
 
 def some(seed: int, count: int = 300) -> tuple[Ints, Ints, Ints]:

@@ -86,6 +86,19 @@ print(left.pid); sys.exit(3)
     assert not psutil.pid_exists(int(pid))
 
 
+def test_a_listener_that_cannot_go_on_ends_the_command() -> None:
+    """As rich does where the pipe that it prints to is closed."""
+    pids: list[int] = []
+
+    def listen(line: str) -> None:
+        pids.append(int(line))
+        raise SystemExit(1)
+
+    with pytest.raises(SystemExit):
+        python(f"import os; print(os.getpid(), flush=True); {PATIENT}", echo=listen)
+    assert not psutil.pid_exists(pids[0])
+
+
 def test_a_missing_program_is_named() -> None:
     with pytest.raises(FileNotFoundError, match="no-such-program"):
         run(["no-such-program"], os.environ)

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from nsys_databases import random_database
 from nsys_exports import Export, global_pid, global_tid
+from source_tree import imports, modules
 
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.projection import project
@@ -215,6 +216,23 @@ def test_a_changed_reader_reads_again(
     monkeypatch.setattr(cache_module, "_reader_digest", lambda: "of another version")
     read(path)
     assert len(readings) == 2
+    assert [folder.name.partition("-")[2] for folder in cached.iterdir()] == ["of another v"]
+
+
+def test_the_key_covers_all_code_that_a_trace_depends_on() -> None:
+    """What a reader raises, where its cache is and how types are called changes no trace."""
+    harmless = {"labkit.system.errors", "labkit.system.cache_root", "labkit.system.owned_folder", "labkit.nsys.arrays"}
+    used, new = set(), {"labkit.nsys.reader.reading"}
+    while new:
+        used |= new
+        new = {each.module for name in new for each in imports(name) if each.module in modules()} - used - harmless
+    assert {modules()[name] for name in used} <= set(cache_module.CODE)
+
+
+def test_what_a_killed_process_was_writing_is_removed(cached: Path, tmp_path: Path) -> None:
+    (cached / ".writing-dead").mkdir(parents=True)
+    read(rank(tmp_path, "a.sqlite", EPOCH_NS))
+    assert [folder.name.startswith(".") for folder in cached.iterdir()] == [False]
 
 
 @pytest.mark.parametrize("how", ["cut", "flip", "remove", "empty", "source", "nonsense"])

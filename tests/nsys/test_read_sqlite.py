@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +17,7 @@ from labkit.nsys.reader.reading import read
 from labkit.nsys.trace import SCHEMA, Trace, TraceError
 
 PID, TID = global_pid(77), global_tid(77, 78)
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # of a file left open
 PRODUCT = {generation: f"{version}, schema {schema}" for generation, (version, schema) in GENERATIONS.items()}
 
 
@@ -156,6 +158,15 @@ def test_what_has_no_thread_is_left_out_and_said(tmp_path: Path) -> None:
         "1 NVTX ranges without a thread: left out",
         "1 API calls without a thread: left out",
     )
+
+
+def test_a_thread_without_a_name_is_left_out(tmp_path: Path) -> None:
+    path = kernels().write(tmp_path / "made.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE ThreadNames (nameId INTEGER, globalTid INTEGER)")
+        database.execute("INSERT INTO ThreadNames VALUES (NULL, ?)", (TID,))
+        database.commit()
+    assert read(path, cache=False).threads.empty
 
 
 def test_every_table_may_be_missing(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from labkit.nsys.analysis import resampling
-from labkit.nsys.analysis.resampling import Floats, block_length, resampled
+from labkit.nsys.analysis.resampling import block_length, resampled
+from labkit.nsys.arrays import Floats
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from installations import fake_nsys, nsys_here, script, without_host_folder
+from nsys_help import reports, supports
 
 from labkit.nsys import tool
 from labkit.nsys.tool import Nsys, find_nsys
@@ -117,7 +118,7 @@ def test_what_it_supports_is_what_its_help_lists(
     option: str, value: str | None, supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LABKIT_NSYS", str(fake_nsys(tmp_path)))
-    assert found().supports(option, value) is supported
+    assert supports(found(), option, value) is supported
 
 
 def test_the_real_one_supports_what_captures_use(real: Nsys) -> None:
@@ -135,10 +136,10 @@ def test_the_real_one_supports_what_captures_use(real: Nsys) -> None:
         "--env-var": "A=B",
         "--capture-range-end": "repeat:2",
     }
-    assert not [option for option, value in options.items() if not real.supports(option, value)]
-    assert not real.supports("--capture-range-end", "never")
-    assert not real.supports("--sing")
-    assert {"nvtxgpuproj", "nvtx_gpu_proj_trace"} & real.reports
+    assert not [option for option, value in options.items() if not supports(real, option, value)]
+    assert not supports(real, "--capture-range-end", "never")
+    assert not supports(real, "--sing")
+    assert {"nvtxgpuproj", "nvtx_gpu_proj_trace"} & reports(real)
 
 
 def test_a_missing_importer_is_found_and_its_repair_works(

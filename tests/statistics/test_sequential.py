@@ -21,6 +21,7 @@ from labkit.statistics.sequential import (
     next_look,
     sequential_ratio,
 )
+from labkit.statistics.trust import FEWEST_ROUNDS
 
 COMPARISONS, MOST_ROUNDS = 2000, 60
 
@@ -157,6 +158,7 @@ def test_how_many_more_rounds_are_needed_is_about_right() -> None:
 
 def test_where_rounds_say_nothing_no_number_is_made_up() -> None:
     assert more_rounds(Ratio(1.0, 0.0, float("inf"), 0.02), 3) is None
+    assert more_rounds(Ratio(1.0, 0.99, 1.06, 0.02), 3) == FEWEST_ROUNDS - 3
     assert "too few rounds to say" in more_rounds_text(None)
     assert "about 1 more round would" in more_rounds_text(1)
     assert "more than 1,000" in more_rounds_text(4_000_000)

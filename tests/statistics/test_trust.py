@@ -81,7 +81,7 @@ def reference(pattern: str) -> list[Comparison]:
 
 def test_the_reference_results_of_a_quiet_machine_pass_and_those_of_a_noisy_one_do_not() -> None:
     """Widths of the intervals and shares of the limit as they were measured, whatever the number of rounds."""
-    quiet, noisy = reference("*xeon*.jsonl"), reference("*epyc*.jsonl")
+    quiet, noisy = reference("*xeon*-2026-11-21*.jsonl"), reference("*epyc-2026-11-21.jsonl")
     assert len(quiet) > 30
     for record in quiet:
         found = record.ratio("per_token")

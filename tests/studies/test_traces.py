@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from nsight import needs_nsys
 
-from labkit.nsys.capture.result import Capture, CaptureError
+from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
 from labkit.statistics import Verdict
 from labkit.studies import traces as pair
 from labkit.studies.traces import bundled_pair, capture_pair
@@ -58,6 +58,15 @@ def test_where_nothing_can_be_captured_the_bundled_ones_stand_in_and_say_so(
     assert found.vanilla.files == bundled_pair().vanilla.files
     with pytest.raises(CaptureError, match="no room"):
         capture_pair(output=tmp_path, source="nsys")
+
+
+def test_where_the_command_fails_no_other_captures_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise CommandFailedError("unknown model 'gpt-17'", 2, None)
+
+    monkeypatch.setattr(pair, "profile", fail)
+    with pytest.raises(CommandFailedError, match="gpt-17"):
+        capture_pair("gpt-17", output=tmp_path, source="auto")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from small_models import SMALL_CONFIGS, VOCAB, small_config, small_model
 from torch import Tensor
@@ -236,28 +239,61 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path, config: dict[str, object
         resolve(tmp_path)
 
 
-def cached_on_hub(hub_id: str, config: GPT2Config) -> None:
-    """Lay a checkpoint into the local cache as a download would have."""
+def cached_on_hub(hub_id: str, config: GPT2Config, *, others: tuple[str, ...] = ()) -> None:
+    """Lay a checkpoint into the local cache as a download of its files would have, and not of `others`."""
     repo = Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}"
-    (repo / "refs").mkdir(parents=True)
+    folder, trees = repo / "snapshots" / "abc", repo / "trees"
+    for new in (repo / "refs", trees):
+        new.mkdir(parents=True)
     (repo / "refs" / "main").write_text("abc")
-    AutoModelForCausalLM.from_config(config).save_pretrained(repo / "snapshots" / "abc")
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    listed = {name: {"size": 1, "blob_id": "1"} for name in (*(path.name for path in folder.iterdir()), *others)}
+    (trees / "abc.json").write_text(json.dumps({"format_version": 1, "files": listed}))
 
 
 @pytest.mark.parametrize(
     ("name", "hub_id"), [("gpt2", "openai-community/gpt2"), ("someone/their-model", "someone/their-model")]
 )
 def test_cached_weights_win_over_random_ones(name: str, hub_id: str) -> None:
-    cached_on_hub(hub_id, GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=300))
+    small = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=300)
+    cached_on_hub(hub_id, small, others=("README.md", "onnx/config.json", "flax_model.msgpack"))
     found = resolve(name)
     assert found.origin == f"hub {hub_id}"
     assert found.get("transformer.wte.weight").shape == (300, 8)
 
 
-def test_a_half_cached_model_is_not_taken() -> None:
-    cached_on_hub("openai-community/gpt2", GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=300))
-    next(Path(constants.HF_HUB_CACHE).rglob("model.safetensors")).unlink()
+@pytest.mark.parametrize("lost", ["model.safetensors", "tokenizer.json"])
+def test_a_half_cached_model_is_not_taken(lost: str) -> None:
+    small = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=300)
+    cached_on_hub("openai-community/gpt2", small, others=("tokenizer.json",) * (lost == "tokenizer.json"))
+    for path in Path(constants.HF_HUB_CACHE).rglob(lost):
+        path.unlink()
     assert resolve("gpt2").origin.startswith("random weights")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        HfHubHTTPError("gated", response=mock.Mock()),
+        HTTPError("timed out"),
+        LocalEntryNotFoundError("not here"),
+        HFValidationError("no such id"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("call", ["model_info", "snapshot_download"])
+def test_a_model_that_the_hub_does_not_give_is_not_there(
+    call: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = SimpleNamespace(siblings=[SimpleNamespace(rfilename="model.safetensors")])
+    api = mock.Mock(**{"return_value.model_info.return_value": files})
+    failing = api.return_value.model_info if call == "model_info" else mock.Mock()
+    failing.side_effect = error
+    monkeypatch.setattr(hub, "hub_answers", lambda: True)
+    monkeypatch.setattr(hub, "_cached", lambda repo_id: None)
+    monkeypatch.setattr(hub, "HfApi", api)
+    monkeypatch.setattr(hub, "snapshot_download", failing)
+    assert hub.checkpoint_folder("someone/their-model") is None
 
 
 def test_the_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

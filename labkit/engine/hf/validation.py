@@ -28,8 +28,10 @@ def check_prompt(prompt: Any) -> None:
 def check_input_ids(input_ids: Tensor | None) -> Tensor:
     """The ids themselves. Raises ValueError unless they are [batch, tokens >= 1]."""
     if input_ids is None or input_ids.dim() != 2 or input_ids.numel() == 0:
-        got = "nothing" if input_ids is None else list(input_ids.shape)
-        raise UserError(f"input_ids: expected token ids of shape [batch, tokens >= 1], got {got}; the prompt is empty")
+        got, advice = "nothing" if input_ids is None else list(input_ids.shape), "add a batch dimension"
+        if input_ids is None or input_ids.numel() == 0:
+            advice = "the prompt is empty"
+        raise UserError(f"input_ids: expected token ids of shape [batch, tokens >= 1], got {got}; {advice}")
     return input_ids
 
 

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from labkit.engine.memory.slots import SlotPool, Slots
+from labkit.engine.memory.slots import BLOCK, SlotPool, Slots
 from labkit.kernels.types import CCache, LayerCache, Rows, padded_head_dim, pointer
 from labkit.models.config import ModelConfig
 from labkit.system.errors import UserError
-
-BLOCK = 128  # slots by which a full cache grows, at least
 
 
 class KVCache(Cache):

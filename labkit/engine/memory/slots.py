@@ -16,7 +16,7 @@ from labkit.kernels.types import padded_head_dim
 from labkit.models.config import ModelConfig
 
 BUCKETS = (1, 2, 4, 8, 16)
-BLOCK = 128  # slots by which capacities differ, so that a slightly longer text still finds a graph
+BLOCK = 128  # slots by which capacities differ at least, so that a slightly longer text still finds a graph
 
 
 def bucket(batch: int) -> int:
@@ -58,7 +58,9 @@ class SlotPool:
         self._one_at_a_time = Lock()
 
     def take(self, owner: object, batch: int, capacity: int) -> tuple[Slots, weakref.finalize]:
-        """Slots for at least `batch` sequences of `capacity` tokens, until `owner` is collected or the call is made."""
+        """Slots for at least `batch` sequences of `capacity` tokens. They come back when `owner` is collected, or when
+        the finalizer that is returned with them is called.
+        """
         wanted, capacity = bucket(batch), -(-capacity // BLOCK) * BLOCK
         sizes = range(capacity, 2 * capacity + 1)
         with self._one_at_a_time:

@@ -29,8 +29,8 @@ class RanksDifferError(RunError):
 class Ranks:
     """This rank's part of the model, and the way to the others. Every method is called by all ranks alike."""
 
-    def __init__(self, shard: Shard, exchange: Exchange, impl: str) -> None:
-        self.shard, self.exchange, self.impl = shard, exchange, impl
+    def __init__(self, shard: Shard, exchange: Exchange, impl: str, device: torch.device) -> None:
+        self.shard, self.exchange, self.impl, self.device = shard, exchange, impl, device
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of all ranks' float32 `x`."""
@@ -74,11 +74,21 @@ class Ranks:
 
     def share_randomness(self) -> None:
         """From here on all ranks draw the random numbers that rank 0 draws."""
-        torch.set_rng_state(self._gather(torch.get_rng_state())[0])
+        draw_alike(self.device, lambda state: self._gather(state)[0])
 
     def _gather(self, x: Tensor) -> Tensor:
         impl = "cpp" if self.impl == "cpp" else "reference"
         return all_gather(x, self.exchange, impl=impl)
+
+
+def draw_alike(device: torch.device, of_rank_0: Callable[[Tensor], Tensor]) -> None:
+    """From here on all ranks draw the random numbers that rank 0 draws, on the CPU and on the GPU that they compute on.
+
+    of_rank_0: takes a tensor of each rank, and gives all of them rank 0's.
+    """
+    torch.set_rng_state(of_rank_0(torch.get_rng_state()))
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(of_rank_0(torch.cuda.get_rng_state()))
 
 
 def join_ranks(
@@ -99,7 +109,7 @@ def join_ranks(
     rank = join_group(wanted, device, {"impl": impl} | facts())
     part = shard(config, wanted.ranks, rank)
     width = max(config.hidden_size, config.embedding_size)
-    return Ranks(part, Exchange(wanted.tp_group, slot_bytes(most_rows, width, config.vocab_size)), impl)
+    return Ranks(part, Exchange(wanted.tp_group, slot_bytes(most_rows, width, config.vocab_size)), impl, device)
 
 
 def join_group(wanted: TensorParallel, device: torch.device, facts: Mapping[str, object]) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from time import perf_counter_ns
+
 import torch
 from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.layer_range import LayerRange
+from labkit.engine.runners.reading_choice import ReadingChoices
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined, placed_chunks
 from labkit.kernels import DecodeStep
@@ -20,6 +23,11 @@ class OneCallRunner(Runner):
         self.held = held
         self.step = DecodeStep(held.weights, held.ranks.exchange if held.ranks else None)
         self.clock = StageClock(held.config.num_layers, held.stages)
+        self.readings = ReadingChoices()
+
+    @property
+    def reading(self) -> str:
+        return str(self.readings)
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         return self.held.new_cache(capacity)
@@ -47,6 +55,8 @@ class OneCallRunner(Runner):
             argmax = torch.empty(batch, keep, dtype=torch.int64)
         elif keep:
             logits = torch.empty(batch, keep, head.vocab_size)
+        choice = self.readings.of(batch, chunk.rows.tokens)
+        begun = perf_counter_ns()
         self.step(
             chunk.tokens,
             chunk.rows,
@@ -60,7 +70,9 @@ class OneCallRunner(Runner):
             own_logits=step.top is not None,
             inputs=chunk.inputs,
             outputs=outputs,
+            reading=choice.next,
         )
+        choice.took(perf_counter_ns() - begun)
         self.clock.add(chunk.phase, self.step.stamps, head=keep > 0)
         if outputs is not None:
             return outputs.view(batch, chunk.rows.tokens, -1)

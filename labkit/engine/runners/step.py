@@ -107,6 +107,11 @@ class Runner:
         raise NotImplementedError
 
     @property
+    def reading(self) -> str:
+        """How decode steps read the weights, for runners that choose it; else empty."""
+        return ""
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         """The kernels of the latest decode step, in the order of a CUDA graph's nodes; none where there is no graph."""
         return ()

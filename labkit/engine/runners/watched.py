@@ -26,6 +26,10 @@ class WatchedRunner(Runner):
     def clock(self) -> StageClock:  # type: ignore[override]
         return self.fast.clock
 
+    @property
+    def reading(self) -> str:
+        return self.fast.reading
+
     def new_cache(self, capacity: int = 0) -> KVCache:
         return self.fast.new_cache(capacity)
 

@@ -9,7 +9,7 @@ is one), in inference mode, and on the same threads or the same GPU as the engin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -37,6 +37,7 @@ StageProbe = Callable[[Callable[[], object]], list[StageTime]]
 
 
 def _no_stages(run: Callable[[], object]) -> list[StageTime]:
+    run()
     return []
 
 
@@ -49,7 +50,7 @@ class Baseline:
     weights: torch.dtype
     model: Any
     tokenizer: Any
-    stage_times: StageProbe = _no_stages  # the stages of one call; empty where they cannot be told apart
+    stage_times: StageProbe = _no_stages  # makes the call; its stages, none where they cannot be told apart
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -64,6 +65,25 @@ class Baseline:
     def graph_nodes(self) -> tuple[tuple[str, str], ...]:
         """Kernel and stage of each node of the CUDA graph that the latest step was; empty for all but the engine's."""
         return tuple((node.kernel, node.stage) for node in getattr(self.model, "graph_nodes", ()))
+
+    @property
+    def reading(self) -> str:
+        """How decode steps read the weights, and how often that changed; empty for all but the engine on a CPU."""
+        return getattr(self.model, "reading", "")
+
+    def greedy_arguments(self, batch: int, prompt: int) -> dict[str, Any]:
+        """What `generate` is given, beside the number of new tokens, for so many prompts without padding. From now on
+        an end of text does not end what the model generates.
+        """
+        if (settings := getattr(self.model, "generation_config", None)) is not None:
+            settings.eos_token_id = None  # so that no processor has to forbid an early end
+        pad = self.config.pad_token_id
+        return {
+            "attention_mask": torch.ones((batch, prompt), dtype=torch.long),
+            "do_sample": False,
+            "num_beams": 1,
+            "pad_token_id": 0 if pad is None else pad,
+        }
 
     def generate(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
         """Hugging Face's `generate`. Tensors may be on any device; the result is on that of the model."""
@@ -89,10 +109,13 @@ def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int, *
     return BASELINES[name](name, source, dtype, **options)
 
 
-def check_baseline(name: str) -> None:
-    """UserError for a name that is unknown, whose package is not installed, or which runs on another device only."""
+def check_baseline(name: str, *, others: Iterable[str] = ()) -> None:
+    """UserError for a name that is unknown, whose package is not installed, or which runs on another device only.
+
+    `others`: names that are no baselines and are served too, for the list of those that are expected.
+    """
     if name not in BASELINES:
-        raise UserError(f"unknown baseline {name!r}; expected one of {', '.join(BASELINES)}")
+        raise UserError(f"unknown baseline {name!r}; expected one of {', '.join((*BASELINES, *others))}")
     if name == "accelerate" and find_spec("accelerate") is None:
         raise UserError("the baseline 'accelerate' needs a package that is not installed; pip install accelerate")
     on_gpu = torch.cuda.is_available()
@@ -208,7 +231,8 @@ def _vanilla(
     def stage_times(run: Callable[[], object]) -> list[StageTime]:
         with annotate(model, policy_for(model.config)) as clock:
             run()
-        return clock.stage_times()
+        on_cpu = model.device.type == "cpu"  # elsewhere the CPU's times are those of launches
+        return clock.stage_times() if on_cpu else []
 
     impl = f"transformers {__version__}, {how}, {model.config._attn_implementation} attention"
     return Baseline(name, impl, model.dtype, model, source.tokenizer, stage_times, options or {})

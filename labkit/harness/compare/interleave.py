@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from labkit.harness.compare import peers
 from labkit.harness.compare.baselines import comparison_device
 from labkit.harness.compare.participant import Participant
+from labkit.harness.compare.peers.conversion import converted
+from labkit.harness.compare.peers.table import PEER_OF_SIDE
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec, labels, prepare
 from labkit.harness.compare.sides import SideProcesses
 from labkit.harness.comparison import Comparison
@@ -83,10 +84,10 @@ def take_turns(
     if schedule.wait_quiet_s is not None:
         needed = max(side.cores for side in sides) if comparison_device().type == "cpu" else 1
         wait_until_quiet(schedule.wait_quiet_s, needed=needed, progress=progress)
-    converted = sum(side.name in peers.PEERS for side in sides)
-    steps = _Steps(converted + len(sides) * (1 + schedule.first_rounds + schedule.stages), progress)
+    conversions = sum(side.name in PEER_OF_SIDE for side in sides)
+    steps = _Steps(conversions + len(sides) * (1 + schedule.first_rounds + schedule.stages), progress)
     with ExitStack() as stack:
-        files = _peer_files(sides, prepared, schedule, steps, stack)
+        folders = _peer_folders(sides, prepared, schedule, steps, stack)
         participants = [
             Participant(
                 name,
@@ -99,11 +100,15 @@ def take_turns(
         ]
         for participant in participants:
             steps.begin(f"loading and warming up {participant.name}")
-            participant.load(files.get(participant.spec.name))
+            participant.load(folders.get(participant.spec.name))
         rounds = _Rounds(participants, schedule, decided, steps)
+        for participant in participants:
+            participant.note_peak()
         rounds.run()
         for participant in participants:
+            participant.note_peak()
             participant.note_memory()
+            participant.note_reading()
         for participant in participants if schedule.stages else ():
             steps.begin(f"stages of {participant.name}")
             participant.note_stages()
@@ -120,17 +125,17 @@ def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
     return int(positions[0]) if len(positions) else None
 
 
-def _peer_files(
+def _peer_folders(
     sides: Sequence[SideSpec], prepared: Prepared, schedule: Schedule, steps: _Steps, stack: ExitStack
 ) -> dict[str, str]:
-    """The weights as files for the sides that are peers, by their name, until the stack is closed."""
+    """The folders with the weights for the sides of peers, by the name of the side, until the stack is closed."""
     found: dict[str, str] = {}
     for side in sides:
-        if side.name in peers.PEERS:
+        if side.name in PEER_OF_SIDE:
             steps.begin(f"converting the weights for {side.name}")
             dtype, seed = prepared.case.dtype, schedule.seed
-            file = stack.enter_context(peers.converted(side.name, prepared.weights, dtype=dtype, seed=seed))
-            found[side.name] = str(file)
+            folder = stack.enter_context(converted(side.name, prepared.weights, dtype=dtype, seed=seed))
+            found[side.name] = str(folder)
     return found
 
 

@@ -9,13 +9,15 @@ import torch
 from pydantic import TypeAdapter
 
 from labkit.engine.runners.stage_clock import StageTime
+from labkit.harness.compare.baselines import comparison_device
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
 from labkit.harness.compare.sides import SideProcesses
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Measurement, Run
-from labkit.harness.roofline import count_work
+from labkit.harness.roofline import count_work, probe_peak
 from labkit.harness.rounds import Turn
 from labkit.harness.timing import Times
+from labkit.kernels.probe import probe_winner
 
 STAGES = TypeAdapter(tuple[StageTime, ...])
 Replies = list[dict[str, Any]]  # of all ranks of a side, by rank
@@ -33,10 +35,12 @@ class Participant:
         self._runs: list[Run] = []
         self.tokens: list[Any] = []  # [round, sequence, position]
         self._memory: int | None = None
+        self._reading = ""
+        self._peaks: list[float] = []
         self._staged: Replies = []
 
-    def load(self, gguf: str | None) -> None:
-        """Load the weights and run once without a clock. `gguf`: the file for a peer."""
+    def load(self, converted: str | None) -> None:
+        """Load the weights and run once without a clock. `converted`: the folder for a peer."""
         case, schedule = self._prepared.case, self._schedule
         ranks = self.process.ask(
             "load",
@@ -49,11 +53,17 @@ class Participant:
             threads=self.spec.threads,
             seed=schedule.seed,
             warm_up=schedule.warm_up,
-            gguf=gguf,
+            converted=converted,
         )
         self._said = ranks[0] | {
             name: max(rank[name] for rank in ranks) for name in ("load_s", "first_run_s", "start_to_ready_s")
         }
+
+    def note_peak(self) -> None:
+        """Probe how fast the processors of this side multiply."""
+        weights = getattr(torch, self._said["weights"])
+        if (peak := probe_peak(weights, self.spec.cores, comparison_device())) is not None:
+            self._peaks.append(peak)
 
     def run(self, index: int) -> Replies:
         """One timed run, with the prompts of this round."""
@@ -68,6 +78,10 @@ class Participant:
     def note_memory(self) -> None:
         """Ask for the most memory that any rank has had."""
         self._memory = max(rank["bytes"] for rank in self.process.ask("peak_memory"))
+
+    def note_reading(self) -> None:
+        """Ask how the side reads its weights by now."""
+        self._reading = str(self.process.ask("reading")[0]["reading"])
 
     def note_stages(self) -> None:
         """Run once more with the stages told apart."""
@@ -85,6 +99,9 @@ class Participant:
             environment=self._environment,
             work=count_work(self._prepared.config, weights, case.batch, case.prompt_tokens, case.new_tokens),
             runs=tuple(run.model_copy(update={"others_cores": others_cores[run.round]}) for run in self._runs),
+            reading=self._reading,
+            peak_gflop_s=max(self._peaks, default=None),
+            probe="" if self._environment.gpu else probe_winner(self.spec.cores),
             peak_rss_mb=None if self._memory is None else self._memory / 1e6,
             stages=stages[0] if stages else (),
             rank_stages=tuple(stages) if self.spec.ranks > 1 else (),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.harness.compare import peers
 from labkit.harness.compare.baselines import check_baseline, comparison_device
+from labkit.harness.compare.peers.table import PEER_OF_SIDE
 from labkit.harness.records import Case
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
@@ -20,7 +20,9 @@ from labkit.weights.source import ModelSource
 
 @dataclass(frozen=True)
 class SideSpec:
-    """Who takes part: a name of `labkit.harness.compare.baselines`, on as many ranks, each with its own `threads`."""
+    """Who takes part: a name of `labkit.harness.compare.baselines` or of a peer's side, on as many ranks, each with
+    `threads` of its own.
+    """
 
     name: str
     threads: int
@@ -80,7 +82,7 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
     """The case with the origin of its weights. UserError where a side, a size or a type cannot be."""
     _check_case(case, schedule)
     for side in sides:
-        _check_side(side)
+        _check_side(side, case)
     source = resolve(case.model, seed=schedule.seed)
     config = model_config_of(source.hf_config)
     for side in sides:
@@ -118,11 +120,11 @@ def _check_case(case: Case, schedule: Schedule) -> None:
         raise UserError(f"got budget_s = {schedule.budget_s}, expected seconds above 0 (None: no rounds are added)")
 
 
-def _check_side(side: SideSpec) -> None:
-    if side.name not in peers.PEERS:
-        check_baseline(side.name)
-    elif reason := peers.unavailable():
-        raise UserError(reason)
+def _check_side(side: SideSpec, case: Case) -> None:
+    if side.name in PEER_OF_SIDE:
+        PEER_OF_SIDE[side.name].check(side.name, dtype=case.dtype, batch=case.batch)
+    else:
+        check_baseline(side.name, others=PEER_OF_SIDE)
     _at_least("threads", side.threads)
     _at_least("tp", side.ranks)
     if side.ranks == 1:

@@ -34,6 +34,7 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     row("end to end, ms", "end_to_end_ms", ".0f", "end_to_end")
     row("tokens / s", "tokens_per_s", ".1f")
     row("share of the limit", "floor_share", ".0%")
+    row("the same of the first token", "prompt_share", ".0%")
     row("peak memory, MB", "peak_rss_mb", ",.0f")
 
     footer = Text("\n".join(_footer(comparison, baseline, candidate)), style="dim")
@@ -67,12 +68,15 @@ def _footer(comparison: Comparison, baseline: Measurement, candidate: Measuremen
             f"{candidate.name}: {case.tp} ranks, each with {case.threads} thread(s), as many as {baseline.name} has; "
             f"{most}; the ranks wait for each other in {waits} of a decode step"
         )
+    reads = [f"{candidate.name} read its weights with {candidate.reading}"] if candidate.reading else []
+    limits = [f"the limit was set by {candidate.probe}"] if candidate.probe else []
     return [
         *of_ranks,
         f"tokens of both sides: {tokens} ({comparison.rounds} rounds{looks})",
         f"weights: {comparison.case.origin}",
         f"{baseline.name}: {baseline.impl}; {candidate.name}: {candidate.impl}",
         f"machine: {candidate.environment.machine}; {limit}",
+        *([f"ways to read: {'; '.join(ways)}"] if (ways := reads + limits) else []),
     ]
 
 

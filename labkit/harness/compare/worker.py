@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter, time
 from typing import Any, TextIO
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from transformers.utils import logging
 
 from labkit.harness.compare.baselines import baseline, comparison_device
-from labkit.harness.compare.peers import PEERS, llama_cpp
+from labkit.harness.compare.peers.table import PEER_OF_SIDE
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.exchange.calls import ExchangeCalls
 from labkit.harness.timing import timed_generate, wait_for_gpu
@@ -54,7 +55,7 @@ class Worker:
         threads: int,
         seed: int,
         warm_up: int | None = None,
-        gguf: str | None = None,
+        converted: str | None = None,
         join: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Load the weights and warm up, with `warm_up` new tokens instead of `new` if it is given.
@@ -75,14 +76,16 @@ class Worker:
         self._memory_before = read_memory(self._device).now
         self._shape = (batch, prompt)
         started = perf_counter()
-        if name in PEERS:
-            assert gguf is not None
-            self._side = llama_cpp(name, gguf, source, FLOAT_DTYPES[dtype], threads=threads, positions=prompt + new)
+        if name in PEER_OF_SIDE:
+            assert converted is not None
+            load = PEER_OF_SIDE[name].load
+            folder = Path(converted)
+            self._side = load(name, folder, source, FLOAT_DTYPES[dtype], threads=threads, positions=prompt + new)
         else:
             self._side = baseline(name, source, FLOAT_DTYPES[dtype], threads, **options)
         wait_for_gpu()
         loaded = perf_counter()
-        self._prepare_generation()
+        self._generation_args = self._side.greedy_arguments(batch, prompt)
         self._new = warm_up or new
         self.run(seed=seed)
         self._new = new
@@ -96,22 +99,9 @@ class Worker:
             "nodes": self._side.graph_nodes,
         }
 
-    def _prepare_generation(self) -> None:
-        """Make the arguments of every call of `generate`, which is greedy and gives all of its tokens."""
-        if (settings := getattr(self._side.model, "generation_config", None)) is not None:
-            settings.eos_token_id = None  # so that no processor has to forbid an early end
-        self._vocab = self._side.config.vocab_size
-        pad = self._side.config.pad_token_id
-        self._generation_args = {
-            "attention_mask": torch.ones(self._shape, dtype=torch.long),
-            "do_sample": False,
-            "num_beams": 1,
-            "pad_token_id": 0 if pad is None else pad,
-        }
-
     def run(self, *, seed: int) -> dict[str, Any]:
         """Generate from the prompt of this seed: its times, and the new tokens of each sequence."""
-        prompt = np.random.default_rng(seed).integers(0, self._vocab, self._shape)
+        prompt = np.random.default_rng(seed).integers(0, self._side.config.vocab_size, self._shape)
         arguments = self._generation_args | {"max_new_tokens": self._new}
         if dist.is_initialized():
             dist.barrier()  # the ranks begin together
@@ -122,11 +112,15 @@ class Worker:
         """Generate once more with the stages told apart: the stages, and the times of that run."""
         runs: list[dict[str, Any]] = []
         stages = self._side.stage_times(lambda: runs.append(self.run(seed=seed)))
-        return {"stages": [asdict(stage) for stage in stages], "times": runs[0]["times"] if runs else None}
+        return {"stages": [asdict(stage) for stage in stages], "times": runs[0]["times"] if stages else None}
 
     def peak_memory(self) -> dict[str, Any]:
         """Bytes that the process has held at most, less what it held before it loaded the weights, on its device."""
         return {"bytes": read_memory(self._device).peak - self._memory_before}
+
+    def reading(self) -> dict[str, Any]:
+        """How the latest decode steps read the weights; empty for sides that do not choose it."""
+        return {"reading": self._side.reading}
 
     def open_exchange(self, *, sizes: list[int], join: dict[str, Any]) -> dict[str, Any]:
         """Meet the other ranks without a model, for `time_exchange`."""
@@ -155,6 +149,7 @@ def main() -> None:
         "run": worker.run,
         "stages": worker.stages,
         "peak_memory": worker.peak_memory,
+        "reading": worker.reading,
         "open_exchange": worker.open_exchange,
         "time_exchange": worker.time_exchange,
     }

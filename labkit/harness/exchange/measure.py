@@ -15,10 +15,11 @@ import numpy as np
 from labkit.harness.compare.sides import SideProcesses, cores_of_ranks
 from labkit.harness.environment import read_environment
 from labkit.harness.exchange.records import WAYS, ExchangeMeasurement
+from labkit.harness.quiet import wait_until_quiet
 from labkit.harness.results import save_lines
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
-from labkit.system.progress import Progress
+from labkit.system.progress import Progress, unheard
 
 KB = 1024
 SIZES = (4 * KB, 8 * KB, 16 * KB, 64 * KB, 256 * KB, 1024 * KB, 2048 * KB)
@@ -32,11 +33,13 @@ def measure_exchange(
     rounds: int = ROUNDS,
     calls: int = CALLS,
     seed: int = 0,
+    wait_quiet_s: float | None = None,
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> tuple[ExchangeMeasurement, ...]:
     """Times `calls` sums of each size (in bytes) in each of `rounds` rounds.
 
+    `wait_quiet_s`: wait for so many seconds at most until other programs leave the processors alone; None: do not wait.
     `output` is a folder for the caller's records: it is checked, and made, before anything is measured.
 
     Raises ValueError for fewer than two ranks or rounds, and for sizes that are no whole number of float32.
@@ -48,7 +51,9 @@ def measure_exchange(
         raise UserError(f"got sizes {odd}, expected bytes of at least one float32: multiples of 4")
     if output is not None:
         check_output_folder(output)
-    follow = progress or (lambda done, total, label: None)
+    if wait_quiet_s is not None:
+        wait_until_quiet(wait_quiet_s, needed=ranks, progress=progress)
+    follow = progress or unheard
     environment = read_environment(ranks)
     taken: dict[tuple[int, str], list[tuple[float, ...]]] = {(size, way): [] for size in sizes for way in WAYS}
     with SideProcesses("all_reduce", 1, ranks) as side:

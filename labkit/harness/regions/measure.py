@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from labkit.harness.environment import read_environment
-from labkit.harness.quiet import OthersByRound
+from labkit.harness.quiet import OthersByRound, wait_until_quiet
 from labkit.harness.regions.case import layer_case, shape_of
 from labkit.harness.regions.clocks import Samples
 from labkit.harness.regions.counting import region_bytes, region_flops
@@ -32,7 +32,8 @@ from labkit.kernels.build import load
 from labkit.models.dtypes import dtype_of
 from labkit.stages import FUSED_REGIONS, Stage
 from labkit.system.errors import UserError
-from labkit.system.progress import Progress
+from labkit.system.output_folder import check_output_folder
+from labkit.system.progress import Progress, unheard
 
 ROUNDS = 15
 NOTHING = nullcontext()
@@ -139,9 +140,8 @@ class LayerBench:
         """Runs a warm-up and `rounds` rounds, and returns the fields of a record that say what went on beside each of
         the latter.
         """
-        if rounds < 2:
-            raise UserError(f"got rounds = {rounds}, expected at least 2 (an interval needs two)")
-        follow = progress or (lambda done, total, label: None)
+        check_rounds(rounds)
+        follow = progress or unheard
         device = self.stack.sides[0].hidden_NH.device
         bandwidth: list[float] = []
         orders, others = random_orders(sides), OthersByRound()
@@ -163,15 +163,31 @@ def measure_regions(
     *,
     regions: Iterable[str] | None = None,
     rounds: int = ROUNDS,
+    wait_quiet_s: float | None = None,
+    output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-    **case: Any,
+    **options: Any,
 ) -> tuple[RegionMeasurement, ...]:
-    """Times regions of `layer_case(model, **case)`, which says what a case has. `save_regions` keeps them.
+    """Times regions of `layer_case(model, **options)`, which says what a case has. `save_regions` keeps them.
 
-    `regions`: the four fused ones, unless given.
+    `regions`: the four fused ones, unless given. `wait_quiet_s`: wait for so many seconds at most until other programs
+    leave the processors alone; None: do not wait. `output` is a folder for the caller's records: it is checked, and
+    made, before anything is measured. All that can be refused is refused before anything is waited for or built.
     """
     _chosen(regions)
-    return LayerBench(layer_case(model, **case)).regions(regions, rounds=rounds, progress=progress)
+    check_rounds(rounds)
+    case = layer_case(model, **options)
+    if output is not None:
+        check_output_folder(output)
+    if wait_quiet_s is not None:
+        wait_until_quiet(wait_quiet_s, needed=case.threads if case.impl == "cpp" else 1, progress=progress)
+    return LayerBench(case).regions(regions, rounds=rounds, progress=progress)
+
+
+def check_rounds(rounds: int) -> None:
+    """UserError for fewer rounds than an interval needs."""
+    if rounds < 2:
+        raise UserError(f"got rounds = {rounds}, expected at least 2 (an interval needs two)")
 
 
 def save_regions(rows: Sequence[RegionMeasurement], folder: str | os.PathLike[str]) -> Path:

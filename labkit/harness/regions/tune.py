@@ -24,7 +24,7 @@ from labkit.kernels.tuned import Tile, TunedTiles, tuned_tiles, write_tiles
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import dtype_of
 from labkit.system.errors import UserError
-from labkit.system.progress import Progress
+from labkit.system.progress import Progress, unheard
 
 LAYERS = 6
 CONTEXT = 512
@@ -68,9 +68,9 @@ def tune(
     found: dict[str, Found] = {}
     configs = {model: shape_of(model) for model in models}
     path = write_tiles(name, TunedTiles(tiles))
+    follow = progress or unheard
     cases = [(model, dtype, batch) for model in models for dtype in dtypes for batch in batches]
     for done, (model, dtype, batch) in enumerate(cases):
-        follow = progress or (lambda done, total, label: None)
         follow(done, len(cases), f"{model} {dtype}, batch {batch}")
         step = Step(configs[model], dtype_of(dtype), batch, timer or graph_us)
         for each in step.tune(tiles):
@@ -95,6 +95,8 @@ class Step:
 
     def tune(self, tiles: dict[str, Tile]) -> Iterator[Found]:
         """One `Found` per kernel that has a tile, in the order of a step."""
+        from triton.errors import TritonError  # where there is no Triton, there is nothing to tune
+
         asked = _Asked(tiles=TunedTiles(tiles))
         best_us = self.time(asked)
         for key, (batch, before) in asked.keys.items():
@@ -102,7 +104,7 @@ class Step:
             for tile in candidates(batch, key, before):
                 try:
                     took_us = self.time(gpu.Launcher(tiles=TunedTiles({**tiles, key: tile})))
-                except (RuntimeError, ValueError):  # more shared memory or registers than there are
+                except (TritonError, RuntimeError, ValueError):  # more shared memory or registers than there are
                     continue
                 if took_us < GAIN * best_us:
                     best, best_us = tile, took_us

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from labkit.nsys.analysis.side import Floats, Side
+from labkit.nsys.analysis.side import Side
+from labkit.nsys.analysis.stage_table import ORDER
 from labkit.nsys.analysis.work import NO_STAGE
+from labkit.nsys.arrays import Floats
 from labkit.nsys.trace import TraceError
 from labkit.stages import Stage
 
 JOINED = {stage.value: stage.value.split("+") for stage in Stage if "+" in stage.value}
-ORDER = {name: place for place, name in enumerate([*(stage.value for stage in Stage), NO_STAGE])}
 ALL_LAYERS = -2
 
 

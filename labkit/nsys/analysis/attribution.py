@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from labkit.nsys.analysis.containment import NONE, Integers, Intervals, numbered, on_one_line, tightest
+from labkit.nsys.analysis.containment import NONE, Intervals, numbered, on_one_line, tightest
 from labkit.nsys.analysis.intervals import Union
 from labkit.nsys.analysis.labelled import labelled, step_spans
-from labkit.nsys.analysis.launches import launches
+from labkit.nsys.analysis.launches import first_calls
+from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Trace
 
 HOW = ("none", "call", "graph")
@@ -32,8 +33,8 @@ class Attribution:
     GPU work, the share of the steps' time that stages cover.
     """
 
-    range_of_operation: Integers
-    step_of_operation: Integers
+    range_of_operation: Ints
+    step_of_operation: Ints
     how: pd.Categorical
     coverage: float
 
@@ -62,19 +63,16 @@ def attribute(trace: Trace) -> Attribution:
     )
 
 
-def _calls_of_operations(trace: Trace) -> tuple[pd.DataFrame, Integers]:
+def _calls_of_operations(trace: Trace) -> tuple[pd.DataFrame, Ints]:
     """The calls that led to GPU work, and for each operation the position of its call; of several calls, the first."""
-    calls, of_call, of_operation = launches(trace, trace.operations)
-    first = np.full(max(of_call.max(initial=NONE), of_operation.max(initial=NONE)) + 2, NONE)
-    first[of_call[::-1]] = np.arange(len(calls))[::-1]
-    call = first[of_operation]
+    call = first_calls(trace)
     used = np.unique(call[call != NONE])
-    position = np.full(len(calls) + 1, NONE)
+    position = np.full(len(trace.calls) + 1, NONE)
     position[used] = np.arange(len(used))
-    return calls.iloc[used], position[call]
+    return trace.calls.iloc[used], position[call]
 
 
-def _by_graph(trace: Trace, range_of_node: Integers, has_stage: NDArray[np.bool_]) -> Integers:
+def _by_graph(trace: Trace, range_of_node: Ints, has_stage: NDArray[np.bool_]) -> Ints:
     """For each operation the labelled range in which its graph node was made, if that range has a stage.
 
     A graph is captured, cloned when it is instantiated, perhaps cloned again, and then played. The range in which its
@@ -102,7 +100,7 @@ def _named(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     return frame[["process", column]].rename(columns={column: "number"})
 
 
-def _latest(own: Integers, made_ns: Integers, wanted: Integers, until_ns: Integers) -> Integers:
+def _latest(own: Ints, made_ns: Ints, wanted: Ints, until_ns: Ints) -> Ints:
     """For each wanted number the row of the node that had it last, at the given time: numbers are used again."""
     times = np.sort(made_ns)
     key = own * (len(times) + 1) + np.searchsorted(times, made_ns, side="right")

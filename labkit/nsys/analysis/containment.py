@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-Integers = NDArray[np.int64]
+from labkit.nsys.arrays import Ints
+
 NONE = -1  # no row
 
 
@@ -22,17 +23,17 @@ NONE = -1  # no row
 class Intervals:
     """Starts and ends on one line."""
 
-    start: Integers
-    end: Integers
+    start: Ints
+    end: Ints
 
     def __len__(self) -> int:
         return len(self.start)
 
-    def __getitem__(self, rows: Integers | NDArray[np.bool_]) -> Intervals:
+    def __getitem__(self, rows: Ints | NDArray[np.bool_]) -> Intervals:
         return Intervals(self.start[rows], self.end[rows])
 
 
-def numbered(frames: Sequence[pd.DataFrame], column: str) -> list[Integers]:
+def numbered(frames: Sequence[pd.DataFrame], column: str) -> list[Ints]:
     """Small numbers for the pairs (process, `column`) of some frames, the same number for the same pair."""
     numbers, _ = pd.factorize(np.concatenate([frame[column].to_numpy() for frame in frames]))
     processes = np.concatenate([frame["process"].to_numpy() for frame in frames]).astype(np.int64)
@@ -94,7 +95,7 @@ class _Opened:
             self._rows.pop()
 
 
-def parents(intervals: Intervals) -> tuple[Integers, Integers]:
+def parents(intervals: Intervals) -> tuple[Ints, Ints]:
     """For each interval the tightest one around it (NONE: there is none), and its level: how many lie around it.
 
     Of intervals with the same bounds each is the parent of the next row. Of several that are equally tight, the one
@@ -115,7 +116,7 @@ def parents(intervals: Intervals) -> tuple[Integers, Integers]:
     return parent, level
 
 
-def tightest(intervals: Intervals, inner: Intervals) -> Integers:
+def tightest(intervals: Intervals, inner: Intervals) -> Ints:
     """For each of `inner`, the row of the tightest of `intervals` around it, or NONE."""
     if not len(intervals) or not len(inner):
         return np.full(len(inner), NONE)
@@ -134,13 +135,13 @@ def tightest(intervals: Intervals, inner: Intervals) -> Integers:
     return np.array(answers)[where]
 
 
-def _places(bounds: Integers, times: Integers) -> Integers:
+def _places(bounds: Ints, times: Ints) -> Ints:
     """The place of each time among the bounds: an even number between two of them, an odd one on a bound."""
     after = np.searchsorted(bounds, times)
     return 2 * after + (bounds[np.minimum(after, len(bounds) - 1)] == times)
 
 
-def windows(outer: Intervals, inner: Intervals) -> Iterator[tuple[Integers, Integers, Integers]]:
+def windows(outer: Intervals, inner: Intervals) -> Iterator[tuple[Ints, Ints, Ints]]:
     """Which of `inner` each of `outer` contains, as windows into lists.
 
     Yields (rows, low, high): a list of rows of `inner`, and for each of `outer` the window [low, high) of that list
@@ -157,7 +158,7 @@ def windows(outer: Intervals, inner: Intervals) -> Iterator[tuple[Integers, Inte
         yield chain, low, np.maximum(low, high)
 
 
-def over_windows(ufunc: np.ufunc, values: Integers, low: Integers, high: Integers, nothing: int) -> Integers:
+def over_windows(ufunc: np.ufunc, values: Ints, low: Ints, high: Ints, nothing: int) -> Ints:
     """ufunc.reduce(values[low:high]) of each window, for a ufunc like minimum that may see a value twice."""
     result = np.full(len(low), nothing)
     octave = np.frexp((high - low).astype(float))[1] - 1  # the largest power of two within the window; -1: empty
@@ -169,14 +170,14 @@ def over_windows(ufunc: np.ufunc, values: Integers, low: Integers, high: Integer
     return result
 
 
-def runs(low: Integers, high: Integers) -> tuple[Integers, Integers]:
+def runs(low: Ints, high: Ints) -> tuple[Ints, Ints]:
     """All numbers from low[i] to high[i] - 1, for one i after the other: (the i of each, the numbers)."""
     lengths = high - low
     before = np.cumsum(lengths) - lengths
     return np.repeat(np.arange(len(low)), lengths), np.arange(lengths.sum()) + np.repeat(low - before, lengths)
 
 
-def matches(wanted: Integers, offered: Integers) -> tuple[Integers, Integers]:
+def matches(wanted: Ints, offered: Ints) -> tuple[Ints, Ints]:
     """All (i, j) with wanted[i] == offered[j], in the order of i; (i, NONE) where there is no such j."""
     order = np.argsort(offered, kind="stable")
     low, high = (np.searchsorted(offered[order], wanted, side=side) for side in ("left", "right"))  # type: ignore[call-overload]

@@ -8,8 +8,9 @@ from enum import StrEnum
 import numpy as np
 
 from labkit.nsys.analysis.alignment import Aligned
-from labkit.nsys.analysis.side import Floats, Side
+from labkit.nsys.analysis.side import Side
 from labkit.nsys.analysis.work import OPERATIONS, OPERATORS, RANGES
+from labkit.nsys.arrays import Floats
 
 NOUN = {OPERATIONS: "kernels", OPERATORS: "operators", RANGES: "stages"}
 
@@ -83,7 +84,7 @@ class Split:
         yield "unexplained"
 
     def notes(self, places: int) -> Iterator[str]:
-        """For each Part the two figures whose difference it is, in words."""
+        """For each StepPart the two figures whose difference it is, in words."""
         (time_v, idle_v, exposed_v, n_v, own_v, _), (time_f, idle_f, exposed_f, n_f, own_f, _) = map(
             self._parts_of, self.means
         )

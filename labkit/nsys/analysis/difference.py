@@ -138,25 +138,25 @@ def explain(
             "to them); expected the same of both: capture both runs on the same device, with the same options"
         )
     unit = OPERATIONS if both[0].on_gpu else OPERATORS if all(each.has_operators for each in both) else RANGES
-    ours, theirs = (side(each, phase, unit, keep_warm_up=keep_warm_up) for each in both)
-    aligned = align(ours, theirs)
-    split = Split(ours, theirs, aligned, unit)
+    of_vanilla, of_fused = (side(each, phase, unit, keep_warm_up=keep_warm_up) for each in both)
+    aligned = align(of_vanilla, of_fused)
+    split = Split(of_vanilla, of_fused, aligned, unit)
     found = resampled(split.steps[0], split.steps[1], split.quantities)
     low, high = found.interval()
-    enough = min(ours.steps, theirs.steps) >= STEPS_NEEDED
-    noise = max([INDIFFERENCE] + [noise_floor(list(each.time_ms)) for each in (ours, theirs) if each.steps > 1])
+    enough = min(of_vanilla.steps, of_fused.steps) >= STEPS_NEEDED
+    noise = max([INDIFFERENCE] + [noise_floor(list(each.time_ms)) for each in (of_vanilla, of_fused) if each.steps > 1])
     step = Interval(*(float(values[0]) for values in (found.estimate, low, high)))
     result = Difference(
-        vanilla=ours,
-        fused=theirs,
+        vanilla=of_vanilla,
+        fused=of_fused,
         phase=phase,
         unit=unit,
         step=step,
-        noise_ms=noise * ours.mean_ms,
-        verdict=_verdict(step.low_ms, step.high_ms, noise, ours.mean_ms) if enough else Verdict.UNDECIDED,
+        noise_ms=noise * of_vanilla.mean_ms,
+        verdict=_verdict(step.low_ms, step.high_ms, noise, of_vanilla.mean_ms) if enough else Verdict.UNDECIDED,
         parts=pd.DataFrame({"name": list(split.names())}, index=pd.Index(list(StepPart), name="part")),
         by_stage=_by_stage(split, found, [*aligned.stages, IDLE, OVERLAP], enough),
-        remarks=tuple(_remarks(ours, theirs, unit)),
+        remarks=tuple(_remarks(of_vanilla, of_fused, unit)),
     )
     count = 1 + len(StepPart)
     columns = {"ms": found.estimate[1:count], "low_ms": low[1:count], "high_ms": high[1:count]}

@@ -8,18 +8,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-Ns = NDArray[np.int64]
+from labkit.nsys.arrays import Ints
 
 
 @dataclass(frozen=True)
 class Union:
     """Disjoint intervals in the order of time."""
 
-    start_ns: Ns
-    end_ns: Ns
+    start_ns: Ints
+    end_ns: Ints
 
     @classmethod
-    def of(cls, start_ns: Ns, end_ns: Ns) -> Union:
+    def of(cls, start_ns: Ints, end_ns: Ints) -> Union:
         """The times that at least one of these intervals covers."""
         order = np.argsort(start_ns, kind="stable")
         start, end = start_ns[order], np.maximum.accumulate(np.maximum(start_ns, end_ns)[order])
@@ -32,11 +32,11 @@ class Union:
     def total_ns(self) -> int:
         return int((self.end_ns - self.start_ns).sum())
 
-    def covered_ns(self, start_ns: Ns, end_ns: Ns) -> Ns:
+    def covered_ns(self, start_ns: Ints, end_ns: Ints) -> Ints:
         """How much of each interval lies within the union."""
         return self._before(end_ns) - self._before(start_ns)
 
-    def _before(self, time_ns: Ns) -> Ns:
+    def _before(self, time_ns: Ints) -> Ints:
         if not len(self.start_ns):
             return np.zeros(len(time_ns), np.int64)
         lengths = self.end_ns - self.start_ns
@@ -46,7 +46,7 @@ class Union:
         return np.where(index < 0, 0, earlier + np.clip(time_ns - self.start_ns[at], 0, lengths[at]))
 
 
-def fresh_start_ns(start_ns: Ns, end_ns: Ns, group: NDArray[np.integer] | None = None) -> Ns:
+def fresh_start_ns(start_ns: Ints, end_ns: Ints, group: NDArray[np.integer] | None = None) -> Ints:
     """Where the part of each interval begins that no interval of its group covers that began before it.
 
     So where intervals overlap, the time counts once, for the one that began first: the parts are disjoint and add up
@@ -62,7 +62,7 @@ def fresh_start_ns(start_ns: Ns, end_ns: Ns, group: NDArray[np.integer] | None =
     return fresh
 
 
-def innermost_ns(start_ns: Ns, end_ns: Ns) -> Ns:
+def innermost_ns(start_ns: Ints, end_ns: Ints) -> Ints:
     """For how long each interval is the one that began last: of nested ranges, the time outside all inner ones."""
     held = np.nonzero(end_ns > start_ns)[0]
     start, end = start_ns[held], end_ns[held]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
-from labkit.nsys.analysis.containment import Integers, numbered
+from labkit.nsys.analysis.containment import NONE, numbered
+from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Trace
 
 
-def launches(trace: Trace, operations: pd.DataFrame) -> tuple[pd.DataFrame, Integers, Integers]:
+def launches(trace: Trace, operations: pd.DataFrame) -> tuple[pd.DataFrame, Ints, Ints]:
     """The API calls that have a correlation, a number for each call, and a number for each of `operations`.
 
     A number stands for a process and a correlation: a call led to the operations that have its number. Operations
@@ -18,3 +20,11 @@ def launches(trace: Trace, operations: pd.DataFrame) -> tuple[pd.DataFrame, Inte
     calls = calls[((calls["kind"] == "api") & (calls["correlation"] != 0)).to_numpy()]
     of_call, of_operation = numbered([calls, operations], "correlation")
     return calls, of_call, of_operation
+
+
+def first_calls(trace: Trace) -> Ints:
+    """For each operation the row of the API call that led to it, of several the first; NONE where there is none."""
+    calls, of_call, of_operation = launches(trace, trace.operations)
+    first = np.full(max(of_call.max(initial=NONE), of_operation.max(initial=NONE)) + 1, NONE)
+    first[of_call[::-1]] = calls.index[::-1]
+    return first[of_operation]

@@ -7,7 +7,7 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from labkit.nsys.arrays import Ints
 
 
 def stable_order(codes: NDArray[np.integer]) -> Ints:

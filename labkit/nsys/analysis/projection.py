@@ -18,18 +18,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from labkit.nsys.analysis.containment import (
-    NONE,
-    Integers,
-    Intervals,
-    matches,
-    on_one_line,
-    over_windows,
-    parents,
-    runs,
-    windows,
-)
+from labkit.nsys.analysis.containment import NONE, Intervals, matches, on_one_line, over_windows, parents, runs, windows
 from labkit.nsys.analysis.launches import launches
+from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Trace
 
 LATEST = int(np.iinfo(np.int64).max)
@@ -91,7 +82,7 @@ def full_names(ranges: pd.DataFrame) -> pd.Categorical:
     return pd.Categorical.from_codes(codes[where], pd.Index(categories, dtype="str"))
 
 
-def _work_of_ranges(trace: Trace, graphs: bool) -> tuple[Intervals, Integers, Integers, Integers]:
+def _work_of_ranges(trace: Trace, graphs: bool) -> tuple[Intervals, Ints, Ints, Ints]:
     """The ranges on one line; of each the first start of its work, the last end, and how many calls led to it.
 
     The work of a range that launched none starts at LATEST.
@@ -113,7 +104,7 @@ def _work_of_ranges(trace: Trace, graphs: bool) -> tuple[Intervals, Integers, In
     return line, starts, ends, _distinct(line, at, number)
 
 
-def _distinct(outer: Intervals, inner: Intervals, label: Integers) -> Integers:
+def _distinct(outer: Intervals, inner: Intervals, label: Ints) -> Ints:
     """How many different labels the intervals have that each of `outer` contains."""
     order = np.lexsort((-inner.end, inner.start, label))
     while True:  # who contains an interval adds nothing to one of the same label that lies within it
@@ -127,7 +118,7 @@ def _distinct(outer: Intervals, inner: Intervals, label: Integers) -> Integers:
     return _count(outer, at) - _count(outer, both)
 
 
-def _count(outer: Intervals, inner: Intervals) -> Integers:
+def _count(outer: Intervals, inner: Intervals) -> Ints:
     """How many of `inner` each of `outer` contains."""
     return sum((high - low for _, low, high in windows(outer, inner)), np.zeros(len(outer), np.int64))
 
@@ -199,7 +190,7 @@ def kernel_summary(trace: Trace) -> pd.DataFrame:
     return table.sort_values(order, ascending=[True, True, True, False], ignore_index=True)
 
 
-def _pairs(outer: Intervals, inner: Intervals) -> tuple[Integers, Integers]:
+def _pairs(outer: Intervals, inner: Intervals) -> tuple[Ints, Ints]:
     """Every (row of `outer`, row of `inner`) of which the first contains the second."""
     found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
     for rows, low, high in windows(outer, inner):
@@ -208,7 +199,7 @@ def _pairs(outer: Intervals, inner: Intervals) -> tuple[Integers, Integers]:
     return np.concatenate([around for around, _ in found]), np.concatenate([within for _, within in found])
 
 
-def _taken(texts: pd.Categorical, rows: Integers) -> pd.Categorical:
+def _taken(texts: pd.Categorical, rows: Ints) -> pd.Categorical:
     """The texts of some rows, "" where the row is NONE."""
     texts = texts if "" in texts.categories else texts.add_categories([""])
     codes = np.append(texts.codes, texts.categories.get_loc(""))

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from labkit.nsys.arrays import Floats
 from labkit.statistics import CONFIDENCE, RESAMPLES
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

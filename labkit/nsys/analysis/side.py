@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from labkit.nsys.analysis.attribution import Attribution, attribute
-from labkit.nsys.analysis.intervals import Ns
 from labkit.nsys.analysis.steps import GPU, steps
 from labkit.nsys.analysis.work import (
     NO_STAGE,
@@ -21,13 +19,12 @@ from labkit.nsys.analysis.work import (
     operator_work,
     stage_work,
 )
+from labkit.nsys.arrays import Floats, Ints
 from labkit.nsys.trace import Source, Trace, TraceError
 from labkit.stages import Phase
 from labkit.statistics import OUTLIER_SAMPLES, outliers
 
 SLOW_START = 1.25  # times the median of all steps
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ def side(captured: Captured, phase: Phase, unit: str, *, keep_warm_up: bool = Fa
     )
 
 
-def _used(steps: pd.DataFrame, ranks: int, name: str, *, keep_warm_up: bool) -> tuple[Ns, list[str]]:
+def _used(steps: pd.DataFrame, ranks: int, name: str, *, keep_warm_up: bool) -> tuple[Ints, list[str]]:
     """The indices of the steps that count, by the rules of `side`, and what was left out."""
     of_index = steps.groupby("index").agg(
         ranks=("whole", "size"), whole=("whole", "all"), duration_ns=("duration_ns", "mean")

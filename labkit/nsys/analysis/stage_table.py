@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 
 from labkit.nsys.analysis.attribution import attribute
-from labkit.nsys.analysis.intervals import Ns, fresh_start_ns
+from labkit.nsys.analysis.intervals import fresh_start_ns
 from labkit.nsys.analysis.side import warm_up, warm_up_in_words
 from labkit.nsys.analysis.steps import GPU, steps
 from labkit.nsys.analysis.work import NO_STAGE, StepWork, busy_times, outer_operators, work
+from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Source, Trace
 from labkit.stages import Phase, Stage
 from labkit.statistics import P95_SAMPLES
@@ -119,7 +120,7 @@ def _runs(trace: Trace, found: StepWork, on_gpu: bool) -> pd.DataFrame:
     return runs.drop(columns=["process", "start_ns", "end_ns", "instance"])
 
 
-def _columns(frame: pd.DataFrame, *names: str) -> list[Ns]:
+def _columns(frame: pd.DataFrame, *names: str) -> list[Ints]:
     return [frame[name].to_numpy(np.int64) for name in names]
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from labkit.nsys.analysis.attribution import Attribution, attribute
-from labkit.nsys.analysis.intervals import Ns
 from labkit.nsys.analysis.labelled import labelled, step_spans
+from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Trace, TraceError
 from labkit.stages import DOMAIN, Phase
 
@@ -88,7 +88,7 @@ def within_steps(events: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(kept)
 
 
-def steps_of_operations(steps: pd.DataFrame, attribution: Attribution) -> Ns:
+def steps_of_operations(steps: pd.DataFrame, attribution: Attribution) -> Ints:
     """For each operation the position of its step in `steps`, -1 for none."""
     positions = pd.Series(np.arange(len(steps)), index=steps["range"])
     return positions.reindex(attribution.step_of_operation).fillna(-1).to_numpy(np.int64)

@@ -9,10 +9,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from labkit.nsys.analysis.attribution import Attribution
-from labkit.nsys.analysis.intervals import Ns, Union, fresh_start_ns, innermost_ns
+from labkit.nsys.analysis.intervals import Union, fresh_start_ns, innermost_ns
 from labkit.nsys.analysis.labelled import labelled
 from labkit.nsys.analysis.nesting import innermost
 from labkit.nsys.analysis.steps import GPU, steps_of_operations, within_steps
+from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Trace
 from labkit.stages import Stage
 
@@ -92,7 +93,7 @@ def _communicates(operations: pd.DataFrame) -> NDArray[np.bool_]:
     return np.array(["nccl" in str(name).lower() for name in names.categories], bool)[names.codes]
 
 
-def _exposed_ns(operations: pd.DataFrame, communicates: NDArray[np.bool_], mine: Ns, step: Ns) -> Ns:
+def _exposed_ns(operations: pd.DataFrame, communicates: NDArray[np.bool_], mine: Ints, step: Ints) -> Ints:
     """Of each operation of `mine` that communicates, the time in which its device computes nothing."""
     exposed = np.zeros(len(mine), np.int64)
     ours = np.nonzero(communicates[mine])[0]
@@ -165,7 +166,7 @@ def _stage_ranges(trace: Trace, steps: pd.DataFrame) -> pd.DataFrame:
     return found.rename(columns={"range": "instance"}).reset_index(drop=True)
 
 
-def _own_ns(pieces: pd.DataFrame) -> Ns:
+def _own_ns(pieces: pd.DataFrame) -> Ints:
     own = np.zeros(len(pieces), np.int64)
     for rows in pieces.reset_index(drop=True).groupby("thread").indices.values():
         own[rows] = innermost_ns(*(pieces[name].to_numpy(np.int64)[rows] for name in ("start_ns", "end_ns")))

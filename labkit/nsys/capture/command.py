@@ -13,7 +13,7 @@ from labkit.stages import DOMAIN, Phase
 from labkit.system.errors import UserError
 
 RankReports = Literal["one", "per-rank"]
-Source = Literal["auto", "nsys", "torch"]
+CaptureSource = Literal["auto", "nsys", "torch"]
 PROFILER_API = "cudaProfilerApi"
 # Options of torchrun without a value; all others take the next argument as their value.
 TORCHRUN_FLAGS = {

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path, PurePath
 from typing import Any
 
+from labkit.nsys.agent import lost_agent, run_with_agent
 from labkit.nsys.capture.command import RankReports, Window, nsys_command, torch_profiler_command
 from labkit.nsys.capture.record import CaptureRecord
 from labkit.nsys.capture.redaction import Redaction, without_secrets
@@ -29,14 +30,14 @@ from labkit.nsys.process import Ended, run
 from labkit.nsys.reader.reading import read
 from labkit.nsys.timeline.export import write_chrome
 from labkit.nsys.tool import Nsys
+from labkit.nsys.trace import TraceError
 from labkit.stages import STEP_TIMES
-from labkit.system.errors import UserError
+from labkit.system.errors import RunError
 from labkit.system.marked_run import end_marked, ended_with_owner
 from labkit.system.owned_folder import owned_folder
 from labkit.system.whole_file import write_whole
 
 PROFILED, PLAIN = "profiled.jsonl", "plain.jsonl"  # the times of the steps of either run, as labkit takes them itself
-LOST_AGENT = "End of file"  # all that nsys says where its own agent went away before the command began: try again
 WORKPLACE, SCRATCH = ".capture-", "labkit-nsys-"  # how the folders of a capture begin that are gone at its end
 Echo = Callable[[str], None]
 
@@ -70,6 +71,14 @@ def workplace(output: Path, temporary: Path) -> Iterator[Workplace]:
 
 
 @dataclass(frozen=True)
+class Reports:
+    """What the profiler left. `damaged`: half-written ones of a run that did not end well."""
+
+    used: list[Path]
+    damaged: list[Path]
+
+
+@dataclass(frozen=True)
 class CaptureJob:
     """What is captured, how, and where to."""
 
@@ -99,36 +108,41 @@ class CaptureJob:
         return Redaction.of_run(self.environment.items(), command=self.command, hosts=hosts)
 
     @cached_property
-    def without_secrets(self) -> Redaction:
+    def for_user(self) -> Redaction:
         """For what the user is shown."""
         return Redaction.of_secrets(self.environment.items(), self.command)
 
     def run_profiled(self, ranks: RankReports, sampling: bool, timeout_s: float | None, echo: Echo | None) -> Ended:
-        """The command under the profiler; once more where nsys lost its agent before the command began."""
+        """The command under the profiler."""
         environment = self.environment | {STEP_TIMES: str(self.place.folder / PROFILED)}
-        if self.nsys is not None:
-            environment["TMPDIR"] = str(self.place.scratch)
         command = self._profile_command(ranks, sampling)
-        ended = self._run(command, environment, timeout_s, echo)
-        if self.nsys is not None and ended.exit_code and ended.said == (LOST_AGENT,):
-            ended = self._run(command, environment, timeout_s, echo)
-        return ended
+        if self.nsys is None:
+            return self._run(command, environment, timeout_s, echo)
+        environment["TMPDIR"] = str(self.place.scratch)
+        return run_with_agent(lambda: self._run(command, environment, timeout_s, echo))
 
     def run_plain(self, timeout_s: float | None) -> Ended:
         """The command alone, for what profiling costs."""
         environment = self.environment | {STEP_TIMES: str(self.place.folder / PLAIN)}
         return self._run(self.command, environment, timeout_s, None)
 
-    def collect(self, ended: Ended) -> list[Path]:
-        """The reports that hold something. Raises CaptureError if a run that ended well left none, or not all."""
+    def collect(self, ended: Ended) -> Reports:
+        """The reports that hold something. Raises CaptureError if a run that ended well left none, or not all, and
+        TraceError if it left a damaged one.
+        """
         folder = self.place.folder
         reports = sorted(folder.glob("report*.sqlite" if self.nsys else "report*.json"))
         if self.nsys and self.window.occurrence > 1:  # nsys writes one for each range until then
             reports = [report for report in reports if report.stem.endswith(f".{self.window.occurrence}")]
-        if self.nsys is None:
-            found = {report: Contents(ranges=1) for report in reports}
-        else:
-            found = {report: contents(report) for report in reports}
+        found: dict[Path, Contents] = {}
+        damaged: list[Path] = []
+        for report in reports:
+            try:
+                found[report] = contents(report) if self.nsys else Contents(ranges=1)
+            except TraceError:
+                if ended.well:
+                    raise
+                damaged.append(report)
         used = [report for report, inside in found.items() if inside.ranges or inside.operations]
         if ended.well:
             announced = count_steps(folder / PROFILED)
@@ -136,25 +150,48 @@ class CaptureJob:
                 raise CaptureError(problem)
             if not used:
                 raise CaptureError(f"nothing was captured: {cause(folder, reports, self.window, self.profiler)}")
-        return used
+        return Reports(used, damaged)
 
-    def keep(self, reports: list[Path], ended: Ended, plain: Ended | None) -> Capture:
-        """Move what was captured to its place, scrubbed, with the record beside it. `plain`: the unprofiled run."""
+    def keep(self, reports: Reports, ended: Ended, plain: Ended | None) -> Capture | None:
+        """Move what was captured to its place, scrubbed, with the record beside it; None where nothing was.
+
+        plain: the unprofiled run.
+        """
+        files: list[Path] = []
+        damaged = [self._target(report).name for report in reports.damaged]
+        for report in reports.used:
+            target = self._target(report)
+            try:
+                self._keep_report(report, target)
+            except TraceError:
+                if ended.well:
+                    raise
+                damaged.append(target.name)
+            else:
+                files.append(target)
+        if not files:
+            return None
         remarks = ["interrupted by Ctrl-C"] * ended.interrupted
+        if damaged:
+            remarks.append(f"left out, because the run ended before they were whole: {', '.join(sorted(damaged))}")
         if plain is not None and not plain.well:
             remarks.append("the unprofiled run did not end well, so what profiling costs is not known")
-        files = [self._keep_report(report) for report in reports]
+        environment = None
+        try:
+            environment = environment_of(self.environment)
+        except RunError as error:
+            remarks.append(self.clean(str(error)))
         record = CaptureRecord(
             created=datetime.now(UTC),
             files=tuple(file.name for file in files),
             command=tuple(self._shared(word) for word in without_secrets(self.command)),
-            case={name: self._shared(value) if isinstance(value, str) else value for name, value in self.case.items()},
+            case=self._shared(self.case),
             window=self.window.name,
             profiler=self.profiler,
             exit_code=ended.exit_code,
             seconds=round(ended.seconds, 3),
             tax=self._tax(ended, plain) if plain is not None and plain.well else None,
-            environment=_environment(),
+            environment=environment,
             remarks=tuple(remarks),
         )
         record_file = self.output / f"{self.name}.json"
@@ -163,26 +200,19 @@ class CaptureJob:
 
     def failure(self, ended: Ended, capture: Capture | None) -> str:
         """What to say of a command that did not end well."""
-        said = "\n".join(f"    {self.without_secrets(line)}" for line in ended.said) or "    (it said nothing)"
+        said = "\n".join(f"    {self.for_user(line)}" for line in ended.said) or "    (it said nothing)"
         kept = f"what was captured is in {capture.files[0]}" if capture else "nothing was captured"
         how = f"was ended after {ended.seconds:.0f} s" if ended.late else f"ended with exit code {ended.exit_code}"
-        if ended.said == (LOST_AGENT,):
-            return (
-                f"nsys lost its agent twice before the command began ({LOST_AGENT!r}){full(self.places)}; run it again"
-            )
+        if self.nsys is not None and lost_agent(ended):
+            said = ended.said[-1]
+            return f"nsys lost its agent twice before the command began ({said!r}){full(self.places)}; run it again"
         return f"the command {how}; {kept}{full(self.places)}. Its last lines:\n{said}"
 
     def _run(
         self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float | None, echo: Echo | None
     ) -> Ended:
-        clean = self.without_secrets
-        shown = None if echo is None else lambda line: echo(clean(line))
-        try:
-            return run(command, environment, timeout_s=timeout_s, echo=shown, mark=self.place.mark)
-        except FileNotFoundError as error:
-            raise UserError(
-                f"got the command {clean(str(error.filename))!r}, which was not found; expected a program on PATH"
-            ) from None
+        shown = None if echo is None else lambda line: echo(self.for_user(line))
+        return run(command, environment, timeout_s=timeout_s, echo=shown, mark=self.place.mark)
 
     def _profile_command(self, ranks: RankReports, sampling: bool) -> list[str]:
         report = self.place.folder / "report"
@@ -199,25 +229,31 @@ class CaptureJob:
             temporary=self.place.scratch.parent,
         )
 
-    def _keep_report(self, report: Path) -> Path:
+    def _target(self, report: Path) -> Path:
+        """The file that is kept of a report."""
         rank = report.stem.partition("-r")[2].partition(".")[0] if "-r" in report.stem else ""
-        target = self.output / f"{self.name}{f'-r{rank}' if rank else ''}{'.sqlite' if self.nsys else '.json.gz'}"
+        return self.output / f"{self.name}{f'-r{rank}' if rank else ''}{'.sqlite' if self.nsys else '.json.gz'}"
+
+    def _keep_report(self, report: Path, target: Path) -> None:
         if self.nsys:
             scrub(report, target, self.environment, command=self.command)
         else:
             write_chrome(scrub_trace(read(report, cache=False), self.clean), target)
         if self.keep_raw and (raw := report.with_suffix(".nsys-rep")).exists():
             shutil.move(raw, target.with_suffix(".nsys-rep"))
-        return target
 
     def _tax(self, profiled: Ended, plain: Ended) -> Tax:
         folder = self.place.folder
         of_steps = tax_of_steps(folder / PROFILED, folder / PLAIN, self.window.phase)
         return of_steps or tax_of_runs(profiled.seconds, plain.seconds)
 
-    def _shared(self, word: str) -> str:
-        """A word of the command without the folders of this machine."""
-        return self.clean(PurePath(word).name if os.path.isabs(word) else word)
+    def _shared(self, value: Any) -> Any:
+        """Plain data, such as a word of the command, its texts without secrets and the folders of this machine."""
+        if isinstance(value, str):
+            return self.clean(PurePath(value).name if os.path.isabs(value) else value)
+        if isinstance(value, dict):
+            return {name: self._shared(each) for name, each in value.items()}
+        return [self._shared(each) for each in value] if isinstance(value, list) else value
 
 
 def has_gpu() -> bool:
@@ -230,13 +266,20 @@ def temporary_folder(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("TMPDIR") or tempfile.gettempdir())
 
 
-@cache
-def _environment() -> dict[str, Any] | None:
-    """labkit's record of the machine, which needs torch, hence from a process of its own."""
+def environment_of(variables: Mapping[str, str]) -> dict[str, Any]:
+    """labkit's record of the machine, as a command with these environment variables finds it.
+
+    It needs torch, hence a process of its own. Raises RunError where that fails.
+    """
+    first = variables.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # "4,2": 4, and 2 in each of those
+    threads = (int(first) if first.isdecimal() else 0) or len(os.sched_getaffinity(0))
     program = (
-        "import os; from labkit.harness.environment import read_environment as read; "
-        "threads = int(os.environ.get('OMP_NUM_THREADS', 0)) or len(os.sched_getaffinity(0)); "
-        "print(read(threads).model_dump_json())"
+        "import sys; from labkit.harness.environment import read_environment as read; "
+        "print(read(int(sys.argv[1])).model_dump_json())"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
-    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
+    command = [sys.executable, "-P", "-c", program, str(threads)]
+    done = subprocess.run(command, env=dict(variables), capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise RunError(f"what machine this was is not known: {why}")
+    return json.loads(done.stdout.splitlines()[-1])

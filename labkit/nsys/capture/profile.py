@@ -7,22 +7,23 @@ also when its process is killed.
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path, PurePath
 from typing import Any, get_args
 
-from labkit.nsys.capture.command import RankReports, Source, Window, split_torchrun, torch_profiler_command
+from labkit.nsys.capture.command import CaptureSource, RankReports, Window, split_torchrun, torch_profiler_command
 from labkit.nsys.capture.job import CaptureJob, temporary_folder, workplace
 from labkit.nsys.capture.result import Capture, CaptureError, CaptureInterrupted, CommandFailedError
 from labkit.nsys.tool import Nsys, find_nsys
 from labkit.stages import Phase
 from labkit.system.errors import UserError
 from labkit.system.pickled_call import pickle_call
-
-Progress = Callable[[float, float, str], None]  # done, total, what happens now
+from labkit.system.progress import Progress, unheard
 
 
 def profile(
@@ -33,7 +34,7 @@ def profile(
     case: Mapping[str, Any] | None = None,
     window: Window | Phase | None = None,
     ranks: RankReports = "one",
-    source: Source = "auto",
+    source: CaptureSource = "auto",
     tax: bool = True,
     sampling: bool = False,
     keep_raw: bool = False,
@@ -56,6 +57,8 @@ def profile(
     """
     window = Window.of_phase(window) if isinstance(window, Phase) else window or Window()
     _check(what, window, ranks, source, name)
+    _check_program(what, dict(environment or {}).get("PATH"))
+    described = _plain(case or {})
     nsys = _profiler(source)
     words = None if callable(what) else tuple(what)
     if nsys is None and words is not None:
@@ -73,10 +76,10 @@ def profile(
             window=window,
             nsys=nsys,
             environment=run_environment,
-            case=dict(case or {}),
+            case=described,
             keep_raw=keep_raw,
         )
-        return _take(job, ranks, sampling, tax, timeout_s, echo, progress or (lambda done, total, label: None))
+        return _take(job, ranks, sampling, tax, timeout_s, echo, progress or unheard)
 
 
 def _take(
@@ -94,10 +97,10 @@ def _take(
     ended = job.run_profiled(ranks, sampling, timeout_s, echo)
     say(1, total, "reading and scrubbing the report")
     reports = job.collect(ended)
-    if tax and reports and ended.well:
+    if tax and ended.well:
         say(2, total, "the same run without a profiler")
         plain = job.run_plain(timeout_s)
-    capture = job.keep(reports, ended, plain) if reports else None
+    capture = job.keep(reports, ended, plain)
     say(total, total, "done")
     if ended.interrupted or (plain and plain.interrupted):
         raise CaptureInterrupted(capture)
@@ -113,7 +116,10 @@ def _check(
     """Raises ValueError for a request that no profiler could serve."""
     if not callable(what) and (isinstance(what, str) or not what):
         raise UserError(f"got {what!r}, expected a command as a list of words, or a function")
-    for option, value, choices in (("ranks", ranks, get_args(RankReports)), ("source", source, get_args(Source))):
+    for option, value, choices in (
+        ("ranks", ranks, get_args(RankReports)),
+        ("source", source, get_args(CaptureSource)),
+    ):
         if value not in choices:
             raise UserError(f"got {option} = {value!r}, expected one of {', '.join(choices)}")
     if name is not None and Path(name).name != name:
@@ -122,6 +128,25 @@ def _check(
         raise UserError(f"got occurrence = {window.occurrence}, expected 1 (the first range of the name) or more")
     if ranks == "per-rank":
         split_torchrun([] if callable(what) else what)  # raises for what starts no ranks
+
+
+def _plain(case: Mapping[str, Any]) -> dict[str, Any]:
+    """The case as JSON has it, for the record. Raises UserError for a value that it lacks."""
+    for name, value in case.items():
+        try:
+            json.dumps({name: value})
+        except (TypeError, ValueError) as error:
+            raise UserError(f"got case[{name!r}] = {value!r}, expected plain data, as JSON has it ({error})") from None
+    return json.loads(json.dumps(dict(case)))
+
+
+def _check_program(what: Sequence[str] | Callable[[], object], path: str | None) -> None:
+    """Raises UserError for a command whose program is not on `path`, or on PATH: nsys would run and capture nothing."""
+    if not callable(what) and shutil.which(what[0], path=path) is None:
+        raise UserError(
+            f"got the command {what[0]!r}, and there is no such program on PATH; expected a program and its arguments, "
+            "such as python script.py (labkit's own run of a model takes --model and no command)"
+        )
 
 
 def _profiler(source: str) -> Nsys | None:

@@ -13,7 +13,7 @@ from labkit.stages import Phase
 
 class Tax(BaseModel):
     """Medians over the steps of `phase` as labkit times them itself, in milliseconds, or, of a program that announces
-    no steps, its wall time from start to end (phase None).
+    no steps, wall times from start to end (phase None): under nsys with nsys's own start and its export.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,7 +29,7 @@ class Tax(BaseModel):
         return self.profiled_ms / self.plain_ms
 
     def __str__(self) -> str:
-        what = f"{self.phase} step" if self.phase else "whole run"
+        what = f"{self.phase} step" if self.phase else "whole run, the profiler's own start and end included"
         return f"{self.ratio - 1:+.0%} ({what}: {self.profiled_ms:.4g} ms profiled, {self.plain_ms:.4g} ms without)"
 
 

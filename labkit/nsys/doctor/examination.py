@@ -21,7 +21,7 @@ FAILURES = (OSError, ValueError, ImportError, sqlite3.Error)
 
 
 def examine(*, sampling: bool = False, probe: bool = True) -> list[DoctorCheck]:
-    """All checks, in the order of the table; about three seconds. A check that itself fails gives WARN with the reason.
+    """All checks, in the order of the table; about five seconds. A check that itself fails gives WARN with the reason.
 
     `sampling`: also whether nsys may sample the CPU. `probe`: capture a program of two ranges to see that they arrive.
     """
@@ -64,6 +64,7 @@ def _machine_checks(nsys: Nsys | None) -> list[DoctorCheck]:
         ("GPU", partial(machine.gpu, inventory)),
         ("driver and CUDA", partial(machine.driver, inventory, nsys)),
         ("CPU kernels", partial(machine.compiler, inventory)),
+        ("memory", partial(machine.memory, inventory)),
         ("OpenMP", partial(machine.openmp, inventory)),
         ("threads", partial(machine.threads, inventory)),
         ("CPU frequency", machine.governor),

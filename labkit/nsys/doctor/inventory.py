@@ -1,4 +1,5 @@
-"""Facts that can only be found by loading things: the GPU's driver, PyTorch, Triton, the kernels, OpenMP's runtimes.
+"""Facts that can only be found by loading things: the GPU's driver, PyTorch, Triton, the kernels, memory's rate,
+OpenMP's runtimes.
 
 `labkit doctor` runs this in a process of its own (`python -P -m labkit.nsys.doctor.inventory`), because it must not
 load torch, nor die if torch does. One JSON line is written for each fact as soon as it is known. A fact that can't be
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+LOOKS, LOOK_S = 10, 0.1  # at memory: its mode may change within a second
 
 
 def driver() -> dict[str, Any]:
@@ -52,6 +55,17 @@ def kernels() -> dict[str, Any]:
     return {"compiler": " ".join(build.compiler()), "instruction_set": build.instruction_set()}
 
 
+def memory() -> dict[str, Any]:
+    """GB/s at which memory is read, from look to look, by as many threads as an engine takes."""
+    from torch import get_num_threads
+
+    from labkit.kernels.probe import read_bandwidth_gb_s
+
+    threads = get_num_threads()
+    rates = [read_bandwidth_gb_s(threads, LOOK_S) for _ in range(LOOKS)]
+    return {"threads": threads, "gb_s": rates}
+
+
 def openmp() -> dict[str, Any]:
     """The OpenMP runtimes in this process, now that PyTorch and the kernels are loaded."""
     mapped = {line[line.index("/") :] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
@@ -59,7 +73,7 @@ def openmp() -> dict[str, Any]:
     return {"libraries": sorted(path for path in mapped if Path(path).name.startswith(names))}
 
 
-FACTS: tuple[Callable[[], dict[str, Any]], ...] = (driver, torch, triton, kernels, openmp)
+FACTS: tuple[Callable[[], dict[str, Any]], ...] = (driver, torch, triton, kernels, memory, openmp)
 
 
 def main() -> None:

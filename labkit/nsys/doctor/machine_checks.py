@@ -18,6 +18,7 @@ import psutil
 import labkit
 from labkit.nsys.doctor.check import DoctorCheck, Status
 from labkit.nsys.doctor.inventory import FACTS
+from labkit.nsys.doctor.memory_mode import memory_mode
 from labkit.nsys.process import run
 from labkit.nsys.tool import DOWNLOAD, Nsys
 
@@ -145,6 +146,11 @@ def compiler(inventory: Inventory) -> DoctorCheck:
         repair = f"unset {named[0]}" if named else "sudo apt-get install g++ (or name a C++17 compiler in CXX)"
         return DoctorCheck("CPU kernels", Status.FAIL, error, repair)
     return DoctorCheck("CPU kernels", Status.OK, f"compiled by {found['compiler']} for {found['instruction_set']}")
+
+
+def memory(inventory: Inventory) -> DoctorCheck:
+    inventory.need("kernels")
+    return memory_mode(inventory.need("memory"))
 
 
 def openmp(inventory: Inventory) -> DoctorCheck:

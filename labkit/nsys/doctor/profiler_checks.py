@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from labkit.nsys.agent import run_with_agent
 from labkit.nsys.doctor.check import DoctorCheck, Status
 from labkit.nsys.process import run
 from labkit.nsys.tool import DOWNLOAD, Nsys, ask
@@ -53,11 +54,9 @@ def capture_probe(nsys: Nsys) -> Probe:
         report = folder / "probe.sqlite"
         traced = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite")
         output = f"--output={report.with_suffix('')}"
-        ended = run(
-            [str(nsys.path), "profile", *traced, output, sys.executable, "-P", "-c", PROBE],
-            dict(os.environ) | {"TMPDIR": str(folder)},  # nsys's own files hold the environment, so they go too
-            timeout_s=PROBE_S,
-        )
+        command = [str(nsys.path), "profile", *traced, output, sys.executable, "-P", "-c", PROBE]
+        environment = dict(os.environ) | {"TMPDIR": str(folder)}  # nsys's own files hold it, so they go too
+        ended = run_with_agent(lambda: run(command, environment, timeout_s=PROBE_S))
         if ended.interrupted:
             raise KeyboardInterrupt
         if report.is_file():

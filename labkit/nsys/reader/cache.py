@@ -1,17 +1,15 @@
 """Traces that were read before, as Arrow files that are mapped into memory.
 
 The key of a trace is the digest of its file's contents, of the code that reads it and of the columns of a Trace. So a
-file that was written anew, or a reader that was changed, finds nothing old. A cache that is damaged, or that can't be
-written, is treated as if there were none.
+file that was written anew, or a reader that was changed, finds nothing old; what another reader kept of the same file
+is removed. A cache that is damaged, or that can't be written, is treated as if there were none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import tempfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,10 +21,19 @@ import pandas as pd
 import pyarrow as pa
 
 from labkit.nsys.trace import SCHEMA, Source, Trace, typed
+from labkit.system.cache_root import cache_root
 from labkit.system.errors import UserError
+from labkit.system.owned_folder import owned_folder
 
 SMALLEST_BYTES = 1_000_000  # a smaller file is read as quickly as its cache
 ABOUT = "source.json"
+LABKIT = Path(__file__).parents[2]
+CODE = (  # what a trace depends on
+    LABKIT / "stages.py",
+    LABKIT / "system" / "nvtx_ranges.py",
+    LABKIT / "nsys" / "trace.py",
+    *sorted(Path(__file__).parent.glob("*.py")),
+)
 
 
 def cached(path: Path, read: Callable[[Path], Trace]) -> Trace:
@@ -46,12 +53,9 @@ def cached(path: Path, read: Callable[[Path], Trace]) -> Trace:
 
 def _folder(path: Path) -> Path | None:
     """The folder in which the trace of this file is kept; None where there is no place for caches."""
-    root = os.environ.get("LABKIT_CACHE")
-    if not root:
-        try:
-            root = os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "labkit")
-        except RuntimeError:  # no home
-            return None
+    root = cache_root()
+    if root is None:
+        return None
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return Path(root, "traces", f"{digest[:32]}-{_reader_digest()[:12]}")
@@ -59,9 +63,7 @@ def _folder(path: Path) -> Path | None:
 
 @cache
 def _reader_digest() -> str:
-    here = Path(__file__).parent
-    sources = b"".join(file.read_bytes() for file in (here.parent / "trace.py", *sorted(here.glob("*.py"))))
-    return hashlib.sha256(sources).hexdigest()
+    return hashlib.sha256(b"".join(file.read_bytes() for file in CODE)).hexdigest()
 
 
 def _load(folder: Path, name: str) -> Trace:
@@ -92,8 +94,8 @@ def _frame(frame: str, file: Path, crc: int) -> pd.DataFrame:
 def _store(folder: Path, trace: Trace) -> None:
     """Keeps a trace. It is written under another name first, so that nobody finds half of it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as place:
-        written = Path(place) / folder.name
+    with owned_folder(".writing-", folder.parent) as place:
+        written = place / folder.name
         written.mkdir()
         crc = {}
         for name, frame in trace.frames.items():
@@ -103,5 +105,6 @@ def _store(folder: Path, trace: Trace) -> None:
                 writer.write_batch(batch)
             crc[name] = zlib.crc32(pa.memory_map(str(file)).read_buffer())
         (written / ABOUT).write_text(json.dumps({"source": asdict(trace.source), "crc": crc}))
-        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        for old in folder.parent.glob(f"{folder.name.partition('-')[0]}-*"):  # damaged, or of another reader
+            shutil.rmtree(old, ignore_errors=True)
         written.rename(folder)

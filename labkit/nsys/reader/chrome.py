@@ -18,7 +18,7 @@ import ijson
 import numpy as np
 import pandas as pd
 
-from labkit.nsys.analysis.containment import Integers
+from labkit.nsys.arrays import Ints
 from labkit.nsys.reader.chrome_events import CALL_KINDS, COLUMNS, Events
 from labkit.nsys.reader.limits import LATEST_NS, rank_number
 from labkit.nsys.reader.names import Names
@@ -133,7 +133,7 @@ def _trace(events: Events, about: dict[str, int], name: str) -> Trace:
     )
 
 
-def _launchers(ranges: dict[str, Integers], calls: dict[str, Integers], operations: dict[str, Integers]) -> Integers:
+def _launchers(ranges: dict[str, Ints], calls: dict[str, Ints], operations: dict[str, Ints]) -> Ints:
     """The process of each operation: that of its API call. Kineto gives an operation its device's number instead."""
     own, on_cpu = operations["pid"], np.union1d(ranges["pid"], calls["pid"])
     if not len(on_cpu):
@@ -148,21 +148,21 @@ def _launchers(ranges: dict[str, Integers], calls: dict[str, Integers], operatio
     return np.where(np.isin(own, on_cpu), own, launcher)
 
 
-def _ranges(events: Events, columns: dict[str, Integers]) -> pd.DataFrame:
+def _ranges(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
     name = events.names.categorical(columns["name"]).remove_unused_categories()
     domain = events.names.categorical(columns["domain"]).remove_unused_categories()
     style = pd.Categorical.from_codes(np.zeros(len(name), np.int8), ["PushPop"])
     return typed("ranges", {**columns, "name": name, "domain": domain, "style": style})
 
 
-def _calls(events: Events, columns: dict[str, Integers]) -> pd.DataFrame:
+def _calls(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
     name = events.names.categorical(columns["name"]).remove_unused_categories()
     return typed(
         "calls", {**columns, "name": name, "kind": pd.Categorical.from_codes(columns["kind"], list(CALL_KINDS))}
     )
 
 
-def _operations(events: Events, columns: dict[str, Integers]) -> pd.DataFrame:
+def _operations(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
     texts = {
         "kind": pd.Categorical.from_codes(columns["kind"], list(KINDS)),
         "name": events.names.categorical(columns["name"]).remove_unused_categories(),
@@ -172,14 +172,14 @@ def _operations(events: Events, columns: dict[str, Integers]) -> pd.DataFrame:
     return typed("operations", {**columns, **texts})
 
 
-def _processes(events: Events, pids: Integers, rank: int) -> pd.DataFrame:
+def _processes(events: Events, pids: Ints, rank: int) -> pd.DataFrame:
     names = Names()
     name = names.categorical(names.codes(events.process_names.get(pid, "") for pid in pids.tolist()))
     ranks = [events.ranks.get(pid, rank) for pid in pids.tolist()]
     return typed("processes", {"pid": pids, "rank": np.array(ranks, np.int64), "name": name})
 
 
-def _threads(events: Events, *used: dict[str, Integers]) -> pd.DataFrame:
+def _threads(events: Events, *used: dict[str, Ints]) -> pd.DataFrame:
     """The names of the threads that ranges and calls are on."""
     columns = [np.concatenate([table[name] for table in used]) for name in ("process", "pid", "tid")]
     places = np.unique(np.column_stack(columns), axis=0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.nsys.analysis.containment import Integers
+from labkit.nsys.arrays import Ints
 from labkit.nsys.reader.limits import LATEST_NS, rank_number
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import KINDS, TraceError
@@ -69,7 +69,7 @@ class Events:
         elif phase in ("B", "E"):
             self.unpaired += 1
 
-    def table(self, name: str) -> dict[str, Integers]:
+    def table(self, name: str) -> dict[str, Ints]:
         columns = COLUMNS[name]
         rows = np.frombuffer(self._rows[name], np.int64).reshape(-1, len(columns))
         return {column: rows[:, index].copy() for index, column in enumerate(columns)}

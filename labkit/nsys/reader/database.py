@@ -41,7 +41,7 @@ class Export:
         return {row[1]: not row[3] for row in self.rows(f'PRAGMA table_info("{table}")')}
 
     def rows(self, query: str) -> Iterator[tuple]:
-        yield from self._connection.execute(query)
+        return self._connection.execute(query)
 
     def read(
         self,

@@ -82,7 +82,8 @@ def _threads(export: Export) -> pd.DataFrame:
     """The named threads of those processes."""
     if not {"globalTid", "nameId"} <= export.nullable("ThreadNames").keys():
         return typed("threads", {})
-    rows = dict(export.rows("SELECT globalTid, nameId FROM ThreadNames WHERE globalTid IS NOT NULL"))  # type: ignore[arg-type]
+    query = "SELECT globalTid, nameId FROM ThreadNames WHERE globalTid IS NOT NULL AND nameId IS NOT NULL"
+    rows: dict[int, int] = dict(export.rows(query))  # type: ignore[arg-type]
     rows = {tid: name for tid, name in rows.items() if tid >> 24 in export.processes}
     tids, names = np.array(list(rows), np.int64), Names()
     name = names.categorical(export.codes(np.array(list(rows.values()), np.int64), names))

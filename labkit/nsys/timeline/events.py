@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.nsys.analysis.nesting import Ints
+from labkit.nsys.arrays import Ints
 from labkit.nsys.timeline.lanes import Lanes
 from labkit.nsys.timeline.strips import FRAMES
 from labkit.nsys.trace import Trace

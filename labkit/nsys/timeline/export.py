@@ -20,8 +20,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from labkit.nsys.analysis.attribution import attribute
-from labkit.nsys.analysis.launches import launches
-from labkit.nsys.analysis.nesting import Ints, order_by_nesting
+from labkit.nsys.analysis.containment import NONE
+from labkit.nsys.analysis.launches import first_calls
+from labkit.nsys.analysis.nesting import order_by_nesting
+from labkit.nsys.arrays import Ints
 from labkit.nsys.timeline.tracks import Placed, Tracks, tracks
 from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, parse
@@ -143,11 +145,9 @@ def _operations(trace: Trace, where: Tracks) -> Iterator[str]:
 
 def _arrows(trace: Trace, where: Tracks) -> Iterator[str]:
     """An arrow from the start of each call to the start of each operation that it launched."""
-    calls, of_call, of_operation = launches(trace, trace.operations)
-    number = pd.Series(calls.index, index=of_call)
-    call = number[~number.index.duplicated()].reindex(of_operation)
-    operation = np.flatnonzero(call.notna())
-    call = call.to_numpy()[operation].astype(np.int64)
+    call = first_calls(trace)
+    operation = np.flatnonzero(call != NONE)
+    call = call[operation]
     for at in range(0, len(operation), CHUNK):
         rows, launched = call[at : at + CHUNK], operation[at : at + CHUNK]
         tails, heads = _columns(trace.calls, where.calls, rows), _columns(trace.operations, where.operations, launched)

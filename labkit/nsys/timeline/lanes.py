@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.nsys.analysis.attribution import Attribution, attribute
-from labkit.nsys.analysis.nesting import Ints, stable_order
+from labkit.nsys.analysis.nesting import stable_order
+from labkit.nsys.arrays import Ints
 from labkit.nsys.timeline.shades import Codes, first_decode_step
 from labkit.nsys.timeline.strips import FRAMES, MAX_LEVELS, Strip, cut
 from labkit.nsys.trace import Trace, TraceError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.nsys.analysis.nesting import Ints
+from labkit.nsys.arrays import Ints
 from labkit.nsys.timeline.lanes import Lanes
 from labkit.nsys.timeline.shades import SHADES, Codes
 

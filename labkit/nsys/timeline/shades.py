@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.nsys.analysis.attribution import Attribution
-from labkit.nsys.analysis.launches import launches
-from labkit.nsys.analysis.nesting import Ints, innermost
+from labkit.nsys.analysis.launches import first_calls
+from labkit.nsys.analysis.nesting import innermost
+from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, Label, Phase, Stage, parse
 
@@ -57,18 +58,10 @@ def shades(trace: Trace, threads: tuple[Ints, Ints], attribution: Attribution | 
     called = (trace.calls["start_ns"].to_numpy(), trace.calls["end_ns"].to_numpy(), threads[1])
     of_calls = stage_of[innermost(*called, holders)]
     if attribution is None:
-        return own, of_calls, np.append(of_calls, CODE[OTHER])[call_of_operation(trace)]
+        return own, of_calls, np.append(of_calls, CODE[OTHER])[first_calls(trace)]
     worked = np.append(own, CODE[OTHER])[attribution.range_of_operation]
     worked[worked == CODE[STEP]] = CODE[OTHER]
     return own, of_calls, worked
-
-
-def call_of_operation(trace: Trace) -> Ints:
-    """For each operation the row of the call that launched it, -1 for none."""
-    calls, of_call, of_operation = launches(trace, trace.operations)
-    first = np.full(max(of_call.max(initial=-1), of_operation.max(initial=-1)) + 1, -1)
-    first[of_call[::-1]] = calls.index[::-1]
-    return first[of_operation]
 
 
 def _shade(label: Label | None) -> np.uint8:

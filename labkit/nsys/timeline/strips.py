@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from labkit.nsys.analysis.attribution import Attribution
 from labkit.nsys.analysis.containment import numbered
-from labkit.nsys.analysis.nesting import Ints, levels
+from labkit.nsys.analysis.nesting import levels
+from labkit.nsys.arrays import Ints
 from labkit.nsys.timeline.shades import Codes, shades
 from labkit.nsys.trace import Trace
 

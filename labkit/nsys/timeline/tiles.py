@@ -14,7 +14,8 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.nsys.analysis.nesting import Ints, stable_order
+from labkit.nsys.analysis.nesting import stable_order
+from labkit.nsys.arrays import Ints
 from labkit.nsys.timeline.lanes import Lanes
 from labkit.nsys.timeline.shades import SHADES, Codes
 from labkit.system.errors import UserError

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 
 from labkit.nsys.analysis.containment import numbered
-from labkit.nsys.analysis.nesting import Ints, crossing, levels
+from labkit.nsys.analysis.nesting import crossing, levels
+from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Trace
 
 

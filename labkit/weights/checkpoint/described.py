@@ -19,7 +19,7 @@ from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.checkpoint.tensor_parallel import tensor_parallel_weights
 from labkit.weights.listed_files import index_files, listed_path, stays_inside
 from labkit.weights.protocol import TensorSource
-from labkit.weights.source import Checkpoint, ModelSource, hf_shapes, weight_files
+from labkit.weights.source import Checkpoint, ModelSource, hf_shapes, some_weight_files
 
 TYPES = ("Megatron", "ds_model", "BLOOM", "labkit")
 INDEX = ".index.json"
@@ -86,7 +86,8 @@ def described_source(
     if isinstance(checkpoint, str | Path):
         path = Path(base_dir) / checkpoint
         if path.is_dir() and not (path / WRITTEN_BY_DEEPSPEED).is_file():
-            checkpoint = {"type": "ds_model", "checkpoints": str(path.absolute())}
+            folder = path.absolute()
+            checkpoint = {"type": "ds_model", "checkpoints": str(folder)}
         else:
             path = path / WRITTEN_BY_DEEPSPEED if path.is_dir() else path
             checkpoint = _description_in(path)
@@ -98,7 +99,7 @@ def described_source(
         folder = folder / own
     return ModelSource(
         hf_config.model_type,
-        f"{described.type} checkpoint in {folder}",
+        f"{described.type} checkpoint in {folder.absolute()}",
         hf_config,
         _weights(described, Listing(folder, came_with), hf_config),
     )
@@ -155,8 +156,4 @@ def _files(path: Path) -> list[Path]:
     """The files that one entry of a list stands for: the file itself, the files of a folder, or those of an index."""
     if path.name.endswith(INDEX):
         return index_files(path)
-    if path.is_dir():
-        if not (files := weight_files(path)):
-            raise UserError(f"{path} holds no weights; expected model*.safetensors or pytorch_model*.bin")
-        return files
-    return [path]
+    return some_weight_files(path) if path.is_dir() else [path]

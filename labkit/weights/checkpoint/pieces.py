@@ -11,7 +11,7 @@ from torch import Tensor
 from labkit.models.shards import Cut
 from labkit.system.errors import UserError
 
-Range = tuple[int, int]  # [begin, end)
+Interval = tuple[int, int]  # [begin, end)
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class HeldRange:
     at: int
 
 
-def pieces(wanted: Sequence[Range], held: Sequence[Sequence[Range]]) -> list[HeldRange]:
+def pieces(wanted: Sequence[Interval], held: Sequence[Sequence[Interval]]) -> list[HeldRange]:
     """Where the wanted ranges of a whole are, when holder h has the ranges `held[h]` of it one behind the other.
 
     The result has the order of the wanted ranges. What several holders have is taken from the first of them. Raises
@@ -45,7 +45,7 @@ def pieces(wanted: Sequence[Range], held: Sequence[Sequence[Range]]) -> list[Hel
     return found
 
 
-def _located(held: Sequence[Sequence[Range]]) -> Iterator[HeldRange]:
+def _located(held: Sequence[Sequence[Interval]]) -> Iterator[HeldRange]:
     """All ranges that are held. Here `begin` and `end` count in the whole, and `at` is the position at the holder."""
     for holder, ranges in enumerate(held):
         at = 0
@@ -54,7 +54,7 @@ def _located(held: Sequence[Sequence[Range]]) -> Iterator[HeldRange]:
             at += end - begin
 
 
-def ranges_of(cut: Cut | None, whole: int) -> tuple[Range, ...]:
+def ranges_of(cut: Cut | None, whole: int) -> tuple[Interval, ...]:
     """The ranges that a cut takes of a dimension of size `whole`; without a cut that is all of it."""
     return ((0, whole),) if cut is None else cut.ranges
 
@@ -64,7 +64,7 @@ class FilePart:
     """The part of a tensor that one file holds: these ranges of the divided dimension. `read` gives that part."""
 
     read: Callable[[], Tensor]
-    ranges: tuple[Range, ...]
+    ranges: tuple[Interval, ...]
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from labkit.kernels.gemm import BLOCK, packed_shape, unpack, unpack_words
+from labkit.kernels.gemm import BLOCK, LANES, packed_shape, unpack, unpack_words
 from labkit.kernels.types import Linear
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.manifest import FileRecord, MatrixRecord
-from labkit.weights.checkpoint.pieces import Range
+from labkit.weights.checkpoint.pieces import Interval
 from labkit.weights.checkpoint.tensor_stream import TensorStream
 
 Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
@@ -58,7 +58,7 @@ class ShardFile:
         assert weight is not None
         return Linear(weight, None, matrix.outputs, matrix.inputs, matrix.layout, scales, matrix.group)
 
-    def block(self, key: str, rows: Range, columns: Range, halves: int | None) -> Tensor:
+    def block(self, key: str, rows: Interval, columns: Interval, halves: int | None) -> Tensor:
         """These rows and columns of a matrix. `halves`: how many rows a gated MLP has of the gate; as many of the up
         projection follow them.
         """
@@ -68,18 +68,18 @@ class ShardFile:
             return self._stream.slab(key, rows, columns)
         if matrix.layout == "words":
             return unpack_words(self._stream.slab(key, rows), matrix.inputs)[:, first:last]
-        pairs = 2 if len(self._stream.tensors[key].shape) == 4 else 1
-        within = (first // pairs, -(-last // pairs))
-        skipped = first - within[0] * pairs
+        lanes = LANES.get(self._stream.tensors[key].dtype, 1)
+        within = (first // lanes, -(-last // lanes))
+        skipped = first - within[0] * lanes
         return self._unpacked(key, rows, within, halves)[:, skipped : skipped + last - first]
 
-    def scales(self, key: str, rows: Range, halves: int | None) -> Tensor:
+    def scales(self, key: str, rows: Interval, halves: int | None) -> Tensor:
         """The scales of these rows, [rows, groups]; `matrices[key].group` inputs make a group."""
         if self._matrix(key).layout == "panels":
             return self._unpacked(scales_of(key), rows, None, halves)
         return self._stream.slab(scales_of(key), rows)
 
-    def _unpacked(self, key: str, rows: Range, within: Range | None, halves: int | None) -> Tensor:
+    def _unpacked(self, key: str, rows: Interval, within: Interval | None, halves: int | None) -> Tensor:
         width = BLOCK if halves is None else BLOCK // 2  # of what follows each other in a block: rows, or gate and up
         taken = []
         for half, start in enumerate((0,) if halves is None else (0, halves)):

@@ -21,7 +21,7 @@ from xxhash import xxh3_128
 from labkit.system.errors import UserError
 from labkit.system.json_file import parse_json
 from labkit.system.whole_file import whole_file
-from labkit.weights.checkpoint.pieces import Range
+from labkit.weights.checkpoint.pieces import Interval
 
 NAMES = {
     torch.float32: "F32",
@@ -104,7 +104,7 @@ class TensorStream:
         stored = self.tensors[name]
         return self.read_into(name, torch.empty(stored.shape, dtype=stored.dtype))
 
-    def slab(self, name: str, outer: Range, inner: Range | None = None) -> Tensor:
+    def slab(self, name: str, outer: Interval, inner: Interval | None = None) -> Tensor:
         """[begin, end) of the first dimension, and of the second if given, in memory of its own."""
         stored = self.tensors[name]
         if name not in self._intact:

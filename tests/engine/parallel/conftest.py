@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cut_models import four_ranks, three_ranks, two_ranks
+from sliced_ranks import Outcomes, outcomes_of_slicing
 
 import labkit
 
@@ -31,6 +32,16 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture(scope="session")
 def of_three(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(labkit.launch(three_ranks, tp_size=3, timeout_s=TIMEOUT_S), tmp_path_factory.mktemp("of-three"))
+
+
+@pytest.fixture(scope="session")
+def sliced_on_three() -> list[Outcomes]:
+    return labkit.launch(outcomes_of_slicing, tp_size=3, timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
+def sliced_on_two() -> list[Outcomes]:
+    return labkit.launch(outcomes_of_slicing, tp_size=2, timeout_s=TIMEOUT_S)
 
 
 @pytest.fixture(scope="session")

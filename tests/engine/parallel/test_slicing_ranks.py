@@ -1,46 +1,41 @@
-"""Sliced models on 2 and 3 processes against the whole one: logits, greedy tokens, searches, refusals."""
-
-from typing import Any
+"""Sliced models on 3 processes, and on 2, against the whole one: logits, greedy tokens, searches, refusals."""
 
 import pytest
 from sliced_models import MODELS
-from sliced_ranks import DEGREES, Outcomes
+from sliced_ranks import Outcomes
+from sweeps import swept
 
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture
-def outcomes(of_three: Any) -> list[Outcomes]:
+@pytest.fixture(params=swept(["sliced_on_three", "sliced_on_two"], ["sliced_on_three"]))
+def outcomes(request: pytest.FixtureRequest) -> list[Outcomes]:
     """Of each rank."""
-    return [rank["sliced"] for rank in of_three.answers]
+    found: list[Outcomes] = request.getfixturevalue(request.param)
+    return found
 
 
-def problems(outcomes: list[Outcomes], check: str, degree: int) -> list[str]:
-    found = [rank[f"{check} on {degree}"] for rank in outcomes[:degree]]
-    return [problem for problem in found if problem]
+def problems(outcomes: list[Outcomes], check: str) -> list[str]:
+    return [rank[check] for rank in outcomes if rank[check]]
 
 
-@pytest.mark.parametrize("degree", DEGREES)
 @pytest.mark.parametrize("name", MODELS)
-def test_ranks_give_the_logits_and_tokens_of_one_process(outcomes: list[Outcomes], name: str, degree: int) -> None:
-    assert not problems(outcomes, name, degree)
+def test_ranks_give_the_logits_and_tokens_of_one_process(outcomes: list[Outcomes], name: str) -> None:
+    assert not problems(outcomes, name)
 
 
-def test_a_policy_of_deepspeed_gives_them_too(outcomes: list[Outcomes]) -> None:
-    assert not problems(outcomes, "policy", 3)
+def test_a_policy_of_deepspeed_gives_them_too_and_on_some_of_the_ranks(outcomes: list[Outcomes]) -> None:
+    assert not problems(outcomes[:2], "policy")
 
 
-@pytest.mark.parametrize("degree", DEGREES)
 @pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16"])
-def test_low_precision_is_as_near_as_in_one_process(outcomes: list[Outcomes], dtype: str, degree: int) -> None:
-    assert not problems(outcomes, dtype, degree)
+def test_low_precision_is_as_near_as_in_one_process(outcomes: list[Outcomes], dtype: str) -> None:
+    assert not problems(outcomes, dtype)
 
 
-@pytest.mark.parametrize("degree", DEGREES)
-def test_what_the_first_rank_refuses_is_refused_on_every_rank(outcomes: list[Outcomes], degree: int) -> None:
-    assert not problems(outcomes, "refusal", degree)
+def test_what_the_first_rank_refuses_is_refused_on_every_rank(outcomes: list[Outcomes]) -> None:
+    assert not problems(outcomes, "refusal")
 
 
-@pytest.mark.parametrize("degree", DEGREES)
-def test_a_rank_with_another_model_is_named(outcomes: list[Outcomes], degree: int) -> None:
-    assert not problems(outcomes, "odd model", degree)
+def test_a_rank_with_another_model_is_named(outcomes: list[Outcomes]) -> None:
+    assert not problems(outcomes, "odd model")

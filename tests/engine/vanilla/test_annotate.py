@@ -34,13 +34,16 @@ def test_every_layer_has_every_stage_once_per_forward(name: str) -> None:
 
 
 def test_the_stages_add_up_to_the_call() -> None:
+    """Never to more than the call, and to most of it when no other program comes between two stages."""
     model = small_model("gpt2")
-    with annotate(model, policy_for(model.config)) as clock:
-        started = perf_counter()
-        model.generate(PROMPT, **ARGS)
-        elapsed_ms = (perf_counter() - started) * 1e3
-    total = sum(time.total_ms for time in clock.stage_times())
-    assert 0.5 * elapsed_ms < total <= elapsed_ms * 1.05
+    shares = []
+    for _ in range(8):
+        with annotate(model, policy_for(model.config)) as clock:
+            started = perf_counter()
+            model.generate(PROMPT, **ARGS)
+            elapsed_ms = (perf_counter() - started) * 1e3
+        shares.append(sum(time.total_ms for time in clock.stage_times()) / elapsed_ms)
+    assert 0.5 < max(shares) <= 1.05
 
 
 def test_the_model_computes_what_it_did_and_keeps_no_hook() -> None:

@@ -1,7 +1,9 @@
 """Every rung of the ladder generates what vanilla generates."""
 
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,10 +74,30 @@ def test_the_steps_of_hf_gemm_use_the_engines_gemm(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["hf-eager", "hf-gemm", "hf-static", "fused"])
 def test_stages_are_told_apart_on_request(name: str) -> None:
     side = rung(name, "tiny-llama")
-    if any(impl in side.impl for impl in ("reference", "triton")):
-        pytest.skip("only the C++ step keeps stage times")
+    if any(impl in side.impl for impl in ("reference", "triton")) or side.device.type != "cpu":
+        pytest.skip("only the C++ step, and hooks on a CPU, keep stage times")
     stages = side.stage_times(lambda: side.generate(PROMPT, **ARGS))
     assert {"qkv", "attention", "attn_out", "mlp", "mlp_out", "lm_head"} <= {str(time.stage) for time in stages}
+
+
+def test_launch_times_are_no_stage_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the CPU sees of a model that computes elsewhere; its stages are announced to profilers all the same."""
+    runs: list[str] = []
+    clock = SimpleNamespace(stage_times=lambda: ["launches"])
+    monkeypatch.setattr(baselines, "annotate", lambda model, policy: nullcontext(clock))
+    source = resolve("tiny-gpt2")
+    model = source.hf_model(torch.float32)
+    for device, stages in (("cpu", ["launches"]), ("meta", [])):
+        side = baselines._vanilla("hf-eager", "eager", source, model.to(device))
+        assert side.stage_times(lambda device=device: runs.append(device)) == stages  # type: ignore[misc]
+    assert runs == ["cpu", "meta"]
+
+
+def test_a_side_without_stages_makes_the_call_all_the_same() -> None:
+    """`labkit profile` captures it."""
+    runs: list[int] = []
+    assert Baseline("any", "any", torch.float32, None, None).stage_times(lambda: runs.append(1)) == []
+    assert runs == [1]
 
 
 @pytest.mark.parametrize("model", ["tiny-gptj", "tiny-bloom"])

@@ -110,7 +110,7 @@ def test_an_interrupt_in_any_round_ends_the_workers_and_writes_nothing(tmp_path:
     """tests/cli interrupts a command while its workers load."""
     before = children()
 
-    def interrupt(done: int, total: int, label: str) -> None:
+    def interrupt(done: float, total: float, label: str) -> None:
         if label.startswith("round 2"):
             raise KeyboardInterrupt
 

@@ -37,10 +37,10 @@ class Recorded:
 
 def rounds(
     monkeypatch: pytest.MonkeyPatch, schedule: Schedule, decided: Any, *roles: str
-) -> tuple[Turns, list[tuple[int, int, str]]]:
+) -> tuple[Turns, list[tuple[float, float, str]]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(module, "probe_bandwidth", lambda threads, device: None)
-    said: list[tuple[int, int, str]] = []
+    said: list[tuple[float, float, str]] = []
     total = len(roles) * schedule.first_rounds
     steps = module._Steps(total, lambda done, all_, label: said.append((done, all_, label)))
     run = module._Rounds([Recorded(role) for role in roles], schedule, decided, steps)  # type: ignore[misc]

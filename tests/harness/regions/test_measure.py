@@ -12,6 +12,7 @@ from sweeps import crossed
 from torch import Tensor
 
 from labkit.harness import load_records
+from labkit.harness.regions import measure as measuring
 from labkit.harness.regions.case import layer_case
 from labkit.harness.regions.clocks import RegionClock
 from labkit.harness.regions.layer_stack import LayerStack, layer_stack
@@ -197,3 +198,22 @@ def test_the_share_of_the_limit_is_that_of_the_bytes(measured: tuple[tuple[Regio
 def test_a_mistake_is_explained(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         measure_regions(**({"model": "tiny-gpt2"} | SMALL | wrong))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"regions": ["qvk"]}, "unknown op 'qvk'; expected one of qkv"),
+        ({"rounds": 1}, "got rounds = 1, expected at least 2"),
+        ({"batch": 0}, "got batch = 0"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_before_anything_is_waited_for_or_built(
+    changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "wait_until_quiet", lambda *_, **__: pytest.fail("it waited"))
+    monkeypatch.setattr(measuring, "LayerBench", lambda case: pytest.fail("it built the layers"))
+    with pytest.raises(ValueError, match=message):
+        measure_regions("tiny-gpt2", wait_quiet_s=5, output=tmp_path / "runs", **changes)
+    assert not (tmp_path / "runs").exists()

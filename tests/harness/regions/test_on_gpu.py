@@ -3,6 +3,7 @@
 Interpreted, with one or two layers of tiny shapes: whether it works, not how fast it is.
 """
 
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_a_gpus_record_has_a_column_for_calls_and_one_for_graphs() -> None:
 def test_a_cpus_record_has_no_graphs() -> None:
     found = measured({UNFUSED: 40.0, FUSED: 20.0, "one call": 16.0}).as_dict()
     assert found["graph_fused_us"] is None
-    assert found["one_call_ratio"] == pytest.approx(2.5)
+    assert found["engine_ratio"] == pytest.approx(2.5)
 
 
 def test_an_impl_that_is_unknown_is_refused() -> None:
@@ -116,6 +117,9 @@ def test_the_figures_take_a_gpus_record() -> None:
     shared = {"case": row.case, "environment": row.environment, "bandwidth_gb_s": row.bandwidth_gb_s}
     study = KernelStudy((row,), LadderMeasurement(bytes=10**6, rounds_us=rungs, **shared), (), 800_000.0)
     assert "in a CUDA graph against unfused torch ops: 3.00x" in study.headline
+    both = replace(study, regions=(row, row.model_copy(update={"region": Stage.MLP})))
+    subtitle = regions_figure(both).layout.title.subtitle.text
+    assert all(f"<br>{region}: not trustworthy: 4 rounds" in subtitle for region in ("qkv", "mlp"))
     (bars,) = regions_figure(study).data
     assert list(bars.y) == [TITLES[side] for side in row.rounds_us]
     assert list(ladder_figure(study).data[0].y) == list(rungs)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from sweeps import swept
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from labkit.engine.runners.cuda_graph import GpuDecoder
 from labkit.harness.regions import tune as tuning
@@ -43,6 +45,26 @@ def test_a_tile_that_is_no_faster_is_left(tmp_path: Path) -> None:
     _, found = tune(["tiny-llama"], timer=lambda decoder: 100.0)
     assert found
     assert all(each.tile not in (GOOD, Tile(32, 64)) for each in found)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    swept(
+        {
+            "shared memory": OutOfResources(300_000, 232_448, "shared memory"),
+            "registers": PTXASError("too many registers"),
+        },
+        ["shared memory"],
+    ),
+)
+def test_a_tile_that_the_gpu_cannot_run_is_passed_over(problem: Exception) -> None:
+    def fails_with_large_tiles(decoder: GpuDecoder) -> float:
+        if Tile(32, 64) in decoder.launch.tiles.tiles.values():
+            raise problem
+        return faster_with_good_tiles(decoder)
+
+    _, found = tune(["tiny-gptj"], timer=fails_with_large_tiles)
+    assert all(each.tile == GOOD for each in found)
 
 
 def test_what_was_found_stays_when_tuning_is_stopped(tmp_path: Path) -> None:

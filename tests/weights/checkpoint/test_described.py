@@ -215,6 +215,7 @@ def test_a_string_is_one_file_or_folder_or_index(tmp_path: Path) -> None:
     for listed in ("model.safetensors.index.json", "."):
         assert_is(model("llama"), {"type": "ds_model", "checkpoints": listed}, tmp_path, (2,))
     assert_is(model("llama"), str(tmp_path), "", (2,))
+    assert described_source(tmp_path, model("llama").config, "").origin == f"ds_model checkpoint in {tmp_path}"
     torch.save(model("llama").state_dict(), tmp_path / "all.pt")
     assert_is(model("llama"), {"type": "ds_model", "checkpoints": "all.pt"}, tmp_path, (2,))
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from labkit.models.shards import Cut
-from labkit.weights.checkpoint.pieces import Divided, FilePart, Range, pieces
+from labkit.weights.checkpoint.pieces import Divided, FilePart, Interval, pieces
 
 WHOLE = 40
 
 
-def partition(rng: random.Random, holders: int) -> list[tuple[Range, ...]]:
+def partition(rng: random.Random, holders: int) -> list[tuple[Interval, ...]]:
     """Every number of the whole at one holder or more, in ranges in any order."""
     bounds = sorted(rng.sample(range(1, WHOLE), 9))
     ranges = list(zip([0, *bounds], [*bounds, WHOLE], strict=True))
-    held: list[list[Range]] = [[] for _ in range(holders)]
+    held: list[list[Interval]] = [[] for _ in range(holders)]
     for one in rng.sample(ranges, len(ranges)) + rng.sample(ranges, 3):
         held[rng.randrange(holders)].append(one)
     return [tuple(ranges) for ranges in held]

@@ -49,7 +49,9 @@ def is_float(value: Any) -> bool:
 
 
 def hidden_states(call: Call) -> list[Tensor]:
-    """The rows [B, T, hidden] among the arguments: the first of three axes, and all of its width (an encoder's)."""
+    """The rows [B, T, hidden] among the arguments: the first tensor with three axes, and all others of its batch and
+    width, such as an encoder's output.
+    """
     rows = [tensor for tensor in tensors([call.args, call.kwargs]) if is_float(tensor) and tensor.ndim == 3]
     return [tensor for tensor in rows if (tensor.shape[0], tensor.shape[-1]) == (rows[0].shape[0], rows[0].shape[-1])]
 

@@ -1,0 +1,34 @@
+"""What the public ops check of their tensors, because the kernels read and write them without looking."""
+
+import torch
+from torch import Tensor
+
+from labkit.system.errors import UserError
+
+from .types import LayerCache, Rows
+
+
+def check_rows(name: str, tensor: Tensor, columns: int, rows: int | None = None) -> None:
+    """Raises ValueError unless `tensor` is a contiguous float32 [rows, columns]; None: of any number of rows."""
+    shape = tensor.shape
+    if (
+        tensor.dtype != torch.float32
+        or len(shape) != 2
+        or shape[1] != columns
+        or rows not in (None, shape[0])
+        or not tensor.is_contiguous()
+    ):
+        wanted = f"[{'rows' if rows is None else rows}, {columns}]"
+        raise UserError(f"{name}: expected contiguous float32 {wanted}, got {tensor.dtype} {list(shape)}")
+
+
+def check_slots(rows: Rows, cache: LayerCache) -> None:
+    """Raises ValueError unless the cache has slots for the new tokens of `rows`, and each table a place for them."""
+    slots = cache.past + rows.tokens
+    if slots > cache.keys.shape[2]:
+        raise UserError(
+            f"cache of {cache.keys.shape[2]} slots can't take {rows.tokens} tokens after {cache.past}; grow it"
+        )
+    for name, table in (("visible", rows.visible), ("key_positions", rows.key_positions)):
+        if table is not None and table.shape[1] < slots:
+            raise UserError(f"{name}: expected [{rows.batch}, {slots} or more], got {list(table.shape)}")

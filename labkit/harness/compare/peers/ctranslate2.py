@@ -1,0 +1,93 @@
+"""CTranslate2, with the model as its own converter writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig
+from transformers.generation import BaseStreamer
+
+from labkit.harness.compare.baselines import Baseline
+from labkit.harness.compare.peers.peer import Peer
+from labkit.models.dtypes import FLOAT_DTYPES
+from labkit.weights.source import ModelSource
+
+CTRANSLATE2 = "ctranslate2"
+CTRANSLATE2_INT8 = "ctranslate2-int8"
+FILES = "model"
+
+
+class CTranslate2(Peer):
+    """It generates by itself, and says each token when it is known."""
+
+    name = CTRANSLATE2
+    package = "ctranslate2"
+    requirements = ("ctranslate2==4.8.5", "pyyaml==6.0.3")
+    sides: ClassVar = {CTRANSLATE2: False, CTRANSLATE2_INT8: True}
+    dtypes = ("float32",)  # on CPUs it turns weights of any other floating type into this one
+
+    def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
+        """By its own converter, which is handed the model itself. Tokens are compared by their ids, so the vocabulary
+        is one of ids.
+        """
+        self.import_package()
+        from ctranslate2.converters import TransformersConverter  # type: ignore[import-not-found]
+
+        vocabulary = {str(token): token for token in range(source.hf_config.vocab_size)}
+        tokenizer = SimpleNamespace(get_vocab=lambda: vocabulary, bos_token="0", eos_token="0", unk_token="0")
+        with TemporaryDirectory(dir=folder) as description:
+            source.hf_config.save_pretrained(description)
+            converter = TransformersConverter(description)
+            converter.load_model = lambda *_, **__: source.hf_model(FLOAT_DTYPES[dtype]).float()
+            converter.load_tokenizer = lambda *_, **__: tokenizer
+            converter.convert(str(folder / FILES), quantization=self._computes(side))
+
+    def load(
+        self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, *, threads: int, positions: int
+    ) -> Baseline:
+        api, computes = self.import_package(), self._computes(side)
+        generator = api.Generator(str(folder / FILES), compute_type=computes, inter_threads=1, intra_threads=threads)
+        weights = torch.int8 if self.sides[side] else dtype
+        model = CTranslate2Model(generator, source.hf_config)
+        return Baseline(side, f"ctranslate2 {api.__version__}, {computes}", weights, model, source.tokenizer)
+
+    def _computes(self, side: str) -> str:
+        return "int8_float32" if self.sides[side] else "float32"
+
+
+class CTranslate2Model:
+    """Greedy generation of several sequences of one length."""
+
+    def __init__(self, generator: Any, config: PretrainedConfig) -> None:
+        self._generator, self.config = generator, config
+
+    def generate(
+        self, input_ids: torch.Tensor, *, streamer: BaseStreamer, max_new_tokens: int, **greedy: Any
+    ) -> torch.Tensor:
+        """`max_new_tokens` greedy tokens; the streamer gets those of a step as they are known."""
+        steps = np.empty((max_new_tokens, len(input_ids)), np.int64)  # filled from a thread of the generator
+        heard = 0
+
+        def hear(token: Any) -> bool:
+            nonlocal heard
+            steps[token.step, token.batch_id] = token.token_id
+            heard += 1
+            if heard % len(input_ids) == 0:
+                streamer.put(torch.from_numpy(steps[token.step]))
+            return False
+
+        streamer.put(input_ids)
+        self._generator.generate_batch(
+            [[str(token) for token in sequence] for sequence in input_ids.tolist()],
+            max_length=max_new_tokens,
+            end_token=[self.config.vocab_size],  # there is no such token: an end of text does not end it
+            include_prompt_in_result=False,  # so the prompt is read at once
+            callback=hear,
+        )
+        streamer.end()
+        return torch.cat([input_ids, torch.from_numpy(steps.T)], dim=1)

@@ -1,0 +1,90 @@
+"""A model as a graph of one step, for runtimes that read graphs: tokens and KV cache in, logits and KV cache out."""
+
+from __future__ import annotations
+
+import warnings
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.pytorch_utils import Conv1D
+
+from labkit.models.dtypes import FLOAT_DTYPES
+from labkit.weights.source import ModelSource
+
+
+class CachedStep(nn.Module):
+    """One step of a model, with the keys and values of its layers in turns as one list.
+
+    `rows` says for each sequence whose cache it goes on from, as OpenVINO wants it.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.takes_positions = "position_ids" in signature(model.forward).parameters
+
+    def forward(self, tokens: Tensor, past: list[Tensor], rows: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The logits behind the last token [sequence, vocabulary], then the cache with these tokens."""
+        if rows is not None:
+            past = [each.index_select(0, rows) for each in past]
+        cache = DynamicCache()
+        cache.layers = [_filled(keys, values) for keys, values in zip(past[::2], past[1::2], strict=True)]
+        options: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+        if self.takes_positions:  # for each sequence: ONNX's rotary embedding does not share them among sequences
+            sequences, count = tokens.shape
+            options["position_ids"] = (torch.arange(count) + past[0].shape[2]).expand(sequences, -1)
+        said = self.model(tokens, **options)
+        return said.logits[:, -1], *_tensors(cache)
+
+
+def exported_step(source: ModelSource, dtype: str, *, rows: bool) -> tuple[ExportedProgram, list[Tensor]]:
+    """The program of a `CachedStep` for any numbers of sequences, tokens and positions, and a cache of such shapes.
+
+    It computes in float32, with weights that were rounded to `dtype` before. `rows`: whether it takes them.
+    """
+    model = source.hf_model(FLOAT_DTYPES[dtype]).float()
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Conv1D):
+            model.set_submodule(path, _linear(module))
+    tokens = torch.zeros((2, 2), dtype=torch.long)
+    with torch.inference_mode():
+        past = [each.clone() for each in _tensors(model(tokens, use_cache=True).past_key_values)]
+    free = Dim.DYNAMIC
+    inputs: dict[str, Any] = {"tokens": tokens, "past": past}
+    shapes: dict[str, Any] = {"tokens": {0: free, 1: free}, "past": [{0: free, 2: free}] * len(past)}
+    if rows:
+        inputs["rows"], shapes["rows"] = torch.arange(2, dtype=torch.int32), {0: free}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(CachedStep(model), (), inputs, dynamic_shapes=shapes, strict=False)
+    return program, past
+
+
+def _tensors(cache: DynamicCache) -> list[Tensor]:
+    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
+def _filled(keys: Tensor, values: Tensor) -> DynamicLayer:
+    """A layer of a cache that holds these already. One that is filled by its own `update` would begin with another."""
+    layer = DynamicLayer()
+    layer.keys, layer.values, layer.dtype, layer.device, layer.is_initialized = (
+        keys,
+        values,
+        keys.dtype,
+        keys.device,
+        True,
+    )
+    return layer
+
+
+def _linear(module: Conv1D) -> nn.Linear:
+    """The same in the form that runtimes know how to quantise and to pack."""
+    inputs, outputs = module.weight.shape
+    linear = nn.Linear(inputs, outputs, device="meta")
+    linear.weight, linear.bias = nn.Parameter(module.weight.T.contiguous()), module.bias
+    return linear

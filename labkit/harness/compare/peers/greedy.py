@@ -1,0 +1,39 @@
+"""Greedy generation with a runtime that gives the logits of one step at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig
+from transformers.generation import BaseStreamer
+
+
+class GreedySteps(ABC):
+    """A model that is asked for one step after the other. It keeps what it has read."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Begin anew: nothing has been read."""
+
+    @abstractmethod
+    def logits(self, unread: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Read more tokens [sequence, position]; the logits [sequence, vocabulary] behind the last position."""
+
+    def generate(
+        self, input_ids: torch.Tensor, *, streamer: BaseStreamer, max_new_tokens: int, **greedy: Any
+    ) -> torch.Tensor:
+        """`max_new_tokens` greedy tokens; the streamer gets each as it is known. An end of text does not end it."""
+        self.forget()
+        streamer.put(input_ids)
+        read = [input_ids.numpy()]
+        for _ in range(max_new_tokens):
+            read.append(self.logits(read[-1]).argmax(-1)[:, None])
+            streamer.put(torch.from_numpy(read[-1][:, 0]))
+        streamer.end()
+        return torch.from_numpy(np.concatenate(read, axis=1))

@@ -1,0 +1,177 @@
+"""llama.cpp, compiled for this machine, with weights in the files (GGUF) that its own converter writes.
+
+Where LABKIT_LLAMA_CPP_PYTHON names an interpreter that imports `llama_cpp`, and LABKIT_LLAMA_CPP_SOURCES the folder
+with llama.cpp's `convert_hf_to_gguf.py`, they are used in place of what is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from labkit.harness.compare.baselines import Baseline, comparison_device
+from labkit.harness.compare.peers.folder import installed, packages_in, sources_in
+from labkit.harness.compare.peers.greedy import GreedySteps
+from labkit.harness.compare.peers.peer import Peer
+from labkit.harness.compare.peers.pip import Pip
+from labkit.kernels.build import BuildError, compiler
+from labkit.models.dtypes import FLOAT_DTYPES
+from labkit.system.errors import RunError, UserError
+from labkit.system.processor import cpu_flags
+from labkit.weights.source import ModelSource
+
+LLAMA_CPP = "llama.cpp"
+LLAMA_CPP_INT8 = "llama.cpp-q8_0"  # int8 weights in groups of 32
+PYTHON, SOURCES = "LABKIT_LLAMA_CPP_PYTHON", "LABKIT_LLAMA_CPP_SOURCES"
+CONVERTER = "convert_hf_to_gguf.py"
+OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # the converter's names of types
+INT8 = "q8_0"
+FILE = "model.gguf"
+FIND = "import importlib.util as u; found = u.find_spec('llama_cpp'); print(found.origin if found else '')"
+NATIVE = ("-DGGML_NATIVE=ON",)
+# This version crashes on its int8 type where it uses AMX, and uses it for none of the others: native, but for that.
+WITHOUT_AMX = (
+    "-DGGML_NATIVE=OFF",
+    *(f"-DGGML_{isa}=ON" for isa in ("AVX2", "FMA", "F16C", "BMI2")),
+    *(f"-DGGML_AVX512{isa}=ON" for isa in ("", "_VBMI", "_VNNI", "_BF16")),
+)
+NO_IMAGES = "-DLLAVA_BUILD=OFF"  # a third of what there is to compile, for models that see
+
+
+class LlamaCpp(Peer):
+    """Compiled from the sources that llama-cpp-python carries, through whose bindings it is called."""
+
+    name = LLAMA_CPP
+    package = "llama_cpp"
+    requirements = ("llama-cpp-python==0.3.36", "diskcache==5.6.3")
+    sides: ClassVar = {LLAMA_CPP: False, LLAMA_CPP_INT8: True}
+    most_sequences = 1
+
+    def packages(self) -> Path | None:
+        if python := os.environ.get(PYTHON):
+            return _packages_of(python)
+        return super().packages()
+
+    def sources(self) -> Path | None:
+        """The folder with the converter, if there is one."""
+        if named := os.environ.get(SOURCES):
+            return Path(named)
+        found = installed(self.name)
+        return None if found is None else found.sources
+
+    def unavailable(self) -> str | None:
+        python = os.environ.get(PYTHON)
+        if python is None or comparison_device().type != "cpu":
+            return super().unavailable() or self._no_converter()
+        if self.packages() is None:
+            return f"{python} does not import llama_cpp; set {PYTHON} to an interpreter that does"
+        return self._no_converter()
+
+    def _no_converter(self) -> str | None:
+        sources = self.sources()
+        if sources is not None and (sources / CONVERTER).is_file():
+            return None
+        where = f"{SOURCES} is not set" if sources is None else f"{sources} holds no {CONVERTER}"
+        return f"llama.cpp cannot convert a model: {where}; set {SOURCES} to the folder with its {CONVERTER}"
+
+    def install(self, pip: Pip, folder: Path) -> None:
+        try:
+            compiler()
+        except BuildError as error:
+            raise UserError(f"llama.cpp cannot be compiled: {str(error).partition(':')[0]}; install g++") from None
+        binding, *others = self.requirements
+        archive = pip.download_source(binding)
+        with tarfile.open(archive) as opened:
+            opened.extractall(archive.parent, filter="data")
+        (source,) = (path for path in archive.parent.iterdir() if path.is_dir())
+        flags = WITHOUT_AMX if "amx_tile" in cpu_flags() else NATIVE
+        wanted = os.environ.get("CMAKE_ARGS", "")
+        pip.build(source, packages_in(folder), {"CMAKE_ARGS": " ".join((NO_IMAGES, *flags, wanted))})
+        pip.install(tuple(others), packages_in(folder))
+        vendored = source / "vendor" / "llama.cpp"
+        sources_in(folder).mkdir()
+        for part in (CONVERTER, "conversion", "gguf-py", "LICENSE"):
+            (vendored / part).rename(sources_in(folder) / part)
+
+    def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
+        """By llama.cpp's own converter. Tokens are compared by their ids, so the file has the size of the vocabulary
+        but no tokenizer, of which the converter knows only the published ones.
+        """
+        sources = self.sources()
+        assert sources is not None
+        sys.path.insert(0, str(sources))
+        with TemporaryDirectory(dir=folder) as checkpoint:
+            vanilla = source.hf_model(FLOAT_DTYPES[dtype])
+            architecture = type(vanilla).__name__
+            if architecture == "GPT2LMHeadModel":
+                vanilla.config.n_ctx = vanilla.config.n_positions  # the name in published configs, which it reads
+            vanilla.save_pretrained(checkpoint)
+            del vanilla
+            from conversion import get_model_class  # type: ignore[import-not-found]
+            from convert_hf_to_gguf import main  # type: ignore[import-not-found]
+
+            get_model_class(architecture).set_vocab = _set_vocab_size
+            outtype = INT8 if self.sides[side] else OUTTYPES[dtype]
+            sys.argv[1:] = [checkpoint, "--outtype", outtype, "--outfile", str(folder / FILE)]
+            main()
+
+    def load(
+        self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, *, threads: int, positions: int
+    ) -> Baseline:
+        api = self.import_package()
+        model = GgufModel(api, folder / FILE, source, threads=threads, positions=positions)
+        impl = f"llama-cpp-python {api.__version__}, mapped weights, float16 KV cache"
+        if self.sides[side]:
+            return Baseline(side, f"{impl}, {INT8}", torch.int8, model, source.tokenizer)
+        return Baseline(side, impl, dtype, model, source.tokenizer)
+
+
+class GgufModel(GreedySteps):
+    """Calls llama.cpp's C interface, with one `llama_decode` for each token."""
+
+    def __init__(self, api: Any, file: Path, source: ModelSource, *, threads: int, positions: int) -> None:
+        super().__init__(source.hf_config)
+        model = api.llama_model_load_from_file(str(file).encode(), api.llama_model_default_params())
+        settings = api.llama_context_default_params()
+        settings.n_ctx = positions
+        settings.n_threads = settings.n_threads_batch = threads
+        self._context = api.llama_init_from_model(model, settings)
+        if not self._context:
+            raise RunError(f"llama.cpp cannot load {file}")
+        self._api = api
+
+    def forget(self) -> None:
+        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)
+
+    def logits(self, unread: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        api, (tokens,) = self._api, unread
+        ids = (api.llama_token * len(tokens))(*tokens)
+        if status := api.llama_decode(self._context, api.llama_batch_get_one(ids, len(tokens))):
+            raise RunError(f"llama_decode failed with status {status}")
+        found = api.llama_get_logits_ith(self._context, -1)
+        return np.ctypeslib.as_array(found, (1, self.config.vocab_size))
+
+
+@cache
+def _packages_of(python: str) -> Path | None:
+    """The folder that an interpreter imports `llama_cpp` from."""
+    try:
+        done = subprocess.run([python, "-I", "-c", FIND], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    origin = done.stdout.strip()
+    return Path(origin).parent.parent if origin else None
+
+
+def _set_vocab_size(converter: Any) -> None:
+    converter._set_vocab_none()
+    converter.gguf_writer.add_vocab_size(converter.hparams["vocab_size"])

@@ -1,0 +1,104 @@
+"""pip, as the installer of a peer calls it: in a session of its own, with what it prints in a log."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TextIO
+
+from labkit.system.errors import RunError, UserError
+from labkit.system.lifetime import kill_session
+from labkit.system.marked_run import MARK
+from labkit.system.progress import Progress
+
+COMPILED = re.compile(r"^\s*\[(\d+)/(\d+)\] ")  # how ninja counts the files of a build
+NOT_THE_CAUSE = re.compile(r"WARNING|NOTE|note:|hint:|\[notice\]|╰─>|\[end of output\]", re.IGNORECASE)
+CAUSES = {
+    r"No space left on device|Errno 28": "the disk is full; make room, or name a folder on another disk (LABKIT_CACHE)",
+    r"NewConnectionError|ConnectTimeout|ConnectionError|NameResolutionError|Max retries": "no package index answers; "
+    "is there a network?",
+    r"No matching distribution": "no package index has it for this Python and this machine",
+    r"CMAKE_(C|CXX)_COMPILER|No CMAKE": "the C++ compiler does not work; Debian, Ubuntu: apt-get install g++",
+    r"fatal error: Killed signal": "memory ran out; compile fewer files at once (CMAKE_BUILD_PARALLEL_LEVEL=1)",
+}
+
+
+class Pip:
+    """Installs packages into folders. `scratch` is where it keeps what it needs meanwhile, and `mark` the mark of the
+    run (`labkit.system.marked_run`).
+
+    RunError, with the cause where it is known and the path of the log, for a call that fails.
+    """
+
+    def __init__(self, log: TextIO, scratch: Path, mark: str, progress: Progress) -> None:
+        # PathFinder alone: setuptools' finder takes the question for an import of pip, and stops replacing distutils,
+        # which breaks PyTorch's compiler in this process.
+        if PathFinder.find_spec("pip") is None:
+            raise UserError(f"{sys.executable} has no pip; add it: {sys.executable} -m ensurepip")
+        self._log, self._scratch, self._mark, self._progress = log, scratch, mark, progress
+
+    def install(self, requirements: tuple[str, ...], folder: Path) -> None:
+        """Exactly these packages, as they were built by others, and none that they ask for."""
+        arguments = ("install", "--no-deps", "--only-binary", ":all:", "--target", str(folder), *requirements)
+        self._run(f"downloading {', '.join(requirements)}", arguments)
+
+    def download_source(self, requirement: str) -> Path:
+        """The source archive of a package, alone in a temporary folder."""
+        folder = self._scratch / "source"
+        folder.mkdir()
+        arguments = ("download", "--no-deps", "--no-binary", ":all:", "--dest", str(folder))
+        self._run(f"downloading the sources of {requirement}", (*arguments, requirement))
+        (archive,) = folder.iterdir()
+        return archive
+
+    def build(self, source: Path, folder: Path, environment: Mapping[str, str]) -> None:
+        """Compile the package in the folder `source`, and install it into `folder`."""
+        arguments = ("install", "--verbose", "--no-deps", "--target", str(folder), str(source))
+        self._run(f"compiling {source.name}", arguments, environment)
+
+    def _run(self, doing: str, arguments: tuple[str, ...], environment: Mapping[str, str] | None = None) -> None:
+        self._progress(0, 1, doing)
+        common = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--retries", "1")
+        command = [sys.executable, "-P", "-m", "pip", arguments[0], *common, *arguments[1:]]
+        self._log.write(f"{' '.join(command)}\n")
+        said: list[str] = []
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=os.environ | {MARK: self._mark, "TMPDIR": str(self._scratch)} | dict(environment or {}),
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends pip and all that it started
+        )
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                self._log.write(line)
+                said.append(line.strip())
+                if counted := COMPILED.match(line):
+                    self._progress(int(counted[1]), int(counted[2]), doing)
+        except BaseException:
+            kill_session(process)
+            raise
+        finally:
+            process.stdout.close()
+            self._log.flush()
+        if process.wait():
+            raise RunError(f"{doing} failed: {cause(said)}; all that pip printed is in {self._log.name}")
+
+
+def cause(said: list[str]) -> str:
+    """What went wrong, from the lines that pip printed: in words where that is known, else its last error."""
+    text = "\n".join(said)
+    for pattern, meaning in CAUSES.items():
+        if re.search(pattern, text):
+            return meaning
+    errors = [line for line in said if "error" in line.lower() and not NOT_THE_CAUSE.search(line)]
+    return (errors or [line for line in said if line] or ["it said nothing"])[-1]

@@ -1,0 +1,20 @@
+"""The peers, and which of them a side belongs to."""
+
+from __future__ import annotations
+
+from labkit.harness.compare.peers.ctranslate2 import CTranslate2
+from labkit.harness.compare.peers.llama_cpp import LlamaCpp
+from labkit.harness.compare.peers.onnxruntime import OnnxRuntime
+from labkit.harness.compare.peers.openvino import OpenVino
+from labkit.harness.compare.peers.peer import Peer
+from labkit.system.errors import UserError
+
+PEERS: dict[str, Peer] = {peer.name: peer for peer in (LlamaCpp(), OnnxRuntime(), OpenVino(), CTranslate2())}
+PEER_OF_SIDE: dict[str, Peer] = {side: peer for peer in PEERS.values() for side in peer.sides}
+
+
+def peer_named(name: str) -> Peer:
+    """UserError for a name that is unknown."""
+    if name not in PEERS:
+        raise UserError(f"unknown peer {name!r}; expected one of {', '.join(PEERS)}")
+    return PEERS[name]

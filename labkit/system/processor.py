@@ -1,0 +1,27 @@
+"""What Linux tells of this machine's processor."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def cpu_field(name: str) -> str:
+    """The value of a field of the first CPU in /proc/cpuinfo; empty where there is no such field or file."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == name), "")
+
+
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets that Linux reports for this CPU."""
+    return frozenset((cpu_field("flags") or cpu_field("Features")).split())  # on x86, on ARM
+
+
+def cpu_name() -> str:
+    """What this machine's processor calls itself."""
+    return cpu_field("model name") or platform.processor() or platform.machine()

@@ -1,0 +1,58 @@
+"""What a rank does by itself: the GPU that it takes, and the random numbers that it draws."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small_models import small_model
+from torch import Tensor
+
+import labkit
+from labkit.engine import plan
+from labkit.engine.options import read_options
+from labkit.engine.parallel.ranks import draw_alike
+from labkit.models.policies import model_config_of
+from labkit.models.shards import shard
+
+GPUS = [torch.device("cuda", index) for index in range(2)]
+
+
+def test_the_weights_of_a_rank_go_to_the_gpu_that_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that `labkit launch` has started takes its GPU when it joins the others, and not before."""
+    model = small_model("gpt2")
+    current = [GPUS[0]]
+
+    def join(*_: object) -> SimpleNamespace:
+        current[0] = GPUS[1]
+        return SimpleNamespace(shard=shard(model_config_of(model.config), 2, 1))
+
+    monkeypatch.setattr(plan.gpu, "default_device", lambda: current[0])
+    monkeypatch.setattr(plan, "_chosen_impl", lambda wanted: "triton")
+    monkeypatch.setattr(plan, "join_ranks", join)
+    options = read_options(None, {"tensor_parallel": {"tp_size": 2}})
+    assert plan.make_plan(plan.resolve(model, options, model.config)).device == GPUS[1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_generator_of_the_device_is_shared_too(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_rank_0 = [torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)]
+    here: list[Tensor] = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", torch.get_rng_state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", here.append)
+    before, given = torch.get_rng_state(), iter(of_rank_0)
+    try:
+        draw_alike(torch.device(device), lambda state: next(given))
+        assert torch.equal(torch.get_rng_state(), of_rank_0[0])
+    finally:
+        torch.set_rng_state(before)
+    assert [torch.equal(state, of_rank_0[1]) for state in here] == [True] * (device == "cuda")
+
+
+@pytest.mark.parametrize("consume", [False, True], ids=["", "consume"])
+def test_a_model_without_kernels_in_another_type_is_kept_or_consumed_whole(consume: bool) -> None:
+    model = small_model("gpt2")
+    policy = {"GPT2Block": ("attn.c_proj", "mlp.c_proj")}
+    engine = labkit.init_inference(model, dtype=torch.bfloat16, consume_model=consume, injection_policy=policy)
+    assert {parameter.dtype for parameter in engine.parameters()} == {torch.bfloat16}
+    assert all((parameter.numel() == 0) == consume for parameter in model.parameters())
+    assert engine(torch.tensor([[1, 2]])).logits.isfinite().all()

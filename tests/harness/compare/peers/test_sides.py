@@ -1,0 +1,45 @@
+"""The sides of each installed peer: greedy tokens are those of vanilla, and what cannot be is refused in one line."""
+
+import pytest
+import torch
+
+from labkit.harness.compare.peers.conversion import converted
+from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
+from labkit.harness.compare.peers.table import PEERS
+from labkit.harness.compare.plan import Schedule
+from labkit.harness.compare.versus import compare_with_each, comparison_case
+
+MISSING = {name: peer.unavailable() for name, peer in PEERS.items()}
+INSTALLED = [
+    pytest.param(name, marks=pytest.mark.skipif(reason is not None, reason=reason or ""))
+    for name, reason in MISSING.items()
+    if name != LLAMA_CPP  # has a file of its own
+]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.sweep  # the runtimes are what `labkit peers` installs, and half a minute each
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt2", "tiny-gptj", "tiny-bloom"])
+@pytest.mark.parametrize("name", INSTALLED)
+def test_float32_tokens_are_those_of_vanilla_and_int8_gives_as_many(name: str, model: str) -> None:
+    case = comparison_case(model=model, dtype="float32", batch=2, prompt=20, new=12, threads=1)
+    plain, int8 = compare_with_each(tuple(PEERS[name].sides), "hf-eager", case, Schedule(rounds=2, stages=False))
+    assert plain.tokens_equal
+    assert int8.tokens_equal or int8.first_difference is not None
+    assert [len(run.decode_ms) for run in int8.baseline.runs] == [11, 11]
+    assert int8.baseline.work is not None
+    assert plain.baseline.work is not None
+    assert int8.baseline.work.weight_bytes < plain.baseline.work.weight_bytes
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_model_that_cannot_be_converted_is_one_line(name: str) -> None:
+    with (
+        pytest.raises(RuntimeError, match=rf"^{name} could not convert no-such-model in float32: \S.*$"),
+        converted(name, "no-such-model", dtype="float32", seed=0),
+    ):
+        pass

@@ -1,0 +1,79 @@
+"""The probes are the best reader and the fastest multiplier of this machine that are known."""
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+
+import pytest
+import torch
+
+from labkit.kernels import build, probe
+from labkit.kernels.reading import READINGS
+
+ATTEMPTS = 6  # a machine that other programs use changes within seconds
+NOISE = 1.1
+
+
+def test_the_names_are_those_of_the_header() -> None:
+    assert build.load("float32").labkit_reading_count() == len(READINGS)
+
+
+def test_the_ways_of_a_probe_are_the_fastest_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rate(way: probe.Way, threads: int) -> float:
+        return 10.0 * way.streams + way.reading + threads
+
+    monkeypatch.setattr(probe, "_pass_gb_s", rate)
+    ways = probe.best_ways.__wrapped__(3)
+    assert [str(way) for way in ways] == ["l2-6k x4", "l2-2k x4", "l1-6k x4", "l1-2k x4"]
+    monkeypatch.setattr(probe, "best_ways", lambda threads: ways)
+    monkeypatch.setattr(probe, "_won", probe.defaultdict(probe.Counter))
+    assert probe.probe_winner(3) == ""
+    assert [probe.read_bandwidth_gb_s(3, seconds=0.0) for _ in range(2)] == [47.0, 47.0]
+    assert probe.probe_winner(3) == "l2-6k x4, the fastest in 2 of 2 probes"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_independent_reader_beats_the_probe(threads: int) -> None:
+    """The C library's search for a byte that is not there reads each line once, too."""
+    data = probe._buffer()
+    search = ctypes.CDLL(None).memchr
+    search.argtypes, search.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_void_p
+    share = data.numel() // threads
+
+    def searched(thread: int) -> None:
+        assert search(data.data_ptr() + thread * share, 7, share) is None
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(ATTEMPTS):
+            theirs = 0.0
+            ours = probe.read_bandwidth_gb_s(threads, seconds=0.1)
+            for _ in range(4):
+                begun = perf_counter()
+                list(pool.map(searched, range(threads)))
+                theirs = max(theirs, data.numel() / (perf_counter() - begun) / 1e9)
+            ours = max(ours, probe.read_bandwidth_gb_s(threads, seconds=0.1))
+            if theirs < NOISE * ours:
+                return
+    raise AssertionError(f"the C library read {theirs:.1f} GB/s, the probe {ours:.1f}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_independent_gemm_multiplies_faster_than_the_probe(dtype: torch.dtype) -> None:
+    """PyTorch's, of matrices that stay in the caches."""
+    size = 384
+    a, b, out = (torch.ones(size, size, dtype=dtype) for _ in range(3))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ours = theirs = 0.0
+        for _ in range(ATTEMPTS):
+            ours = max(ours, probe.peak_gflop_s(dtype, 1))
+            for _ in range(20):
+                begun = perf_counter()
+                torch.mm(a, b, out=out)
+                theirs = max(theirs, 2 * size**3 / (perf_counter() - begun) / 1e9)
+            if theirs < NOISE * ours:
+                return
+    finally:
+        torch.set_num_threads(before)
+    raise AssertionError(f"PyTorch made {theirs:.0f} GFLOP/s, the probe {ours:.0f}")

@@ -1,0 +1,50 @@
+"""An nsys that lost its agent is started once more, unless somebody stopped it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from labkit.nsys import agent
+from labkit.nsys.agent import run_with_agent
+from labkit.nsys.process import Ended
+
+LOST = Ended(1, 1.0, ("Agent launcher failed.",), interrupted=False, late=False)
+THROWN = (  # nsys 2022.4, two of them at once
+    "/build/QuadD/Common/ProtobufComm/Client/ClientProxy.cpp(381): Throw in function Endpoint GetLocalEndpoint() const",
+    "Dynamic exception type: boost::wrapexcept<QuadDCommon::RuntimeException>",
+    "std::exception::what: RuntimeException",
+    "[QuadDCommon::tag_message*] = Local Endpoint is not available.",
+)
+WELL = Ended(0, 1.0, (), interrupted=False, late=False)
+
+
+@pytest.fixture(autouse=True)
+def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    done: list[str] = []
+    monkeypatch.setattr(agent, "sweep_shared_memory", lambda **patience: done.append("swept"))
+    return done
+
+
+def first(runs: Iterator[Ended]) -> Ended:
+    return run_with_agent(lambda: next(runs))
+
+
+@pytest.mark.parametrize("said", [LOST.said, THROWN])
+def test_a_lost_agent_is_worth_one_more_run(sweeps: list[str], said: tuple[str, ...]) -> None:
+    assert first(iter([replace(LOST, said=said), WELL])) is WELL
+    assert sweeps == ["swept"] * 2
+    assert first(iter([LOST, LOST, WELL])) is LOST
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        WELL,
+        Ended(1, 1.0, LOST.said, interrupted=True, late=False),
+        Ended(1, 1.0, LOST.said, interrupted=False, late=True),
+        Ended(1, 1.0, ("my own trouble", *LOST.said), interrupted=False, late=False),
+    ],
+)
+def test_no_other_end_is(ended: Ended) -> None:
+    assert first(iter([ended])) is ended

@@ -1,0 +1,126 @@
+"""What is kept of a capture and said of it, without a profiler: the reports are made up."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nsys_databases import random_database
+
+from labkit.nsys.capture import job as job_module
+from labkit.nsys.capture.command import Window
+from labkit.nsys.capture.job import CaptureJob, Workplace, environment_of
+from labkit.nsys.capture.profile import profile
+from labkit.nsys.process import Ended
+from labkit.nsys.tool import Nsys
+from labkit.nsys.trace import TraceError
+from labkit.system.errors import RunError
+
+TOKEN = "hf_planted0123456789"
+WELL, FAILED, STOPPED, LATE = (
+    Ended(code, 1.0, (), interrupted, late)
+    for code, interrupted, late in ((0, False, False), (5, False, False), (0, True, False), (0, False, True))
+)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CaptureJob:
+    """One of two ranks by nsys, on a machine that nobody looks at."""
+    place = Workplace(tmp_path / "place", tmp_path / "scratch")
+    for folder in (place.folder, place.scratch):
+        folder.mkdir()
+    monkeypatch.setattr(job_module, "environment_of", lambda variables: {"cores": 2})
+    return CaptureJob(
+        command=("python", "x.py"),
+        name="run",
+        output=tmp_path,
+        place=place,
+        window=Window(),
+        nsys=Nsys(Path("nsys"), (2024, 1), "2024.1", None),
+        environment={"API_TOKEN": TOKEN},
+        case={},
+        keep_raw=False,
+    )
+
+
+def whole(job: CaptureJob, rank: int) -> Path:
+    return random_database(job.place.folder / f"report-r{rank}.sqlite", rank, "2022.4")
+
+
+def half(job: CaptureJob, rank: int) -> None:
+    content = whole(job, rank).read_bytes()
+    (job.place.folder / f"report-r{rank}.sqlite").write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("ended", [FAILED, STOPPED, LATE], ids=["failed", "stopped", "late"])
+def test_half_a_report_of_a_run_that_did_not_end_well_is_left_out(ended: Ended, job: CaptureJob) -> None:
+    whole(job, 0)
+    half(job, 1)
+    kept = job.keep(job.collect(ended), ended, None)
+    assert kept is not None
+    assert [file.name for file in kept.files] == ["run-r0.sqlite"]
+    assert kept.record.remarks[-1] == "left out, because the run ended before they were whole: run-r1.sqlite"
+    (job.place.folder / "report-r0.sqlite").unlink()
+    assert job.keep(job.collect(ended), ended, None) is None
+
+
+def test_half_a_report_of_a_run_that_ended_well_is_an_error(job: CaptureJob) -> None:
+    half(job, 0)
+    with pytest.raises(TraceError, match="damaged"):
+        job.collect(WELL)
+
+
+def test_texts_in_the_case_are_shared_without_secrets_however_deep_they_are(job: CaptureJob) -> None:
+    job.case.update(model="/home/ada/gpt2", options={"words": ["as", f"token {TOKEN}"], "count": 3})
+    whole(job, 0)
+    kept = job.keep(job.collect(WELL), WELL, None)
+    assert kept is not None
+    assert kept.record.case == {"model": "gpt2", "options": {"words": ["as", "token <redacted>"], "count": 3}}
+
+
+def test_a_case_that_no_record_could_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"got case\['place'\] = .*expected plain data, as JSON has it"):
+        profile(["python", "x.py"], output=tmp_path / "out", case={"model": "gpt2", "place": tmp_path})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_that_cannot_be_described_is_remarked(job: CaptureJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(variables: Mapping[str, str]) -> dict[str, Any]:
+        raise RunError(f"what machine this was is not known: {variables['API_TOKEN']}")
+
+    monkeypatch.setattr(job_module, "environment_of", fails)
+    whole(job, 0)
+    kept = job.keep(job.collect(WELL), WELL, None)
+    assert kept is not None
+    assert kept.record.environment is None
+    assert kept.record.remarks == ("what machine this was is not known: <redacted>",)
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A python that says with which variable and which number of threads it was called."""
+    path = tmp_path / "python"
+    path.write_text('#!/bin/sh\necho "{\\"kind\\": \\"$KIND\\", \\"threads\\": $4}"\n')
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+    return path
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize(("named", "threads"), [("3", 3), ("4,2", 4), (" 5 ", 5)])
+def test_the_machine_is_described_as_the_command_finds_it(named: str, threads: int) -> None:
+    for kind in ("first", "second"):
+        assert environment_of({"OMP_NUM_THREADS": named, "KIND": kind}) == {"kind": kind, "threads": threads}
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("variables", [{}, {"OMP_NUM_THREADS": ""}, {"OMP_NUM_THREADS": "many"}])
+def test_without_a_number_of_threads_it_is_that_of_the_processors(variables: dict[str, str]) -> None:
+    assert environment_of(variables)["threads"] >= 1
+
+
+def test_a_description_that_fails_says_why(interpreter: Path) -> None:
+    interpreter.write_text("#!/bin/sh\necho 'no module torch' >&2\nexit 1\n")
+    with pytest.raises(RunError, match="what machine this was is not known: no module torch"):
+        environment_of({})

@@ -1,0 +1,53 @@
+"""A peer that is no runtime: one small package, made here, which the real pip installs."""
+
+import zipfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+from labkit.harness.compare.peers.folder import packages_in
+from labkit.harness.compare.peers.peer import Peer
+from labkit.harness.compare.peers.pip import Pip
+
+NAME = "pretended"
+METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+WHEEL = "Wheel-Version: 1.0\nGenerator: here\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+class PretendedPeer(Peer):
+    """Installed from the wheel `wheel`. `then` is called when pip is done."""
+
+    name = NAME
+    package = "pretended_package"
+    requirements = ("pretended-package==1.2.3",)
+    sides: ClassVar = {NAME: False, f"{NAME}-int8": True}
+    dtypes = ("float32",)
+
+    def __init__(self, wheel: Path) -> None:
+        self.wheel = wheel
+        self.installations = 0
+
+    def then(self) -> None:
+        """What else the installation does."""
+
+    def install(self, pip: Pip, folder: Path) -> None:
+        self.installations += 1
+        pip.install((str(self.wheel),), packages_in(folder))
+        self.then()
+
+    def convert(self, *arguments: Any, **options: Any) -> None:
+        raise AssertionError("it is only installed")
+
+    def load(self, *arguments: Any, **options: Any) -> Any:
+        raise AssertionError("it is only installed")
+
+
+def wheel(folder: Path, *, version: str = "1.2.3", code: str = "") -> Path:
+    """A package of one module, as pip installs it."""
+    about = f"pretended_package-{version}.dist-info"
+    path = folder / f"pretended_package-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("pretended_package.py", f"__version__ = {version!r}\n{code}\n")
+        archive.writestr(f"{about}/METADATA", METADATA.format(name="pretended-package", version=version))
+        archive.writestr(f"{about}/WHEEL", WHEEL)
+        archive.writestr(f"{about}/RECORD", "")
+    return path
