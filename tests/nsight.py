@@ -1,8 +1,21 @@
 """The real Nsight Systems, for tests that use it where it is installed."""
 
+import os
+from pathlib import Path
+
 import pytest
 
-from labkit.nsys.tool import find_nsys
+from labkit.nsys.agent import run_with_agent
+from labkit.nsys.process import run
+from labkit.nsys.tool import Nsys, find_nsys
 
 NSYS = find_nsys()
 needs_nsys = pytest.mark.skipif(NSYS is None, reason="nsys is not installed; labkit doctor says how to")
+
+
+def exported(nsys: Nsys, program: list[str], folder: Path) -> Path:
+    """The SQLite export of what nsys itself records of a program with NVTX ranges."""
+    traced = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", f"--output={folder / 'real'}")
+    ended = run_with_agent(lambda: run([str(nsys.path), "profile", *traced, *program], os.environ))
+    assert ended.well, ended
+    return folder / "real.sqlite"

@@ -13,6 +13,7 @@ import nvtx
 import pytest
 from doctors import by_name
 from installations import fake_nsys, without_host_folder
+from nsight import exported
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -228,10 +229,8 @@ def test_what_is_said_of_workers_is_so(real: Nsys, method: str, arrives: bool, t
         "    worker.join()\n"
         "    work('parent')\n"
     )
-    traced = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", f"--output={tmp_path / 'out'}")
-    command = [str(real.path), "profile", *traced, sys.executable, str(tmp_path / "workers.py")]
-    subprocess.run(command, capture_output=True, check=True)
-    with closing(sqlite3.connect(tmp_path / "out.sqlite")) as database:
+    export = exported(real, [sys.executable, str(tmp_path / "workers.py")], tmp_path)
+    with closing(sqlite3.connect(export)) as database:
         names = {name for (name,) in database.execute("select value from StringIds join NVTX_EVENTS on id = textId")}
     assert ("parent" in names, "worker" in names) == (True, arrives)
 

@@ -7,14 +7,13 @@ rules agree.
 from __future__ import annotations
 
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from nsight import NSYS, needs_nsys
+from nsight import NSYS, exported, needs_nsys
 from nsys_databases import random_database
 from nsys_exports import GENERATIONS
 from nsys_stats import KERNELS, NULL, STACK, SUMMARY, TRACE, Row, is_old, reports, rows_of_labkit, rows_of_nsys, stack
@@ -53,23 +52,7 @@ def test_two_hundred_random_exports_are_projected_as_nsys_does(batch: int, tmp_p
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What nsys records of a program with ranges in ranges, of two domains."""
     assert NSYS is not None
-    path = tmp_path_factory.mktemp("recorded") / "real.sqlite"
-    output = ["--export", "sqlite", "--force-overwrite", "true", "--output", str(path.with_suffix(""))]
-    program = [sys.executable, "-P", "-c", PROGRAM]
-    command = [
-        str(NSYS.path),
-        "profile",
-        "--trace",
-        "nvtx",
-        "--sample",
-        "none",
-        "--cpuctxsw",
-        "none",
-        *output,
-        *program,
-    ]
-    subprocess.run(command, check=True, capture_output=True)
-    return path
+    return exported(NSYS, [sys.executable, "-P", "-c", PROGRAM], tmp_path_factory.mktemp("recorded"))
 
 
 @needs_nsys
