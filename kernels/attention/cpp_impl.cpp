@@ -7,18 +7,31 @@
 
 #include "../gemm/cpp_impl.cpp"
 
+#include "prompt.h"
+
 namespace labkit {
 
 // Query rows that share one pass over keys and values. 4 queries x 4 keys are 16 sums, enough to cover the latency of a
 // multiply-add, and leave AVX-512 registers for the operands.
 constexpr int kQueries = 4;
+constexpr int kMostQueries = kMaxRows > kQueries ? kMaxRows : kQueries;  // of a tile, those of a prompt included
 
 // Queries that read the same keys and values: neighbouring tokens of one head, or the heads that share a KV head.
 struct QueryTile {
   int count;
-  const float* q[kQueries];
-  int64_t low[kQueries], high[kQueries];  // slots [low, high) are seen
-  float slope[kQueries];
+  const float* q[kMostQueries];
+  int64_t low[kMostQueries], high[kMostQueries];  // slots [low, high) are seen
+  float slope[kMostQueries];
+
+  // The slots that any of them sees, and those between.
+  Range seen() const {
+    Range slots{low[0], high[0]};
+    for (int r = 1; r < count; ++r) {
+      slots.begin = low[r] < slots.begin ? low[r] : slots.begin;
+      slots.end = high[r] > slots.end ? high[r] : slots.end;
+    }
+    return {slots.begin, slots.end < slots.begin ? slots.begin : slots.end};
+  }
 };
 
 // How to read a cache that was last read a step ago, so that the weights have pushed it out since.
@@ -140,16 +153,24 @@ void attend(const QueryTile& tile, const T* keys, const T* values, int padded_di
     if (tile.count < R)
       return attend<T, R - 1>(tile, keys, values, padded_dim, scale, visible, key_positions, cold, scores, stride, out);
   }
-  int64_t begin = tile.low[0], end = tile.high[0];
-  for (int r = 1; r < R; ++r) {
-    begin = tile.low[r] < begin ? tile.low[r] : begin;
-    end = tile.high[r] > end ? tile.high[r] : end;
-  }
-  if (end < begin) end = begin;
+  const auto [begin, end] = tile.seen();
   score<T, R>(tile, keys, values, padded_dim, scale, begin, end, cold, scores, stride);
   if (cold) prefetch_next_head(*cold, keys, padded_dim, begin, end);
   for (int r = 0; r < R; ++r) softmax(tile, r, visible, key_positions, begin, end, scores + r * stride);
   weighted_values<T, R>(values, padded_dim, begin, end, scores, stride, out);
+}
+
+// The same for queries of a prompt, whose head is packed. queries: those of the tile, [count][padded_dim].
+inline void attend_packed(const PackedHead& head, const QueryTile& tile, const float* queries, float scale,
+                          const uint8_t* visible, const int32_t* key_positions, float* scores, int64_t stride,
+                          float (*out)[512]) {
+  const Range seen = tile.seen();
+  const int64_t low = seen.begin < head.begin() ? head.begin() : seen.begin;  // a padding row sees none, before all
+  const int64_t first = head.block_of(low), last = seen.end > low ? head.block_of(seen.end - 1) + 1 : first;
+  const int64_t begin = head.first_slot(first), end = seen.end > begin ? seen.end : begin;
+  head.score(tile.count, queries, scale, first, last, scores, stride);
+  for (int r = 0; r < tile.count; ++r) softmax(tile, r, visible, key_positions, begin, end, scores + r * stride);
+  head.weigh(tile.count, scores, stride, begin, end, out);
 }
 
 // The region. qkv: [rows][qkv_stride] with the rotated queries first; context: [rows][context_stride], query heads side
@@ -164,21 +185,24 @@ void attention_region(Team& team, int thread, const AttentionParams& params, con
                       int64_t context_stride, ThreadScratch& scratch) {
   const int group = heads.query / heads.kv;
   const bool over_tokens = rows.tokens > 1;
-  const int in_tile = over_tokens ? rows.tokens : group;
-  const int64_t tiles = (in_tile + kQueries - 1) / kQueries;
+  const int64_t slots = cache.past + rows.tokens;
+  const bool packs = rows.tokens > 2 * kMaxRows && slots <= kMostPacked;
+  const int in_tile = over_tokens ? rows.tokens : group, most = packs ? kMaxRows : kQueries;
+  const int64_t tiles = (in_tile + most - 1) / most;
   const int64_t outer = over_tokens ? heads.query : heads.kv;
-  const int64_t stride = (cache.past + rows.tokens + 2 * kWidth) / kWidth * kWidth;
-  float* scores = scratch.scores.get<float>(size_t(kQueries) * stride + kQueries * size_t(heads.padded_dim));
-  float* queries = scores + kQueries * stride;
-  float out[kQueries][512];
+  const int64_t stride = (slots + 2 * kBlock) / kWidth * kWidth;
+  float* scores = scratch.scores.get<float>(size_t(most) * size_t(stride + heads.padded_dim));
+  float* queries = scores + most * stride;
+  float out[kMostQueries][512];
+  PackedHead packed(scratch.head, heads.padded_dim, packs ? slots : 0);
   const Cold cold{team.reading(), cache.capacity * heads.padded_dim};
 
   team.deal(rows.batch * outer * tiles, thread, [&](int64_t unit) {
     const int64_t b = unit / (outer * tiles), head = unit / tiles % outer;
-    const int64_t first = unit % tiles * kQueries;
+    const int64_t first = unit % tiles * most;
     QueryTile tile{};
-    tile.count = in_tile - first < kQueries ? int(in_tile - first) : kQueries;
-    int64_t row_of[kQueries], head_of[kQueries];
+    tile.count = in_tile - first < most ? int(in_tile - first) : most;
+    int64_t row_of[kMostQueries], head_of[kMostQueries];
     for (int r = 0; r < tile.count; ++r) {
       const int64_t token = over_tokens ? first + r : 0;
       row_of[r] = b * rows.tokens + token;
@@ -194,11 +218,17 @@ void attention_region(Team& team, int thread, const AttentionParams& params, con
       tile.slope[r] = params.slopes ? params.slopes[head_of[r]] : 0.0f;
     }
     const int64_t kv_head = over_tokens ? head / group : head;
-    const int64_t base = (b * heads.kv + kv_head) * cache.capacity * heads.padded_dim;
-    attend<T>(tile, static_cast<const T*>(cache.keys) + base, static_cast<const T*>(cache.values) + base,
-              heads.padded_dim, params.scale, rows.visible ? rows.visible + b * rows.visible_stride : nullptr,
-              rows.key_positions ? rows.key_positions + b * rows.visible_stride : nullptr,
-              over_tokens ? nullptr : &cold, scores, stride, out);
+    const int64_t id = b * heads.kv + kv_head, base = id * cache.capacity * heads.padded_dim;
+    const T *keys = static_cast<const T*>(cache.keys) + base, *values = static_cast<const T*>(cache.values) + base;
+    const uint8_t* visible = rows.visible ? rows.visible + b * rows.visible_stride : nullptr;
+    const int32_t* key_positions = rows.key_positions ? rows.key_positions + b * rows.visible_stride : nullptr;
+    if (packs) {
+      packed.pack(id, keys, values, rows.first[b], slots);
+      attend_packed(packed, tile, queries, params.scale, visible, key_positions, scores, stride, out);
+    } else {
+      attend<T>(tile, keys, values, heads.padded_dim, params.scale, visible, key_positions,
+                over_tokens ? nullptr : &cold, scores, stride, out);
+    }
     for (int r = 0; r < tile.count; ++r)
       to_activation(out[r], heads.dim, heads.dim, context + row_of[r] * context_stride + head_of[r] * heads.dim);
   });
