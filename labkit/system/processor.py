@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from functools import cache
 from pathlib import Path
 
@@ -23,5 +24,9 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cpu_name() -> str:
-    """What this machine's processor calls itself."""
-    return cpu_field("model name") or platform.processor() or platform.machine()
+    """What this machine's processor calls itself, with its family and model where the name has no number: virtual
+    machines call processors of different generations "AMD EPYC".
+    """
+    name = cpu_field("model name") or platform.processor() or platform.machine()
+    family, model = cpu_field("cpu family"), cpu_field("model")
+    return name if re.search(r"\d", name) or not family else f"{name} family {family} model {model}"
