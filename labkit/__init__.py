@@ -8,18 +8,29 @@ if TYPE_CHECKING:
     from labkit.engine import InferenceEngine, init_inference
     from labkit.harness import measure_latency
     from labkit.harness.compare.versus import compare
+    from labkit.harness.evaluation.evaluate import evaluate
     from labkit.launcher.rank_process import RankError
     from labkit.launcher.spawn import launch
     from labkit.weights.resolve import resolve
 
 __version__ = "0.1.0"
-__all__ = ["InferenceEngine", "RankError", "compare", "init_inference", "launch", "measure_latency", "resolve"]
+__all__ = [
+    "InferenceEngine",
+    "RankError",
+    "compare",
+    "evaluate",
+    "init_inference",
+    "launch",
+    "measure_latency",
+    "resolve",
+]
 
 _HOME = {
     "InferenceEngine": "labkit.engine",
     "init_inference": "labkit.engine",
     "RankError": "labkit.launcher.rank_process",
     "compare": "labkit.harness.compare.versus",
+    "evaluate": "labkit.harness.evaluation.evaluate",
     "launch": "labkit.launcher.spawn",
     "measure_latency": "labkit.harness",
     "resolve": "labkit.weights.resolve",

@@ -50,6 +50,7 @@ class Row:
             checks["prompt_share"] = at_least(what, prompt_share, target.prompt_share, SHARE)
         if target.llama_cpp is not None and self.peer is not None:
             checks["llama_cpp"] = _faster(target.llama_cpp, self.peer, "per_token")
+            checks["llama_cpp_ttft"] = _faster(target.llama_cpp_ttft, self.peer, "ttft")
         if memory := memory_share(candidate):
             checks["memory"] = at_most("peak memory", memory, MEMORY)
         if target.dtype == "float32" and target.sides is FUSED:
@@ -121,7 +122,6 @@ def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
     if not measured:
         return []
     title, ratio = TITLES[sides], f"{sides.baseline} / {sides.candidate}"
-    beside_peer = [(row, row.peer) for row in measured if row.peer]
     return [
         f"## {title}Per token",
         markdown_table(
@@ -153,24 +153,41 @@ def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
                 for row in measured
             ],
         ),
-        f"## {title}Against llama.cpp, per token",
-        markdown_table(
-            (
-                "case",
-                *sides.names,
-                f"{sides.peer} / {sides.candidate}",
-                "bar",
-                f"tokens of {sides.peer} and {sides.candidate}",
-            ),
-            [
-                (*_cells(row, _per_token), ratio_cell(peer, "per_token"), *_bars(row, "llama_cpp"), tokens(peer))
-                for row, peer in beside_peer
-            ],
-        )
-        if beside_peer
-        else "No case was measured beside it: it was not found, or it failed. `profiles/README.md` says how to have it "
-        "measured.",
+        f"## {title}Against llama.cpp",
+        _beside_peer(sides, measured),
     ]
+
+
+def _beside_peer(sides: Sides, measured: Sequence[Row]) -> str:
+    """The table of the cases that the peer took part in."""
+    beside = [(row, row.peer) for row in measured if row.peer]
+    if not beside:
+        return (
+            "No case was measured beside it: it was not found, or it failed. `profiles/README.md` says how to have it "
+            "measured."
+        )
+    both = f"{sides.peer} / {sides.candidate}"
+    return markdown_table(
+        (
+            "case",
+            f"per token, {both}",
+            "bar",
+            "first token",
+            "bar",
+            f"tokens of {sides.peer} and {sides.candidate}",
+        ),
+        [
+            (
+                row.target.name,
+                ratio_cell(peer, "per_token"),
+                *_bars(row, "llama_cpp"),
+                ratio_cell(peer, "ttft"),
+                *_bars(row, "llama_cpp_ttft"),
+                tokens(peer),
+            )
+            for row, peer in beside
+        ],
+    )
 
 
 def summary(row: Row) -> str:

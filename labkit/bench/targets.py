@@ -44,6 +44,7 @@ class Target:
     ttft: float | None = None
     prompt_share: float | None = None  # of the limit, to the first token
     llama_cpp: float | None = None  # per token; None: not compared
+    llama_cpp_ttft: float = 1.0  # where it is compared
     sides: Sides = FUSED
 
     @property

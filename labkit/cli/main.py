@@ -18,6 +18,7 @@ from rich.table import Column, Table
 from labkit.cli import launch as launch_cli
 from labkit.cli import trace as trace_cli
 from labkit.cli.compare import compare
+from labkit.cli.evaluate import evaluate
 from labkit.cli.kernels import kernels
 from labkit.cli.measuring import Dtype, MeasuringCommand, Model, Threads
 from labkit.cli.peers import peers
@@ -36,6 +37,7 @@ err = Console(stderr=True)
 
 for measuring in (compare, kernels):
     app.command(cls=MeasuringCommand)(measuring)
+app.command()(evaluate)
 
 
 @app.command()

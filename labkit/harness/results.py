@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from labkit.harness.comparison import Comparison
+from labkit.harness.evaluation.records import Evaluation
 from labkit.harness.exchange.records import ExchangeMeasurement
 from labkit.harness.load_record import LoadMeasurement
 from labkit.harness.records import SCHEMA_VERSION, Measurement
@@ -24,7 +25,15 @@ from labkit.system.whole_file import write_whole
 if TYPE_CHECKING:
     import pandas as pd
 
-AnyRecord = Measurement | Comparison | RegionMeasurement | LadderMeasurement | ExchangeMeasurement | LoadMeasurement
+AnyRecord = (
+    Measurement
+    | Comparison
+    | RegionMeasurement
+    | LadderMeasurement
+    | ExchangeMeasurement
+    | LoadMeasurement
+    | Evaluation
+)
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
 
@@ -32,16 +41,24 @@ class SaveError(RunError):
     """A result that was measured but could not be written. The message names the file and what to do."""
 
 
-def save(record: Measurement | Comparison, folder: str | os.PathLike[str]) -> Path:
+def save(record: Measurement | Comparison | Evaluation, folder: str | os.PathLike[str]) -> Path:
     """Write one record as a file of JSON lines of its own under `folder`, whole or not at all; returns its path.
 
     SaveError where the folder cannot be written to, or is full.
     """
+    return save_lines(Path(folder) / f"{_stem(record)}.jsonl", [record])
+
+
+def _stem(record: Measurement | Comparison | Evaluation) -> str:
+    """What sorts a record's file by its time, and says what is in it."""
+    when = "%Y%m%dT%H%M%S%f"
+    if isinstance(record, Evaluation):
+        case = record.case
+        return f"{record.created:{when}}-{Path(case.model).name}-{case.dtype}-evaluated-against-{case.against}"
     sides = (record.baseline, record.candidate) if isinstance(record, Comparison) else (record,)
-    case, names = sides[0].case, "-vs-".join(side.name for side in sides)
-    stem = f"{sides[-1].created:%Y%m%dT%H%M%S%f}-{Path(case.model).name}-{case.dtype}-b{case.batch}-{names}"
-    target = Path(folder) / f"{stem}.jsonl"
-    return save_lines(target, [record])
+    of_sides, names = sides[0].case, "-vs-".join(side.name for side in sides)
+    model = Path(of_sides.model).name
+    return f"{sides[-1].created:{when}}-{model}-{of_sides.dtype}-b{of_sides.batch}-{names}"
 
 
 def save_or_warn(record: Measurement | Comparison, folder: str | os.PathLike[str]) -> None:
@@ -76,7 +93,7 @@ def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
 def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
     """One row per timed run of the records under `path`: case, side, the run's figures, and its share of the limit.
 
-    Records of regions, of sums over ranks and of loading, which have no such runs, are left out.
+    Records of regions, of sums over ranks, of loading and of quality, which have no such runs, are left out.
     """
     import pandas as pd  # half a second, which is not for every process that measures
 

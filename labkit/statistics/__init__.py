@@ -1,5 +1,6 @@
 """From raw samples to figures that say how sure they are, and whether they are to be trusted at all."""
 
+from labkit.statistics.means import Mean, mean_of_groups
 from labkit.statistics.ratios import (
     CONFIDENCE,
     INDIFFERENCE,
@@ -28,6 +29,7 @@ __all__ = [
     "OUTLIER_SAMPLES",
     "P95_SAMPLES",
     "RESAMPLES",
+    "Mean",
     "Ratio",
     "ShareOfLimit",
     "Summary",
@@ -35,6 +37,7 @@ __all__ = [
     "Verdict",
     "first_is_slow",
     "grade",
+    "mean_of_groups",
     "noise_floor",
     "outliers",
     "ratio",

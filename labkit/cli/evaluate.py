@@ -1,0 +1,76 @@
+"""`labkit evaluate`: a thin layer over `labkit.harness.evaluation`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from labkit.cli.measuring import AsJson, Model, Output, Threads
+from labkit.system.errors import UserError
+from labkit.system.progress import progress_bar
+
+out = Console()
+err = Console(stderr=True)
+
+
+def evaluate(
+    model: Model,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
+    quant: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help='How int8 is stored, as {"weight": {"q_groups": 4}, "lm_head": true}.'),
+    ] = None,
+    against: Annotated[
+        str, typer.Option(help="The reference: a dtype of the engine, or vanilla (transformers in float32).")
+    ] = "float32",
+    text: Annotated[Path | None, typer.Option(help="A UTF-8 text file. Default: Python's help topics.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of the text, from its beginning.")] = 4096,
+    window: Annotated[int, typer.Option(help="Tokens that are read at once.")] = 512,
+    stride: Annotated[int | None, typer.Option(help="From one window to the next. Default: a whole window.")] = None,
+    threads: Threads = None,
+    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+    output: Output = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Say what a precision costs in quality: perplexity on a text, and how far the model's answers move."""
+    from labkit.harness.evaluation.evaluate import evaluate as run_evaluation
+    from labkit.harness.evaluation.table import evaluation_table
+    from labkit.harness.results import save
+
+    how = _read(quant)
+    with progress_bar(err) as follow:
+        found = run_evaluation(
+            model,
+            dtype=dtype,
+            quant=how,
+            against=against,
+            text=text,
+            tokens=tokens,
+            window=window,
+            stride=stride,
+            threads=threads,
+            seed=seed,
+            output=output,
+            progress=follow,
+        )
+    if as_json:
+        typer.echo(json.dumps(found.as_dict()))
+    else:
+        out.print(evaluation_table(found))
+    save(found, output)  # last: whatever happens to the file, the result has been shown
+
+
+def _read(quant: str | None) -> dict[str, Any] | None:
+    if quant is None:
+        return None
+    try:
+        found = json.loads(quant)
+    except ValueError as error:
+        raise UserError(f"got --quant {quant!r}, which is no JSON ({error}); expected an object of options") from None
+    if not isinstance(found, dict):
+        raise UserError(f'got --quant {quant!r}, expected an object of options, as {{"lm_head": true}}')
+    return found

@@ -1,0 +1,146 @@
+"""The record of an evaluation. It holds one figure per window; every summary is computed from them when asked for."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from labkit.harness.environment import Environment
+from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
+from labkit.statistics import Mean, mean_of_groups
+
+RANDOM = "random weights"  # how the origin of weights begins that nobody has trained
+
+
+class EvaluationCase(FrozenRecord):
+    """Which model was evaluated on which text. `against`: the reference, a dtype of the engine or "vanilla".
+
+    quant: as `init_inference` takes it, for int8. `tokens` of the text are cut into windows of `window` tokens, each
+    `stride` tokens behind the one before; of a window only what the one before has not predicted counts.
+    """
+
+    model: str
+    origin: str
+    dtype: str
+    quant: dict[str, Any]
+    against: str
+    text: str
+    tokens: int
+    window: int
+    stride: int
+    threads: int
+
+
+class WindowScore(FrozenRecord):
+    """Means over the tokens that one window predicted: `nll`, minus the logarithm of the probability that the model
+    gave to the token that follows, and `kl`, the divergence of its distribution from the reference's, in nats;
+    `agreement`: the share of tokens for which both hold the same token to be the most likely.
+    """
+
+    tokens: int
+    nll: float
+    reference_nll: float
+    kl: float
+    agreement: float
+
+
+class Evaluation(FrozenRecord):
+    """How a model predicts a text, beside a reference that computes more exactly."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    schema_version: Literal[1] = SCHEMA_VERSION
+    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    case: EvaluationCase
+    environment: Environment
+    impl: str
+    windows: tuple[WindowScore, ...] = Field(min_length=1)
+    seconds: float  # that the evaluated model computed, without the reference
+    weight_bytes: int  # of the evaluated model, packed
+
+    @property
+    def predicted(self) -> int:
+        """Tokens that were predicted."""
+        return sum(window.tokens for window in self.windows)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of windows that the evaluated model read per second."""
+        case = self.case
+        read = sum(min(case.window, case.tokens - begin) for begin in starts(case.tokens, case.window, case.stride))
+        return read / self.seconds
+
+    @property
+    def trained(self) -> bool:
+        """Whether the weights may predict text at all; random ones give each token about the same probability."""
+        return not self.case.origin.startswith(RANDOM)
+
+    @property
+    def perplexity(self) -> Mean:
+        """exp(mean nll over tokens), with its interval over windows."""
+        return self._mean("nll").map(np.exp)
+
+    @property
+    def reference_perplexity(self) -> Mean:
+        """The same of the reference."""
+        return self._mean("reference_nll").map(np.exp)
+
+    @property
+    def perplexity_change(self) -> Mean:
+        """Perplexity over the reference's, less 1; the interval is of the windows' differences, which vary far less
+        than the windows themselves.
+        """
+        differences = [window.nll - window.reference_nll for window in self.windows]
+        return mean_of_groups(differences, self._sizes).map(np.expm1)
+
+    @property
+    def kl(self) -> Mean:
+        """Mean divergence over tokens, in nats."""
+        return self._mean("kl").map(lambda nats: max(nats, 0.0))
+
+    @property
+    def agreement(self) -> Mean:
+        """Share of tokens for which the most likely next token is the reference's."""
+        return self._mean("agreement").map(lambda share: min(max(share, 0.0), 1.0))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What these figures do not say."""
+        found = []
+        if not self.trained:
+            found.append("perplexity means nothing here: the weights are random; look at KL and agreement")
+        if len(self.windows) == 1:
+            found.append("one window gives no interval; take more tokens, or a smaller window")
+        return tuple(found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures, as `labkit evaluate --json` shows them."""
+        figures = {
+            name: {"value": found.value, "low": found.low, "high": found.high}
+            for name in ("perplexity", "reference_perplexity", "perplexity_change", "kl", "agreement")
+            if (found := getattr(self, name)) and (self.trained or "perplexity" not in name)
+        }
+        return {
+            "case": self.case.model_dump(),
+            "impl": self.impl,
+            **figures,
+            "predicted": self.predicted,
+            "tokens_per_s": self.tokens_per_s,
+            "weight_bytes": self.weight_bytes,
+            "remarks": list(self.remarks),
+        }
+
+    def _mean(self, name: str) -> Mean:
+        return mean_of_groups([getattr(window, name) for window in self.windows], self._sizes)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [window.tokens for window in self.windows]
+
+
+def starts(tokens: int, window: int, stride: int) -> list[int]:
+    """Where the windows begin that cover a text, each of at least two tokens; the last one reaches its end."""
+    behind_last = max(tokens - window, 0) + stride
+    return [begin for begin in range(0, behind_last, stride) if begin < tokens - 1]

@@ -1,0 +1,146 @@
+"""What an evaluation counts is what transformers, SciPy and plain arithmetic count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax, rel_entr, softmax
+
+from labkit.engine import init_inference
+from labkit.harness.evaluation import text as texts
+from labkit.harness.evaluation.evaluate import VANILLA, evaluate
+from labkit.harness.evaluation.records import Evaluation, starts
+from labkit.harness.evaluation.text import DEFAULT_TEXT, read_text
+from labkit.harness.results import load_records, save
+from labkit.weights.resolve import resolve
+
+MODEL, TOKENS, WINDOW = "tiny-llama", 100, 40
+
+
+@pytest.fixture(scope="module")
+def int8() -> Evaluation:
+    return evaluate(MODEL, dtype="int8", tokens=TOKENS, window=WINDOW)
+
+
+def ids() -> torch.Tensor:
+    encoded = resolve(MODEL).tokenizer(read_text(None)[0][:2000], add_special_tokens=False)["input_ids"]
+    return torch.tensor(encoded[:TOKENS])
+
+
+@pytest.mark.parametrize(("tokens", "window", "stride"), [(100, 40, 40), (100, 40, 7), (81, 40, 40), (40, 40, 40)])
+def test_every_token_is_predicted_once_but_those_that_nothing_precedes(tokens: int, window: int, stride: int) -> None:
+    found = evaluate(MODEL, tokens=tokens, window=window, stride=stride)
+    alone = len(found.windows) if stride == window else 1  # first in their window, or in the text
+    left = 1 if tokens == 81 else 0  # a window of one token predicts nothing
+    assert found.predicted == tokens - alone - left
+    assert [begin + window >= tokens - left for begin in starts(tokens, window, stride)].count(True) == 1
+
+
+def test_the_loss_is_that_of_transformers() -> None:
+    found = evaluate(MODEL, against=VANILLA, tokens=TOKENS, window=WINDOW)
+    model = resolve(MODEL).hf_model(torch.float32)
+    for window, begin in zip(found.windows, range(0, TOKENS, WINDOW), strict=True):
+        part = ids()[None, begin : begin + WINDOW]
+        loss = float(model(part, labels=part).loss.detach())
+        assert window.reference_nll == pytest.approx(loss, rel=1e-6)
+        assert window.nll == pytest.approx(loss, rel=1e-5)
+        assert window.agreement == 1
+        assert abs(window.kl) < 1e-9
+    total = sum(window.nll * window.tokens for window in found.windows)
+    assert found.perplexity.value == pytest.approx(np.exp(total / found.predicted), rel=1e-12)
+
+
+def test_overlapping_windows_see_more_context() -> None:
+    """The last token of each is predicted from as many tokens before it as a window holds."""
+    found = evaluate(MODEL, tokens=WINDOW + 1, window=WINDOW, stride=1)
+    model = resolve(MODEL).hf_model(torch.float32)
+    logits = model(ids()[None, 1 : WINDOW + 1]).logits[0, -2].detach().double().numpy()
+    assert found.windows[1].tokens == 1
+    assert found.windows[1].nll == pytest.approx(-log_softmax(logits)[int(ids()[WINDOW])], rel=1e-5)
+
+
+def test_divergence_and_agreement_are_those_of_the_distributions(int8: Evaluation) -> None:
+    engines = [init_inference(resolve(MODEL), dtype=dtype) for dtype in (torch.int8, torch.float32)]
+    part = ids()[None, :WINDOW]
+    ours, theirs = (engine(input_ids=part).logits[0, :-1].double().numpy() for engine in engines)
+    divergence = rel_entr(softmax(theirs, axis=1), softmax(ours, axis=1)).sum(axis=1)
+    assert int8.windows[0].kl == pytest.approx(divergence.mean(), rel=1e-6)
+    assert int8.windows[0].agreement == np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1))
+    assert int8.kl.value > 0
+    assert 0 <= int8.agreement.low <= int8.agreement.value <= int8.agreement.high <= 1  # type: ignore[operator]
+
+
+def test_a_model_against_itself_has_not_moved() -> None:
+    found = evaluate(MODEL, dtype="bfloat16", against="bfloat16", tokens=TOKENS, window=WINDOW)
+    assert (found.kl.value, found.agreement.value, found.perplexity_change.value) == (0, 1, 0)
+
+
+def test_more_groups_move_it_less(int8: Evaluation) -> None:
+    finer = evaluate(MODEL, dtype="int8", quant={"weight": {"q_groups": 8}}, tokens=TOKENS, window=WINDOW)
+    assert 0 < finer.kl.value < int8.kl.value
+    assert finer.weight_bytes > int8.weight_bytes
+
+
+def test_random_weights_are_said_to_predict_nothing(int8: Evaluation) -> None:
+    assert not int8.trained
+    assert any("random" in remark for remark in int8.remarks)
+    assert {"kl", "agreement"} <= int8.as_dict().keys()
+    assert "perplexity" not in int8.as_dict()
+
+
+def test_a_trained_models_record_has_its_perplexity_and_is_read_back(int8: Evaluation, tmp_path: Path) -> None:
+    case = int8.case.model_copy(update={"origin": "checkpoint here"})
+    trained = int8.model_copy(update={"case": case})
+    found = trained.as_dict()["perplexity"]
+    assert found["low"] < found["value"] < found["high"]
+    assert load_records(save(trained, tmp_path)) == [trained]
+
+
+def test_the_default_text_is_the_same_on_every_machine_and_long() -> None:
+    written, name = read_text(None)
+    assert name == DEFAULT_TEXT
+    assert len(written.split()) > 50_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 1}, "got window = 1, expected at least 2"),
+        ({"stride": 0}, "got stride = 0, expected 1 to 512"),
+        ({"stride": 513}, "got stride = 513"),
+        ({"tokens": 511}, "got tokens = 511, expected at least 512"),
+        ({"dtype": "int3"}, "unsupported dtype 'int3'"),
+        ({"against": "gold"}, "unsupported dtype 'gold'"),
+        ({"threads": 0}, "got threads = 0"),
+        ({"text": "/no/such/file"}, "/no/such/file cannot be read"),
+        ({"window": 100_000, "tokens": 100_000}, "positions; use a smaller one"),
+        ({"quant": {"lm_head": True}}, "quant says how dtype=torch.int8 is stored"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate(MODEL, **options)  # type: ignore[arg-type]
+
+
+def test_a_short_or_unreadable_text_is_refused(tmp_path: Path) -> None:
+    short, binary = tmp_path / "short.txt", tmp_path / "binary"
+    short.write_text("too short")
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="got a text of 9 tokens, expected at least 512, a window"):
+        evaluate(MODEL, text=short)
+    with pytest.raises(ValueError, match=r"binary is no UTF-8 text \(byte 0\)"):
+        evaluate(MODEL, text=binary)
+
+
+def test_a_tokenizer_of_another_model_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"gives token \d+, but the model has 50 tokens"):
+        texts.encode("some text", resolve(MODEL).tokenizer, vocab=50, most=9, least=2)
+
+
+def test_no_token_is_lost_where_the_text_is_cut_before_it_is_encoded() -> None:
+    written, tokenizer = read_text(None)[0], resolve(MODEL).tokenizer
+    whole = tokenizer(written[:5000], add_special_tokens=False)["input_ids"][:100]
+    assert texts.encode(written, tokenizer, vocab=10**6, most=100, least=2).tolist() == whole
