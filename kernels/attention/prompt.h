@@ -12,9 +12,8 @@ constexpr int64_t kMostPacked = 8192;  // slots of a head that are packed: 4 MB 
 // The keys and values of one head, slots [begin, end).
 class PackedHead {
  public:
-  PackedHead(Scratch& scratch, int padded_dim, int64_t most)
-      : dim_(padded_dim), columns_(whole_blocks(padded_dim)), slots_(whole_blocks(most)) {
-    keys_ = scratch.get<float>(size_t(slots_ * (dim_ + columns_)));
+  PackedHead(Scratch& scratch, int padded_dim, int64_t most) : dim_(padded_dim), slots_(blocks_of(most) * kBlock) {
+    keys_ = scratch.get<float>(size_t(slots_ * (dim_ + blocks_of(dim_) * kBlock)));
     values_ = keys_ + slots_ * dim_;
   }
 
@@ -23,7 +22,7 @@ class PackedHead {
   void pack(int64_t id, const T* keys, const T* values, int64_t begin, int64_t end) {
     if (id == id_) return;
     id_ = id, begin_ = begin;
-    for (int64_t slot = 0; slot < whole_blocks(end - begin); ++slot) {
+    for (int64_t slot = 0; slot < blocks_of(end - begin) * kBlock; ++slot) {
       float* key = keys_ + slot / kBlock * dim_ * kBlock + slot % kBlock;  // [slots/32][dim][32]
       float* value = values_ + slot * kBlock;                              // [dim/32][slots][32]
       const bool there = slot < end - begin;
@@ -65,9 +64,7 @@ class PackedHead {
   }
 
  private:
-  static int64_t whole_blocks(int64_t count) { return (count + kBlock - 1) / kBlock * kBlock; }
-
-  int64_t dim_, columns_, slots_, begin_ = 0, id_ = -1;
+  int64_t dim_, slots_, begin_ = 0, id_ = -1;
   float *keys_, *values_;
 };
 

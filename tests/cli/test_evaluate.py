@@ -1,18 +1,15 @@
 """`labkit evaluate`: a table or one JSON object, a record, and what is refused."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import Labkit, command_line
 from rich.console import Console
 
 from labkit.cli import evaluate as evaluate_cli
-from labkit.cli import main as cli
 from labkit.harness import load_records
 
-Labkit = Callable[..., tuple[int, str, str]]
 SMALL = ("evaluate", "tiny-llama", "--dtype", "int8", "--tokens", "100", "--window", "50", "--threads", "1")
 
 
@@ -21,16 +18,7 @@ def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """Runs a command line in the test's folder: (exit code, stdout, stderr)."""
     monkeypatch.setattr(evaluate_cli, "out", Console(width=120))
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["labkit", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        code = ended.value.code or 0
-        assert isinstance(code, int)
-        return code, *capsys.readouterr()
-
-    return run
+    return command_line(monkeypatch, capsys)
 
 
 def test_the_table_shows_what_moved_and_keeps_a_record(labkit: Labkit, tmp_path: Path) -> None:

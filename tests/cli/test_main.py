@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import psutil
 import pytest
 import torch
 from children import children_that_run
+from command_line import Labkit, command_line
 from comparisons import comparison
 from rich.console import Console
 
@@ -45,9 +45,6 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "TRI
 ENVIRONMENT |= {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 
 
-Labkit = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
 def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labkit:
     """Runs a command line in the test's folder: (exit code, stdout, stderr)."""
@@ -55,16 +52,7 @@ def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     for module in (cli, compare_cli, kernels_cli):
         monkeypatch.setattr(module, "out", Console(width=200))
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["labkit", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        code = ended.value.code
-        assert isinstance(code, int)
-        return (code, *capsys.readouterr())
-
-    return run
+    return command_line(monkeypatch, capsys)
 
 
 @pytest.mark.sweep

@@ -1,20 +1,16 @@
 """`labkit peers`: what is there, what is missing, and an installation with what it does on stderr."""
 
 import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import Labkit, command_line
 from pretended_peers import NAME, PretendedPeer, wheel
 from rich.console import Console
 
-from labkit.cli import main as cli
 from labkit.cli import peers as peers_cli
 from labkit.harness.compare.peers import table
-
-Labkit = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -25,16 +21,7 @@ def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(peers_cli, "out", Console(width=200))
     monkeypatch.setitem(table.PEERS, NAME, PretendedPeer(wheel(tmp_path)))
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["labkit", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        code = ended.value.code or 0
-        assert isinstance(code, int)
-        return code, *capsys.readouterr()
-
-    return run
+    return command_line(monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("arguments", [("peers",), ("peers", "list")])

@@ -1,20 +1,17 @@
 """The commands about captures as a user meets them: what they print, to the letter."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import Labkit, command_line
 from traces import Recorder
 
-from labkit.cli import main as cli
 from labkit.cli import trace as trace_cli
 from labkit.nsys.capture import profile as capture
 from labkit.nsys.capture.result import CaptureInterrupted
 from labkit.nsys.timeline.export import write_chrome
 
 FOLDER = "runs [/old] [bold]"  # rich would take either for markup
-Labkit = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -23,16 +20,7 @@ def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.chdir(tmp_path)
     for console in (trace_cli.out, trace_cli.err):
         monkeypatch.setattr(console, "_width", 200)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["labkit", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        code = ended.value.code
-        assert isinstance(code, int)
-        return (code, *capsys.readouterr())
-
-    return run
+    return command_line(monkeypatch, capsys)
 
 
 @pytest.fixture

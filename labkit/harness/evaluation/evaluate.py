@@ -29,6 +29,7 @@ from labkit.system.progress import Progress, unheard
 from labkit.weights.capacity import model_bytes
 from labkit.weights.quantise import Quantization
 from labkit.weights.resolve import resolve
+from labkit.weights.source import ModelSource
 
 VANILLA = "vanilla"  # transformers' own model in float32, as a reference
 TOKENS, WINDOW = 4096, 512
@@ -135,7 +136,7 @@ def _scores(
     return found, seconds
 
 
-def _reference(source: Any, against: str) -> Logits:
+def _reference(source: ModelSource, against: str) -> Logits:
     if against == VANILLA:
         model = source.hf_model(torch.float32)
     else:
