@@ -20,8 +20,11 @@ struct Linear {
   const void* weight;  // packed as in gemm/tile.h
   const float* bias;   // may be null
   int64_t outputs, inputs;
-  const float* scales;  // [blocks][groups][32], what int8 weights are multiplied with; null: not quantised
-  int64_t group;        // k that share a scale
+  const void* scales;  // fp16 [blocks][groups][1 or 2][32]: scales, and minima if asymmetric; null: not quantised
+  int64_t group;       // k that share them
+  int32_t bits;        // of a code: 8 or 4
+  int32_t asymmetric;
+  int32_t activation_bits;  // 16, or 8: how far activations may be rounded
 };
 
 // Which token each row of the activations is, and what it may see. rows = batch * tokens, row-major.

@@ -1,7 +1,8 @@
 """What the ops take: weights, row layout and cache views, as frozen records of tensors.
 
 Each record mirrors a struct of `abi.h` and makes it on demand (`.c`), so that Python and C++ share one vocabulary.
-Activations are float32 throughout; matrices may be float32, bfloat16, float16 or int8, the KV cache all but int8.
+Activations are float32 throughout; matrices may be float32, bfloat16, float16 or quantised to 8 or 4 bits, the KV cache
+all but quantised.
 
 Shapes: B batch, T new tokens per sequence, N = B*T rows, H hidden, Hq and Hkv heads, D head_dim, C cache capacity.
 """
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from labkit.system.errors import UserError
+
+from .codes import unpack_words
 
 NORM_KINDS = ("none", "layer", "rms")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
@@ -52,6 +55,9 @@ class CLinear(ctypes.Structure):
         ("inputs", c_int64),
         ("scales", c_void_p),
         ("group", c_int64),
+        ("bits", c_int32),
+        ("asymmetric", c_int32),
+        ("activation_bits", c_int32),
     ]
 
 
@@ -118,10 +124,12 @@ class Norm:
 @dataclass(frozen=True)
 class Linear:
     """y = x W^T + b. `weight` is [outputs, inputs] with layout "rows", packed with layouts "panels" (gemm.pack) for C++
-    and "words" (gemm.pack_words) for int8 in Triton.
+    and "words" (gemm.pack_words) for a quantised matrix in Triton.
 
-    int8 weights have `scales` float32, [outputs, groups] or packed (gemm.pack_scales): a weight is its int8 times the
-    scale that `group` inputs of its row share.
+    A quantised matrix has codes of `bits` 8 or 4, from -2^(bits-1) to 2^(bits-1) - 1; as rows they are int8 in both
+    cases. `group` inputs of a row share what is in `scales`, float16 [outputs, groups, 1 or 2] or packed
+    (gemm.pack_scales): with one number, a scale, a weight is scale * code; with two, a scale and a minimum, it is scale
+    * (code + 2^(bits-1)) + minimum. activation_bits: 16, or 8 where the kernels may round the activations so far.
     """
 
     weight: Tensor
@@ -131,6 +139,8 @@ class Linear:
     layout: str
     scales: Tensor | None = None
     group: int = 0
+    bits: int = 8
+    activation_bits: int = 16
 
     @cached_property
     def c(self) -> CLinear:
@@ -139,11 +149,26 @@ class Linear:
     def c_with(self, bias: Tensor | None) -> CLinear:
         """For C++, with another bias."""
         self.require("panels", "cpp")
-        return CLinear(pointer(self.weight), pointer(bias), self.outputs, self.inputs, pointer(self.scales), self.group)
+        return CLinear(
+            pointer(self.weight),
+            pointer(bias),
+            self.outputs,
+            self.inputs,
+            pointer(self.scales),
+            self.group,
+            self.bits,
+            self.asymmetric,
+            self.activation_bits,
+        )
+
+    @property
+    def asymmetric(self) -> bool:
+        """Whether a group has a minimum beside its scale."""
+        return self.scales is not None and self.scales.shape[2] == 2
 
     @property
     def on_gpu(self) -> Tensor:
-        """For Triton: [outputs, inputs], or int8 as words of four, int32 [outputs, ceil(inputs / 4), 1]."""
+        """For Triton: [outputs, inputs], or codes as words of four, int32 [outputs, ceil(inputs / 4), 1]."""
         if self.scales is None:
             self.require("rows", "triton")
             return self.weight
@@ -160,20 +185,22 @@ class Linear:
 
     @property
     def weight_type(self) -> str:
-        return str(self.weight.dtype).removeprefix("torch.")
+        """Names the C++ library and the tiles that serve it: a dtype, of any quantised matrix int8."""
+        return "int8" if self.scales is not None else str(self.weight.dtype).removeprefix("torch.")
 
     def floats(self) -> Tensor:
         """The matrix [outputs, inputs] of layout "rows" or "words" in float32."""
-        rows = self.weight
-        if self.layout == "words":
-            rows = rows.transpose(1, 2).flatten(1)[:, : self.inputs]
+        rows = unpack_words(self.weight, self.inputs, self.bits) if self.layout == "words" else self.weight
         return self.scaled(rows, self.scales)
 
     def scaled(self, rows: Tensor, scales: Tensor | None) -> Tensor:
-        """Rows of the matrix as they are stored and their scales, if any -> float32 [rows, inputs]."""
+        """Rows of the matrix as they are stored, codes or numbers, and their scales, if any [rows, groups, 1 or 2] ->
+        float32 [rows, inputs].
+        """
         if scales is None:
             return rows.float()
-        return rows * scales.repeat_interleave(self.group, dim=1)[:, : self.inputs]
+        scale, *minimum = scales.float().repeat_interleave(self.group, dim=1)[:, : self.inputs].unbind(2)
+        return scale * (rows.float() + (1 << self.bits - 1)) + minimum[0] if minimum else scale * rows
 
 
 @dataclass(frozen=True)

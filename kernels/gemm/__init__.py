@@ -2,24 +2,34 @@
 
 from ctypes import byref
 from dataclasses import replace
-from math import gcd
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from labkit.system.errors import UserError
-
 from .. import build, gpu
 from ..build import INT, LONG, POINTER
 from ..checks import check_rows
+from ..codes import (
+    BLOCK,
+    DEPTH,
+    HALF,
+    PACKED,
+    cut_groups,
+    group_size,
+    pack_nibbles,
+    pack_scales,
+    pack_words,
+    quantize,
+    unpack_nibbles,
+    unpack_scales,
+    unpack_words,
+)
 from ..dispatch import choose
 from ..types import Linear, pointer
 from .reference import gemm as reference
 
-BLOCK = 32  # outputs per packed block, kBlock of tile.h
 LANES = {torch.bfloat16: 2, torch.int8: 4}  # inputs that lie side by side in a packed block, kLanesPerK of tile.h
-QUANTIZED_AT_ONCE = 1024  # rows: what quantising costs beyond its result
 __all__ = [
     "cut_groups",
     "gemm",
@@ -32,6 +42,7 @@ __all__ = [
     "quantize",
     "unpack",
     "unpack_rows",
+    "unpack_scales",
     "unpack_words",
 ]
 
@@ -64,20 +75,25 @@ def _triton(x: Tensor, linear: Linear, threads: int) -> Tensor:
 
 def packed_shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
     """Shape of a packed [outputs, inputs] matrix: [blocks, K, 32], or with L inputs side by side, K padded to whole L,
-    [blocks, K / L, 32, L]: L is 2 for bf16 and 4 for int8.
+    [blocks, K / L, 32, L]: L is 2 for bf16 and 4 for int8. Codes of 4 bits are uint8 [blocks, K / 64, 8, 32, 4].
     """
     blocks, lanes = -(-outputs // BLOCK), LANES.get(dtype, 1)
+    if dtype == torch.uint8:
+        return (blocks, -(-inputs // DEPTH[4]), HALF // 4, BLOCK, 4)
     return (blocks, inputs, BLOCK) if lanes == 1 else (blocks, -(-inputs // lanes), BLOCK, lanes)
 
 
-def pack(weight: Tensor, out: Tensor | None = None) -> Tensor:
-    """[outputs, inputs] -> the packed layout of panels.h, same dtype, zero-padded; written into `out` if given."""
+def pack(weight: Tensor, out: Tensor | None = None, *, bits: int = 8) -> Tensor:
+    """[outputs, inputs] -> the packed layout of panels.h, zero-padded, in the same dtype; codes of `bits` 4 as uint8.
+    Written into `out` if given.
+    """
     outputs, inputs = weight.shape
-    shape = packed_shape(outputs, inputs, weight.dtype)
+    dtype = PACKED[4] if bits == 4 else weight.dtype
+    shape = packed_shape(outputs, inputs, dtype)
     if out is None:
-        out = torch.empty(shape, dtype=weight.dtype)
-    lanes = LANES.get(weight.dtype, 1)
-    depth = shape[1] * lanes
+        out = torch.empty(shape, dtype=dtype)
+    lanes = LANES.get(dtype, 1)
+    depth = shape[1] * (DEPTH[4] if bits == 4 else lanes)
     whole = outputs // BLOCK
     for packed, rows in ((out[:whole], weight[: whole * BLOCK]), (out[whole:], weight[whole * BLOCK :])):
         if len(packed) == 0:
@@ -86,7 +102,9 @@ def pack(weight: Tensor, out: Tensor | None = None) -> Tensor:
         if missing or inputs != depth:
             rows = F.pad(rows, (0, depth - inputs, 0, missing))
         by_block = rows.unflatten(0, (-1, BLOCK))
-        if lanes > 1:
+        if bits == 4:
+            pack_nibbles(rows, packed)
+        elif lanes > 1:
             packed.copy_(by_block.unflatten(2, (-1, lanes)).permute(0, 2, 1, 3))
         else:
             packed.copy_(by_block.permute(0, 2, 1))
@@ -94,70 +112,12 @@ def pack(weight: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def unpack(panels: Tensor) -> Tensor:
-    """What `pack` made, or `pack_scales` -> [blocks * 32, K], padding included."""
+    """What `pack` made -> [blocks * 32, K], padding included."""
+    if panels.dtype == PACKED[4]:
+        return unpack_nibbles(panels)
     if panels.dim() == 4:
         panels = panels.transpose(2, 3).flatten(1, 2)
     return panels.transpose(1, 2).flatten(0, 1)
-
-
-def group_size(inputs: int, groups: int) -> int:
-    """Inputs that share a scale when a row is cut into `groups`: whole fours, so that the last may be smaller, or
-    missing.
-    """
-    return -(-inputs // (groups * LANES[torch.int8])) * LANES[torch.int8]
-
-
-def quantize(weight: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
-    """[outputs, inputs] -> int8 of that shape and scales float32 [outputs, groups], symmetric: weight = int8 * scale.
-
-    `group_size` inputs of a row share a scale: their largest magnitude / 127. The error of a weight is at most half of
-    it.
-    """
-    outputs, inputs = weight.shape
-    size = group_size(inputs, groups)
-    ints = torch.empty(outputs, inputs, dtype=torch.int8, device=weight.device)
-    scales = torch.empty(outputs, -(-inputs // size), device=weight.device)
-    for begin in range(0, outputs, QUANTIZED_AT_ONCE):
-        rows = slice(begin, begin + QUANTIZED_AT_ONCE)
-        grouped = F.pad(weight[rows].float(), (0, -inputs % size)).unflatten(1, (-1, size))
-        torch.amax(grouped.abs(), dim=2, out=scales[rows]).div_(127)
-        steps = grouped / torch.where(scales[rows] > 0, scales[rows], 1.0)[:, :, None]
-        ints[rows] = steps.round_().flatten(1)[:, :inputs]
-    return ints, scales
-
-
-def cut_groups(begin: int, end: int, group: int, groups: int) -> tuple[list[int], int]:
-    """Inputs [begin, end) of rows whose `groups` scales each belong to `group` inputs: (where the groups of the part
-    begin in the whole row, their size).
-
-    A part that begins within a group gets groups as small as it takes for each to have one scale. Raises ValueError
-    where they would cut a lane of the kernels.
-    """
-    if groups == 1:
-        return [begin], group_size(end - begin, 1)
-    size = gcd(group, begin)
-    if size % LANES[torch.int8]:
-        raise UserError(
-            f"groups of {group} inputs cannot be cut at input {begin}; use q_groups=1, or a tp_size that cuts elsewhere"
-        )
-    return list(range(begin, end, size)), size
-
-
-def pack_scales(scales: Tensor) -> Tensor:
-    """[outputs, groups] -> [blocks, groups, 32], zero-padded."""
-    padded = F.pad(scales, (0, 0, 0, -len(scales) % BLOCK))
-    return padded.unflatten(0, (-1, BLOCK)).transpose(1, 2).contiguous()
-
-
-def pack_words(ints: Tensor) -> Tensor:
-    """int8 [outputs, inputs] -> [outputs, ceil(inputs / 4), 4]: words of four, one from each quarter of a row."""
-    words = F.pad(ints, (0, -ints.shape[1] % 4)).unflatten(1, (4, -1)).transpose(1, 2)
-    return words.clone(memory_format=torch.contiguous_format)
-
-
-def unpack_words(words: Tensor, inputs: int) -> Tensor:
-    """The int8 [outputs, inputs] that `pack_words` was given."""
-    return words.transpose(1, 2).flatten(1)[:, :inputs]
 
 
 def packed(linear: Linear, impl: str = "cpp") -> Linear:
@@ -167,10 +127,11 @@ def packed(linear: Linear, impl: str = "cpp") -> Linear:
     if impl == "triton":
         if linear.scales is None:
             return linear
-        return replace(linear, weight=pack_words(linear.weight), layout="words")
+        return replace(linear, weight=pack_words(linear.weight, linear.bits), layout="words")
     bias = None if linear.bias is None else F.pad(linear.bias, (0, -linear.outputs % BLOCK))
     scales = None if linear.scales is None else pack_scales(linear.scales)
-    return replace(linear, weight=pack(linear.weight), bias=bias, scales=scales, layout="panels")
+    weight = pack(linear.weight, bits=linear.bits)
+    return replace(linear, weight=weight, bias=bias, scales=scales, layout="panels")
 
 
 def interleave_gate(gate_up: Tensor) -> Tensor:
@@ -185,9 +146,16 @@ def interleave_gate(gate_up: Tensor) -> Tensor:
 
 def unpack_rows(linear: Linear, rows: Tensor) -> Tensor:
     """Rows of a matrix in any layout, [len(rows), inputs] float32: the embedding lookup in a tied LM head."""
-    if linear.layout != "panels":
-        scales = None if linear.scales is None else linear.scales[rows]
-        return replace(linear, weight=linear.weight[rows], scales=scales).floats()
+    if linear.layout == "words":
+        codes = unpack_words(linear.weight[rows], linear.inputs, linear.bits)
+        return linear.scaled(codes, None if linear.scales is None else linear.scales[rows])
+    if linear.layout == "rows":
+        return linear.scaled(linear.weight[rows], None if linear.scales is None else linear.scales[rows])
     block, lane = rows // BLOCK, rows % BLOCK
-    taken = linear.weight[block, :, lane].reshape(len(rows), -1)[:, : linear.inputs]
-    return linear.scaled(taken, None if linear.scales is None else linear.scales[block, :, lane])
+    if linear.weight.dtype == PACKED[4]:
+        spans = linear.weight[block, :, :, lane]  # [rows, spans, 8, 4]
+        taken = (torch.stack((spans & 15, spans >> 4), dim=2).view(torch.int8) - 8).flatten(1)
+    else:
+        taken = linear.weight[block, :, lane].reshape(len(rows), -1)
+    scales = None if linear.scales is None else linear.scales[block, :, :, lane]
+    return linear.scaled(taken[:, : linear.inputs], scales)

@@ -1,0 +1,156 @@
+"""Quantised matrices: codes of 8 or 4 bits in groups along the inputs, each group with a scale or a scale and a
+minimum, and how the codes are laid out for the kernels. `types.Linear` says what a code stands for.
+"""
+
+from math import gcd
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from labkit.system.errors import UserError
+
+BLOCK = 32  # outputs per packed block, kBlock of tile.h
+FINEST = {8: 4, 4: 32}  # inputs that a group of codes of these bits consists of at least, and is a multiple of
+DEPTH = {8: 4, 4: 64}  # inputs that are packed together, kQuad and kSpan of tile.h: a row is padded to whole ones
+HALF = DEPTH[4] // 2  # of a span of 4 bit codes: its first half is in the low nibbles, its second in the high ones
+WORD = {8: 4, 4: 8}  # codes in a word of Triton's
+PACKED = {8: torch.int8, 4: torch.uint8}  # how packed codes are stored
+QUANTIZED_AT_ONCE = 128  # rows: what quantising costs beyond its result
+SMALLEST_SCALE = 2.0**-24  # of float16, beside 0
+
+
+def group_size(inputs: int, groups: int, bits: int = 8) -> int:
+    """Inputs that share a scale when a row is cut into `groups`: whole fours (8 bits) or whole 32 (4 bits), so that the
+    last group may be smaller, or missing.
+    """
+    finest = DEPTH[bits] if groups == 1 else FINEST[bits]
+    return -(-inputs // (groups * finest)) * finest
+
+
+def quantize(weight: Tensor, group: int, *, bits: int = 8, asymmetric: bool = False) -> tuple[Tensor, Tensor]:
+    """[outputs, inputs] -> codes int8 of that shape and scales float16 [outputs, groups, 1 or 2]; see `types.Linear`.
+
+    Symmetric: with 8 bits a group's scale is its largest magnitude / 127. With 4 bits its number of largest magnitude
+    becomes the code -8, so a scale may be negative, and a number as large of the other sign is off by a step (what
+    GGUF's Q4_0 does). Asymmetric: the codes reach from the smallest to the largest number. Otherwise the error of a
+    weight is at most half a step, and the rounding of the minimum to float16. A group of equal numbers has scale 0
+    where it has a minimum.
+
+    Raises UserError for numbers that are too large for float16 scales.
+    """
+    outputs, inputs = weight.shape
+    codes = torch.empty(outputs, inputs, dtype=torch.int8, device=weight.device)
+    shape = (outputs, -(-inputs // group), 2 if asymmetric else 1)
+    scales = torch.empty(shape, dtype=torch.float16, device=weight.device)
+    for begin in range(0, outputs, QUANTIZED_AT_ONCE):
+        rows = slice(begin, begin + QUANTIZED_AT_ONCE)
+        grouped = F.pad(weight[rows].float(), (0, -inputs % group)).unflatten(1, (-1, group))
+        if asymmetric and inputs % group:  # the padding is no number of the group
+            grouped[:, -1, inputs % group :] = grouped[:, -1, :1]
+        found, scales[rows] = (_asymmetric if asymmetric else _symmetric)(grouped, bits)
+        codes[rows] = found.flatten(1)[:, :inputs]
+    if not scales.isfinite().all():
+        raise UserError(
+            f"got weights up to {float(weight.abs().max()):g}; their scales do not fit into float16, so use a floating "
+            "dtype for them"
+        )
+    return codes, scales
+
+
+def _symmetric(grouped: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """[rows, groups, group] -> codes of that shape and scales [rows, groups, 1]."""
+    at = grouped.abs().argmax(dim=2, keepdim=True)
+    largest = grouped.gather(2, at)
+    scales = _half(largest / -8 if bits == 4 else largest.abs() / 127)
+    most = (1 << bits - 1) - 1
+    return (grouped / _divisor(scales)).round_().clamp_(-most - 1, most), scales
+
+
+def _asymmetric(grouped: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """[rows, groups, group] -> codes of that shape; scales and minima [rows, groups, 2]."""
+    low, high = (each[:, :, None] for each in torch.aminmax(grouped, dim=2))
+    minimum = low.half()
+    above = minimum.float() > low
+    minimum = torch.where(above, torch.nextafter(minimum, minimum.new_tensor(-float("inf"))), minimum)
+    steps = (1 << bits) - 1
+    scales = _half((high - minimum.float()) / steps)
+    codes = ((grouped - minimum.float()) / _divisor(scales)).round_().clamp_(0, steps)
+    return codes - (1 << bits - 1), torch.cat((scales, minimum), dim=2)
+
+
+def _half(scales: Tensor) -> Tensor:
+    """In float16; one that would become 0 there is the smallest that does not."""
+    rounded = scales.half()
+    lost = (rounded == 0) & (scales != 0)
+    return torch.where(lost, torch.copysign(torch.full_like(scales, SMALLEST_SCALE), scales).half(), rounded)
+
+
+def _divisor(scales: Tensor) -> Tensor:
+    return torch.where(scales != 0, scales.float(), 1.0)
+
+
+def cut_groups(begin: int, end: int, group: int, groups: int, bits: int = 8) -> tuple[list[int], int]:
+    """Inputs [begin, end) of rows whose `groups` scales each belong to `group` inputs: (where the groups of the part
+    begin in the whole row, their size).
+
+    A part that begins within a group gets groups as small as it takes for each to have one scale. Raises ValueError
+    where these would be smaller than the kernels take.
+    """
+    if groups == 1:
+        return [begin], group_size(end - begin, 1, bits)
+    size = gcd(group, begin)
+    if size % FINEST[bits]:
+        raise UserError(
+            f"groups of {group} inputs cannot be cut at input {begin}, between two ranks; expected a multiple of "
+            f"{FINEST[bits]}: use one group for a whole row, or a tp_size that cuts elsewhere"
+        )
+    return list(range(begin, end, size)), size
+
+
+def pack_scales(scales: Tensor) -> Tensor:
+    """[outputs, groups, 1 or 2] -> [blocks, groups, 1 or 2, 32], zero-padded."""
+    padded = F.pad(scales, (0, 0, 0, 0, 0, -len(scales) % BLOCK))
+    return padded.unflatten(0, (-1, BLOCK)).permute(0, 2, 3, 1).contiguous()
+
+
+def unpack_scales(packed: Tensor) -> Tensor:
+    """What `pack_scales` made -> [blocks * 32, groups, 1 or 2], padding included."""
+    return packed.permute(0, 3, 1, 2).flatten(0, 1)
+
+
+def pack_nibbles(codes: Tensor, out: Tensor) -> None:
+    """4 bit codes [blocks * 32, K], K a multiple of 64, into `out` uint8 [blocks, K / 64, 8, 32, 4].
+
+    Byte j of quad q of a span of 64 inputs holds input 4 q + j of the span in its low nibble and input 32 + 4 q + j in
+    its high one, both as code + 8: a kernel takes either half of a span with one mask.
+    """
+    by_span = (codes + 8).view(torch.uint8).unflatten(1, (-1, 2, HALF // 4, 4)).unflatten(0, (-1, BLOCK))
+    low, high = by_span.permute(0, 2, 3, 4, 1, 5).unbind(2)  # [blocks, spans, 8, 32, 4] each
+    torch.bitwise_or(low, high << 4, out=out)
+
+
+def unpack_nibbles(packed: Tensor) -> Tensor:
+    """What `pack_nibbles` made -> codes int8 [blocks * 32, K]."""
+    halves = torch.stack((packed & 15, packed >> 4), dim=2).view(torch.int8) - 8  # [blocks, spans, 2, 8, 32, 4]
+    return halves.permute(0, 4, 1, 2, 3, 5).flatten(2).flatten(0, 1)
+
+
+def pack_words(codes: Tensor, bits: int = 8) -> Tensor:
+    """int8 [outputs, inputs] -> int8 [outputs, ceil(inputs / codes), 4]: words of four codes of 8 bits or eight of 4,
+    one from each quarter or eighth of a row. Of 4 bits, byte j holds code j (low) and code 4 + j, each + 8.
+    """
+    parts = WORD[bits]
+    words = F.pad(codes, (0, -codes.shape[1] % parts)).unflatten(1, (parts, -1)).transpose(1, 2)
+    if bits == 4:
+        low, high = (words + 8).view(torch.uint8).unflatten(2, (2, 4)).unbind(2)
+        words = (low | high << 4).view(torch.int8)
+    return words.clone(memory_format=torch.contiguous_format)
+
+
+def unpack_words(words: Tensor, inputs: int, bits: int = 8) -> Tensor:
+    """The int8 [outputs, inputs] that `pack_words` was given."""
+    if bits == 4:
+        stored = words.view(torch.uint8)
+        words = torch.cat((stored & 15, stored >> 4), dim=2).view(torch.int8) - 8
+    return words.transpose(1, 2).flatten(1)[:, :inputs]
