@@ -29,54 +29,106 @@ def group_size(inputs: int, groups: int, bits: int = 8) -> int:
 
 
 def quantize(weight: Tensor, group: int, *, bits: int = 8, asymmetric: bool = False) -> tuple[Tensor, Tensor]:
-    """[outputs, inputs] -> codes int8 of that shape and scales float16 [outputs, groups, 1 or 2]; see `types.Linear`.
+    """[outputs, inputs] -> codes int8 of that shape, scales float16 [outputs, groups, 1 or 2]; see `types.Linear`."""
+    scales = scales_of(weight, group, bits=bits, asymmetric=asymmetric)
+    return codes_of(weight, scales, group, bits=bits), scales
+
+
+def scales_of(weight: Tensor, group: int, *, bits: int = 8, asymmetric: bool = False) -> Tensor:
+    """The scales [outputs, groups, 1 or 2] of a matrix whose groups consist of `group` inputs.
 
     Symmetric: with 8 bits a group's scale is its largest magnitude / 127. With 4 bits its number of largest magnitude
-    becomes the code -8, so a scale may be negative, and a number as large of the other sign is off by a step (what
-    GGUF's Q4_0 does). Asymmetric: the codes reach from the smallest to the largest number. Otherwise the error of a
-    weight is at most half a step, and the rounding of the minimum to float16. A group of equal numbers has scale 0
-    where it has a minimum.
+    gets the code -8, so a scale may be negative, and a number as large of the other sign is off by a step (GGUF's Q4_0
+    does so). Asymmetric: the codes reach from the smallest to the largest number. Otherwise the error of a weight is at
+    most half a step, and what the minimum loses in float16. A group of equal numbers is the minimum alone.
 
     Raises UserError for numbers that are too large for float16 scales.
     """
-    outputs, inputs = weight.shape
-    codes = torch.empty(outputs, inputs, dtype=torch.int8, device=weight.device)
-    shape = (outputs, -(-inputs // group), 2 if asymmetric else 1)
-    scales = torch.empty(shape, dtype=torch.float16, device=weight.device)
-    for begin in range(0, outputs, QUANTIZED_AT_ONCE):
-        rows = slice(begin, begin + QUANTIZED_AT_ONCE)
-        grouped = F.pad(weight[rows].float(), (0, -inputs % group)).unflatten(1, (-1, group))
-        if asymmetric and inputs % group:  # the padding is no number of the group
-            grouped[:, -1, inputs % group :] = grouped[:, -1, :1]
-        found, scales[rows] = (_asymmetric if asymmetric else _symmetric)(grouped, bits)
-        codes[rows] = found.flatten(1)[:, :inputs]
+    scales = torch.cat([
+        (_asymmetric if asymmetric else _symmetric)(_grouped(rows, group), bits)
+        for rows in weight.split(QUANTIZED_AT_ONCE)
+    ])  # fmt: skip
     if not scales.isfinite().all():
         raise UserError(
             f"got weights up to {float(weight.abs().max()):g}; their scales do not fit into float16, so use a floating "
             "dtype for them"
         )
-    return codes, scales
+    return scales
 
 
-def _symmetric(grouped: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """[rows, groups, group] -> codes of that shape and scales [rows, groups, 1]."""
-    at = grouped.abs().argmax(dim=2, keepdim=True)
-    largest = grouped.gather(2, at)
-    scales = _half(largest / -8 if bits == 4 else largest.abs() / 127)
-    most = (1 << bits - 1) - 1
-    return (grouped / _divisor(scales)).round_().clamp_(-most - 1, most), scales
+def flat_scales(weight: Tensor, groups: int, *, bits: int = 8) -> tuple[Tensor, int]:
+    """Scales as of DeepSpeed's MoQ, whose groups are equal chunks of the flattened matrix: ([outputs, groups of a row,
+    1], inputs that share one).
+
+    A scale is (2 max + 1e-5) / 2^bits, so that the largest number of a chunk may be a step off. Raises UserError for
+    chunks that are neither whole rows nor equal parts of rows.
+    """
+    outputs, inputs = weight.shape
+    check_flat(outputs, inputs, groups, bits)
+    largest = torch.cat([rows.abs().amax(dim=1) for rows in _flat_rows(weight, groups)]).float()
+    if groups < outputs:
+        largest = largest.view(groups, -1).amax(dim=1).repeat_interleave(outputs // groups)
+    scales = _half((2 * largest + 1e-5) / (1 << bits)).view(outputs, -1, 1)
+    return scales, group_size(inputs, scales.shape[1], bits)
 
 
-def _asymmetric(grouped: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """[rows, groups, group] -> codes of that shape; scales and minima [rows, groups, 2]."""
-    low, high = (each[:, :, None] for each in torch.aminmax(grouped, dim=2))
-    minimum = low.half()
-    above = minimum.float() > low
-    minimum = torch.where(above, torch.nextafter(minimum, minimum.new_tensor(-float("inf"))), minimum)
-    steps = (1 << bits) - 1
-    scales = _half((high - minimum.float()) / steps)
-    codes = ((grouped - minimum.float()) / _divisor(scales)).round_().clamp_(0, steps)
-    return codes - (1 << bits - 1), torch.cat((scales, minimum), dim=2)
+def check_flat(outputs: int, inputs: int, groups: int, bits: int = 8) -> None:
+    """Raises UserError unless `groups` chunks of a flattened matrix are whole rows, or parts that the kernels take."""
+    in_row, rest = divmod(groups, outputs)
+    if outputs % groups == 0 or (rest == 0 and inputs % (in_row * FINEST[bits]) == 0):
+        return
+    fitting = [count for count in range(1, outputs + 1) if outputs % count == 0]
+    nearest = sorted(sorted(fitting, key=lambda count: abs(count - groups))[:4])
+    raise UserError(
+        f"{groups} groups do not divide the {outputs} rows of a matrix; expected a divisor of them, such as "
+        f"{', '.join(map(str, nearest))}"
+    )
+
+
+def _flat_rows(weight: Tensor, groups: int) -> tuple[Tensor, ...]:
+    """The matrix as rows that lie within one chunk, some at a time."""
+    in_row = max(1, groups // weight.shape[0])
+    return tuple(rows.reshape(len(rows) * in_row, -1) for rows in weight.split(QUANTIZED_AT_ONCE))
+
+
+def codes_of(weight: Tensor, scales: Tensor, group: int, *, bits: int = 8) -> Tensor:
+    """The codes int8 [outputs, inputs] of a matrix with these scales: the nearest that there are."""
+    codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    lowest, steps = -(1 << bits - 1), (1 << bits) - 1
+    for begin in range(0, len(weight), QUANTIZED_AT_ONCE):
+        rows = slice(begin, begin + QUANTIZED_AT_ONCE)
+        numbers = _grouped(weight[rows], group)
+        scale, *minimum = scales[rows].float()[..., None].unbind(2)
+        if minimum:
+            numbers = numbers - minimum[0]
+        found = numbers.div_(torch.where(scale != 0, scale, 1.0)).round_()
+        found = found.clamp_(0, steps).add_(lowest) if minimum else found.clamp_(lowest, lowest + steps)
+        codes[rows] = found.flatten(1)[:, : weight.shape[1]]
+    return codes
+
+
+def _grouped(rows: Tensor, group: int) -> Tensor:
+    """A float copy [rows, groups, group]; where the last group lacks numbers, its first one fills it up."""
+    missing = -rows.shape[1] % group
+    numbers = F.pad(rows.float(), (0, missing)) if missing else rows.to(torch.float32, copy=True)
+    grouped = numbers.unflatten(1, (-1, group))
+    if missing:
+        grouped[:, -1, group - missing :] = grouped[:, -1, :1]
+    return grouped
+
+
+def _symmetric(grouped: Tensor, bits: int) -> Tensor:
+    """[rows, groups, group] -> scales [rows, groups, 1]."""
+    largest = grouped.gather(2, grouped.abs().argmax(dim=2, keepdim=True))
+    return _half(largest / -8 if bits == 4 else largest.abs() / 127)
+
+
+def _asymmetric(grouped: Tensor, bits: int) -> Tensor:
+    """[rows, groups, group] -> scales and minima [rows, groups, 2]."""
+    low, high = torch.aminmax(grouped, dim=2)
+    minimum = low.half()  # rounded down, so that the codes reach every number
+    minimum = torch.where(minimum.float() > low, torch.nextafter(minimum, minimum.new_tensor(-torch.inf)), minimum)
+    return torch.stack((_half((high - minimum.float()) / ((1 << bits) - 1)), minimum), dim=2)
 
 
 def _half(scales: Tensor) -> Tensor:
@@ -84,10 +136,6 @@ def _half(scales: Tensor) -> Tensor:
     rounded = scales.half()
     lost = (rounded == 0) & (scales != 0)
     return torch.where(lost, torch.copysign(torch.full_like(scales, SMALLEST_SCALE), scales).half(), rounded)
-
-
-def _divisor(scales: Tensor) -> Tensor:
-    return torch.where(scales != 0, scales.float(), 1.0)
 
 
 def cut_groups(begin: int, end: int, group: int, groups: int, bits: int = 8) -> tuple[list[int], int]:

@@ -1,9 +1,9 @@
 // The packed layout of weights and the register tile that multiplies it.
 //
 // The weight's rows are cut into blocks of 32 outputs, and each block is stored k by k: [N/32][K][32]. For bf16 it is
-// stored in pairs of k, [N/32][K/2][32][2], and for int8 by fours, [N/32][K/4][32][4], which is what the dot product
-// instructions read. A thread owns
-// consecutive blocks, so it reads memory as one forward stream, whatever the batch. At batch 1 that runs at the
+// stored in pairs of k, [N/32][K/2][32][2], and for codes of 8 bits by fours, [N/32][K/4][32][4], which is what the dot
+// product instructions read; codes of 4 bits are in the nibbles of such fours (quantised.h). A thread owns consecutive
+// blocks, so it reads memory as one forward stream, whatever the batch. At batch 1 that runs at the
 // machine's read bandwidth; for many rows the same layout feeds register tiles of kMaxRows x 32.
 //
 // A vector holds different outputs at one k, never different k of one output. So an activation is broadcast once and
@@ -51,9 +51,12 @@ struct ActivationOf<int8_t> {
 template <class T>
 using Activation = typename ActivationOf<T>::type;
 
-// The type of the activations that one tile multiplies. A tile turns int8 weights into floats, so it takes floats.
 template <class T>
-using Operand = std::conditional_t<std::is_same_v<T, int8_t>, float, Activation<T>>;
+constexpr bool kIsQuad = false;
+
+// The type of the activations that one tile multiplies. A tile turns codes into floats, so it takes floats.
+template <class T>
+using Operand = typename std::conditional_t<kIsQuad<T>, ActivationOf<float>, ActivationOf<T>>::type;
 
 // How the KV cache, the embeddings and unquantised matrices are stored in a model with weights of a type.
 template <class T>
@@ -66,7 +69,7 @@ inline constexpr int kLanesPerK<bf16> = 2;
 template <>
 inline constexpr int kLanesPerK<int8_t> = 4;
 
-// K as it is stored: whole lanes.
+// K of activations, and of weights of a floating type as they are stored: whole lanes.
 template <class T>
 int64_t padded_depth(int64_t k) {
   return (k + kLanesPerK<T> - 1) / kLanesPerK<T> * kLanesPerK<T>;
@@ -184,21 +187,41 @@ Ahead ahead_of(Reading reading, const T* w, int64_t depth, int64_t t, int64_t ti
   return {reading.between(), here + depth * kStep + t * depth * step, step};
 }
 
-// Four k of int8 weights, which share a 32-bit lane, as floats one after the other.
-inline vf nth_byte(vi quads, int n) { return __builtin_convertvector((quads << (24 - 8 * n)) >> 24, vf); }
+// The codes of four k, which share a 32-bit lane, one after the other as floats: int8, or the lower or the higher nibbles
+// of the four bytes, which hold code + 8.
+struct Bytes {
+  static vi prepared(vi quads) { return quads; }
+  static vf nth(vi quads, int n) { return __builtin_convertvector((quads << (24 - 8 * n)) >> 24, vf); }
+};
+template <int kUp>  // bits from where the lower nibbles are
+struct Nibbles {
+  static vi prepared(vi quads) { return quads ^ int32_t(0x88888888); }
+  static vf nth(vi quads, int n) { return __builtin_convertvector((quads << (28 - 8 * n - kUp)) >> 28, vf); }
+};
 
-template <>
-struct Step<int8_t> {
+// What a lane of four codes is called as a type of weights. Codes are multiplied as floats, without their scales.
+template <class Codes>
+struct Quad {
+  uint8_t byte;
+};
+template <class Codes>
+inline constexpr bool kIsQuad<Quad<Codes>> = true;
+
+template <class Codes>
+struct Step<Quad<Codes>> {
   static constexpr int kAdvance = 4;
   template <int R>
-  [[gnu::always_inline]] static void run(const int8_t* w, const RowPointers<float, R>& x, vf (&acc)[R][kVectors]) {
+  [[gnu::always_inline]] static void run(const Quad<Codes>* w, const RowPointers<float, R>& x,
+                                         vf (&acc)[R][kVectors]) {
     vi quads[kVectors];
     std::memcpy(quads, w, sizeof quads);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) quads[v] = Codes::prepared(quads[v]);
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
       vf wide[kVectors];
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) wide[v] = nth_byte(quads[v], k);
+      for (int v = 0; v < kVectors; ++v) wide[v] = Codes::nth(quads[v], k);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const vf xr = broadcast(x.at(r)[k]);

@@ -14,7 +14,7 @@ from labkit.system.errors import UserError
 from labkit.weights.build import saved_in
 from labkit.weights.checkpoint.save import Saved, Saving, gather_of
 from labkit.weights.protocol import TensorSource
-from labkit.weights.quantise import Quantization, WeightQuantization
+from labkit.weights.quantise import Quantization
 
 
 def as_saved(options: Options, source: TensorSource) -> Options:
@@ -27,14 +27,13 @@ def as_saved(options: Options, source: TensorSource) -> Options:
         return options
     if saved.dtype != torch.int8:
         return options.model_copy(update={"dtype": saved.dtype})
-    manifest = saved.manifest
-    quant = Quantization(weight=WeightQuantization(q_groups=manifest.groups), lm_head=manifest.lm_head)
-    if options.quant not in (Quantization(), quant):
-        raise UserError(
-            f"{saved.folder} was saved with q_groups={manifest.groups} and lm_head={manifest.lm_head}, got "
-            f"q_groups={options.quant.groups} and lm_head={options.quant.lm_head}; leave quant out"
-        )
-    return options.model_copy(update={"dtype": saved.dtype, "quant": quant})
+    quant, asked = saved.manifest.quant or Quantization(), options.quant
+    weights = asked.model_copy(update={"activation": quant.activation})
+    if weights not in (Quantization(), quant):
+        got, expected = (each.model_dump_json(exclude_defaults=True) for each in (weights, quant))
+        raise UserError(f"{saved.folder} was saved with quant={expected}, got {got}; leave quant out")
+    kept = quant.model_copy(update={"activation": asked.activation})
+    return options.model_copy(update={"dtype": saved.dtype, "quant": kept})
 
 
 def begin_saving(
@@ -48,8 +47,7 @@ def begin_saving(
         hf_config=hf_config,
         dtype=dtype,
         impl=impl,
-        groups=options.quant.groups,
-        lm_head=options.quant.lm_head,
+        quant=options.quant,
     )
     gather = gather_of(part.size, options.tensor_parallel.tp_group)
     return Saving.begin(Path(options.save_mp_checkpoint_path), what, part, gather)

@@ -28,7 +28,6 @@ ALIASES = {
 }
 LATER = {
     "set_empty_params": False,
-    "quantization_setting": None,
     "triton_autotune": False,
     "triangular_masking": True,
 }
@@ -61,7 +60,9 @@ class MixtureOfExperts(Strict):
 class Options(Strict):
     """DeepSpeed's options, with three of labkit's own: `impl`, `consume_model` and `dependent_launch`.
 
-    dtype: of the weights; default the model's own. With int8 the tokens may depend on the number of ranks: scales
+    dtype: of the weights; default the model's own, with `quant` int8, which stands for quantised weights of any number of
+    bits. quantization_setting: `groups`, or `(mlp_extra_grouping, groups)` in either order, of DeepSpeed's MoQ, see
+    `FlatGroups`. With int8 the tokens may depend on the number of ranks: scales
     are those of whole rows, but the ranks' sums are added up in another order. replace_with_kernel_inject: accepted
     and always so, the engine has no other mode. max_out_tokens, min_out_tokens: accepted; the KV cache grows as
     needed, so neither limits anything.
@@ -118,6 +119,23 @@ class Options(Strict):
     def _known_dtype(cls, value: torch.dtype | None) -> torch.dtype | None:
         return value if value is None else dtype_of(value)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _quantised(cls, values: Any) -> Any:
+        """`quant` implies dtype=int8; `quantization_setting` becomes a part of `quant`."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        quant, setting = values.get("quant"), values.pop("quantization_setting", None)
+        if setting is not None:
+            if quant not in (None, {}) and not isinstance(quant, dict):
+                raise UserError("quantization_setting: pass quant as a dict beside it, or leave it out")
+            values["quant"] = quant = {**(quant or {}), "flat": _flat_groups(setting)}
+        wants = bool(quant) and not (isinstance(quant, dict) and quant.get("enabled") is False)
+        if wants and values.get("dtype") is None:
+            values["dtype"] = torch.int8
+        return values
+
     @model_validator(mode="after")
     def _not_yet(self) -> Self:
         for name, default in LATER.items():
@@ -126,7 +144,9 @@ class Options(Strict):
         if self.base_dir and self.checkpoint is None:
             raise UserError("base_dir says where the files of checkpoint are; pass checkpoint too, or leave it out")
         if self.quant.enabled and self.quant != Quantization() and self.dtype != torch.int8:
-            raise UserError(f"quant says how dtype=torch.int8 is stored, got dtype={self.dtype}; pass both or neither")
+            raise UserError(
+                f"quant asks for quantised weights, got dtype={self.dtype} too; leave dtype out, or pass torch.int8"
+            )
         if self.dtype == torch.int8 and not (self.quant.enabled and self.quant.weight.enabled):
             raise UserError("dtype=int8 asks for quantised weights and quant for none; leave one of them out")
         if self.use_triton and self.impl not in ("auto", "triton"):
@@ -167,6 +187,20 @@ def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str,
             if isinstance(own := problem.get("ctx", {}).get("error"), UserError):  # it says all that is to be said
                 raise own from None
         raise UserError(f"init_inference options: {all_problems(error)}") from None
+
+
+def _flat_groups(setting: Any) -> dict[str, Any]:
+    """DeepSpeed's `quantization_setting`: groups, or a pair of mlp_extra_grouping and groups. Its tutorial and its code
+    have the pair in different orders, so both are taken.
+    """
+    pair = list(setting) if isinstance(setting, list | tuple) else [False, setting]
+    if sorted(type(each).__name__ for each in pair) != ["bool", "int"]:
+        raise UserError(
+            f"quantization_setting: got {setting!r}, expected a number of groups or (mlp_extra_grouping, groups), as "
+            "(True, 64)"
+        )
+    extra, groups = sorted(pair, key=lambda each: not isinstance(each, bool))
+    return {"groups": groups, "mlp_extra_grouping": extra}
 
 
 def _translated(key: str, value: Any) -> tuple[str, Any]:

@@ -72,16 +72,30 @@ class Policy:
             raise UserError(f"{where}: {error}") from error
 
     def top_tensors(self, shard: Shard, get: GetTensor) -> dict[str, Tensor]:
-        """Canonical weights outside the layers, `shard.top_shapes` filled by `get(hf_name, cut)`."""
-        return self._fill(shard, shard.top_shapes, "", get)
+        """Canonical weights outside the layers, see `tensor`."""
+        return {name: self.tensor(shard, name, None, get) for name in shard.top_shapes}
 
     def layer_tensors(self, shard: Shard, index: int, get: GetTensor) -> dict[str, Tensor]:
-        """Canonical weights of one layer, `shard.layer_shapes` filled by `get(hf_name, cut)`.
+        """Canonical weights of one layer, see `tensor`."""
+        return {name: self.tensor(shard, name, index, get) for name in shard.layer_shapes}
+
+    def tensor(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> Tensor:
+        """The canonical weight `name` of a layer, or with `index` None of what is outside them, made of what
+        `get(hf_name, cut)` gives.
 
         A weight that is stored as one tensor is a view of what `get` returns. Raises UserError naming a tensor of the
         wrong shape.
         """
-        return self._fill(shard, shard.layer_shapes, f"{self.layers}.{index}.", get)
+        parts = self.stored_names(name, index)
+        cuts = self._cuts(shard, name, len(parts))
+        tensor = self._arrange(shard.local, name, [get(part, cut) for part, cut in zip(parts, cuts, strict=True)])
+        shape = (shard.top_shapes if index is None else shard.layer_shapes)[name]
+        if tuple(tensor.shape) != shape:
+            raise UserError(
+                f"{' + '.join(parts)} gives {name} of shape {list(tensor.shape)}, expected {list(shape)}; "
+                "check that the checkpoint and its config.json belong together"
+            )
+        return tensor
 
     def expected(self, config: ModelConfig) -> set[str]:
         """Hugging Face's names of all tensors that the model reads."""
@@ -141,21 +155,6 @@ class Policy:
         role, kind = canonical.split(".")
         modules = getattr(self, "tokens" if role == "embed" else role)
         return tuple(f"{layer}{module}.{kind}" for module in ([modules] if isinstance(modules, str) else modules))
-
-    def _fill(self, shard: Shard, shapes: Shapes, layer: str, get: GetTensor) -> dict[str, Tensor]:
-        tensors = {}
-        for name, shape in shapes.items():
-            parts = self._parts(name, layer)
-            cuts = self._cuts(shard, name, len(parts))
-            got = [get(part, cut) for part, cut in zip(parts, cuts, strict=True)]
-            tensor = self._arrange(shard.local, name, got)
-            if tuple(tensor.shape) != shape:
-                raise UserError(
-                    f"{' + '.join(parts)} gives {name} of shape {list(tensor.shape)}, expected {list(shape)}; "
-                    "check that the checkpoint and its config.json belong together"
-                )
-            tensors[name] = tensor
-        return tensors
 
     def _cuts(self, shard: Shard, name: str, parts: int) -> list[Cut | None]:
         """The part that the shard holds of each stored tensor of a canonical weight, in the layout of that tensor."""

@@ -16,11 +16,12 @@ from labkit.models.config import ModelConfig
 from labkit.models.policies import Policy
 from labkit.models.shards import Cut, Shard, shard
 from labkit.system.errors import UserError
+from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, vectors_of
 from labkit.weights.capacity import model_bytes
-from labkit.weights.checkpoint.saved import Canonical, SavedWeights
+from labkit.weights.checkpoint.saved import SavedWeights
 from labkit.weights.checkpoint.shard_file import Empty
 from labkit.weights.protocol import TensorSource
-from labkit.weights.quantise import Quantization
+from labkit.weights.quantise import Quantization, check_schemes
 from labkit.weights.records import Builder, matrices_of
 
 Keep = Callable[[int | None, Canonical], None]
@@ -49,13 +50,15 @@ def build_weights(
     saved = saved_in(source)
     part = replace(part or shard(config), sums_whole=dtype == torch.int8 and (saved is None or saved.dtype != dtype))
     check_names(policy, config, source, impl)
+    if dtype == torch.int8 and saved is None:
+        check_schemes(part, quant)
     place = Arena.reserved(model_bytes(part, dtype, quant)) if impl == "cpp" else Heap(device or torch.device("cpu"))
     builder = Builder(part, dtype, impl, quant, place)
     canonical: CanonicalLayers = saved.part(part, dtype, impl) if saved else Unsaved(policy, source, part, dtype)
     tensors = canonical.top(builder.empty)
     outside = builder.outside(tensors)  # the largest matrices first, while nothing else is in memory
     if keep:
-        keep(None, {**tensors, **outside.matrices()})
+        keep(None, {**vectors_of(tensors), **outside.matrices()})
     layers: list[LayerWeights] = []
     before = _norm_before(part.layers.start, config, canonical, builder)
     for index in part.layers:
@@ -63,7 +66,7 @@ def build_weights(
         layers.append(builder.layer(index, tensors, before))
         before = builder.last_norm(tensors)
         if keep:
-            keep(index, {**tensors, **matrices_of(layers[-1])})
+            keep(index, {**vectors_of(tensors), **matrices_of(layers[-1])})
         del tensors
         return_freed_memory()
         if done_with:
@@ -97,10 +100,21 @@ class Unsaved:
         self._policy, self._source, self._part, self._dtype = policy, source, part, dtype
 
     def top(self, empty: Empty) -> Canonical:
-        return self._policy.top_tensors(self._part, self._get)
+        return Loading(self._part.top_shapes, self._outside)
 
     def layer(self, index: int, empty: Empty) -> Canonical:
-        return self._policy.layer_tensors(self._part, index, self._get)
+        return Loading(self._part.layer_shapes, lambda name: self._policy.tensor(self._part, name, index, self._get))
+
+    def _outside(self, name: str) -> Weight:
+        if name not in ("embed.weight", "head.weight"):
+            return self._policy.tensor(self._part, name, None, self._get)
+        stored, vocab, whole = self._policy.stored_names(name)[0], self._part.vocab, self._part.config.vocab_size
+
+        def rows(begin: int, end: int) -> Tensor:
+            return self._get(stored, Cut(0, ((vocab.start + begin, vocab.start + end),), whole))
+
+        outputs, inputs = self._part.top_shapes[name]
+        return RowBlocks((outputs, inputs), rows)
 
     def _get(self, name: str, cut: Cut | None) -> Tensor:
         return finite_tensor(self._source, name, self._dtype, cut)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd
 
 import torch
 
-from labkit.kernels.gemm import group_size, packed_shape
+from labkit.kernels.codes import PACKED
+from labkit.kernels.gemm import packed_shape
 from labkit.kernels.memory import aligned
 from labkit.kernels.types import float_dtype
 from labkit.models.shards import SUMMED, Shard
-from labkit.weights.quantise import Quantization
+from labkit.weights.quantise import Quantization, Scheme
 
 PADDING = 32  # rows of a block: matrices, scales and biases are padded to whole ones
 
@@ -25,41 +26,46 @@ def model_bytes(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:
 def layer_bytes(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:
     """Bytes of one layer: its packed matrices, their scales, and its vectors in float32."""
     local = replace(part, sums_whole=False)
-    shapes = local.layer_shapes
-    total = _bytes(shapes.values(), dtype, quant) + _vector(len(part.query))  # the slopes of ALiBi
+    total = _bytes(local, local.layer_shapes, dtype, quant) + _vector(len(part.query))  # the slopes of ALiBi
     if not part.config.pre_norm:
         total += 2 * _vector(part.config.hidden_size)  # the norm that the next layer's input goes through
-    if dtype == torch.int8 and part.size > 1 and quant.groups > 1:  # groups that a cut makes smaller
-        total += sum(_scales_of_cut(local, name, shapes, quant) for name in SUMMED)
     return total
 
 
 def outside_bytes(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:
     """Bytes of what is outside the layers."""
-    outside = dict(replace(part, sums_whole=False).top_shapes)
+    local = replace(part, sums_whole=False)
+    outside = dict(local.top_shapes)
     positions = outside.pop("positions.weight", (0, 0))
-    stored = dtype if quant.lm_head else float_dtype(dtype)
-    return _vector(positions[0] * positions[1]) + _bytes(outside.values(), stored, quant)
+    return _vector(positions[0] * positions[1]) + _bytes(local, outside, dtype, quant)
 
 
-def _bytes(shapes: Iterable[tuple[int, ...]], dtype: torch.dtype, quant: Quantization) -> int:
+def _bytes(local: Shard, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, quant: Quantization) -> int:
     total = 0
-    for shape in shapes:
+    for name, shape in shapes.items():
         if len(shape) == 1:
             total += _vector(shape[0])
-        else:
-            rows = shape[0] + PADDING
-            total += aligned(torch.Size(packed_shape(rows, shape[1], dtype)).numel() * dtype.itemsize)
-            total += _vector(rows * quant.groups) + _vector(rows)
+            continue
+        looked_up = name == "embed.weight" and not local.config.tied_head
+        scheme = quant.of(name) if dtype == torch.int8 and not looked_up else None
+        stored = PACKED[scheme.bits] if scheme else float_dtype(dtype)
+        rows = shape[0] + PADDING
+        total += aligned(torch.Size(packed_shape(rows, shape[1], stored)).numel() * stored.itemsize) + _vector(rows)
+        if scheme:
+            numbers = 2 if scheme.asymmetric else 1
+            total += aligned(2 * rows * numbers * _groups(local, name, shape, scheme))
     return total
+
+
+def _groups(local: Shard, name: str, shape: tuple[int, ...], scheme: Scheme) -> int:
+    """Groups of a row; those that a cut between ranks makes smaller are more."""
+    outputs, inputs = shape
+    cut = local.cut(name) if name in SUMMED else None
+    if cut is None:
+        return -(-inputs // scheme.group(outputs, inputs))
+    group = scheme.group(outputs, cut.whole)
+    return 1 if group >= cut.whole else inputs // gcd(group, cut.ranges[0][0]) + 1
 
 
 def _vector(count: int) -> int:
     return aligned(4 * (count + PADDING))
-
-
-def _scales_of_cut(local: Shard, name: str, shapes: Mapping[str, tuple[int, ...]], quant: Quantization) -> int:
-    cut, (outputs, inputs) = local.cut(name), shapes[name]
-    assert cut is not None
-    size = gcd(group_size(cut.whole, quant.groups), cut.ranges[0][0])
-    return _vector((outputs + PADDING) * (inputs // size + 1))

@@ -1,28 +1,156 @@
-"""How int8 weights are stored."""
+"""How quantised weights are stored: what the option `quant` says, and DeepSpeed's `quantization_setting`."""
 
-from typing import Literal
+from __future__ import annotations
 
-from pydantic import Field
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from labkit.kernels.codes import check_flat, codes_of, cut_groups, flat_scales, group_size, scales_of
+from labkit.models.shards import SUMMED, Shard
+from labkit.system.errors import UserError
 from labkit.system.validation import Strict
+
+GROUP_SIZES = (32, 64, 128)
+MLP = ("ff1.weight", "ff2.weight")
+LAYER = ("qkv.weight", "attn_out.weight", *MLP)
+HEAD = ("embed.weight", "head.weight")  # one of them is the LM head
 
 
 class WeightQuantization(Strict):
+    """`group_size` inputs of a row share a scale and, if asymmetric, a minimum; without it, each row has `q_groups`."""
+
+    enabled: bool = True
+    num_bits: Literal[4, 8] = 8
+    q_type: Literal["symmetric", "asymmetric"] = "symmetric"
+    q_groups: int = Field(default=1, ge=1)
+    group_size: Literal[32, 64, 128] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.group_size is not None and self.q_groups != 1:
+            raise UserError(
+                f"quant.weight has group_size={self.group_size} and q_groups={self.q_groups}; expected one of the two"
+            )
+        return self
+
+
+class ActivationQuantization(Strict):
     enabled: bool = True
     num_bits: Literal[8] = 8
     q_type: Literal["symmetric"] = "symmetric"
-    q_groups: int = Field(default=1, ge=1)
+
+
+class FlatGroups(Strict):
+    """DeepSpeed's MoQ: `groups` equal chunks of each flattened matrix, and as many again in the MLP's."""
+
+    groups: int = Field(ge=1)
+    mlp_extra_grouping: bool = False
 
 
 class Quantization(Strict):
-    """How dtype=int8 stores the matrices of the layers: each output row in `weight.q_groups` groups, each group with a
-    scale of its own. Activations are not quantised. `lm_head`, an option of labkit's own, includes the LM head.
+    """How the matrices of the layers are stored: see `WeightQuantization`. `activation`: kernels may round activations
+    to 8 bits, a scale for at most 128 of them; without it they keep 16. Two options are labkit's own: `lm_head`
+    includes the LM head, stored in the same way or in one of its own, and `flat` is `quantization_setting`.
     """
 
     enabled: bool = True
     weight: WeightQuantization = WeightQuantization()
-    lm_head: bool = False
+    activation: ActivationQuantization = ActivationQuantization(enabled=False)
+    lm_head: bool | WeightQuantization = False
+    flat: FlatGroups | None = None
+
+    @model_validator(mode="after")
+    def _flat_alone(self) -> Self:
+        other = self.weight.q_type != "symmetric" or self.weight.q_groups != 1 or self.weight.group_size is not None
+        if self.flat is not None and other:
+            raise UserError("quantization_setting groups the weights in its own way; leave quant.weight's groups out")
+        return self
 
     @property
-    def groups(self) -> int:
-        return self.weight.q_groups
+    def activation_bits(self) -> int:
+        return 8 if self.activation.enabled else 16
+
+    def of(self, name: str) -> Scheme | None:
+        """How the canonical weight `name` is stored; None: in floating point."""
+        if name in LAYER:
+            if self.flat is None:
+                return Scheme(self.weight)
+            return Scheme(self.weight, self.flat.groups * (2 if self.flat.mlp_extra_grouping and name in MLP else 1))
+        if name in HEAD and self.lm_head:
+            return Scheme(self.weight if self.lm_head is True else self.lm_head)
+        return None
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one matrix is stored. `flat`: in how many chunks it is cut when flattened; None: in groups of its rows."""
+
+    how: WeightQuantization
+    flat: int | None = None
+
+    @property
+    def bits(self) -> int:
+        return self.how.num_bits
+
+    @property
+    def asymmetric(self) -> bool:
+        return self.how.q_type == "asymmetric"
+
+    def group(self, outputs: int, inputs: int) -> int:
+        """Inputs that share a scale, in a whole matrix of this shape."""
+        if self.how.group_size is not None:
+            return self.how.group_size
+        in_row = self.how.q_groups if self.flat is None else max(1, self.flat // outputs)
+        return group_size(inputs, in_row, self.bits)
+
+    def scales(self, weight: Tensor) -> tuple[Tensor, int]:
+        """([outputs, groups, 1 or 2] of some whole rows, or with `flat` of all; inputs that share one)."""
+        if self.flat is not None:
+            return flat_scales(weight, self.flat, bits=self.bits)
+        group = self.group(*weight.shape)
+        return scales_of(weight, group, bits=self.bits, asymmetric=self.asymmetric), group
+
+    def codes(self, weight: Tensor, scales: Tensor, group: int) -> Tensor:
+        return codes_of(weight, scales, group, bits=self.bits)
+
+
+def check_schemes(part: Shard, quant: Quantization) -> None:
+    """Raises UserError for groups that do not divide a matrix, and for a cut between ranks inside one."""
+    shapes, local = part.config.layer_shapes() | part.config.top_shapes(), replace(part, sums_whole=False)
+    for name, shape in shapes.items():
+        scheme = quant.of(name) if len(shape) == 2 else None
+        if scheme is None:
+            continue
+        outputs, inputs = shape
+        if (size := scheme.how.group_size) and inputs % size:
+            fitting = [str(one) for one in GROUP_SIZES if inputs % one == 0]
+            raise UserError(
+                f"group_size={size} does not divide the {inputs} inputs of {name}; expected "
+                f"{' or '.join(fitting) or 'no group_size: none of 32, 64 and 128 divides them'}, or q_groups=1, which "
+                "makes a whole row a group"
+            )
+        if scheme.flat is not None:
+            try:
+                check_flat(outputs, inputs, scheme.flat, scheme.bits)
+            except UserError as error:
+                raise UserError(f"quantization_setting: {name}: {error}") from None
+            if quant.flat and quant.flat.mlp_extra_grouping and name in MLP:
+                _check_extra(name, outputs, inputs)
+        cut = local.cut(name) if name in SUMMED else None
+        if cut is not None:
+            ((begin, end),) = cut.ranges
+            group = scheme.group(outputs, inputs)
+            cut_groups(begin, end, group, -(-inputs // group), scheme.bits)
+
+
+def _check_extra(name: str, outputs: int, inputs: int) -> None:
+    if 4 * min(outputs, inputs) != max(outputs, inputs):
+        raise UserError(
+            f"mlp_extra_grouping doubles the groups of matrices whose sides are 4 to 1, and {name} is [{outputs}, "
+            f"{inputs}]; DeepSpeed would leave it as it is without a word: leave mlp_extra_grouping out"
+        )
+
+

@@ -1,36 +1,30 @@
 """Canonical tensors -> the records that kernels read, packed, in memory that the caller chooses.
 
 Matrices keep the engine's dtype; norms, biases and position tables are float32. With int8 the layers' matrices are
-quantised from the precision they come in, and the LM head if wanted; the others are bfloat16.
+quantised from the precision they come in, to 8 or 4 bits, and the LM head if wanted; the others are bfloat16. Matrices
+are packed some rows at a time, so that little more than the result is in memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from labkit.kernels.codes import PACKED, cut_groups, pack_scales
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
-from labkit.kernels.gemm import (
-    cut_groups,
-    group_size,
-    interleave_gate,
-    pack,
-    pack_scales,
-    packed,
-    packed_shape,
-    quantize,
-)
+from labkit.kernels.gemm import BLOCK, interleave_gate, pack, packed, packed_shape
 from labkit.kernels.memory import Place
 from labkit.kernels.types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.shards import SUMMED, Cut, Shard
-from labkit.weights.checkpoint.saved import Canonical
-from labkit.weights.quantise import Quantization
+from labkit.weights.canonical import Canonical, RowBlocks, Weight, vectors_of
+from labkit.weights.quantise import Quantization, Scheme
+
+AT_ONCE = 1 << 20  # numbers that are packed at once
 
 
 @dataclass(frozen=True)
@@ -68,44 +62,83 @@ class Builder:
         """Memory for a matrix of a file that is packed already."""
         return self.place.empty(shape, dtype) if self.packs else torch.empty(shape, dtype=dtype)
 
-    def linear(
-        self, weight: Tensor | Linear, *, quantised: bool = False, columns: Cut | None = None, gated: bool = False
-    ) -> Linear:
-        """As the implementation reads it, on its device; biases are kept apart from matrices until `with_bias`.
+    def linear(self, name: str, weight: Weight, *, columns: Cut | None = None, gated: bool = False) -> Linear:
+        """The matrix of this canonical name as the implementation reads it, on its device; biases are kept apart from
+        matrices until `with_bias`.
 
-        A `Linear` comes from a saved checkpoint: quantised there if at all, and packed unless its layout is "rows".
-        `columns`: keep only these, after the scales of int8 were taken from whole rows. `gated`: gate, then up rows.
+        A `Linear` comes from a file: quantised there if at all, and packed unless its layout is "rows". `columns`: keep
+        only these, after the scales were taken from whole rows. `gated`: gate, then up rows.
         """
         if isinstance(weight, Linear):
-            return self._placed(weight, gated)
-        if not quantised:
-            weight = weight.to(self.device, float_dtype(self.dtype))
-            if not self.packs:  # tensors that are on a GPU in the right type are shared with the given model
-                weight = weight.contiguous() if self.device.type != "cpu" else weight.contiguous().clone()
-            return self._placed(Linear(weight, None, weight.shape[0], weight.shape[1], "rows"), gated)
-        group = group_size(weight.shape[1], self.quant.groups)
-        ints, scales = quantize(weight.to(self.device), self.quant.groups)
-        if columns is not None:
-            ints, scales, group = _some_columns(columns, ints, scales, group)
-        ints = ints if self.packs else ints.contiguous()
-        return self._placed(Linear(ints, None, ints.shape[0], ints.shape[1], "rows", scales, group), gated)
+            linear = replace(weight, activation_bits=self.quant.activation_bits)
+            return linear if linear.layout != "rows" else self._placed(linear, columns, gated)
+        matrix, scheme = RowBlocks.of(weight), self.quant.of(name) if self.quantised else None
+        if scheme is None:
+            if self.packs:
+                return self._packed(matrix, None, None, gated)
+            rows = matrix.whole().to(self.device, float_dtype(self.dtype))
+            # Tensors that are on a GPU in the right type are shared with the given model.
+            rows = rows.contiguous() if self.device.type != "cpu" else rows.contiguous().clone()
+            return packed(Linear(rows, None, *matrix.shape, "rows"), self.impl)
+        if self.packs and scheme.flat is None:
+            return self._packed(matrix, scheme, columns, gated)
+        rows = matrix.whole().to(self.device)
+        scales, group = scheme.scales(rows)
+        codes = scheme.codes(rows, scales, group)
+        linear = Linear(codes, None, *matrix.shape, "rows", scales, group, scheme.bits, self.quant.activation_bits)
+        return self._placed(linear, columns, gated)
 
-    def _placed(self, linear: Linear, gated: bool) -> Linear:
-        """The same matrix, packed if it is not yet."""
-        if not self.packs:
-            weight, scales = (None if t is None else t.to(self.device) for t in (linear.weight, linear.scales))
-            assert weight is not None
-            linear = replace(linear, weight=weight, scales=scales)
-            return packed(linear, self.impl) if linear.layout == "rows" else linear
-        if linear.layout == "panels":
+    def _packed(self, matrix: RowBlocks, scheme: Scheme | None, columns: Cut | None, gated: bool) -> Linear:
+        """A matrix that is packed, and quantised if there is a scheme, some rows at a time."""
+        parts = []
+        (outputs, inputs), taken = matrix.shape, columns.ranges[0] if columns else (0, matrix.shape[1])
+        rows_of = _gated(matrix) if gated else matrix
+        stored = _padded(outputs, gated)
+        dtype = PACKED[scheme.bits] if scheme else float_dtype(self.dtype)
+        panels = self.place.empty(packed_shape(stored, taken[1] - taken[0], dtype), dtype)
+        group = 0
+        step = max(BLOCK, AT_ONCE // inputs // BLOCK * BLOCK)
+        for begin in range(0, stored, step):
+            end = min(begin + step, stored)
+            rows = rows_of.rows(begin, end)
+            into = panels[begin // BLOCK : -(-end // BLOCK)]
+            if scheme is None:
+                pack(rows.to(dtype), into)
+                continue
+            scales, group = scheme.scales(rows)
+            codes = scheme.codes(rows, scales, group)
+            if columns is not None:
+                codes, scales, group = _some_columns(columns, codes, scales, group, scheme.bits)
+            pack(codes, into, bits=scheme.bits)
+            parts.append(pack_scales(scales))
+        linear = Linear(panels, None, stored, taken[1] - taken[0], "panels")
+        if scheme is None:
             return linear
-        weight, scales = linear.weight, linear.scales
+        scales = self._kept(torch.cat(parts))
+        return replace(linear, scales=scales, group=group, bits=scheme.bits, activation_bits=self.quant.activation_bits)
+
+    def _placed(self, linear: Linear, columns: Cut | None, gated: bool) -> Linear:
+        """A quantised or floating matrix of layout "rows" as the implementation reads it."""
+        weight, scales, group = linear.weight, linear.scales, linear.group
+        if columns is not None:
+            assert scales is not None
+            weight, scales, group = _some_columns(columns, weight, scales, group, linear.bits)
+        linear = replace(linear, weight=weight, scales=scales, inputs=weight.shape[1], group=group)
+        if not self.packs:
+            scales = None if scales is None else scales.to(self.device).contiguous()
+            return packed(replace(linear, weight=weight.to(self.device).contiguous(), scales=scales), self.impl)
         if gated:
             weight, scales = interleave_gate(weight), None if scales is None else interleave_gate(scales)
         outputs, inputs = weight.shape
-        panels = pack(weight, self.place.empty(packed_shape(outputs, inputs, weight.dtype), weight.dtype))
-        scales = None if scales is None else self.vector(pack_scales(scales))
+        bits = linear.bits if scales is not None else 8
+        dtype = PACKED[bits] if scales is not None else weight.dtype
+        panels = pack(weight, self.place.empty(packed_shape(outputs, inputs, dtype), dtype), bits=bits)
+        scales = None if scales is None else self._kept(pack_scales(scales))
         return replace(linear, weight=panels, outputs=outputs, layout="panels", scales=scales)
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        """A copy beside the matrices."""
+        return self.place.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
     def with_bias(self, linear: Linear, bias: Tensor | None) -> Linear:
         if bias is None:
@@ -137,7 +170,10 @@ class Builder:
         norm2 = norm1 if config.shared_norm else self.norm(vectors, "norm2")
         if not config.pre_norm:
             norm1, norm2 = norm_before, norm1
-        matrix = partial(self.linear, quantised=self.quantised)
+        
+        def matrix(name: str, **how: Any) -> Linear:
+            return self.linear(name, tensors[name], **how)
+
         up_bias = vectors.get("ff1.bias")
         if config.gated and self.packs and up_bias is not None:
             up_bias = interleave_gate(up_bias)
@@ -147,16 +183,16 @@ class Builder:
         attn_bias, mlp_bias = vectors.get("attn_out.bias"), vectors.get("ff2.bias")
         if config.parallel_residual and self.part.size > 1:  # one sum of the ranks for both
             attn_bias, mlp_bias = None, _sum(attn_bias, mlp_bias)
-        up = self.with_bias(matrix(tensors["ff1.weight"], gated=config.gated), up_bias)
+        up = self.with_bias(matrix("ff1.weight", gated=config.gated), up_bias)
         head_norms = {name: self.vector(vectors.get(f"{name}.weight")) for name in ("q_norm", "k_norm")}
-        qkv = self.with_bias(matrix(tensors["qkv.weight"]), vectors.get("qkv.bias"))
+        qkv = self.with_bias(matrix("qkv.weight"), vectors.get("qkv.bias"))
         return LayerWeights(
             qkv=QkvWeights(norm1, qkv, **head_norms, qk_eps=config.norm_eps),
             attention=AttentionParams(config.attention_scales[here], config.windows[here], slopes, config.causal),
-            attn_out=matrix(tensors["attn_out.weight"], columns=later["attn_out.weight"]),
+            attn_out=matrix("attn_out.weight", columns=later["attn_out.weight"]),
             attn_bias=self.vector(attn_bias),
             mlp=MlpWeights(norm2, up, config.activation, config.gated),
-            mlp_out=matrix(tensors["ff2.weight"], columns=later["ff2.weight"]),
+            mlp_out=matrix("ff2.weight", columns=later["ff2.weight"]),
             mlp_bias=self.vector(mlp_bias),
             shared_norm=config.shared_norm,
         )
@@ -164,14 +200,11 @@ class Builder:
     def outside(self, tensors: Canonical) -> Outside:
         """What the model has outside the layers, as far as it is here."""
         config, part, vectors = self.config, self.part, vectors_of(tensors)
-        how: dict[str, Any] = {"quantised": self.quantised and self.quant.lm_head}
-        if config.tied_head:
-            matrix = self.linear(tensors["embed.weight"], **how) if "embed.weight" in tensors else None
-        else:
-            matrix = self.linear(tensors["head.weight"], **how) if part.head else None
+        name = "embed.weight" if config.tied_head else "head.weight"
+        matrix = self.linear(name, tensors[name]) if name in tensors else None
         project_in, project_out = (
-            self.linear(tensors[f"{name}.weight"]) if f"{name}.weight" in tensors else None
-            for name in ("project_in", "project_out")
+            self.linear(name, tensors[name]) if name in tensors else None
+            for name in ("project_in.weight", "project_out.weight")
         )
         embedding, head = None, None
         if part.embedding:
@@ -192,17 +225,22 @@ class Builder:
             )
         return Outside(embedding, self.norm(vectors, "final_norm") if "final_norm.weight" in vectors else None, head)
 
-    def _table(self, rows: Tensor | Linear, matrix: Linear | None) -> Tensor | None:
+    def _table(self, rows: Weight, matrix: Linear | None) -> Tensor | None:
         """The embedding's rows; None where they are looked up in the packed matrix of a tied head."""
         if self.config.tied_head:
             assert matrix is not None
             if self.impl != "reference":
                 return None
             return matrix.floats() if matrix.scales is not None else matrix.weight
-        saved = isinstance(rows, Linear)
-        table = rows.weight if isinstance(rows, Linear) else rows
-        table = table.to(self.device, float_dtype(self.dtype)).contiguous()
-        return table if saved else table.clone()
+        if isinstance(rows, Linear):
+            table = rows.floats() if rows.scales is not None else rows.weight
+            return table.to(self.device, float_dtype(self.dtype)).contiguous()
+        matrix_of = RowBlocks.of(rows)
+        table = torch.empty(matrix_of.shape, dtype=float_dtype(self.dtype), device=self.device)
+        step = max(1, AT_ONCE // matrix_of.shape[1])
+        for begin in range(0, len(table), step):
+            table[begin : begin + step] = matrix_of.rows(begin, min(begin + step, len(table)))
+        return table
 
     def model(self, layers: list[LayerWeights], outside: Outside, last_norm: Norm) -> ModelWeights:
         """All together. `last_norm`: what a post-norm model's output goes through in place of a final norm."""
@@ -256,23 +294,38 @@ def matrices_of(layer: LayerWeights) -> Canonical:
     }
 
 
-def vectors_of(canonical: Canonical) -> dict[str, Tensor]:
-    """What is no packed matrix."""
-    return {name: tensor for name, tensor in canonical.items() if isinstance(tensor, Tensor)}
-
-
 def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     if first is None or second is None:
         return second if first is None else first
     return first.float() + second.float()
 
 
-def _some_columns(columns: Cut, ints: Tensor, scales: Tensor, group: int) -> tuple[Tensor, Tensor, int]:
-    """These columns of a quantised matrix, with the scales that they have in it: (int8, scales, group).
+def _padded(outputs: int, gated: bool) -> int:
+    """Rows of a matrix once gate and up rows are interleaved, each padded to half blocks."""
+    half = BLOCK // 2
+    return 2 * (-(-outputs // 2 // half) * half) if gated else outputs
+
+
+def _gated(matrix: RowBlocks) -> RowBlocks:
+    """Gate, then up rows as blocks that hold both."""
+    inner = matrix.shape[0] // 2
+
+    def rows(begin: int, end: int) -> Tensor:
+        first, last = begin // 2, min(end // 2, inner)
+        parts = (matrix.rows(first, last), matrix.rows(inner + first, inner + last))
+        return interleave_gate(torch.cat(parts))
+
+    return RowBlocks(matrix.shape, rows)
+
+
+def _some_columns(
+    columns: Cut, codes: Tensor, scales: Tensor, group: int, bits: int
+) -> tuple[Tensor, Tensor, int]:
+    """These columns of a quantised matrix, with the scales that they have in it: (codes, scales, group).
 
     Where they begin within a group, the groups become as small as it takes for each to have one scale.
     """
     (begin, end), *more = columns.ranges
     assert not more
-    starts, size = cut_groups(begin, end, group, scales.shape[1])
-    return ints[:, begin:end], scales[:, [at // group for at in starts]], size
+    starts, size = cut_groups(begin, end, group, scales.shape[1], bits)
+    return codes[:, begin:end], scales[:, [at // group for at in starts]], size

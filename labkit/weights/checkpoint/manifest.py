@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,9 +18,10 @@ from labkit.models.dtypes import DTYPES
 from labkit.system.errors import UserError
 from labkit.system.json_file import read_json
 from labkit.system.validation import first_problem
+from labkit.weights.quantise import Quantization
 
 MANIFEST = "labkit_checkpoint.json"
-FORMAT = 1
+FORMAT = 2
 Layout = Annotated[str, Field(pattern="^(panels|rows|words)$")]
 Dtype = Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
 
@@ -32,14 +33,17 @@ class ManifestPart(BaseModel):
 class MatrixRecord(ManifestPart):
     """A matrix of `outputs` rows and `inputs` columns, which a file holds packed in the `layout` of a `Linear`.
 
-    `group`: of an int8 matrix, how many inputs share a scale; its scales are a tensor of the same file and layout. It
-    is 0 for a matrix that is not quantised.
+    Of a quantised matrix: `bits` of a code, `group`: how many inputs share a scale, and `row_group`: how many do before
+    the matrix is cut between ranks; its scales are a tensor of the same file and layout. The groups are 0 for a matrix
+    that is not quantised.
     """
 
     outputs: int = Field(ge=1)
     inputs: int = Field(ge=1)
     layout: Layout
     group: int = Field(default=0, ge=0)
+    row_group: int = Field(default=0, ge=0)
+    bits: Literal[4, 8] = 8
 
 
 class FileRecord(ManifestPart):
@@ -54,8 +58,9 @@ class FileRecord(ManifestPart):
 class Manifest(ManifestPart):
     """What was saved, and in which files.
 
-    `dtype`, `layout`: of the matrices; for the layouts see `kernels.types.Linear`. `groups`: of an int8 row; `lm_head`:
-    whether the LM head is int8 too. `save`: a name that all files of one save share, and no files of another.
+    `dtype`, `layout`: of the matrices; for the layouts see `kernels.types.Linear`. `quant`: how int8 ones were quantised,
+    as the option of that name; None: they were quantised already. `save`: a name that all files of one save share, and
+    no files of another.
     """
 
     format: int
@@ -65,8 +70,7 @@ class Manifest(ManifestPart):
     dtype: Dtype
     tp_size: int = Field(ge=1)
     layout: Layout
-    groups: int = Field(ge=1)
-    lm_head: bool
+    quant: Quantization | None
     files: list[FileRecord]
 
     @property

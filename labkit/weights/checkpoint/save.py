@@ -20,10 +20,12 @@ from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard
 from labkit.system.errors import RunError, UserError
 from labkit.system.whole_file import remove_unfinished, whole_file, write_whole
+from labkit.weights.canonical import Canonical
 from labkit.weights.checkpoint.manifest import FORMAT, MANIFEST, FileRecord, Manifest, MatrixRecord, described_model
-from labkit.weights.checkpoint.saved import Canonical, key_of, layout_of
+from labkit.weights.checkpoint.saved import key_of, layout_of
 from labkit.weights.checkpoint.shard_file import scales_of
 from labkit.weights.checkpoint.tensor_stream import write_tensors
+from labkit.weights.quantise import Quantization
 from labkit.weights.source import weight_files
 
 TEXT_FILES = (
@@ -51,8 +53,7 @@ class Saved:
     hf_config: PretrainedConfig
     dtype: torch.dtype
     impl: str
-    groups: int
-    lm_head: bool
+    quant: Quantization | None
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,25 @@ class Saving:
             key = key_of(name, index)
             if isinstance(weight, Linear):
                 self._tensors[key] = weight.weight
-                record = MatrixRecord(
-                    outputs=weight.outputs, inputs=weight.inputs, layout=weight.layout, group=weight.group
-                )
-                self._matrices[key] = record
+                self._matrices[key] = self._record(name, weight)
                 if weight.scales is not None:
                     self._tensors[scales_of(key)] = weight.scales
-            else:
+            elif isinstance(weight, Tensor):
                 self._tensors[key] = weight.to("cpu", torch.float32, copy=True).contiguous()
+
+    def _record(self, name: str, linear: Linear) -> MatrixRecord:
+        row_group = linear.group
+        scheme = self.what.quant.of(name) if self.what.quant and linear.scales is not None else None
+        if scheme is not None:
+            row_group = scheme.group(*(self.what.config.layer_shapes() | self.what.config.top_shapes())[name])
+        return MatrixRecord(
+            outputs=linear.outputs,
+            inputs=linear.inputs,
+            layout=linear.layout,
+            group=linear.group,
+            row_group=row_group,
+            bits=linear.bits,
+        )
 
     def finish(self, generation: GenerationConfig | None, source: Path | None) -> None:
         """Writes this rank's file and, once all ranks have theirs, the config, the tokenizer and the manifest.
@@ -137,8 +149,7 @@ class Saving:
             dtype=str(what.dtype).removeprefix("torch."),
             tp_size=self.part.size,
             layout=layout_of(what.impl, what.dtype),
-            groups=what.groups,
-            lm_head=what.lm_head,
+            quant=what.quant,
             files=files,
         )
         write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")

@@ -6,26 +6,25 @@ each weight are taken from the files of all ranks, and the numbers stay the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from labkit.kernels.gemm import cut_groups, group_size
+from labkit.kernels.codes import cut_groups
 from labkit.kernels.types import Linear
-from labkit.models.config import ModelConfig, Shapes
+from labkit.models.config import ModelConfig
 from labkit.models.policy import Policy
 from labkit.models.shards import Cut, Shard, cut_of, shard
 from labkit.system.errors import UserError
+from labkit.weights.canonical import Canonical, Loading, is_matrix
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
 from labkit.weights.checkpoint.pieces import HeldRange, pieces, ranges_of
 from labkit.weights.checkpoint.shard_file import AGAIN, Empty, ShardFile
 from labkit.weights.listed_files import listed_path
 
 AT_ONCE = 4 << 20  # numbers that are unpacked at once, in memory beside the result
-Canonical = Mapping[str, Tensor | Linear]  # by canonical name; a Linear is packed, or has the scales of int8
 
 
 def layout_of(impl: str, dtype: torch.dtype) -> str:
@@ -127,17 +126,14 @@ class Own:
         self._part, self._file = part, saved.file(part.rank)
 
     def top(self, empty: Empty) -> Canonical:
-        return self._tensors("", self._part.top_shapes, empty)
+        return Loading(self._part.top_shapes, lambda name: self._weight(name, None, empty))
 
     def layer(self, index: int, empty: Empty) -> Canonical:
-        return self._tensors(key_of("", index), self._part.layer_shapes, empty)
+        return Loading(self._part.layer_shapes, lambda name: self._weight(name, index, empty))
 
-    def _tensors(self, prefix: str, shapes: Shapes, empty: Empty) -> Canonical:
-        file, tensors = self._file, dict[str, Tensor | Linear]()
-        for name in shapes:
-            key = f"{prefix}{name}"
-            tensors[name] = file.linear(key, empty) if is_matrix(name, shapes) else file.vector(key)
-        return tensors
+    def _weight(self, name: str, index: int | None, empty: Empty) -> Tensor | Linear:
+        key = key_of(name, index)
+        return self._file.linear(key, empty) if is_matrix(name) else self._file.vector(key)
 
 
 class Merged:
@@ -150,29 +146,29 @@ class Merged:
         self._saved, self._part, self._dtype = saved, part, dtype
 
     def top(self, empty: Empty) -> Canonical:
-        return {name: self.weight(name, None) for name in self._part.top_shapes}
+        return Loading(self._part.top_shapes, lambda name: self.weight(name, None))
 
     def layer(self, index: int, empty: Empty) -> Canonical:
-        return {name: self.weight(name, index) for name in self._part.layer_shapes}
+        return Loading(self._part.layer_shapes, lambda name: self.weight(name, index))
 
     def weight(self, name: str, index: int | None) -> Tensor | Linear:
-        """A tensor, or an int8 matrix with its scales."""
+        """A tensor, or a quantised matrix with its scales."""
         shapes = self._part.top_shapes if index is None else self._part.layer_shapes
         key, shape = key_of(name, index), shapes[name]
-        if not is_matrix(name, shapes):
+        if not is_matrix(name):
             found = self._pieces(name, 0)
             parts = [self._saved.file(piece.holder).vector(key)[piece.begin : piece.end] for piece in found]
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self._dtype)
         dim = self._dim(name)
         found = self._pieces(name, dim)
-        group = self._saved.file(0).record.matrices[key].group
-        out = torch.empty(shape, dtype=torch.int8 if group else self._float_dtype)
+        record = self._saved.file(0).record.matrices[key]
+        out = torch.empty(shape, dtype=torch.int8 if record.group else self._float_dtype)
         for piece in found:
             self._fill(out, key, name, dim, piece)
-        if not group:
+        if not record.group:
             return out
         scales, group = self._scales(key, name, dim, found, shape)
-        return Linear(out, None, shape[0], shape[1], "rows", scales, group)
+        return Linear(out, None, shape[0], shape[1], "rows", scales, group, record.bits)
 
     @property
     def _float_dtype(self) -> torch.dtype:
@@ -216,8 +212,9 @@ class Merged:
         cut = self._part.cut(name)
         whole = cut.whole if cut else shape[1]
         begin, end = cut.ranges[0] if cut else (0, whole)
-        group = group_size(whole, self._saved.manifest.groups)
-        starts, size = cut_groups(begin, end, group, -(-whole // group))
+        record = self._saved.file(0).record.matrices[key]
+        groups = -(-whole // record.row_group)
+        starts, size = cut_groups(begin, end, record.row_group, groups, record.bits)
         held = {holder: file.scales(key, (0, shape[0]), None) for holder, file in files.items()}
         columns = [
             self._group(key, held, piece, start - begin) for start in starts for piece in _at(found, start - begin)
@@ -238,11 +235,6 @@ class Merged:
 def key_of(name: str, index: int | None) -> str:
     """The name of a canonical weight in a file. `index`: its layer; None outside them."""
     return name if index is None else f"layers.{index}.{name}"
-
-
-def is_matrix(name: str, shapes: Shapes) -> bool:
-    """Whether a weight is packed for a kernel that multiplies with it; tables of positions are float32 rows."""
-    return len(shapes[name]) == 2 and name != "positions.weight"
 
 
 def _at(found: list[HeldRange], column: int) -> list[HeldRange]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from labkit.kernels.codes import DEPTH, WORD, unpack_scales
 from labkit.kernels.gemm import BLOCK, LANES, packed_shape, unpack, unpack_words
 from labkit.kernels.types import Linear
 from labkit.system.errors import UserError
@@ -56,7 +57,7 @@ class ShardFile:
             tensors.append(self._stream.read_into(name, empty(stored.shape, stored.dtype)))
         weight, scales = (*tensors, None)[:2]
         assert weight is not None
-        return Linear(weight, None, matrix.outputs, matrix.inputs, matrix.layout, scales, matrix.group)
+        return Linear(weight, None, matrix.outputs, matrix.inputs, matrix.layout, scales, matrix.group, matrix.bits)
 
     def block(self, key: str, rows: Interval, columns: Interval, halves: int | None) -> Tensor:
         """These rows and columns of a matrix. `halves`: how many rows a gated MLP has of the gate; as many of the up
@@ -67,19 +68,26 @@ class ShardFile:
         if matrix.layout == "rows":
             return self._stream.slab(key, rows, columns)
         if matrix.layout == "words":
-            return unpack_words(self._stream.slab(key, rows), matrix.inputs)[:, first:last]
-        lanes = LANES.get(self._stream.tensors[key].dtype, 1)
+            return unpack_words(self._stream.slab(key, rows), matrix.inputs, matrix.bits)[:, first:last]
+        lanes = DEPTH[matrix.bits] if matrix.group else LANES.get(self._stream.tensors[key].dtype, 1)
         within = (first // lanes, -(-last // lanes))
         skipped = first - within[0] * lanes
         return self._unpacked(key, rows, within, halves)[:, skipped : skipped + last - first]
 
     def scales(self, key: str, rows: Interval, halves: int | None) -> Tensor:
-        """The scales of these rows, [rows, groups]; `matrices[key].group` inputs make a group."""
+        """The scales of these rows, [rows, groups, 1 or 2]; `matrices[key].group` inputs make a group."""
         if self._matrix(key).layout == "panels":
-            return self._unpacked(scales_of(key), rows, None, halves)
+            return self._unpacked(scales_of(key), rows, None, halves, unpack_scales)
         return self._stream.slab(scales_of(key), rows)
 
-    def _unpacked(self, key: str, rows: Interval, within: Interval | None, halves: int | None) -> Tensor:
+    def _unpacked(
+        self,
+        key: str,
+        rows: Interval,
+        within: Interval | None,
+        halves: int | None,
+        unpack: Callable[[Tensor], Tensor] = unpack,
+    ) -> Tensor:
         width = BLOCK if halves is None else BLOCK // 2  # of what follows each other in a block: rows, or gate and up
         taken = []
         for half, start in enumerate((0,) if halves is None else (0, halves)):
@@ -101,7 +109,7 @@ class ShardFile:
         shapes = {
             "rows": (matrix.outputs, matrix.inputs),
             "panels": packed_shape(matrix.outputs, matrix.inputs, stored.dtype),
-            "words": (matrix.outputs, -(-matrix.inputs // 4), 4),
+            "words": (matrix.outputs, -(-matrix.inputs // WORD[matrix.bits]), 4),
         }
         if shapes.get(matrix.layout) != stored.shape:
             raise UserError(

@@ -1,0 +1,66 @@
+"""Canonical weights on their way into an engine: each is loaded when it is asked for, a large matrix in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from labkit.kernels.types import Linear
+
+MATRICES = frozenset({"qkv", "attn_out", "ff1", "ff2", "embed", "head", "project_in", "project_out"})
+
+
+@dataclass(frozen=True)
+class RowBlocks:
+    """A matrix of which some rows at a time are read: `rows(begin, end)`."""
+
+    shape: tuple[int, int]
+    rows: Callable[[int, int], Tensor]
+
+    @classmethod
+    def of(cls, matrix: Tensor | RowBlocks) -> RowBlocks:
+        if isinstance(matrix, RowBlocks):
+            return matrix
+        return cls((matrix.shape[0], matrix.shape[1]), lambda begin, end: matrix[begin:end])
+
+    def whole(self) -> Tensor:
+        return self.rows(0, self.shape[0])
+
+
+Weight = Tensor | Linear | RowBlocks
+Canonical = Mapping[str, Weight]  # by canonical name; a Linear is packed, or has codes and scales
+
+
+class Loading(Mapping[str, Weight]):
+    """Canonical weights of these names, each loaded by `load` whenever it is asked for."""
+
+    def __init__(self, names: Mapping[str, object], load: Callable[[str], Weight]) -> None:
+        self._names, self._load = tuple(names), load
+
+    def __getitem__(self, name: str) -> Weight:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._load(name)
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would load it
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def is_matrix(name: str) -> bool:
+    """Whether a canonical weight is packed for a kernel that multiplies with it; all others are float32 vectors."""
+    role, kind = name.split(".")
+    return kind == "weight" and role in MATRICES
+
+
+def vectors_of(canonical: Canonical) -> dict[str, Tensor]:
+    """What is no matrix."""
+    found = {name: canonical[name] for name in canonical if not is_matrix(name)}
+    return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
