@@ -17,7 +17,7 @@ HALF = DEPTH[4] // 2  # of a span of 4 bit codes: its first half is in the low n
 WORD = {8: 4, 4: 8}  # codes in a word of Triton's
 PACKED = {8: torch.int8, 4: torch.uint8}  # how packed codes are stored
 QUANTIZED_AT_ONCE = 128  # rows: what quantising costs beyond its result
-SMALLEST_SCALE = 2.0**-24  # of float16, beside 0
+SMALLEST_NORMAL = 2.0**-14  # of float16
 
 
 def group_size(inputs: int, groups: int, bits: int = 8) -> int:
@@ -132,10 +132,12 @@ def _asymmetric(grouped: Tensor, bits: int) -> Tensor:
 
 
 def _half(scales: Tensor) -> Tensor:
-    """In float16; one that would become 0 there is the smallest that does not."""
+    """In float16: the nearest, or among the subnormal ones, which are coarse, the next that is no smaller. So the codes
+    reach the largest number, and no scale becomes 0.
+    """
     rounded = scales.half()
-    lost = (rounded == 0) & (scales != 0)
-    return torch.where(lost, torch.copysign(torch.full_like(scales, SMALLEST_SCALE), scales).half(), rounded)
+    short = (rounded.float().abs() < scales.abs()) & (rounded.abs() < SMALLEST_NORMAL)
+    return torch.where(short, torch.nextafter(rounded, torch.copysign(rounded.new_tensor(torch.inf), rounded)), rounded)
 
 
 def cut_groups(begin: int, end: int, group: int, groups: int, bits: int = 8) -> tuple[list[int], int]:

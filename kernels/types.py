@@ -26,8 +26,8 @@ HEAD_DIM_MULTIPLE = 16
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of the KV cache and of what is not quantised, in a model whose matrices are `dtype`: bfloat16 beside codes, which are
-    int8, or uint8 where packed.
+    """Of the KV cache and of what is not quantised, in a model whose matrices are `dtype`: bfloat16 beside codes, which
+    are int8, or uint8 where packed.
     """
     return torch.bfloat16 if dtype in (torch.int8, torch.uint8) else dtype
 

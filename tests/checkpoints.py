@@ -26,8 +26,8 @@ from labkit.weights.quantise import Quantization, WeightQuantization
 T = TypeVar("T")
 
 
-def quantization(groups: int = 1, lm_head: bool = False) -> Quantization:
-    return Quantization(weight=WeightQuantization(q_groups=groups), lm_head=lm_head)
+def quantization(lm_head: bool = False, **weight: Any) -> Quantization:
+    return Quantization(weight=WeightQuantization(**weight), lm_head=lm_head)
 
 
 def built(
@@ -64,7 +64,7 @@ def save(
     policy = policy_for(hf_config)
     config = policy.model_config(hf_config)
     quant = quant or quantization()
-    what = Saved(config=config, hf_config=hf_config, dtype=dtype, impl=impl, groups=quant.groups, lm_head=quant.lm_head)
+    what = Saved(config=config, hf_config=hf_config, dtype=dtype, impl=impl, quant=quant)
 
     def work(rank: int, gather: Gather) -> None:
         saving = Saving.begin(folder, what, shard(config, size, rank), gather)

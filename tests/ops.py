@@ -12,12 +12,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from labkit.kernels import build
-from labkit.kernels.gemm import group_size, interleave_gate, packed, quantize
+from labkit.kernels.codes import group_size, quantize
+from labkit.kernels.gemm import interleave_gate, packed
 from labkit.kernels.types import Heads, LayerCache, Linear, Norm, Rotary, Rows, padded_head_dim
 from labkit.system.processor import cpu_flags
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WEIGHTS = DTYPES | {"int8": torch.int8}
+QUANTISED: dict[str, dict[str, Any]] = {  # ways to store a matrix, for Draw
+    "int8-3-groups": {"groups": 3},
+    "int8-32": {"group": 32},
+    "int8-64-asymmetric": {"group": 64, "asymmetric": True},
+    "int8-asymmetric": {"asymmetric": True},
+    "int4": {"bits": 4},
+    "int4-32": {"bits": 4, "group": 32},
+    "int4-32-asymmetric": {"bits": 4, "group": 32, "asymmetric": True},
+    "int4-96": {"bits": 4, "group": 96},
+    "int4-128-asymmetric": {"bits": 4, "group": 128, "asymmetric": True},
+}
 ISAS = tuple(build.ISA_FLAGS)
 UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}  # unit roundoff
 UNIT[torch.int8] = UNIT[torch.bfloat16]  # keys, values and rows beside int8 weights
@@ -65,7 +77,10 @@ class Draw:
 
     dtype: torch.dtype = torch.float32
     seed: int = 0
-    groups: int = 1  # of a row of int8 weights
+    groups: int = 1  # of a row of quantised weights
+    group: int | None = None  # inputs of each, in place of `groups`
+    bits: int = 8
+    asymmetric: bool = False
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,15 +95,16 @@ class Draw:
         weight = self.normal(rows, inputs, std=inputs**-0.5)
         scales, group = None, 0
         if self.dtype == torch.int8:
-            (weight, scales), group = quantize(weight, self.groups), group_size(inputs, self.groups)
+            group = self.group or group_size(inputs, self.groups, self.bits)
+            weight, scales = quantize(weight, group, bits=self.bits, asymmetric=self.asymmetric)
         weight = weight.to(self.dtype)
         vector = self.normal(rows) if bias else None
-        plain = Linear(weight, vector, rows, inputs, "rows", scales, group)
+        plain = Linear(weight, vector, rows, inputs, "rows", scales, group, self.bits)
         if gated:
             weight = interleave_gate(weight)
             vector = None if vector is None else interleave_gate(vector)
             scales = None if scales is None else interleave_gate(scales)
-        return plain, packed(Linear(weight, vector, len(weight), inputs, "rows", scales, group))
+        return plain, packed(Linear(weight, vector, len(weight), inputs, "rows", scales, group, self.bits))
 
     @property
     def stored(self) -> torch.dtype:

@@ -60,12 +60,12 @@ class MixtureOfExperts(Strict):
 class Options(Strict):
     """DeepSpeed's options, with three of labkit's own: `impl`, `consume_model` and `dependent_launch`.
 
-    dtype: of the weights; default the model's own, with `quant` int8, which stands for quantised weights of any number of
-    bits. quantization_setting: `groups`, or `(mlp_extra_grouping, groups)` in either order, of DeepSpeed's MoQ, see
-    `FlatGroups`. With int8 the tokens may depend on the number of ranks: scales
-    are those of whole rows, but the ranks' sums are added up in another order. replace_with_kernel_inject: accepted
-    and always so, the engine has no other mode. max_out_tokens, min_out_tokens: accepted; the KV cache grows as
-    needed, so neither limits anything.
+    dtype: of the weights; default the model's own, and int8 where `quant` is given: it stands for quantised weights of
+    any number of bits. With int8 the tokens may depend on the number of ranks: scales are those of whole rows, but the
+    ranks' sums are added up in another order. quantization_setting: `groups`, or `(mlp_extra_grouping, groups)` in
+    either order, of DeepSpeed's MoQ, see `FlatGroups`. replace_with_kernel_inject: accepted and always so, the engine
+    has no other mode. max_out_tokens, min_out_tokens: accepted; the KV cache grows as needed, so neither limits
+    anything.
     impl: "auto" (Triton where a GPU is, else C++ where a compiler is, else the reference), "triton", "cpp" or
     "reference"; use_triton: the same as "triton". enable_cuda_graph: play decode steps on a GPU as a CUDA graph; None:
     yes, unless a profiler looks on, which sees more of steps that are launched. dependent_launch: start each kernel of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from labkit.models.config import ModelConfig, Shapes
+from labkit.models.config import ModelConfig
 from labkit.models.config_checks import check_fields
 from labkit.models.hf_config import Fields
 from labkit.models.shards import Cut, Shard

@@ -152,5 +152,3 @@ def _check_extra(name: str, outputs: int, inputs: int) -> None:
             f"mlp_extra_grouping doubles the groups of matrices whose sides are 4 to 1, and {name} is [{outputs}, "
             f"{inputs}]; DeepSpeed would leave it as it is without a word: leave mlp_extra_grouping out"
         )
-
-

@@ -170,7 +170,7 @@ class Builder:
         norm2 = norm1 if config.shared_norm else self.norm(vectors, "norm2")
         if not config.pre_norm:
             norm1, norm2 = norm_before, norm1
-        
+
         def matrix(name: str, **how: Any) -> Linear:
             return self.linear(name, tensors[name], **how)
 
@@ -318,9 +318,7 @@ def _gated(matrix: RowBlocks) -> RowBlocks:
     return RowBlocks(matrix.shape, rows)
 
 
-def _some_columns(
-    columns: Cut, codes: Tensor, scales: Tensor, group: int, bits: int
-) -> tuple[Tensor, Tensor, int]:
+def _some_columns(columns: Cut, codes: Tensor, scales: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor, int]:
     """These columns of a quantised matrix, with the scales that they have in it: (codes, scales, group).
 
     Where they begin within a group, the groups become as small as it takes for each to have one scale.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -111,6 +112,8 @@ class RandomWeights:
         self._matrix_std = float(getattr(hf_config, "initializer_range", getattr(hf_config, "init_std", 0.02)))
         self._shapes = hf_shapes(hf_config)
         self._drawn = torch.empty(CHUNK)  # one buffer for all: a new one for each tensor would leave holes in the heap
+        self._held = ("", -1)  # the tensor and the number of the chunk that the buffer holds
+        self._generator = torch.Generator()
 
     def names(self) -> set[str]:
         return set(self._shapes)
@@ -119,16 +122,36 @@ class RandomWeights:
         if name not in self._shapes:
             raise KeyError(f"no tensor {name!r} in this model; names() lists them")
         shape = self._shapes[name]
+        if cut is None or cut.dim != 0 or len(cut.ranges) != 1 or cut.whole != shape[0]:
+            whole = Cut(0, ((0, shape[0]),), shape[0])
+            return cut_of(name, self.get(name, dtype, whole), cut)
+        ((first, last),) = cut.ranges
+        row = math.prod(shape[1:])
+        tensor = torch.empty((last - first, *shape[1:]), dtype=dtype or torch.float32)
+        numbers, begin, end = tensor.view(-1), first * row, last * row
+        while begin < end:
+            chunk = self._chunk(name, begin // CHUNK)[begin % CHUNK :][: end - begin]
+            numbers[: len(chunk)] = chunk
+            numbers, begin = numbers[len(chunk) :], begin + len(chunk)
+        return tensor
+
+    def _chunk(self, name: str, index: int) -> Tensor:
+        """Numbers from index * CHUNK on of a flattened tensor. They are drawn one chunk behind the other, so those that
+        follow what was asked for last come at once.
+        """
+        shape = self._shapes[name]
         mean, std = 0.0, self._matrix_std
         if len(shape) == 1:
             mean, std = (0.0, 0.02) if name.endswith(".bias") else (1.0, 0.1)
-        digest = blake2b(f"{self._seed}:{name}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest) >> 1)
-        tensor = torch.empty(shape, dtype=dtype or torch.float32)
-        chunks = tensor.view(-1).split(CHUNK)
-        for chunk in chunks:
-            chunk.copy_(self._drawn[: len(chunk)].normal_(mean, std, generator=generator))
-        return cut_of(name, tensor, cut)
+        if self._held[0] != name or self._held[1] > index:
+            digest = blake2b(f"{self._seed}:{name}".encode(), digest_size=8).digest()
+            self._generator.manual_seed(int.from_bytes(digest) >> 1)
+            self._held = (name, -1)
+        for drawn in range(self._held[1] + 1, index + 1):
+            count = min(CHUNK, math.prod(shape) - drawn * CHUNK)
+            self._drawn[:count].normal_(mean, std, generator=self._generator)
+        self._held = (name, index)
+        return self._drawn[: min(CHUNK, math.prod(shape) - index * CHUNK)]
 
 
 class Checkpoint:

@@ -6,17 +6,27 @@ from pathlib import Path
 import pytest
 import torch
 from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
-from small_models import SMALL_CONFIGS
+from small_models import SMALL_CONFIGS, small_model
 from sweeps import crossed
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import labkit
 from labkit.engine import InferenceEngine
+from labkit.models.policies import policy_for
+from labkit.models.shards import shard
+from labkit.weights.quantise import Quantization, check_schemes
 
 LOGITS = 0.15  # of the spread of the logits, root mean square
 TEXT = Path(__file__).parents[2] / "LICENSE"
-QUANT = {"rows": {}, "groups": {"weight": {"q_groups": 4}}, "head": {"lm_head": True}}
+QUANT = {
+    "rows": {},
+    "groups": {"weight": {"q_groups": 4}},
+    "head": {"lm_head": True},
+    "asymmetric": {"weight": {"q_type": "asymmetric"}, "lm_head": {"q_groups": 2}},
+    "flat": {"flat": {"groups": 4}},
+}
+FOUR = {"weight": {"num_bits": 4, "q_groups": 8, "q_type": "asymmetric"}, "lm_head": True}
 quants = pytest.mark.parametrize("quant", QUANT.values(), ids=QUANT)
 
 
@@ -44,6 +54,37 @@ def test_both_impls_quantise_alike(name: str, quant: dict[str, object]) -> None:
     ids = prompt(2, 13)
     want = int8(name, quant, "reference")(ids).logits
     assert distance(int8(name, quant)(ids).logits, want) < 5e-2
+
+
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@pytest.mark.usefixtures("poisoned")
+def test_four_bits_are_the_same_in_both_impls(name: str) -> None:
+    ids = prompt(2, 13)
+    want = int8(name, FOUR, "reference")(ids).logits
+    assert distance(int8(name, FOUR)(ids).logits, want) < 5e-2
+    assert distance(want, fused(name)(ids).logits) < 1
+
+
+@pytest.mark.parametrize("asked", [{"group_size": 64}, {"num_bits": 4, "group_size": 128}])
+def test_groups_that_do_not_divide_a_matrix_are_named_with_what_does(asked: dict[str, int]) -> None:
+    model = small_model("llama", hidden_size=96, intermediate_size=192, num_attention_heads=3, head_dim=32)
+    with pytest.raises(ValueError, match=r"does not divide the 96 inputs of qkv.weight; expected 32, or q_groups=1"):
+        labkit.init_inference(model, quant={"weight": asked})
+
+
+def test_a_cut_between_ranks_within_a_group_is_refused() -> None:
+    model = small_model("llama", hidden_size=192, intermediate_size=192, num_attention_heads=4, head_dim=48)
+    policy = policy_for(model.config)
+    part = shard(policy.model_config(model.config), 4, 1)
+    with pytest.raises(ValueError, match=r"groups of 64 inputs cannot be cut at input 48, between two ranks"):
+        check_schemes(part, Quantization.model_validate({"weight": {"num_bits": 4, "group_size": 64}}))
+
+
+def test_extra_groups_want_an_mlp_of_four_to_one() -> None:
+    """DeepSpeed leaves the groups of any other matrix as they are."""
+    labkit.init_inference(small_model("gpt2"), quantization_setting=(True, 2))
+    with pytest.raises(ValueError, match=r"doubles the groups of matrices whose sides are 4 to 1, and ff1.weight is"):
+        labkit.init_inference(small_model("llama"), quantization_setting=(True, 2))
 
 
 @pytest.mark.usefixtures("isa", "poisoned")

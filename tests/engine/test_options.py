@@ -48,7 +48,6 @@ NOT_YET: list[dict[str, Any]] = [
     {"moe": {"ep_size": 2}},
     {"moe": {"num_experts": [8]}},
     {"set_empty_params": True},
-    {"quantization_setting": (8, True)},
     {"triton_autotune": True},
     {"triangular_masking": False},
     {"tensor_parallel": {"mpu": "an mpu"}},
@@ -64,18 +63,38 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tensor_parallel": 1}, "tensor_parallel: got 1, input should be a valid dictionary"),
     ({"tensor_parallel": {"size": 1}}, "tensor_parallel.size: got 1, extra inputs are not permitted"),
     ({"moe": 3}, "moe: got 3"),
-    ({"dtype": "int8", "quant": {"weight": {"num_bits": 4}}}, "quant.weight.num_bits: got 4, input should be 8"),
+    ({"dtype": "int8", "quant": {"weight": {"num_bits": 3}}}, "quant.weight.num_bits: got 3, input should be 4 or 8"),
+    ({"quant": {"weight": {"group_size": 48}}}, "quant.weight.group_size: got 48, input should be 32, 64 or 128"),
+    ({"quant": {"weight": {"group_size": 32, "q_groups": 2}}}, "has group_size=32 and q_groups=2; expected one of"),
+    ({"quantization_setting": "8"}, r"quantization_setting: got '8', expected a number of groups or \(mlp_extra"),
+    ({"quantization_setting": (8, 1)}, r"quantization_setting: got \(8, 1\), expected a number of groups"),
+    ({"quantization_setting": 8, "quant": {"weight": {"q_groups": 2}}}, "groups the weights in its own way"),
+    ({"quantization_setting": 8, "dtype": "fp16"}, "quant asks for quantised weights, got dtype=torch.float16 too"),
     ({"dtype": "int8", "quant": {"weight": {"q_groups": 0}}}, "q_groups: got 0, input should be greater than or"),
     ({"dtype": "int8", "quant": {"head": True}}, "quant.head: got True, extra inputs are not permitted"),
     ({"dtype": "int8", "quant": {"enabled": False}}, "dtype=int8 asks for quantised weights and quant for none"),
     ({"dtype": "int8", "quant": {"weight": {"enabled": False}}}, "dtype=int8 asks for quantised weights and quant"),
-    ({"quant": {"lm_head": True}}, "quant says how dtype=torch.int8 is stored, got dtype=None; pass both or neither"),
+    ({"quant": {"lm_head": True}, "dtype": "bf16"}, "quant asks for quantised weights, got dtype=torch.bfloat16 too"),
     ({"max_out_tokens": 0}, "max_out_tokens: got 0, input should be greater than or equal to 1"),
     ({"max_out_tokens": 1.5}, "max_out_tokens: got 1.5, input should be a valid integer"),
     ({"impl": "cuda"}, "impl: got 'cuda', input should be 'auto', 'cpp', 'reference' or 'triton'"),
     ({"consume_model": "no"}, "consume_model: got 'no'"),
     ({"use_triton": True, "impl": "cpp"}, "^use_triton asks for impl='triton', got impl='cpp' too"),
 ]
+
+
+@pytest.mark.parametrize("setting", [(64, True), (True, 64)])
+def test_both_orders_of_quantization_setting_say_the_same(setting: tuple[Any, Any]) -> None:
+    options = read_options(None, {"quantization_setting": setting})
+    assert options.dtype == torch.int8
+    assert options.quant.flat is not None
+    assert (options.quant.flat.groups, options.quant.flat.mlp_extra_grouping) == (64, True)
+
+
+def test_quant_alone_asks_for_quantised_weights() -> None:
+    assert read_options(None, {"quant": {"weight": {"num_bits": 4}}}).dtype == torch.int8
+    assert read_options(None, {"quant": {}}).dtype is None
+    assert read_options(None, {"quant": {"enabled": False}}).dtype is None
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

@@ -58,9 +58,9 @@ class FileRecord(ManifestPart):
 class Manifest(ManifestPart):
     """What was saved, and in which files.
 
-    `dtype`, `layout`: of the matrices; for the layouts see `kernels.types.Linear`. `quant`: how int8 ones were quantised,
-    as the option of that name; None: they were quantised already. `save`: a name that all files of one save share, and
-    no files of another.
+    `dtype`, `layout`: of the matrices; for the layouts see `kernels.types.Linear`. `quant`: how int8 ones were
+    quantised, as the option of that name; None: they were quantised already. `save`: a name that all files of one save
+    share, and no files of another.
     """
 
     format: int

@@ -28,6 +28,7 @@ NAMES = {
     torch.bfloat16: "BF16",
     torch.float16: "F16",
     torch.int8: "I8",
+    torch.uint8: "U8",
 }
 BY_NAME = {name: dtype for dtype, name in NAMES.items()}
 LENGTH = 8  # bytes that tell the length of the header

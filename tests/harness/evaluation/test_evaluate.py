@@ -117,7 +117,7 @@ def test_the_default_text_is_the_same_on_every_machine_and_long() -> None:
         ({"threads": 0}, "got threads = 0"),
         ({"text": "/no/such/file"}, "/no/such/file cannot be read"),
         ({"window": 100_000, "tokens": 100_000}, "positions; use a smaller one"),
-        ({"quant": {"lm_head": True}}, "quant says how dtype=torch.int8 is stored"),
+        ({"quant": {"lm_head": True}}, "quant asks for quantised weights, got dtype=torch.float32"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(options: dict[str, object], message: str) -> None:

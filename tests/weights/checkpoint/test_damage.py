@@ -177,7 +177,7 @@ def test_a_damaged_manifest_is_named(folder: Path) -> None:
         ("{", "is not JSON"),
         ("[]", "is damaged"),
         (json.dumps(manifest | {"tp_size": None}), "is damaged"),
-        (json.dumps(manifest | {"format": 9}), "has format 9; expected 1: save it again"),
+        (json.dumps(manifest | {"format": 9}), "has format 9; expected 2: save it again"),
         (json.dumps(manifest | {"files": []}), "lists 0 files for tp_size 2"),
     ):
         (folder / MANIFEST).write_text(text)
@@ -196,7 +196,7 @@ def test_int8_is_not_turned_back_or_quantised_again(tmp_path: Path) -> None:
         labkit.init_inference(resolve(tmp_path), dtype=torch.float32)
     quant = {"weight": {"q_groups": 2}}
     with pytest.raises(
-        ValueError, match=r"q_groups=1 and lm_head=False, got q_groups=2 and lm_head=False; leave quant"
+        ValueError, match=r"was saved with quant={}, got {\"weight\":{\"q_groups\":2}}; leave quant out"
     ):
         labkit.init_inference(resolve(tmp_path), dtype=torch.int8, quant=quant)
 

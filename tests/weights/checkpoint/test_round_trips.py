@@ -27,7 +27,8 @@ STORED = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
 IMPLS = [("cpp", "reference"), ("reference", "cpp"), ("reference", "reference")]  # that wrote and read
 Trip = tuple[torch.dtype, tuple[int, ...], dict[str, Any]]
 TRIPS: list[Trip] = [(dtype, path, {}) for dtype in STORED for path in ((1, 2, 4, 1), (8, 2), (1, 3, 1))]
-TRIPS += [(torch.int8, path, {"groups": 4, "lm_head": True}) for path in ((1, 2, 4, 1), (8, 2))]
+TRIPS += [(torch.int8, path, {"q_groups": 4, "lm_head": True}) for path in ((1, 2, 4, 1), (8, 2))]
+NIBBLES = {"num_bits": 4, "group_size": 32, "q_type": "asymmetric", "lm_head": True}
 
 
 @cache
@@ -63,6 +64,29 @@ def test_saving_again_and_again_for_other_ranks_loses_nothing(name: str, trip: T
         got, want = (load_file(tmp_path / folder / name) for folder in (str(len(path) - 1), "at once"))
         assert got.keys() == want.keys()
         assert not [key for key in got if not torch.equal(got[key], want[key])]
+
+
+@pytest.mark.parametrize("impls", [("cpp", "cpp"), ("reference", "cpp")], ids="-to-".join)
+@pytest.mark.parametrize("group_size", [32, 64])
+def test_nibbles_survive_every_cut_between_their_groups(
+    group_size: int, impls: tuple[str, str], tmp_path: Path
+) -> None:
+    """Cut into ranks of 64 inputs, merged again and cut anew."""
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
+    sizes |= {"hidden_size": 256, "intermediate_size": 256}
+    model, quant = (
+        small_model("llama", num_hidden_layers=1, **sizes),
+        quantization(**NIBBLES | {"group_size": group_size}),
+    )
+    written, read = impls
+    source: object = model
+    for step, size in enumerate((1, 4, 2, 1)):
+        source = save(tmp_path / str(step), source, model.config, torch.int8, size, quant=quant, impl=written)  # type: ignore[arg-type]
+    for size in (1, 2):
+        assert_same(
+            built(source, model.config, torch.int8, size, size - 1, impl=read, quant=quant),  # type: ignore[arg-type]
+            built(model, model.config, torch.int8, size, size - 1, impl=read, quant=quant),
+        )
 
 
 @pytest.mark.parametrize(("name", "impls", "dtype"), crossed(WIDE.keys(), IMPLS, STORED))

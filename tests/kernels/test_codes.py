@@ -1,0 +1,99 @@
+"""Codes of 8 and 4 bits: what they lose, what has no scale, and chunks of a flattened matrix."""
+
+import pytest
+import torch
+from ops import Draw
+
+from labkit.kernels.codes import (
+    FINEST,
+    codes_of,
+    cut_groups,
+    flat_scales,
+    group_size,
+    pack_words,
+    quantize,
+    unpack_words,
+)
+from labkit.kernels.types import Linear
+
+BITS = [8, 4]
+KINDS = pytest.mark.parametrize("asymmetric", [False, True], ids=["symmetric", "asymmetric"])
+
+
+def restored(weight: torch.Tensor, group: int, bits: int, asymmetric: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The matrix that the codes stand for, and the step of each of its numbers."""
+    codes, scales = quantize(weight, group, bits=bits, asymmetric=asymmetric)
+    assert -(1 << bits - 1) <= int(codes.amin()) <= int(codes.amax()) < 1 << bits - 1
+    steps = scales[:, :, 0].float().abs().repeat_interleave(group, dim=1)[:, : weight.shape[1]]
+    return Linear(codes, None, *weight.shape, "rows", scales, group, bits).floats(), steps
+
+
+@KINDS
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("groups", [1, 2, 5, 64])
+@pytest.mark.parametrize("inputs", [1, 7, 64, 100])
+def test_a_weight_is_within_half_a_step(inputs: int, groups: int, bits: int, asymmetric: bool) -> None:
+    """With 4 bits and no minimum, a number as large as its group's largest, of the other sign, is a step off."""
+    weight = Draw().normal(33, inputs)
+    weight[3] = 0.0
+    got, steps = restored(weight, group_size(inputs, groups, bits), bits, asymmetric)
+    most = 1.0 if bits == 4 and not asymmetric else 0.5
+    assert ((got - weight).abs() <= most * 1.002 * steps + 1e-7).all()
+
+
+@KINDS
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("value", [0.0, 0.1, -3.0, 1e-9, 60000.0])
+def test_a_group_of_equal_numbers_stays_what_it_is(value: float, bits: int, asymmetric: bool) -> None:
+    got, _ = restored(torch.full((2, 64), value), 32, bits, asymmetric)
+    assert got.isfinite().all()
+    assert ((got - value).abs() <= abs(value) * 2**-10 + 6e-8).all()
+
+
+@KINDS
+def test_numbers_without_a_scale_are_refused(asymmetric: bool) -> None:
+    weight = torch.full((2, 64), 1e30)
+    weight[0, 0] = -1e30
+    with pytest.raises(ValueError, match=r"got weights up to 1e\+30; their scales do not fit into float16"):
+        quantize(weight, 32, asymmetric=asymmetric)
+
+
+def test_a_padded_row_has_the_groups_of_its_own_numbers() -> None:
+    """The numbers are far from 0, which padding must not pull the minimum to."""
+    weight = 10 + Draw().normal(4, 70) / 100
+    got, _ = restored(weight, 64, 4, True)
+    assert (got - weight).abs().max() < 0.01
+
+
+@pytest.mark.parametrize("groups", [1, 3, 4, 12, 24])
+def test_flat_groups_are_equal_chunks_of_the_flattened_matrix(groups: int) -> None:
+    """Against the arithmetic of DeepSpeed's WeightQuantization, whose scale is 2^bits / (2 max + 1e-5)."""
+    weight = Draw().normal(12, 64)
+    scales, group = flat_scales(weight, groups)
+    chunks = weight.view(groups, -1)
+    wanted = (2 * chunks.abs().amax(dim=1) + 1e-5) / 256
+    got = scales[:, :, 0].float().repeat_interleave(group, dim=1)[:, :64].reshape(groups, -1)
+    assert torch.allclose(got, wanted[:, None].expand_as(got), rtol=1e-3)
+    codes = codes_of(weight, scales, group)
+    assert (codes.view(groups, -1) - chunks / wanted[:, None]).abs().max() < 1.1
+
+
+@pytest.mark.parametrize("groups", [5, 36])
+def test_flat_groups_that_cut_rows_anywhere_are_refused(groups: int) -> None:
+    with pytest.raises(ValueError, match=f"{groups} groups do not divide the 12 rows of a matrix; expected a divisor"):
+        flat_scales(torch.ones(12, 64), groups)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_cut_within_a_group_gets_groups_that_fit(bits: int) -> None:
+    finest = FINEST[bits]
+    assert cut_groups(2 * finest, 6 * finest, 4 * finest, 3, bits) == ([2 * finest, 4 * finest], 2 * finest)
+    with pytest.raises(ValueError, match=f"groups of {4 * finest} inputs cannot be cut at input {finest + 1}"):
+        cut_groups(finest + 1, 6 * finest, 4 * finest, 3, bits)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("inputs", [1, 8, 21, 64])
+def test_words_give_their_codes_back(inputs: int, bits: int) -> None:
+    codes = torch.randint(-(1 << bits - 1), 1 << bits - 1, (3, inputs)).to(torch.int8)
+    assert torch.equal(unpack_words(pack_words(codes, bits), inputs, bits), codes)
