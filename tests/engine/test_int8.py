@@ -67,13 +67,17 @@ def test_four_bits_are_the_same_in_both_impls(name: str) -> None:
 
 @pytest.mark.parametrize("asked", [{"group_size": 64}, {"num_bits": 4, "group_size": 128}])
 def test_groups_that_do_not_divide_a_matrix_are_named_with_what_does(asked: dict[str, int]) -> None:
-    model = small_model("llama", hidden_size=96, intermediate_size=192, num_attention_heads=3, head_dim=32)
+    model = small_model(
+        "llama", hidden_size=96, intermediate_size=192, num_attention_heads=3, num_key_value_heads=3, head_dim=32
+    )
     with pytest.raises(ValueError, match=r"does not divide the 96 inputs of qkv.weight; expected 32, or q_groups=1"):
         labkit.init_inference(model, quant={"weight": asked})
 
 
 def test_a_cut_between_ranks_within_a_group_is_refused() -> None:
-    model = small_model("llama", hidden_size=192, intermediate_size=192, num_attention_heads=4, head_dim=48)
+    model = small_model(
+        "llama", hidden_size=192, intermediate_size=192, num_attention_heads=4, num_key_value_heads=4, head_dim=48
+    )
     policy = policy_for(model.config)
     part = shard(policy.model_config(model.config), 4, 1)
     with pytest.raises(ValueError, match=r"groups of 64 inputs cannot be cut at input 48, between two ranks"):
