@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from labkit.system.lazy import lazy_parts
 
 if TYPE_CHECKING:
+    from labkit.conversation import Conversation
     from labkit.engine import InferenceEngine, init_inference
     from labkit.harness import measure_latency
     from labkit.harness.compare.versus import compare
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Conversation",
     "InferenceEngine",
     "RankError",
     "compare",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Conversation": "labkit.conversation",
     "InferenceEngine": "labkit.engine",
     "init_inference": "labkit.engine",
     "RankError": "labkit.launcher.rank_process",

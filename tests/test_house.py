@@ -50,6 +50,7 @@ ROOMS = (
     ("engine",),
     ("harness",),
     ("nsys",),
+    ("conversation",),
     ("studies",),
     ("figures",),
     ("widgets",),

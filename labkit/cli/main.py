@@ -1,4 +1,5 @@
-"""The command line: a thin layer over `labkit.harness`, `labkit.models.presets` and `labkit.notebooks`.
+"""The command line: a thin layer over `labkit.harness`, `labkit.conversation`, `labkit.models.presets` and
+`labkit.notebooks`.
 
 Results go to stdout, progress and remarks to stderr. Exit code 2: the request cannot be served as it stands; 1: it
 failed on the way; 130: Ctrl-C.
@@ -17,10 +18,12 @@ from rich.table import Column, Table
 
 from labkit.cli import launch as launch_cli
 from labkit.cli import trace as trace_cli
+from labkit.cli.chat import chat
 from labkit.cli.compare import compare
 from labkit.cli.evaluate import evaluate
+from labkit.cli.generate import generate
 from labkit.cli.kernels import kernels
-from labkit.cli.measuring import Dtype, MeasuringCommand, Model, Threads
+from labkit.cli.measuring import MeasuringCommand
 from labkit.cli.peers import peers
 from labkit.system.command import run_command
 from labkit.system.errors import UserError
@@ -37,7 +40,8 @@ err = Console(stderr=True)
 
 for measuring in (compare, kernels):
     app.command(cls=MeasuringCommand)(measuring)
-app.command()(evaluate)
+for plain in (evaluate, generate, chat):
+    app.command()(plain)
 
 
 @app.command()
@@ -91,52 +95,6 @@ def _show_ways(model: str, dtype: str, batch: int) -> None:
         table.add_row(way.name, f"{way.step_ms:.2f} ms", f"{way.over_none:.3f}", *rates, style=style)
     out.print(table)
     out.print("GB/s xN: a plain reader in N streams for each thread; the highest is the limit")
-
-
-@app.command()
-def generate(
-    model: Model,
-    prompt: Annotated[str, typer.Option(help="The text to continue.")],
-    new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
-    dtype: Dtype = "float32",
-    threads: Threads = None,
-    temperature: Annotated[float, typer.Option(help="0: greedy; else sampling.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of random weights and of sampling.")] = 0,
-) -> None:
-    """Continue a prompt with the fused engine, printing the text as it comes."""
-    import torch
-    from transformers import TextStreamer, set_seed
-
-    from labkit.engine import init_inference
-    from labkit.harness.compare.plan import check_positions
-    from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
-    from labkit.weights.resolve import resolve
-
-    weight_dtype = dtype_of(dtype, FLOAT_DTYPES)
-    if threads is not None and threads < 1:
-        raise UserError(f"got threads = {threads}, expected at least 1")
-    if new < 1:
-        raise UserError(f"got new = {new}, expected at least 1")
-    if temperature < 0:
-        raise UserError(f"got temperature = {temperature}, expected 0 (greedy) or more")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    with err.status(f"loading {escape(model)}"):
-        source = resolve(model, seed=seed)
-        inputs = source.tokenizer(prompt, return_tensors="pt")
-        if inputs["input_ids"].shape[1] == 0:
-            raise UserError("got an empty prompt, expected text of at least one token")
-        engine = init_inference(source, dtype=weight_dtype, replace_with_kernel_inject=True)
-        check_positions(engine.model_config, inputs["input_ids"].shape[1], new)
-    err.print(escape(source.origin), style="dim", highlight=False)
-    set_seed(seed)
-    engine.generate(
-        input_ids=inputs["input_ids"].to(engine.device),
-        attention_mask=inputs["attention_mask"].to(engine.device),
-        max_new_tokens=new,
-        streamer=TextStreamer(source.tokenizer),
-        **({"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}),
-    )
 
 
 @app.command()

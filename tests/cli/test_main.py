@@ -123,10 +123,6 @@ def test_compare_shows_speed_with_interval_baseline_and_limit(labkit: Labkit, mo
         (("compare", "tiny-gpt2", "--threads", "0"), "got threads = 0, expected at least 1"),
         (("compare", "tiny-gpt2", "--prompt", "4000"), "2048; use a shorter prompt"),
         (("compare", "tiny-gpt2", "--batch", "many"), "--batch"),
-        (("generate", "tiny-gpt2", "--prompt", ""), "got an empty prompt"),
-        (("generate", "tiny-gpt2", "--prompt", "a", "--new", "0"), "got new = 0"),
-        (("generate", "tiny-gpt2", "--prompt", "a", "--new", "3000"), "use a shorter prompt or fewer new tokens"),
-        (("generate", "tiny-gpt2", "--prompt", "a", "--threads", "0"), "got threads = 0"),
         (("kernels", "--op", "all_reduce", "--op", "qkv"), "expected it alone"),
         (("kernels", "--op", "all_reduce", "--ranks", "1"), "got ranks = 1"),
         (("kernels", "--op", "all_reduce", "--rounds", "1", "--wait-quiet"), "got rounds = 1"),
@@ -180,20 +176,6 @@ def test_interrupted_compare_leaves_no_process_and_no_file(tmp_path: Path) -> No
     assert "Traceback" not in errors
     assert not any(worker.is_running() for worker in workers)
     assert list(tmp_path.rglob("*.*")) == []
-
-
-def test_generate_continues_the_prompt_and_says_where_the_weights_come_from(labkit: Labkit) -> None:
-    code, said, errors = labkit("generate", "tiny-gpt2", "--prompt", "Once upon", "--new", "5")
-    assert code == 0, errors
-    assert said.startswith("Once upon")
-    assert len(said.strip()) > len("Once upon")
-    assert "random weights, seed 0" in errors
-
-
-def test_sampling_repeats_with_its_seed(labkit: Labkit) -> None:
-    sampled = ("generate", "tiny-llama", "--prompt", "Once", "--new", "8", "--temperature", "1", "--seed")
-    texts = [labkit(*sampled, seed)[1] for seed in ("1", "1", "2")]
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_models_lists_the_presets(labkit: Labkit) -> None:

@@ -1,0 +1,97 @@
+"""`labkit chat`: a thin layer over `labkit.conversation`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from labkit.cli.measuring import Model, Threads
+from labkit.cli.speaking import (
+    DEFAULT_MODEL,
+    NEW_OF_ANSWER,
+    Precision,
+    Seed,
+    System,
+    Temperature,
+    find_model,
+    load_engine,
+    remark,
+    sampling,
+    write,
+)
+
+if TYPE_CHECKING:
+    from labkit.conversation import Answer, Conversation
+
+BYE, NEW = "/bye", "/new"
+
+
+def chat(
+    model: Model = DEFAULT_MODEL,
+    system: System = None,
+    new: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = NEW_OF_ANSWER,
+    dtype: Precision = "float32",
+    threads: Threads = None,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+) -> None:
+    """Talk to a chat model, line by line, with the fused engine. /new begins a new conversation, /bye or Ctrl-D ends,
+    Ctrl-C stops an answer.
+    """
+    from labkit.conversation import ContextFullError, Conversation
+    from labkit.conversation.template import check_chat_template
+
+    source = find_model(model, dtype=dtype, threads=threads, new=new, temperature=temperature, seed=seed)
+    check_chat_template(source.tokenizer)
+    engine = load_engine(source, dtype=dtype, seed=seed)
+    conversation = Conversation(engine, source.tokenizer, system=system, new=new, **sampling(temperature))
+    for line in _lines():
+        if line == BYE:
+            return
+        if line == NEW:
+            conversation.start_over()
+            remark("a new conversation")
+        elif line:
+            try:
+                answer = conversation.say(line, write)
+            except ContextFullError as error:
+                remark(f"{error} ({NEW})")
+            else:
+                typer.echo()
+                remark(_summary(conversation, answer))
+
+
+def _lines() -> Iterator[str]:
+    """What the user says, line by line, to the end of the input."""
+    if not sys.stdin.isatty():
+        yield from (line.strip() for line in sys.stdin)
+        return
+    with suppress(ImportError):  # which gives input() its history and its arrow keys
+        import readline  # noqa: F401
+    remark(f"{NEW} begins a new conversation, {BYE} or Ctrl-D ends, Ctrl-C stops an answer")
+    while True:
+        try:
+            line = input("> ")
+        except (EOFError, KeyboardInterrupt) as ended:
+            typer.echo()  # what follows begins on a line of its own
+            if isinstance(ended, EOFError):
+                return
+            raise
+        yield line.strip()
+
+
+def _summary(conversation: Conversation, answer: Answer) -> str:
+    """The speed of an answer, the length of the context, and what kept the model from saying more."""
+    speed = "" if answer.tokens_per_s is None else f"{answer.tokens_per_s:.1f} tokens/s, "
+    limit = "" if conversation.positions is None else f" of {conversation.positions}"
+    return f"{speed}context {conversation.context}{limit} tokens{_cut(conversation, answer)}"
+
+
+def _cut(conversation: Conversation, answer: Answer) -> str:
+    if conversation.context == conversation.positions:
+        return f": that was the model's last position, {NEW} begins a new conversation"
+    return {"stop": "", "length": ", cut off by --new", "interrupted": ", stopped"}[answer.ended]

@@ -1,0 +1,77 @@
+"""What the commands that generate text have in common: their options, and how they find and load a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from labkit.system.errors import UserError
+
+if TYPE_CHECKING:
+    from labkit.engine import InferenceEngine
+    from labkit.weights.source import ModelSource
+
+DEFAULT_MODEL = "gpt2"
+NEW_OF_ANSWER = 512
+INTERRUPTED = 130
+
+Precision = Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")]
+System = Annotated[str | None, typer.Option(help="What a chat model is told before the first message.")]
+Temperature = Annotated[float, typer.Option(help="0: greedy; else sampling.")]
+Seed = Annotated[int, typer.Option(help="Of random weights and of sampling.")]
+
+err = Console(stderr=True)
+
+
+def remark(text: str) -> None:
+    """A dim line on stderr."""
+    err.print(escape(text), style="dim", highlight=False, soft_wrap=True)
+
+
+def write(text: str) -> None:
+    """Text of a model, at once on stdout."""
+    typer.echo(text, nl=False)
+
+
+def find_model(
+    model: str, *, dtype: str, threads: int | None, new: int | None, temperature: float, seed: int
+) -> ModelSource:
+    """The model of this name, not loaded yet, once the other options have been checked and the threads set."""
+    import torch
+
+    from labkit.models.dtypes import dtype_of
+    from labkit.weights.resolve import resolve
+
+    dtype_of(dtype)
+    if threads is not None and threads < 1:
+        raise UserError(f"got threads = {threads}, expected at least 1")
+    if new is not None and new < 1:
+        raise UserError(f"got new = {new}, expected at least 1")
+    if temperature < 0:
+        raise UserError(f"got temperature = {temperature}, expected 0 (greedy) or more")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with err.status(f"finding {escape(model)}"):
+        return resolve(model, seed=seed)
+
+
+def load_engine(source: ModelSource, *, dtype: str, seed: int) -> InferenceEngine:
+    """The engine, and where its weights come from on stderr; what is drawn from now on depends on `seed`."""
+    from transformers import set_seed
+
+    from labkit.engine import init_inference
+    from labkit.models.dtypes import dtype_of
+
+    with err.status(f"loading {escape(source.name)}"):
+        engine = init_inference(source, dtype=dtype_of(dtype), replace_with_kernel_inject=True)
+    remark(source.origin)
+    set_seed(seed)
+    return engine
+
+
+def sampling(temperature: float) -> dict[str, Any]:
+    """What `generate` takes for this temperature."""
+    return {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}

@@ -1,0 +1,20 @@
+"""Talking to a model: text that is heard as it comes, and conversations that keep their KV cache from turn to turn."""
+
+from typing import TYPE_CHECKING
+
+from labkit.system.lazy import lazy_parts
+
+if TYPE_CHECKING:
+    from labkit.conversation.answer import Answer, speak
+    from labkit.conversation.conversation import ContextFullError, Conversation
+
+__all__ = ["Answer", "ContextFullError", "Conversation", "speak"]
+
+_HOME = {
+    "Answer": "labkit.conversation.answer",
+    "ContextFullError": "labkit.conversation.conversation",
+    "Conversation": "labkit.conversation.conversation",
+    "speak": "labkit.conversation.answer",
+}
+
+__getattr__ = lazy_parts(__name__, _HOME)

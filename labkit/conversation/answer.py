@@ -1,0 +1,124 @@
+"""One text of a model, passed on while it is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, TextStreamer
+
+from labkit.engine import InferenceEngine
+from labkit.harness.timing import TokenClock
+
+Write: TypeAlias = Callable[[str], object]
+Ended: TypeAlias = Literal["stop", "length", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said after `prompt_tokens` tokens, and how fast.
+
+    tokens: the new ones, a stop token included. text: the same without special tokens. ended: by a stop token, by the
+    number of tokens that was allowed, or by Ctrl-C. ttft_ms: from the call to the first token, None where none came.
+    decode_ms: of each token after it, with the time that it took to pass the text on.
+    """
+
+    prompt_tokens: int
+    tokens: tuple[int, ...]
+    text: str
+    ended: Ended
+    ttft_ms: float | None
+    decode_ms: tuple[float, ...]
+
+    @property
+    def context(self) -> int:
+        """Tokens from the beginning of the prompt to the end of the answer."""
+        return self.prompt_tokens + len(self.tokens)
+
+    @property
+    def per_token_ms(self) -> float | None:
+        """Mean time of a token after the first; None where there is none."""
+        return float(np.mean(self.decode_ms)) if self.decode_ms else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second after the first."""
+        return None if self.per_token_ms is None else 1e3 / self.per_token_ms
+
+
+def speak(
+    engine: InferenceEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    input_ids: Tensor,
+    write: Write,
+    *,
+    new: int,
+    stops: Collection[int],
+    with_prompt: bool = False,
+    **generation: Any,
+) -> Answer:
+    """Generates at most `new` tokens after `input_ids` [1, T] and calls `write` with each piece of text as it comes.
+
+    stops: tokens that end the text. with_prompt: whether `write` gets the prompt too, and special tokens. generation:
+    what else `engine.generate` takes. KeyboardInterrupt ends the generation and is not passed on: the answer is what
+    was said until then.
+    """
+    listener = _Listener(tokenizer, write, with_prompt=with_prompt)
+    ids, interrupted = input_ids.to(engine.device), False
+    begun = perf_counter_ns()
+    try:
+        engine.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new,
+            eos_token_id=sorted(stops) or None,
+            streamer=listener,
+            **generation,
+        )
+    except KeyboardInterrupt:
+        interrupted = True
+        listener.end()
+    tokens, stamps = listener.tokens, listener.clock.stamps_ns
+    stopped = bool(tokens) and tokens[-1] in stops
+    return Answer(
+        prompt_tokens=ids.shape[1],
+        tokens=tuple(tokens),
+        text=cast(str, tokenizer.decode(tokens, skip_special_tokens=True)),
+        ended="interrupted" if interrupted else "stop" if stopped else "length",
+        ttft_ms=(stamps[0] - begun) / 1e6 if stamps else None,
+        decode_ms=tuple((np.diff(stamps) / 1e6).tolist()),
+    )
+
+
+def stop_tokens(engine: InferenceEngine, tokenizer: PreTrainedTokenizerBase | None = None) -> set[int]:
+    """What ends a text by the model's generation config; with a tokenizer also that one's own end of a text."""
+    of_model = engine.generation_config.eos_token_id
+    found = set() if of_model is None else {of_model} if isinstance(of_model, int) else set(of_model)
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return found
+
+
+class _Listener(TextStreamer):
+    """Notes each new token and its time, and passes text on as whole words form."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Write, *, with_prompt: bool) -> None:
+        super().__init__(tokenizer, skip_prompt=not with_prompt, skip_special_tokens=not with_prompt)
+        self.tokens: list[int] = []
+        self.clock = TokenClock()
+        self._write = write
+
+    def put(self, value: Tensor) -> None:
+        self.clock.put(value)
+        if value.ndim < 2:  # the prompt comes first, in 2-D
+            self.tokens += value.tolist()
+        super().put(value)
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        if text:
+            self._write(text)

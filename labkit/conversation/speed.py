@@ -1,0 +1,36 @@
+"""How fast an answer came, and the share of what the memory of this machine allows."""
+
+from __future__ import annotations
+
+import torch
+
+from labkit.conversation.answer import Answer
+from labkit.engine import InferenceEngine
+from labkit.harness.roofline import count_work, probe_bandwidth
+
+
+def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
+    """The least time of a token, bytes that it reads / the read bandwidth probed now, over the time that it took.
+
+    None where the bandwidth cannot be probed, and for an answer of less than two tokens.
+    """
+    if answer.per_token_ms is None:
+        return None
+    bandwidth = probe_bandwidth(torch.get_num_threads(), engine.device)
+    if bandwidth is None:
+        return None
+    weights = engine.options.dtype or engine.dtype
+    work = count_work(engine.model_config, weights, 1, answer.prompt_tokens, len(answer.tokens))
+    return work.floor_ms(bandwidth) / answer.per_token_ms
+
+
+def speed_line(answer: Answer, share: float | None = None) -> str:
+    """The answer's speed on one line. share: of the physical limit, where it is known."""
+    parts = [f"{len(answer.tokens)} token{'' if len(answer.tokens) == 1 else 's'}"]
+    if answer.per_token_ms is not None:
+        parts += [f"{answer.tokens_per_s:.1f} tokens/s", f"{answer.per_token_ms:.2f} ms per token"]
+    if answer.ttft_ms is not None:
+        parts.append(f"first token after {answer.ttft_ms:.0f} ms")
+    if share is not None:
+        parts.append(f"{share:.0%} of the physical limit")
+    return ", ".join(parts)

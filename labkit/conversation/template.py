@@ -1,0 +1,40 @@
+"""A conversation as the tokens that a model was trained on: its chat template, applied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias, cast
+
+from jinja2 import TemplateError
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from labkit.system.errors import UserError
+
+Message: TypeAlias = dict[str, str]  # "role": system, user or assistant; "content": what it said
+
+
+def check_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError for a tokenizer without a chat template."""
+    if tokenizer.chat_template is None:
+        raise UserError(
+            "got a model whose tokenizer has no chat template, expected one that was trained for conversations; "
+            "labkit generate continues a text with any model"
+        )
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Tensor:
+    """Token ids [1, T] of the conversation, to its end and to where the answer of the model begins.
+
+    Raises UserError for a conversation that the template refuses.
+    """
+    try:
+        found = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+    except (TemplateError, ValueError) as error:
+        raise UserError(
+            f"the model's chat template refuses the roles {', '.join(each['role'] for each in messages)} ({error}); "
+            "leave out a system prompt where it takes none, or correct the template"
+        ) from error
+    return cast(Tensor, found["input_ids"])

@@ -1,0 +1,43 @@
+"""Small random models that can be talked to: bytes for tokens, and a chat template of a few letters."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from small_models import small_model
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from labkit.models.tokenizer import END_OF_TEXT, byte_tokenizer
+
+VOCABULARY = END_OF_TEXT + 44  # the bytes, the end of a text, and made-up words that no text is cut into
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'][0] + ':' + message['content'] + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+LETTERS = range(ord(" "), ord("~") + 1)  # in these, what is generated is what its text is cut into
+
+
+def chat_tokenizer(template: str = TEMPLATE) -> PreTrainedTokenizerBase:
+    tokenizer = byte_tokenizer(VOCABULARY)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@cache
+def chat_model(name: str = "llama", *, only_letters: bool = False) -> PreTrainedModel:
+    """only_letters: says nothing else, and ends its text where it would rather."""
+    model = small_model(name, vocab_size=VOCABULARY, eos_token_id=END_OF_TEXT)
+    if only_letters:
+        others = set(range(VOCABULARY)) - {*LETTERS, END_OF_TEXT}
+        model.generation_config.suppress_tokens = sorted(others)
+    return model
+
+
+def chat_checkpoint(folder: Path, *, template: str | None = TEMPLATE) -> Path:
+    """A folder with the model and its tokenizer."""
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = template
+    chat_model().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
