@@ -103,6 +103,7 @@ class Measurement(FrozenRecord):
     work: Work | None  # None: the work of this architecture is not counted
     runs: tuple[Run, ...] = Field(min_length=1)
     clock: str = CLOCK
+    weights: str = ""  # the type that the matrices are stored in, as its library calls it; empty in older records
     reading: str = ""  # how decode steps read the weights at the end, and how often that changed; CPU engine only
     peak_gflop_s: float | None = None  # multiplications and additions of all threads, at most; CPU only
     probe: str = ""  # the way to read that set the limit, and in how many of the probes
@@ -232,6 +233,7 @@ class Measurement(FrozenRecord):
         return {
             "name": self.name,
             "impl": self.impl,
+            "weights": self.weights,
             "ttft_ms": self.ttft_ms,
             "per_token_ms": self.per_token_ms,
             "per_token_mean_ms": self.per_token_mean_ms,

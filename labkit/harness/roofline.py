@@ -4,20 +4,25 @@ read bandwidth, and at least FLOPs / the rate at which the processor multiplies.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
 from labkit.harness.shapes import model_shape
+from labkit.harness.stored_weights import StoredWeights, Weights
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
-from labkit.kernels.decode_step.cases import StepCase
+from labkit.kernels.decode_step.cases import HeadCase, StepCase
 from labkit.kernels.gpu import CPU
 from labkit.kernels.probe import peak_gflop_s, read_bandwidth_gb_s
 from labkit.kernels.shapes import Sizes
 from labkit.models.config import ModelConfig
 
 PROBE_SECONDS = 0.05
+NUMBERS = Sizes(matrix=1, vector=0, cache=0, scale=0)  # bytes of matrices counted with these are their numbers
 
 
 class Work(BaseModel):
@@ -44,29 +49,36 @@ class Work(BaseModel):
         return max(self.prefill_flops / peak_gflop_s, self.decode_bytes / bandwidth_gb_s) / 1e6
 
 
-def count_work(config: ModelConfig, dtype: torch.dtype, batch: int, prompt: int, new: int) -> Work:
+def count_work(config: ModelConfig, weights: Weights, batch: int, prompt: int, new: int) -> Work:
     """The work of `new` greedy tokens after `prompt` tokens, for `batch` sequences.
 
     The prompt's pass yields the first token; the step for token i + 1 attends to the prompt and i new tokens.
     """
     contexts = range(prompt + 1, prompt + max(new, 2))
     return Work(
-        decode_bytes=float(np.mean([decode_bytes(config, dtype, batch, context) for context in contexts])),
+        decode_bytes=float(np.mean([decode_bytes(config, weights, batch, context) for context in contexts])),
         decode_flops=float(np.mean([decode_flops(config, batch, context) for context in contexts])),
         prefill_flops=prefill_flops(config, batch, prompt),
-        weight_bytes=config.weight_bytes(dtype),
-        kv_bytes=batch * (prompt + new) * config.kv_bytes_per_token(dtype),
+        weight_bytes=_weight_bytes(config, weights),
+        kv_bytes=batch * (prompt + new) * config.kv_bytes_per_token(_computes(weights)),
     )
 
 
-def decode_bytes(config: ModelConfig, dtype: torch.dtype, batch: int, context: int) -> int:
+def decode_bytes(config: ModelConfig, weights: Weights, batch: int, context: int) -> int:
     """Bytes that one decode step must read: each weight that it multiplies with once, and the cache.
 
     `context`: tokens that each of the `batch` sequences attends to, the new one included; a layer with a window reads
     its window only. The limit holds for every side, vanilla models too, so norms and biases count in the model's type
-    here, although the fused ops keep them in float32. With int8 the head is int8 too, and the cache bfloat16.
+    here, although the fused ops keep them in float32. With int8 the head is int8 too, and the cache bfloat16. Stored
+    weights count with their bits, beside vectors and a cache of the type that they compute in.
     """
-    return StepCase(model_shape(config), past=context - 1).bytes(batch, Sizes.of(dtype, vectors=dtype))
+    dtype, shape = _computes(weights), model_shape(config)
+    step, sizes = StepCase(shape, past=context - 1), Sizes.of(dtype, vectors=dtype)
+    if isinstance(weights, torch.dtype):
+        return step.bytes(batch, sizes)
+    head = HeadCase(shape).bytes(batch, NUMBERS)
+    matrices = (step.bytes(batch, NUMBERS) - head) * weights.bits + head * weights.head_bits
+    return round(matrices / 8) + step.bytes(batch, replace(sizes, matrix=0, scale=0))
 
 
 def decode_flops(config: ModelConfig, batch: int, context: int) -> int:
@@ -79,11 +91,11 @@ def prefill_flops(config: ModelConfig, batch: int, prompt: int) -> int:
     return StepCase(model_shape(config), past=0, tokens=prompt).flops(batch)
 
 
-def probe_peak(dtype: torch.dtype, threads: int, device: torch.device = CPU) -> float | None:
+def probe_peak(weights: Weights, threads: int, device: torch.device = CPU) -> float | None:
     """GFLOP/s, multiplications and additions, that `threads` threads make at most with the instruction that serves
     prompts in this weight type; None on a GPU, and where the probe cannot be compiled.
     """
-    return None if device.type != "cpu" or unavailable() else peak_gflop_s(dtype, threads)
+    return None if device.type != "cpu" or unavailable() else peak_gflop_s(_computes(weights), threads)
 
 
 def probe_bandwidth(threads: int, device: torch.device = CPU) -> float | None:
@@ -97,3 +109,16 @@ def probe_bandwidth(threads: int, device: torch.device = CPU) -> float | None:
     from labkit.kernels import gpu_probe
 
     return gpu_probe.read_bandwidth_gb_s(PROBE_SECONDS)
+
+
+def _computes(weights: Weights) -> torch.dtype:
+    return weights.dtype if isinstance(weights, StoredWeights) else weights
+
+
+def _weight_bytes(config: ModelConfig, weights: Weights) -> int:
+    """Bytes of all weights, a tied head counted once. What lies outside the layers counts as the head does."""
+    if isinstance(weights, torch.dtype):
+        return config.weight_bytes(weights)
+    outside = sum(math.prod(shape) for shape in config.top_shapes().values())
+    layers = config.weight_bytes(torch.int8) - outside
+    return round((layers * weights.bits + outside * weights.head_bits) / 8)

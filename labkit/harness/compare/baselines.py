@@ -23,6 +23,7 @@ from labkit.engine.plan import init_inference
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.engine.vanilla.annotate import annotate
 from labkit.engine.vanilla.hf_graph import GraphedModel, check_static_cache
+from labkit.harness.stored_weights import Weights
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
 from labkit.kernels.gemm import gemm, packed
@@ -47,7 +48,7 @@ class Baseline:
 
     name: str
     impl: str
-    weights: torch.dtype
+    weights: Weights
     model: Any
     tokenizer: Any
     stage_times: StageProbe = _no_stages  # makes the call; its stages, none where they cannot be told apart

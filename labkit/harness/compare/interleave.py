@@ -132,7 +132,7 @@ def _peer_folders(
     found: dict[str, str] = {}
     for side in sides:
         if side.name in PEER_OF_SIDE:
-            steps.begin(f"converting the weights for {side.name}")
+            steps.begin(f"preparing the weights for {side.name}")
             dtype, seed = prepared.case.dtype, schedule.seed
             folder = stack.enter_context(converted(side.name, prepared.weights, dtype=dtype, seed=seed))
             found[side.name] = str(folder)

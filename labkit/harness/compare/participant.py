@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from pydantic import TypeAdapter
 
 from labkit.engine.runners.stage_clock import StageTime
@@ -16,6 +15,7 @@ from labkit.harness.environment import read_environment
 from labkit.harness.records import Measurement, Run
 from labkit.harness.roofline import count_work, probe_peak
 from labkit.harness.rounds import Turn
+from labkit.harness.stored_weights import from_plain, name_of
 from labkit.harness.timing import Times
 from labkit.kernels.probe import probe_winner
 
@@ -61,7 +61,7 @@ class Participant:
 
     def note_peak(self) -> None:
         """Probe how fast the processors of this side multiply."""
-        weights = getattr(torch, self._said["weights"])
+        weights = from_plain(self._said["weights"])
         if (peak := probe_peak(weights, self.spec.cores, comparison_device())) is not None:
             self._peaks.append(peak)
 
@@ -90,7 +90,7 @@ class Participant:
     def measurement(self, others_cores: Sequence[float | None]) -> Measurement:
         """All that has been noted so far. `others_cores`: by round, the processors that other programs kept busy."""
         case, said = self._prepared.case, dict(self._said)
-        weights = getattr(torch, said.pop("weights"))
+        weights = from_plain(said.pop("weights"))
         first = self._staged[0] if self._staged else None
         stages = [STAGES.validate_python(rank["stages"]) for rank in self._staged]
         return Measurement(
@@ -99,6 +99,7 @@ class Participant:
             environment=self._environment,
             work=count_work(self._prepared.config, weights, case.batch, case.prompt_tokens, case.new_tokens),
             runs=tuple(run.model_copy(update={"others_cores": others_cores[run.round]}) for run in self._runs),
+            weights=name_of(weights),
             reading=self._reading,
             peak_gflop_s=max(self._peaks, default=None),
             probe="" if self._environment.gpu else probe_winner(self.spec.cores),

@@ -87,6 +87,8 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
     config = model_config_of(source.hf_config)
     for side in sides:
         shard(config, side.ranks)  # says so where the model has too few heads
+        if side.name in PEER_OF_SIDE:
+            PEER_OF_SIDE[side.name].check_model(side.name, source)
     check_positions(config, case.prompt_tokens, case.new_tokens)
     return Prepared(case.model_copy(update={"origin": source.origin}), source, config)
 

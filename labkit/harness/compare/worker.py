@@ -28,6 +28,7 @@ from labkit.harness.compare.baselines import baseline, comparison_device
 from labkit.harness.compare.peers.table import PEER_OF_SIDE
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.exchange.calls import ExchangeCalls
+from labkit.harness.stored_weights import as_plain
 from labkit.harness.timing import timed_generate, wait_for_gpu
 from labkit.kernels.memory import return_freed_memory
 from labkit.models.dtypes import FLOAT_DTYPES
@@ -92,7 +93,7 @@ class Worker:
         warm = perf_counter()
         return {
             "impl": self._side.impl,
-            "weights": str(self._side.weights).removeprefix("torch."),
+            "weights": as_plain(self._side.weights),
             "load_s": loaded - started,
             "first_run_s": warm - loaded,
             "start_to_ready_s": self._started_s + warm - asked,  # between start and request other sides load

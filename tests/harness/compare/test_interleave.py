@@ -49,6 +49,7 @@ def test_both_sides_ran_the_same_case_as_often(compared: tuple[Comparison, Path,
         assert side.peak_rss_mb > 0
         assert side.work is not None
         assert side.first_run_s is not None
+        assert side.weights == "float32"
 
 
 def test_where_the_weights_come_from_is_said(compared: tuple[Comparison, Path, Any]) -> None:

@@ -23,14 +23,21 @@ RAISED = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Failure|Unsupported)\w
 
 @contextmanager
 def converted(side: str, model: str, *, dtype: str, seed: int) -> Iterator[Path]:
-    """A folder with `model` as this side reads it, removed when the context ends. RunError, one line: there is none."""
+    """A folder with `model` as this side reads it, removed when the context ends; empty for a side that reads the
+    vanilla model. RunError, one line: there is none.
+    """
     with owned_folder("labkit-peer-") as folder:
-        arguments = [side, model, str(seed), dtype, str(folder)]
-        command = [sys.executable, "-P", "-m", "labkit.harness.compare.peers.conversion", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RunError(f"{side} could not convert {model} in {dtype}: {_cause(done)}")
+        if PEER_OF_SIDE[side].converts:
+            _convert(side, model, dtype, seed, folder)
         yield folder
+
+
+def _convert(side: str, model: str, dtype: str, seed: int, folder: Path) -> None:
+    arguments = [side, model, str(seed), dtype, str(folder)]
+    command = [sys.executable, "-P", "-m", "labkit.harness.compare.peers.conversion", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RunError(f"{side} could not convert {model} in {dtype}: {_cause(done)}")
 
 
 def _cause(done: subprocess.CompletedProcess[str]) -> str:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
-from transformers.pytorch_utils import Conv1D
 
+from labkit.harness.compare.peers.linears import put_linears
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.weights.source import ModelSource
 
@@ -48,9 +48,7 @@ def exported_step(source: ModelSource, dtype: str, *, rows: bool) -> tuple[Expor
     It computes in float32, with weights that were rounded to `dtype` before. `rows`: whether it takes them.
     """
     model = source.hf_model(FLOAT_DTYPES[dtype]).float()
-    for path, module in list(model.named_modules()):
-        if isinstance(module, Conv1D):
-            model.set_submodule(path, _linear(module))
+    put_linears(model)
     tokens = torch.zeros((2, 2), dtype=torch.long)
     with torch.inference_mode():
         past = [each.clone() for each in _tensors(model(tokens, use_cache=True).past_key_values)]
@@ -80,11 +78,3 @@ def _filled(keys: Tensor, values: Tensor) -> DynamicLayer:
         True,
     )
     return layer
-
-
-def _linear(module: Conv1D) -> nn.Linear:
-    """The same in the form that runtimes know how to quantise and to pack."""
-    inputs, outputs = module.weight.shape
-    linear = nn.Linear(inputs, outputs, device="meta")
-    linear.weight, linear.bias = nn.Parameter(module.weight.T.contiguous()), module.bias
-    return linear

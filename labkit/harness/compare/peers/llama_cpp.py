@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -20,9 +21,11 @@ import torch
 
 from labkit.harness.compare.baselines import Baseline, comparison_device
 from labkit.harness.compare.peers.folder import installed, packages_in, sources_in
+from labkit.harness.compare.peers.gguf_file import quantise, stored_in
 from labkit.harness.compare.peers.greedy import GreedySteps
 from labkit.harness.compare.peers.peer import Peer
 from labkit.harness.compare.peers.pip import Pip
+from labkit.harness.stored_weights import StoredWeights
 from labkit.kernels.build import BuildError, compiler
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.errors import RunError, UserError
@@ -31,11 +34,15 @@ from labkit.weights.source import ModelSource
 
 LLAMA_CPP = "llama.cpp"
 LLAMA_CPP_INT8 = "llama.cpp-q8_0"  # int8 weights in groups of 32
+LLAMA_CPP_Q4_0 = "llama.cpp-q4_0"  # int4, with a scale for each group of 32
+LLAMA_CPP_Q4_1 = "llama.cpp-q4_1"  # int4, with a scale and a least value for each group of 32
+LLAMA_CPP_GGUF = "llama.cpp-gguf"  # the very file that the model is
+QUANTISED = {LLAMA_CPP_Q4_0: "Q4_0", LLAMA_CPP_Q4_1: "Q4_1"}
 PYTHON, SOURCES = "LABKIT_LLAMA_CPP_PYTHON", "LABKIT_LLAMA_CPP_SOURCES"
 CONVERTER = "convert_hf_to_gguf.py"
 OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # the converter's names of types
 INT8 = "q8_0"
-FILE = "model.gguf"
+FILE, PLAIN, STORED = "model.gguf", "plain.gguf", "stored.json"
 FIND = "import importlib.util as u; found = u.find_spec('llama_cpp'); print(found.origin if found else '')"
 NATIVE = ("-DGGML_NATIVE=ON",)
 # This version crashes on its int8 type where it uses AMX, and uses it for none of the others: native, but for that.
@@ -53,7 +60,13 @@ class LlamaCpp(Peer):
     name = LLAMA_CPP
     package = "llama_cpp"
     requirements = ("llama-cpp-python==0.3.36", "diskcache==5.6.3")
-    sides: ClassVar = {LLAMA_CPP: False, LLAMA_CPP_INT8: True}
+    sides: ClassVar = {
+        LLAMA_CPP: False,
+        LLAMA_CPP_INT8: True,
+        LLAMA_CPP_Q4_0: True,
+        LLAMA_CPP_Q4_1: True,
+        LLAMA_CPP_GGUF: True,
+    }
     most_sequences = 1
 
     def packages(self) -> Path | None:
@@ -83,6 +96,12 @@ class LlamaCpp(Peer):
         where = f"{SOURCES} is not set" if sources is None else f"{sources} holds no {CONVERTER}"
         return f"llama.cpp cannot convert a model: {where}; set {SOURCES} to the folder with its {CONVERTER}"
 
+    def check_model(self, side: str, source: ModelSource) -> None:
+        if side == LLAMA_CPP_GGUF and gguf_of(source) is None:
+            raise UserError(
+                f"got {source.name} for {side}, expected a GGUF file; use {LLAMA_CPP}, which exports a model"
+            )
+
     def install(self, pip: Pip, folder: Path) -> None:
         try:
             compiler()
@@ -103,26 +122,23 @@ class LlamaCpp(Peer):
             (vendored / part).rename(sources_in(folder) / part)
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        """By llama.cpp's own converter. Tokens are compared by their ids, so the file has the size of the vocabulary
-        but no tokenizer, of which the converter knows only the published ones.
-        """
+        """The file that llama.cpp's own tools write, or the given one, beside a note of what is stored in it."""
         sources = self.sources()
         assert sources is not None
-        sys.path.insert(0, str(sources))
-        with TemporaryDirectory(dir=folder) as checkpoint:
-            vanilla = source.hf_model(FLOAT_DTYPES[dtype])
-            architecture = type(vanilla).__name__
-            if architecture == "GPT2LMHeadModel":
-                vanilla.config.n_ctx = vanilla.config.n_positions  # the name in published configs, which it reads
-            vanilla.save_pretrained(checkpoint)
-            del vanilla
-            from conversion import get_model_class  # type: ignore[import-not-found]
-            from convert_hf_to_gguf import main  # type: ignore[import-not-found]
-
-            get_model_class(architecture).set_vocab = _set_vocab_size
-            outtype = INT8 if self.sides[side] else OUTTYPES[dtype]
-            sys.argv[1:] = [checkpoint, "--outtype", outtype, "--outfile", str(folder / FILE)]
-            main()
+        file = folder / FILE
+        if side in QUANTISED:
+            _export(source, dtype, folder / PLAIN, OUTTYPES[dtype], sources)
+            quantise(self.import_package(), folder / PLAIN, file, QUANTISED[side])
+            (folder / PLAIN).unlink()
+        elif side == LLAMA_CPP_GGUF:
+            given = gguf_of(source)
+            assert given is not None
+            file.symlink_to(given.resolve())
+        else:
+            _export(source, dtype, file, INT8 if self.sides[side] else OUTTYPES[dtype], sources)
+            return
+        sys.path.append(str(sources / "gguf-py"))
+        (folder / STORED).write_text(stored_in(file, import_module("gguf")).model_dump_json())
 
     def load(
         self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, *, threads: int, positions: int
@@ -130,8 +146,11 @@ class LlamaCpp(Peer):
         api = self.import_package()
         model = GgufModel(api, folder / FILE, source, threads=threads, positions=positions)
         impl = f"llama-cpp-python {api.__version__}, mapped weights, float16 KV cache"
-        if self.sides[side]:
+        if side == LLAMA_CPP_INT8:
             return Baseline(side, f"{impl}, {INT8}", torch.int8, model, source.tokenizer)
+        if self.sides[side]:
+            weights = StoredWeights.model_validate_json((folder / STORED).read_text())
+            return Baseline(side, f"{impl}, {weights}", weights, model, source.tokenizer)
         return Baseline(side, impl, dtype, model, source.tokenizer)
 
 
@@ -147,6 +166,9 @@ class GgufModel(GreedySteps):
         self._context = api.llama_init_from_model(model, settings)
         if not self._context:
             raise RunError(f"llama.cpp cannot load {file}")
+        tokens, expected = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)), self.config.vocab_size
+        if tokens != expected:
+            raise UserError(f"got {tokens} tokens in {file}, expected {expected}, as many as {source.name} has")
         self._api = api
 
     def forget(self) -> None:
@@ -159,6 +181,32 @@ class GgufModel(GreedySteps):
             raise RunError(f"llama_decode failed with status {status}")
         found = api.llama_get_logits_ith(self._context, -1)
         return np.ctypeslib.as_array(found, (1, self.config.vocab_size))
+
+
+def gguf_of(source: ModelSource) -> Path | None:
+    """The GGUF file that a model is, where it is one."""
+    found: Path | None = getattr(source, "gguf", None)
+    return found
+
+
+def _export(source: ModelSource, dtype: str, file: Path, outtype: str, sources: Path) -> None:
+    """Write a file by llama.cpp's own converter, which lies in `sources`. Tokens are compared by their ids, so the file
+    has the size of the vocabulary but no tokenizer, of which the converter knows only the published ones.
+    """
+    sys.path.insert(0, str(sources))
+    with TemporaryDirectory(dir=file.parent) as checkpoint:
+        vanilla = source.hf_model(FLOAT_DTYPES[dtype])
+        architecture = type(vanilla).__name__
+        if architecture == "GPT2LMHeadModel":
+            vanilla.config.n_ctx = vanilla.config.n_positions  # the name in published configs, which it reads
+        vanilla.save_pretrained(checkpoint)
+        del vanilla
+        from conversion import get_model_class  # type: ignore[import-not-found]
+        from convert_hf_to_gguf import main  # type: ignore[import-not-found]
+
+        get_model_class(architecture).set_vocab = _set_vocab_size
+        sys.argv[1:] = [checkpoint, "--outtype", outtype, "--outfile", str(file)]
+        main()
 
 
 @cache

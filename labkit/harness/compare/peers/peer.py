@@ -24,8 +24,9 @@ class Peer(ABC):
     threads, and otherwise with the settings that it chooses itself.
 
     name: as on the command line. package: what Python imports it as. requirements: its packages, pinned, without those
-    that labkit itself depends on. sides: whether each of its sides has int8 weights, whatever the other sides have.
-    dtypes: those that its other side computes in. most_sequences: at once; None: any number.
+    that labkit itself depends on. sides: whether each of its sides has weights of a type of its own, whatever the other
+    sides have. dtypes: those that its other side computes in. most_sequences: at once; None: any number. converts:
+    whether its sides read a model that `convert` wrote, and not the vanilla one.
     """
 
     name: ClassVar[str]
@@ -34,6 +35,7 @@ class Peer(ABC):
     sides: ClassVar[Mapping[str, bool]]
     dtypes: ClassVar[tuple[str, ...]] = tuple(FLOAT_DTYPES)
     most_sequences: ClassVar[int | None] = None
+    converts: ClassVar[bool] = True
 
     def packages(self) -> Path | None:
         """The folder to import the package from; None where it is not installed."""
@@ -62,6 +64,9 @@ class Peer(ABC):
         if not self.sides[side] and dtype not in self.dtypes:
             raise UserError(f"got {dtype} for {side}, expected {' or '.join(self.dtypes)}")
 
+    def check_model(self, side: str, source: ModelSource) -> None:  # noqa: B027 - most take any
+        """UserError where this side cannot run the model."""
+
     def import_package(self) -> Any:
         """The package itself. Whatever is installed beside labkit comes before what is installed for the peer."""
         packages = self.packages()
@@ -76,10 +81,12 @@ class Peer(ABC):
 
     @abstractmethod
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        """Write the model into `folder` as this side reads it. Called in a process of its own."""
+        """Write the model into `folder` as this side reads it, in a process of its own. Only if it `converts`."""
 
     @abstractmethod
     def load(
         self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, *, threads: int, positions: int
     ) -> Baseline:
-        """The side, with what `convert` wrote, for sequences of so many positions. `dtype`: that of the other sides."""
+        """The side, with what `convert` wrote into `folder`, for sequences of so many positions. `dtype`: that of the
+        other sides.
+        """

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from labkit.harness.compare.peers.bitsandbytes import BitsAndBytes
 from labkit.harness.compare.peers.ctranslate2 import CTranslate2
 from labkit.harness.compare.peers.llama_cpp import LlamaCpp
 from labkit.harness.compare.peers.onnxruntime import OnnxRuntime
 from labkit.harness.compare.peers.openvino import OpenVino
 from labkit.harness.compare.peers.peer import Peer
+from labkit.harness.compare.peers.torchao import TorchAo
 from labkit.system.errors import UserError
 
-PEERS: dict[str, Peer] = {peer.name: peer for peer in (LlamaCpp(), OnnxRuntime(), OpenVino(), CTranslate2())}
+PEERS: dict[str, Peer] = {
+    peer.name: peer for peer in (LlamaCpp(), OnnxRuntime(), OpenVino(), CTranslate2(), TorchAo(), BitsAndBytes())
+}
 PEER_OF_SIDE: dict[str, Peer] = {side: peer for peer in PEERS.values() for side in peer.sides}
 
 

@@ -1,16 +1,32 @@
 """llama.cpp as a side: found where the user says, refused with a reason, and as greedy as the others where it is."""
 
+import copy
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from labkit.harness.compare import interleave
 from labkit.harness.compare.peers.conversion import converted
-from labkit.harness.compare.peers.llama_cpp import CONVERTER, LLAMA_CPP, PYTHON, SOURCES, LlamaCpp
+from labkit.harness.compare.peers.gguf_file import quantise, stored_in
+from labkit.harness.compare.peers.llama_cpp import (
+    CONVERTER,
+    LLAMA_CPP,
+    LLAMA_CPP_GGUF,
+    LLAMA_CPP_Q4_0,
+    LLAMA_CPP_Q4_1,
+    PYTHON,
+    SOURCES,
+    LlamaCpp,
+)
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.compare.versus import compare, compare_with_each, comparison_case
+from labkit.harness.stored_weights import StoredWeights
+from labkit.system.errors import RunError, UserError
+from labkit.weights.resolve import resolve
 
 MISSING = LlamaCpp().unavailable()
 
@@ -102,6 +118,88 @@ def test_a_batch_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(interleave, "wait_until_quiet", lambda *_, **__: pytest.fail("it waited"))
     with pytest.raises(ValueError, match="got a batch of 2, expected 1"):
         compare(LLAMA_CPP, "fused", model="tiny-gpt2", batch=2, wait_quiet_s=5, output=None)
+
+
+def test_a_model_that_is_no_file_is_no_side_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaCpp, "unavailable", lambda peer: None)
+    with pytest.raises(UserError, match=r"got tiny-gpt2 for llama.cpp-gguf, expected a GGUF file; use llama.cpp"):
+        compare(LLAMA_CPP_GGUF, "fused", model="tiny-gpt2", output=None)
+    LlamaCpp().check_model(LLAMA_CPP_GGUF, SimpleNamespace(gguf=Path("x.gguf")))  # type: ignore[arg-type]
+
+
+def test_a_quantiser_that_fails_is_named(tmp_path: Path) -> None:
+    api = SimpleNamespace(
+        LLAMA_FTYPE_MOSTLY_Q4_0=2,
+        llama_model_quantize_default_params=SimpleNamespace,
+        llama_model_quantize=lambda plain, target, settings: settings.ftype,
+    )
+    with pytest.raises(RunError, match=r"llama.cpp cannot write Q4_0: .* status 2"):
+        quantise(api, tmp_path / "a", tmp_path / "b", "Q4_0")
+
+
+def reader(file_type: int | None, **tensors: tuple[str, int, int]) -> Any:
+    """The package `gguf` with one file: the type, bytes and numbers of each tensor."""
+    of = SimpleNamespace
+    fields = {} if file_type is None else {"general.file_type": of(contents=lambda: file_type)}
+    found = [
+        of(name=name.replace("__", "."), tensor_type=of(name=kind), n_bytes=size, n_elements=numbers, shape=(1, 1))
+        for name, (kind, size, numbers) in tensors.items()
+    ]
+    return of(
+        GGUFReader=lambda file: of(fields=fields, tensors=found),
+        LlamaFileType=lambda number: of(name={2: "MOSTLY_Q4_0", 0: "ALL_F32"}[number]),
+    )
+
+
+def test_what_a_file_holds_is_counted_apart_for_layers_and_head(tmp_path: Path) -> None:
+    layers = {"blk__0__up__weight": ("Q4_0", 18, 32), "blk__0__down__weight": ("F16", 64, 32)}
+    tied = reader(2, token_embd__weight=("Q6_K", 210, 256), **layers)
+    assert stored_in(tmp_path, tied) == StoredWeights(
+        name="Q4_0", bits=8 * 82 / 64, head="Q6_K", head_bits=6.5625, computes="int8"
+    )
+    own_head = reader(None, token_embd__weight=("Q4_0", 18, 32), output__weight=("Q8_0", 34, 32), **layers)
+    assert stored_in(tmp_path, own_head).head == "Q8_0"
+    assert stored_in(tmp_path, own_head).name == "Q4_0"
+    assert stored_in(tmp_path, reader(0, output__weight=("F32", 4, 1), **layers)).computes == "float32"
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
+def test_sides_of_four_bits_say_what_they_hold_whatever_the_dtype() -> None:
+    case = comparison_case(model="tiny-gpt2", dtype="bfloat16", batch=1, prompt=20, new=12, threads=1)
+    sides = (LLAMA_CPP, LLAMA_CPP_Q4_0, LLAMA_CPP_Q4_1)
+    plain, q4_0, q4_1 = (
+        found.baseline for found in compare_with_each(sides, "fused", case, Schedule(rounds=2, stages=False))
+    )
+    assert [side.weights for side in (plain, q4_0, q4_1)] == ["bfloat16", "Q4_0", "Q4_1"]
+    assert "LM head Q8_0" in q4_0.impl  # 64 columns are no whole block of Q6_K, llama.cpp's choice for larger models
+    works = [side.work.decode_bytes for side in (q4_0, q4_1, plain) if side.work]
+    assert works == sorted(set(works))
+    assert len(works) == 3
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
+def test_a_given_file_is_run_as_it_is(tmp_path: Path) -> None:
+    source, peer = resolve("tiny-gpt2"), LlamaCpp()
+    prompt = torch.arange(40, 60)[None].numpy()
+    with converted(LLAMA_CPP_Q4_1, "tiny-gpt2", dtype="float32", seed=0) as folder:
+        file = folder / "model.gguf"
+        given: Any = SimpleNamespace(gguf=file, hf_config=source.hf_config, tokenizer=source.tokenizer, name="it")
+        peer.convert(LLAMA_CPP_GGUF, given, "float32", tmp_path)
+        assert [path.resolve() for path in tmp_path.glob("*.gguf")] == [file.resolve()]
+        loaded = [
+            peer.load(side, where, given, torch.float32, threads=1, positions=32)
+            for side, where in ((LLAMA_CPP_Q4_1, folder), (LLAMA_CPP_GGUF, tmp_path))
+        ]
+        logits = [side.model.logits(prompt).copy() for side in loaded]
+        assert (logits[0] == logits[1]).all()
+        assert loaded[0].weights == loaded[1].weights
+        assert loaded[1].impl.endswith("Q4_1, LM head Q8_0")
+        given.hf_config = copy.deepcopy(source.hf_config)
+        given.hf_config.vocab_size = 500
+        with pytest.raises(UserError, match=r"got 512 tokens in .*, expected 500, as many as it has"):
+            peer.load(LLAMA_CPP_GGUF, tmp_path, given, torch.float32, threads=1, positions=32)
 
 
 @pytest.mark.sweep

@@ -1,0 +1,89 @@
+"""bitsandbytes: linears of int8 or NF4 in the vanilla model, as transformers puts them there when it loads one."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, __version__
+
+from labkit.harness.compare.baselines import Baseline
+from labkit.harness.compare.peers.in_memory import InMemory, stored
+from labkit.harness.stored_weights import name_of
+from labkit.system.errors import UserError
+from labkit.weights.source import ModelSource
+
+BITSANDBYTES_INT8 = "bitsandbytes-int8"
+BITSANDBYTES_NF4 = "bitsandbytes-nf4"
+OUTLIER = 6.0  # inputs past this are multiplied in the model's dtype: LLM.int8() as transformers asks for it
+NF4_OUTPUTS, NF4_GROUP = 32, 64
+
+
+class BitsAndBytes(InMemory):
+    """Eager, with the LM head in the dtype of the other sides, as is transformers' rule."""
+
+    name = "bitsandbytes"
+    package = "bitsandbytes"
+    requirements = ("bitsandbytes==0.50.2",)
+    sides: ClassVar = {BITSANDBYTES_INT8: True, BITSANDBYTES_NF4: True}
+
+    def quantised(self, api: Any, side: str, source: ModelSource, model: PreTrainedModel) -> Baseline:
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns in every call of a matrix
+        int8, head = side == BITSANDBYTES_INT8, model.get_output_embeddings()
+        for path, linear in list(model.named_modules()):
+            if type(linear) is nn.Linear and linear is not head:
+                make = _int8 if int8 else _nf4
+                model.set_submodule(path, make(api, linear))
+        with torch.inference_mode():
+            model(torch.zeros((1, 1), dtype=torch.long))  # it packs matrices for the processor when they are first used
+        weights = stored(
+            model,
+            side.removeprefix("bitsandbytes-"),
+            lambda linear: linear.weight.nbytes + _scales(linear),
+            quantised_head=False,
+            computes="int8" if int8 else name_of(model.dtype),
+        )
+        impl = (
+            f"bitsandbytes {api.__version__}, {weights}; transformers {__version__}, eager, "
+            f"{model.config._attn_implementation} attention"
+        )
+        return Baseline(side, impl, weights, model, source.tokenizer)
+
+
+def _int8(api: Any, linear: nn.Linear) -> nn.Module:
+    """A scale for each row; the rows that it multiplies are rounded to int8 as it runs."""
+    sizes = (linear.in_features, linear.out_features, linear.bias is not None)
+    made = api.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=OUTLIER, device="meta")
+    made.weight = api.nn.Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False)
+    return _filled(made, linear)
+
+
+def _nf4(api: Any, linear: nn.Linear) -> nn.Module:
+    """Scales in groups of `NF4_GROUP`. UserError for a matrix that it cannot pack for this processor."""
+    sizes = (linear.in_features, linear.out_features, linear.bias is not None)
+    dtype = linear.weight.dtype
+    made = api.nn.Linear4bit(*sizes, compute_dtype=dtype, compress_statistics=False, quant_type="nf4", device="meta")
+    if made.support_avx512bf16_for_cpu and (linear.out_features % NF4_OUTPUTS or linear.in_features % NF4_GROUP):
+        raise UserError(
+            f"got a matrix of {linear.out_features} outputs and {linear.in_features} inputs, expected multiples of "
+            f"{NF4_OUTPUTS} and {NF4_GROUP}: bitsandbytes packs NF4 in blocks of these where the processor has "
+            f"AVX512-BF16; use {BITSANDBYTES_INT8}"
+        )
+    made.weight = api.nn.Params4bit(
+        linear.weight.data, requires_grad=False, compress_statistics=False, quant_type="nf4", module=made
+    )
+    return _filled(made, linear)
+
+
+def _filled(made: nn.Module, linear: nn.Linear) -> nn.Module:
+    """With the bias, and with the weight quantised, which is done when it is moved."""
+    made.bias = linear.bias
+    return made.to("cpu").eval()
+
+
+def _scales(linear: Any) -> int:
+    """Bytes of the scales beside a matrix; none where it is not quantised."""
+    of_rows, of_groups = getattr(linear.weight, "SCB", None), getattr(linear.weight, "quant_state", None)
+    return sum(scales.nbytes for scales in (of_rows, of_groups and of_groups.absmax) if scales is not None)

@@ -1,0 +1,59 @@
+"""Libraries that quantise the vanilla model in memory. transformers runs it, with their matrices in it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from labkit.harness.compare.baselines import Baseline
+from labkit.harness.compare.peers.linears import put_linears
+from labkit.harness.compare.peers.peer import Peer
+from labkit.harness.stored_weights import StoredWeights, name_of
+from labkit.weights.source import ModelSource
+
+
+class InMemory(Peer):
+    """Its sides compute in the dtype of the other sides, and have weights of their own types."""
+
+    converts: ClassVar = False
+
+    def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
+        raise AssertionError(f"{side} takes the vanilla model")
+
+    def load(
+        self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, *, threads: int, positions: int
+    ) -> Baseline:
+        api = self.import_package()
+        torch.set_num_threads(threads)
+        model = source.hf_model(dtype)
+        put_linears(model)
+        return self.quantised(api, side, source, model)
+
+    @abstractmethod
+    def quantised(self, api: Any, side: str, source: ModelSource, model: PreTrainedModel) -> Baseline:
+        """The side that runs this model, which the library changes in place. It has no `Conv1D`."""
+
+
+def stored(
+    model: PreTrainedModel, name: str, bytes_of: Callable[[nn.Linear], int], *, quantised_head: bool, computes: str
+) -> StoredWeights:
+    """How the linears of a model are stored. `bytes_of` counts the bytes of one with its scales."""
+    head = model.get_output_embeddings()
+    layers = [each for each in model.modules() if isinstance(each, nn.Linear) and each is not head]
+
+    def bits(linears: list[nn.Linear]) -> float:
+        return 8 * sum(map(bytes_of, linears)) / sum(each.in_features * each.out_features for each in linears)
+
+    return StoredWeights(
+        name=name,
+        bits=bits(layers),
+        head=name if quantised_head else name_of(model.dtype),
+        head_bits=bits([head]),
+        computes=computes,
+    )

@@ -1,0 +1,84 @@
+"""torchao: matrices of int8 or int4 that PyTorch's compiler multiplies, in the vanilla model."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, __version__
+
+from labkit.engine.vanilla.hf_graph import check_static_cache
+from labkit.harness.compare.baselines import Baseline
+from labkit.harness.compare.peers.in_memory import InMemory, stored
+from labkit.harness.stored_weights import name_of
+from labkit.weights.source import ModelSource
+
+TORCHAO_INT8 = "torchao-int8"
+TORCHAO_INT4 = "torchao-int4"
+GROUP = 32
+INT4_OUTPUTS = 16  # PyTorch packs int4 for CPUs in blocks of so many rows
+FREEZING = {"freezing": True}  # weights become constants, and only then does the compiler multiply int8 as it is
+
+
+class TorchAo(InMemory):
+    """Weight-only, compiled, on a static cache. The LM head is quantised too, where its shape allows it."""
+
+    name = "torchao"
+    package = "torchao"
+    requirements = ("torchao==0.18.0",)
+    sides: ClassVar = {TORCHAO_INT8: True, TORCHAO_INT4: True}
+
+    def quantised(self, api: Any, side: str, source: ModelSource, model: PreTrainedModel) -> Baseline:
+        check_static_cache(model)
+        name = side.removeprefix("torchao-")
+        kind, fits = (_int4(), _fits_int4) if side == TORCHAO_INT4 else (_int8(), _is_linear)
+        api.quantization.quantize_(model, kind, filter_fn=fits)
+        weights = stored(
+            model,
+            name,
+            lambda linear: _bytes(linear.weight),
+            quantised_head=fits(model.get_output_embeddings(), ""),
+            computes=name_of(model.dtype),
+        )
+        impl = (
+            f"torchao {api.__version__}, {weights}, computes in {name_of(model.dtype)}; transformers {__version__}, "
+            f"torch.compile, static cache, {model.config._attn_implementation} attention"
+        )
+        model.forward = torch.compile(model.forward, options=dict(FREEZING))  # type: ignore[method-assign]
+        return Baseline(side, impl, weights, model, source.tokenizer, options={"cache_implementation": "static"})
+
+
+def _int8() -> Any:
+    """A scale for each row."""
+    from torchao.quantization import Int8WeightOnlyConfig  # type: ignore[import-not-found]
+
+    return Int8WeightOnlyConfig()
+
+
+def _int4() -> Any:
+    """Scale and zero for each group. It is called a prototype there; the other int4 configurations are for GPUs only,
+    and the one that multiplies int8 with int4 needs C++ kernels that no published package has.
+    """
+    from torchao.prototype.quantization.int4 import (  # type: ignore[import-not-found]
+        PrototypeInt4WeightOnlyConfig,
+    )
+
+    return PrototypeInt4WeightOnlyConfig(group_size=GROUP)
+
+
+def _is_linear(module: nn.Module, path: str) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def _fits_int4(module: nn.Module, path: str) -> bool:
+    """Whether PyTorch can pack it; what does not fit stays as it is."""
+    return isinstance(module, nn.Linear) and module.in_features % GROUP == module.out_features % INT4_OUTPUTS == 0
+
+
+def _bytes(weight: Tensor) -> int:
+    """Of all that a quantised tensor is made of, or of a plain one."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        return weight.nbytes
+    parts, _ = weight.__tensor_flatten__()
+    return sum(getattr(weight, part).nbytes for part in parts)

@@ -1,0 +1,73 @@
+"""Sides run the same model as vanilla. With few bits the tokens differ, so what is compared is the logits of a prompt:
+they point where vanilla's point, as far as the rounding of the weights allows.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sweeps import sweep
+from torch import Tensor
+
+from labkit.harness.compare.peers.conversion import converted
+from labkit.harness.compare.peers.greedy import GreedySteps
+from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP_GGUF
+from labkit.harness.compare.peers.table import PEER_OF_SIDE, PEERS
+from labkit.weights.resolve import resolve
+
+LEAST = {16: 0.9999, 8: 0.999, 4: 0.98}  # the least cosine, by bits; other weights have none to speak of
+PROMPT = torch.arange(40, 60)[None]
+MISSING = {name: peer.unavailable() for name, peer in PEERS.items()}
+SIDES = [
+    pytest.param(side, marks=pytest.mark.skipif(MISSING[peer.name] is not None, reason=MISSING[peer.name] or ""))
+    for side, peer in PEER_OF_SIDE.items()
+    if peer.name != "ctranslate2" and side != LLAMA_CPP_GGUF  # the first gives no logits, the second has its own test
+]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def vanilla(model: str, seed: int = 0) -> Tensor:
+    with torch.inference_mode():
+        return resolve(model, seed=seed).hf_model(torch.float32)(PROMPT).logits[0, -1]
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    return float(torch.cosine_similarity(one, other, dim=0))
+
+
+def bits(side: str) -> int:
+    if any(four in side for four in ("q4", "int4", "nf4")):
+        return 4
+    return 8 if PEER_OF_SIDE[side].sides[side] else 16
+
+
+def logits(model: Any) -> Tensor:
+    if isinstance(model, GreedySteps):
+        model.forget()
+        return torch.from_numpy(np.array(model.logits(PROMPT.numpy())))[0]
+    with torch.inference_mode():
+        return model(PROMPT).logits[0, -1]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
+def test_other_weights_do_not_agree(model: str) -> None:
+    """What the bounds tell apart."""
+    assert cosine(vanilla(model), vanilla(model, seed=1)) < 0.5
+
+
+@sweep  # the runtimes are what `labkit peers` installs, and some seconds each
+@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
+@pytest.mark.parametrize("side", SIDES)
+def test_the_logits_of_a_prompt_are_those_of_vanilla(side: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (side, model) == ("bitsandbytes-nf4", "tiny-llama"):
+        pytest.skip("it has a matrix that bitsandbytes cannot pack")
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
+    source = resolve(model)
+    with converted(side, model, dtype="float32", seed=0) as folder:
+        loaded = PEER_OF_SIDE[side].load(side, folder, source, torch.float32, threads=1, positions=32)
+        assert cosine(logits(loaded.model), vanilla(model)) > LEAST[bits(side)]
