@@ -23,12 +23,22 @@ def check_rows(name: str, tensor: Tensor, columns: int, rows: int | None = None)
 
 
 def check_slots(rows: Rows, cache: LayerCache) -> None:
-    """Raises ValueError unless the cache has slots for the new tokens of `rows`, and each table a place for them."""
+    """Raises ValueError unless the cache has slots for the new tokens of `rows`, and each table a place for them, and
+    where it is int8 a scale for each slot.
+    """
     slots = cache.past + rows.tokens
     if slots > cache.keys.shape[2]:
         raise UserError(
             f"cache of {cache.keys.shape[2]} slots can't take {rows.tokens} tokens after {cache.past}; grow it"
         )
+    for name, slots_of, scales in (("key", cache.keys, cache.key_scales), ("value", cache.values, cache.value_scales)):
+        wanted = (torch.float16, slots_of.shape[:3]) if slots_of.dtype == torch.int8 else None
+        got = None if scales is None else (scales.dtype, scales.shape)
+        if got != wanted:
+            raise UserError(
+                f"{name}_scales: expected float16 {list(slots_of.shape[:3])} beside int8 and None beside other types, "
+                f"got {'None' if scales is None else f'{scales.dtype} {list(scales.shape)}'} beside {slots_of.dtype}"
+            )
     for name, table in (("visible", rows.visible), ("key_positions", rows.key_positions)):
         if table is not None and table.shape[1] < slots:
             raise UserError(f"{name}: expected [{rows.batch}, {slots} or more], got {list(table.shape)}")

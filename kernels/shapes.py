@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from .int8_cache import SCALE_DTYPE
 from .types import Heads, float_dtype
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.int8: 1e-2}
@@ -19,19 +20,26 @@ BIASES = frozenset({"qkv", "attn_out", "ff1", "ff2"})  # of a layer, where all i
 class Sizes:
     """Bytes of a number of each kind, as it is read from memory.
 
-    `scale`: bytes beside each row of an int8 matrix. `vector`: of norms and biases.
+    `scale`: bytes beside each row of an int8 matrix. `vector`: of norms and biases. `cache_scale`: bytes beside
+    the keys of a head in a slot of an int8 cache, and beside its values.
     """
 
     matrix: int
     vector: int
     cache: int
     scale: int
+    cache_scale: int = 0
 
     @classmethod
-    def of(cls, dtype: torch.dtype, vectors: torch.dtype = torch.float32) -> "Sizes":
-        """Those of a model whose matrices are `dtype`: float32 vectors, as the fused ops keep them, unless given."""
-        scale = SCALE_BYTES if dtype == torch.int8 else 0
-        return cls(dtype.itemsize, vectors.itemsize, float_dtype(dtype).itemsize, scale)
+    def of(
+        cls, dtype: torch.dtype, vectors: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None
+    ) -> "Sizes":
+        """Those of a model whose matrices are `dtype`: float32 vectors, as the fused ops keep them, and a cache of what
+        is not quantised, unless given.
+        """
+        scale, kv_dtype = SCALE_BYTES if dtype == torch.int8 else 0, kv_dtype or float_dtype(dtype)
+        cache_scale = SCALE_DTYPE.itemsize if kv_dtype == torch.int8 else 0
+        return cls(dtype.itemsize, vectors.itemsize, kv_dtype.itemsize, scale, cache_scale)
 
     def of_matrix(self, outputs: int, inputs: int, *, bias: bool) -> int:
         """Bytes of a matrix with its scales and its bias."""

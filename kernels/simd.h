@@ -22,6 +22,7 @@ typedef float vf __attribute__((vector_size(kWidth * 4)));
 typedef int32_t vi __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t vu __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t vh __attribute__((vector_size(kWidth * 2)));
+typedef int8_t vb __attribute__((vector_size(kWidth)));
 
 // Storage types of weights and KV cache, beside float and int8_t. Arithmetic is in float whatever the storage.
 struct bf16 {
@@ -62,6 +63,18 @@ inline vf load(const fp16* p) {
   const vu infinite = (vu)((h & 0x7c00) == 0x7c00) & 0x7f800000u;
   const vf scaled = (vf)magnitude * 0x1p112f;
   return (vf)((vu)scaled | infinite | ((h & 0x8000) << 16));
+#endif
+}
+
+inline vf load(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  vb bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(__builtin_convertvector(bytes, vi), vf);
 #endif
 }
 
@@ -130,6 +143,26 @@ inline float sum(vf v) {
   float s = 0;
   for (int i = 0; i < kWidth; ++i) s += v[i];
   return s;
+#endif
+}
+
+// out[i] = factor * sum(v[i]). A sum across a vector is a chain of shuffles; four vectors share most of them.
+inline void sums(const vf (&v)[4], float factor, float* out) {
+#if defined(__AVX512F__)
+  const __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
+  const __m512d ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b));
+  const __m512d cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d));
+  const __m512d all =
+      (__m512d)(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)) + _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  const __m256 half = _mm256_castpd_ps(_mm512_castpd512_pd256(all)) + _mm256_castpd_ps(_mm512_extractf64x4_pd(all, 1));
+#elif defined(__AVX2__)
+  const __m256 a = (__m256)v[0], b = (__m256)v[1], c = (__m256)v[2], d = (__m256)v[3];
+  const __m256 half = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+#endif
+#if defined(__AVX2__)
+  _mm_storeu_ps(out, (_mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1)) * _mm_set1_ps(factor));
+#else
+  for (int i = 0; i < 4; ++i) out[i] = sum(v[i]) * factor;
 #endif
 }
 

@@ -2,7 +2,7 @@
 
 Each record mirrors a struct of `abi.h` and makes it on demand (`.c`), so that Python and C++ share one vocabulary.
 Activations are float32 throughout; matrices may be float32, bfloat16, float16 or quantised to 8 or 4 bits, the KV cache
-all but quantised.
+float32, bfloat16, float16 or int8.
 
 Shapes: B batch, T new tokens per sequence, N = B*T rows, H hidden, Hq and Hkv heads, D head_dim, C cache capacity.
 """
@@ -26,8 +26,8 @@ HEAD_DIM_MULTIPLE = 16
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of the KV cache and of what is not quantised, in a model whose matrices are `dtype`: bfloat16 beside codes, which
-    are int8, or uint8 where packed.
+    """Of what is not quantised in a model whose matrices are `dtype`, and of its KV cache unless that is quantised:
+    bfloat16 beside codes, which are int8, or uint8 where packed.
     """
     return torch.bfloat16 if dtype in (torch.int8, torch.uint8) else dtype
 
@@ -80,7 +80,14 @@ class CHeads(ctypes.Structure):
 
 
 class CCache(ctypes.Structure):
-    _fields_ = [("keys", c_void_p), ("values", c_void_p), ("capacity", c_int64), ("past", c_int64)]
+    _fields_ = [
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("capacity", c_int64),
+        ("past", c_int64),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+    ]
 
 
 class CRotary(ctypes.Structure):
@@ -268,12 +275,15 @@ class LayerCache:
     """Keys and values of one layer, [B, Hkv, C, padded D] each; `past` slots are filled before this call.
 
     `counter` int32 [1]: where the same number stands on the device, for kernels that read it there.
+    `key_scales`, `value_scales`: float16 [B, Hkv, C] of int8 keys and values (int8_cache.py), None for floating ones.
     """
 
     keys: Tensor
     values: Tensor
     past: int
     counter: Tensor | None = None
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
 
     @cached_property
     def past_on_device(self) -> Tensor:
@@ -284,7 +294,8 @@ class LayerCache:
 
     @cached_property
     def c(self) -> CCache:
-        return CCache(pointer(self.keys), pointer(self.values), self.keys.shape[2], self.past)
+        scales = pointer(self.key_scales), pointer(self.value_scales)
+        return CCache(pointer(self.keys), pointer(self.values), self.keys.shape[2], self.past, *scales)
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,17 @@ def prompts() -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def engine(name: str, size: int, *, dtype: torch.dtype = torch.float32, impl: str = "cpp", **model: Any) -> Any:
+def engine(
+    name: str,
+    size: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    impl: str = "cpp",
+    kv_dtype: torch.dtype | None = None,
+    **model: Any,
+) -> Any:
     options: dict[str, Any] = {"tensor_parallel": {"tp_size": size}} if size > 1 else {}
+    options["kv_dtype"] = kv_dtype
     if dtype == torch.int8:
         options["quant"] = {"weight": {"q_groups": 3}, "lm_head": True}
     return labkit.init_inference(small_model(name, **model), dtype=dtype, impl=impl, **options)
@@ -109,6 +118,10 @@ def ways_to_generate() -> list[tuple[Tensor, Tensor]]:
         torch.manual_seed(3 + dist.get_rank())
         found.append((wanted, cut.generate(ids, **arguments)))
     return found
+
+
+def with_int8_cache() -> dict[str, Found]:
+    return {name: _found(name, 2, torch.float32, "cpp", {"kv_dtype": torch.int8}) for name in ("gpt2", "llama")}
 
 
 def small_models() -> dict[str, dict[str, Any]]:
@@ -216,6 +229,7 @@ def two_ranks(folder: str) -> dict[str, Any]:
     return {
         "float32": against_one_process(2, torch.float32, "cpp", small_models()),
         "reference": against_one_process(2, torch.float32, "reference", few_models()),
+        "int8 cache": with_int8_cache(),
         "ways": ways_to_generate(),
         "stages": stages_of_a_layer(),
         "mistakes": mistakes(),

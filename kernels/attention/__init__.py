@@ -46,7 +46,8 @@ def attention(
 
 def _cpp(queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, cache: LayerCache, threads: int) -> Tensor:
     context = torch.empty_like(queries)
-    build.in_use(str(cache.keys.dtype).removeprefix("torch.")).labkit_attention(
+    stored = torch.float32 if cache.key_scales is not None else cache.keys.dtype  # every library reads int8 slots
+    build.in_use(str(stored).removeprefix("torch.")).labkit_attention(
         byref(params.c), byref(heads.c), byref(rows.c), byref(cache.c), pointer(queries), pointer(context), threads
     )
     return context

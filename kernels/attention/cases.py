@@ -27,7 +27,7 @@ class AttentionCase:
         heads, slots = self.shape.heads, self.past + self.tokens
         if self.window is not None:
             slots = min(slots, self.window + self.tokens - 1)
-        return 2 * sequences * heads.kv * heads.dim * slots * sizes.cache
+        return 2 * sequences * heads.kv * slots * (heads.dim * sizes.cache + sizes.cache_scale)
 
     def flops(self, sequences: int) -> int:
         """Multiplications and additions of scores and context, for the pairs of token and slot that are seen."""

@@ -42,22 +42,30 @@ struct Cold {
 
 constexpr int64_t kNextBytes = 16 << 10;  // of the next head's keys, prefetched: the processor asks for what follows
 
-// scores[r][j] = scale * q_r . k_j for the slots [begin, end). `cold`: null where the keys are in a cache. Else the
-// values are prefetched with the keys, so that they are in a cache when the last pass reads them.
+// scores[r][j] = scale * q_r . k_j for the slots [begin, end), of int8 keys without the keys' own scales. `cold`: null
+// where the keys are in a cache. Else the values are prefetched with the keys, so that they are in a cache when the
+// last pass reads them, and so are the scales of both.
 template <class T, int R>
-void score(const QueryTile& tile, const T* keys, const T* values, int padded_dim, float scale, int64_t begin,
-           int64_t end, const Cold* cold, float* scores, int64_t stride) {
+void score(const QueryTile& tile, const HeadSlots<T>& head, float scale, int64_t begin, int64_t end, const Cold* cold,
+           float* scores, int64_t stride) {
   constexpr int kKeys = 4;
+  const int padded_dim = head.padded_dim;
+  const T *keys = head.keys, *values = head.values;
   const int64_t group_bytes = kKeys * padded_dim * sizeof(T);
   for (int64_t j = begin; j < end; j += kKeys) {
     const int n = end - j < kKeys ? int(end - j) : kKeys;
-    if (cold)
+    if (cold) {
+      const auto [into, ahead] = cold->reading;
       for (int64_t line = 0; line < group_bytes; line += kLine) {
-        const auto [into, ahead] = cold->reading;
         prefetch(into, reinterpret_cast<const char*>(keys + j * padded_dim) + ahead + line);
         prefetch(into, reinterpret_cast<const char*>(values + j * padded_dim) + line);
       }
-    const T* k[kKeys];  // past the end the last key again, whose scores nobody stores
+      if (HeadSlots<T>::kScaled && (j - begin) % int64_t(kLine / sizeof(fp16)) == 0) {
+        prefetch(into, reinterpret_cast<const char*>(head.key_scales + j));
+        prefetch(into, reinterpret_cast<const char*>(head.value_scales + j));
+      }
+    }
+    const T* k[kKeys];  // past the end the last key again, whose scores nobody reads
     for (int i = 0; i < kKeys; ++i) k[i] = keys + (j + (i < n ? i : n - 1)) * padded_dim;
     vf acc[R][kKeys] = {};
     for (int d = 0; d < padded_dim; d += kWidth) {
@@ -71,8 +79,8 @@ void score(const QueryTile& tile, const T* keys, const T* values, int padded_dim
         for (int i = 0; i < kKeys; ++i) acc[r][i] += query * key[i];
       }
     }
-    for (int r = 0; r < R; ++r)
-      for (int i = 0; i < n; ++i) scores[r * stride + j + i - begin] = sum(acc[r][i]) * scale;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) sums(acc[r], scale, scores + r * stride + j - begin);
   }
 }
 
@@ -89,7 +97,7 @@ void prefetch_next_head(const Cold& cold, const T* keys, int padded_dim, int64_t
 // all slots; with 128-bit vectors there are fewer registers.
 template <class T, int R>
 void weighted_values(const T* values, int padded_dim, int64_t begin, int64_t end, const float* p, int64_t stride,
-                     float (*out)[512]) {
+                     float (*out)[kMostDim]) {
   constexpr int kChunk = kWidth == 4 ? 2 : 4;
   for (int d = 0; d < padded_dim; d += kChunk * kWidth) {
     const int vectors = (padded_dim - d) / kWidth < kChunk ? (padded_dim - d) / kWidth : kChunk;
@@ -146,24 +154,29 @@ inline void softmax(const QueryTile& tile, int r, const uint8_t* visible, const 
   for (int64_t j = 0; j < padded; j += kWidth) store(s + j, load(s + j) * inverse);
 }
 
+// A value's scale joins its probability, so that the values are multiplied as they are stored.
 template <class T, int R = kQueries>
-void attend(const QueryTile& tile, const T* keys, const T* values, int padded_dim, float scale, const uint8_t* visible,
-            const int32_t* key_positions, const Cold* cold, float* scores, int64_t stride, float (*out)[512]) {
+void attend(const QueryTile& tile, const HeadSlots<T>& head, float scale, const uint8_t* visible,
+            const int32_t* key_positions, const Cold* cold, float* scores, int64_t stride, float (*out)[kMostDim]) {
   if constexpr (R > 1) {
-    if (tile.count < R)
-      return attend<T, R - 1>(tile, keys, values, padded_dim, scale, visible, key_positions, cold, scores, stride, out);
+    if (tile.count < R) return attend<T, R - 1>(tile, head, scale, visible, key_positions, cold, scores, stride, out);
   }
   const auto [begin, end] = tile.seen();
-  score<T, R>(tile, keys, values, padded_dim, scale, begin, end, cold, scores, stride);
-  if (cold) prefetch_next_head(*cold, keys, padded_dim, begin, end);
-  for (int r = 0; r < R; ++r) softmax(tile, r, visible, key_positions, begin, end, scores + r * stride);
-  weighted_values<T, R>(values, padded_dim, begin, end, scores, stride, out);
+  score<T, R>(tile, head, scale, begin, end, cold, scores, stride);
+  if (cold) prefetch_next_head(*cold, head.keys, head.padded_dim, begin, end);
+  for (int r = 0; r < R; ++r) {
+    float* row = scores + r * stride;
+    if constexpr (HeadSlots<T>::kScaled) multiply_by_scales(head.key_scales + begin, end - begin, row);
+    softmax(tile, r, visible, key_positions, begin, end, row);
+    if constexpr (HeadSlots<T>::kScaled) multiply_by_scales(head.value_scales + begin, end - begin, row);
+  }
+  weighted_values<T, R>(head.values, head.padded_dim, begin, end, scores, stride, out);
 }
 
 // The same for queries of a prompt, whose head is packed. queries: those of the tile, [count][padded_dim].
 inline void attend_packed(const PackedHead& head, const QueryTile& tile, const float* queries, float scale,
                           const uint8_t* visible, const int32_t* key_positions, float* scores, int64_t stride,
-                          float (*out)[512]) {
+                          float (*out)[kMostDim]) {
   const Range seen = tile.seen();
   const int64_t low = seen.begin < head.begin() ? head.begin() : seen.begin;  // a padding row sees none, before all
   const int64_t first = head.block_of(low), last = seen.end > low ? head.block_of(seen.end - 1) + 1 : first;
@@ -179,10 +192,12 @@ inline void attend_packed(const PackedHead& head, const QueryTile& tile, const f
 // The unit of work is one tile of queries of one sequence. With several new tokens a tile is neighbouring tokens of a
 // head. With one, it is the query heads of a KV head, which read the same keys and values. Units are dealt out, because
 // under a causal mask late tokens see more slots than early ones.
-template <class T>
-void attention_region(Team& team, int thread, const AttentionParams& params, const Heads& heads, const Rows& rows,
-                      const Cache& cache, const float* qkv, int64_t qkv_stride, Activation<T>* context,
-                      int64_t context_stride, ThreadScratch& scratch) {
+//
+// T: of the slots. X: of the context.
+template <class T, class X>
+void attend_all(Team& team, int thread, const AttentionParams& params, const Heads& heads, const Rows& rows,
+                const Cache& cache, const float* qkv, int64_t qkv_stride, X* context, int64_t context_stride,
+                ThreadScratch& scratch) {
   const int group = heads.query / heads.kv;
   const bool over_tokens = rows.tokens > 1;
   const int64_t slots = cache.past + rows.tokens;
@@ -193,7 +208,7 @@ void attention_region(Team& team, int thread, const AttentionParams& params, con
   const int64_t stride = (slots + 2 * kBlock) / kWidth * kWidth;
   float* scores = scratch.scores.get<float>(size_t(most) * size_t(stride + heads.padded_dim));
   float* queries = scores + most * stride;
-  float out[kMostQueries][512];
+  float out[kMostQueries][kMostDim];
   PackedHead packed(scratch.head, heads.padded_dim, packs ? slots : 0);
   const Cold cold{team.reading(), cache.capacity * heads.padded_dim};
 
@@ -218,21 +233,32 @@ void attention_region(Team& team, int thread, const AttentionParams& params, con
       tile.slope[r] = params.slopes ? params.slopes[head_of[r]] : 0.0f;
     }
     const int64_t kv_head = over_tokens ? head / group : head;
-    const int64_t id = b * heads.kv + kv_head, base = id * cache.capacity * heads.padded_dim;
-    const T *keys = static_cast<const T*>(cache.keys) + base, *values = static_cast<const T*>(cache.values) + base;
+    const int64_t id = b * heads.kv + kv_head;
+    const HeadSlots<T> slots_of_head(cache, id, heads.padded_dim);
     const uint8_t* visible = rows.visible ? rows.visible + b * rows.visible_stride : nullptr;
     const int32_t* key_positions = rows.key_positions ? rows.key_positions + b * rows.visible_stride : nullptr;
     if (packs) {
-      packed.pack(id, keys, values, rows.first[b], slots);
+      packed.pack(id, slots_of_head, rows.first[b], slots);
       attend_packed(packed, tile, queries, params.scale, visible, key_positions, scores, stride, out);
     } else {
-      attend<T>(tile, keys, values, heads.padded_dim, params.scale, visible, key_positions,
-                over_tokens ? nullptr : &cold, scores, stride, out);
+      attend<T>(tile, slots_of_head, params.scale, visible, key_positions, over_tokens ? nullptr : &cold, scores,
+                stride, out);
     }
     for (int r = 0; r < tile.count; ++r)
       to_activation(out[r], heads.dim, heads.dim, context + row_of[r] * context_stride + head_of[r] * heads.dim);
   });
   team.barrier();
+}
+
+// On a cache of T, or of int8 where it has scales.
+template <class T>
+void attention_region(Team& team, int thread, const AttentionParams& params, const Heads& heads, const Rows& rows,
+                      const Cache& cache, const float* qkv, int64_t qkv_stride, Activation<T>* context,
+                      int64_t context_stride, ThreadScratch& scratch) {
+  if (cache.key_scales)
+    attend_all<int8_t>(team, thread, params, heads, rows, cache, qkv, qkv_stride, context, context_stride, scratch);
+  else
+    attend_all<T>(team, thread, params, heads, rows, cache, qkv, qkv_stride, context, context_stride, scratch);
 }
 
 }  // namespace labkit

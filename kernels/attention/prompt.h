@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../gemm/tile.h"
+#include "slots.h"
 
 namespace labkit {
 
@@ -19,7 +20,7 @@ class PackedHead {
 
   // Packs the head `id`, unless it is the one that is packed.
   template <class T>
-  void pack(int64_t id, const T* keys, const T* values, int64_t begin, int64_t end) {
+  void pack(int64_t id, const HeadSlots<T>& slots, int64_t begin, int64_t end) {
     if (id == id_) return;
     id_ = id, begin_ = begin;
     for (int64_t slot = 0; slot < blocks_of(end - begin) * kBlock; ++slot) {
@@ -28,10 +29,9 @@ class PackedHead {
       const bool there = slot < end - begin;
       for (int d = 0; d < dim_; d += kWidth) {
         alignas(64) float row[kWidth];
-        store(row, there ? load(keys + (begin + slot) * dim_ + d) : vf{});
+        store(row, there ? slots.key(begin + slot, d) : vf{});
         for (int i = 0; i < kWidth; ++i) key[(d + i) * kBlock] = row[i];
-        store(value + d / kBlock * slots_ * kBlock + d % kBlock,
-              there ? load(values + (begin + slot) * dim_ + d) : vf{});
+        store(value + d / kBlock * slots_ * kBlock + d % kBlock, there ? slots.value(begin + slot, d) : vf{});
       }
     }
   }
@@ -53,7 +53,7 @@ class PackedHead {
   }
 
   // out_r = sum over the slots [begin, end) of p[r][slot - begin] * v.
-  void weigh(int count, const float* p, int64_t stride, int64_t begin, int64_t end, float (*out)[512]) const {
+  void weigh(int count, const float* p, int64_t stride, int64_t begin, int64_t end, float (*out)[kMostDim]) const {
     alignas(64) float sums[kMaxRows * kBlock];
     for (int d = 0; d < dim_; d += kBlock) {
       const float* values = values_ + d * slots_ + (begin - begin_) * kBlock;

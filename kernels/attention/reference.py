@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..int8_cache import read_heads
 from ..types import AttentionParams, Heads, LayerCache, Rows
 
 
@@ -18,7 +19,8 @@ def attention(
     """In the type of the queries. `all_seen`: the caller knows that no slot is hidden, so there is nothing to mask."""
     total = cache.past + rows.tokens
     q = queries.view(rows.batch, rows.tokens, heads.query, heads.dim).transpose(1, 2)
-    k, v = (part[:, :, :total, : heads.dim].to(queries.dtype) for part in (cache.keys, cache.values))
+    stored = ((cache.keys, cache.key_scales), (cache.values, cache.value_scales))
+    k, v = (read_heads(*part, slice(total), heads.dim).to(queries.dtype) for part in stored)
     if heads.query > heads.kv:
         k, v = (part.repeat_interleave(heads.query // heads.kv, dim=1) for part in (k, v))
     scores = q @ k.transpose(2, 3) * params.scale

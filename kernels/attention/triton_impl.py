@@ -21,8 +21,18 @@ MOST_SPLITS = 64
 
 @triton.jit
 def key_tile(base_ptr, j, d, mask, DP: tl.constexpr):
-    """Keys or values [BS, DB] of the slots j."""
-    return tl.load(base_ptr + j[:, None] * DP + d[None, :], mask=mask, other=0.0)
+    """Keys or values [BS, DB] of the slots j, as they are stored."""
+    return tl.load(base_ptr + j[:, None] * DP + d[None, :], mask=mask, other=0)
+
+
+@triton.jit
+def times_scales(x, scales_ptr, j, live, SCALED: tl.constexpr):
+    """x [rows, BS] times the scales of the slots j, where they have some: int8 keys and values are multiplied as they
+    are stored, and their scales join scores and probabilities.
+    """
+    if SCALED:
+        x = x * tl.load(scales_ptr + j, mask=live, other=0.0).to(tl.float32)[None, :]
+    return x
 
 
 @triton.jit
@@ -51,10 +61,10 @@ def softmax_step(scores, largest, total):
 
 @triton.jit
 def _attend_one(
-    context_ptr, partial_ptr, sums_ptr, arrived_ptr, queries_ptr, keys_ptr, values_ptr, C, scale, slopes_ptr,
-    first_ptr, past_ptr, visible_ptr, key_positions_ptr, stride,
+    context_ptr, partial_ptr, sums_ptr, arrived_ptr, queries_ptr, keys_ptr, values_ptr,
+    key_scales_ptr, value_scales_ptr, C, scale, slopes_ptr, first_ptr, past_ptr, visible_ptr, key_positions_ptr, stride,
     HKV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
-    WINDOW: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr,
+    WINDOW: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr, SCALED: tl.constexpr,
     SPLITS: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One new token per sequence. Program (split, KV head, sequence) takes a share of the slots, for the G query heads
@@ -84,7 +94,7 @@ def _attend_one(
     slope = tl.zeros((GP,), tl.float32)
     if ALIBI:
         slope += tl.load(slopes_ptr + head, mask=g < G, other=0.0)
-    slots = (b * HKV + kv_head).to(tl.int64) * C * DP
+    slots = (b * HKV + kv_head).to(tl.int64) * C
     largest = tl.full((GP,), float("-inf"), tl.float32)
     total = tl.zeros((GP,), tl.float32)
     if GP == 1:  # one query is multiplied element by element, and summed over the slots once after the loop
@@ -95,15 +105,17 @@ def _attend_one(
         j = start + tl.arange(0, BS)
         live = j < high
         inside = live[:, None] & (d < D)[None, :]
-        k = key_tile(keys_ptr + slots, j, d, inside, DP)
-        v = key_tile(values_ptr + slots, j, d, inside, DP)
+        k = key_tile(keys_ptr + slots * DP, j, d, inside, DP)
+        v = key_tile(values_ptr + slots * DP, j, d, inside, DP)
         if GP == 1:
             scores = tl.sum(k.to(tl.float32) * q, axis=1)[None, :]
         else:
             scores = tl.dot(q.to(DOT), tl.trans(k).to(DOT), input_precision="ieee")
+        scores = times_scales(scores, key_scales_ptr + slots, j, live, SCALED)
         seen = live[None, :] & (g < GP)[:, None]
         scores = masked_scores(scores, j, live, seen, b, slope, key_positions_ptr, visible_ptr, stride, ALIBI, HOLES)
         p, correction, largest, total = softmax_step(scores, largest, total)
+        p = times_scales(p, value_scales_ptr + slots, j, live, SCALED)
         if GP == 1:
             acc = acc * tl.sum(correction) + tl.trans(p) * v.to(tl.float32)
         else:
@@ -144,10 +156,10 @@ def _attend_one(
 
 @triton.jit
 def _attend_many(
-    context_ptr, queries_ptr, keys_ptr, values_ptr, T, C, scale, slopes_ptr,
+    context_ptr, queries_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, T, C, scale, slopes_ptr,
     first_ptr, past_ptr, visible_ptr, key_positions_ptr, stride,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DB: tl.constexpr,
-    WINDOW: tl.constexpr, CAUSAL: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr,
+    WINDOW: tl.constexpr, CAUSAL: tl.constexpr, ALIBI: tl.constexpr, HOLES: tl.constexpr, SCALED: tl.constexpr,
     BQ: tl.constexpr, BS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Several new tokens per sequence: program (BQ of the tokens, query head, sequence) walks over the slots.
@@ -173,7 +185,7 @@ def _attend_many(
     slope = tl.zeros((BQ,), tl.float32)
     if ALIBI:
         slope += tl.load(slopes_ptr + head)
-    slots = (b * HKV + head // G).to(tl.int64) * C * DP
+    slots = (b * HKV + head // G).to(tl.int64) * C
     largest = tl.full((BQ,), float("-inf"), tl.float32)
     total = tl.zeros((BQ,), tl.float32)
     acc = tl.zeros((BQ, DB), tl.float32)
@@ -181,9 +193,10 @@ def _attend_many(
         j = start + tl.arange(0, BS)
         live = j < high
         inside = live[:, None] & (d < D)[None, :]
-        k = key_tile(keys_ptr + slots, j, d, inside, DP)
-        v = key_tile(values_ptr + slots, j, d, inside, DP)
+        k = key_tile(keys_ptr + slots * DP, j, d, inside, DP)
+        v = key_tile(values_ptr + slots * DP, j, d, inside, DP)
         scores = tl.dot(q, tl.trans(k).to(DOT), input_precision="ieee")
+        scores = times_scales(scores, key_scales_ptr + slots, j, live, SCALED)
         seen = live[None, :] & (t < T)[:, None]
         if CAUSAL:
             seen = live[None, :] & (j[None, :] <= own[:, None])
@@ -191,6 +204,7 @@ def _attend_many(
             seen = seen & (j[None, :] > own[:, None] - WINDOW)
         scores = masked_scores(scores, j, live, seen, b, slope, key_positions_ptr, visible_ptr, stride, ALIBI, HOLES)
         p, correction, largest, total = softmax_step(scores, largest, total)
+        p = times_scales(p, value_scales_ptr + slots, j, live, SCALED)
         acc = tl.dot(p.to(DOT), v.to(DOT), acc * correction[:, None], input_precision="ieee")
     safe = tl.where(total == 0.0, 1.0, total)
     tl.store(context_ptr + at, acc / safe[:, None], mask=mask)
@@ -234,6 +248,8 @@ def attention(
         "queries_ptr": queries,
         "keys_ptr": cache.keys,
         "values_ptr": cache.values,
+        "key_scales_ptr": optional(cache.key_scales, queries),
+        "value_scales_ptr": optional(cache.value_scales, queries),
         "C": cache.keys.shape[2],
         "scale": params.scale,
         "slopes_ptr": optional(params.slopes, queries),
@@ -250,10 +266,11 @@ def attention(
         "WINDOW": params.window or 0,
         "ALIBI": alibi,
         "HOLES": rows.visible is not None,
+        "SCALED": cache.key_scales is not None,
         "DOT": dot_type(cache.keys.dtype),
     }
     if rows.tokens > 1:
-        halves = cache.keys.itemsize == 2
+        halves = cache.keys.itemsize <= 2
         block = 64 if halves and width <= 128 else 32
         tile = Tile(rows=block, depth=block, warps=4 if halves else 8, stages=2)
         grid = (triton.cdiv(rows.tokens, block), heads.query, rows.batch)

@@ -94,7 +94,7 @@ class TritonStep:
         with around("embed", None):
             hidden = self._embed(state, buffers)
         for index, (layer, cache) in enumerate(zip(w.layers, caches, strict=True)):
-            run = self._parallel_layer if self._joins(layer, len(hidden)) else self._layer
+            run = self._parallel_layer if self._joins(layer, len(hidden), cache) else self._layer
             hidden = run(layer, index, hidden, buffers, rows, rotary, cache, around)
         with around("lm_head", None):
             norm = w.final_norm
@@ -204,13 +204,14 @@ class TritonStep:
         heads, context = self.model.heads, buffers.context
         attention(buffers.queries, w.attention, heads, rows, cache, context, self.launch, buffers.partials)
 
-    def _joins(self, w: LayerWeights, rows: int) -> bool:
+    def _joins(self, w: LayerWeights, rows: int, cache: LayerCache) -> bool:
         """Whether regions 1 and 3 of the layer fit into one kernel."""
         return (
             self.model.parallel_residual
             and not self.model.residual_from_norm
             and rows <= FEW_ROWS
             and w.qkv.q_norm is None
+            and cache.key_scales is None
             and w.qkv.norm.kind == w.mlp.norm.kind
             and (w.qkv.norm.bias is None) == (w.mlp.norm.bias is None)
             and group(w.qkv.proj) == group(w.mlp.up)

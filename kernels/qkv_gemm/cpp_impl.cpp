@@ -5,6 +5,7 @@
 #include "../gemm/cpp_impl.cpp"
 
 #include "../all_reduce/exchange.h"
+#include "../int8_cache.h"
 
 namespace labkit {
 
@@ -93,8 +94,12 @@ void rotate_and_append(const Team& team, int thread, const QkvWeights& weights, 
     if (is_query) continue;
     const int64_t kv_head = (head - heads.query) % heads.kv;
     const int64_t slot = ((m / rows.tokens) * heads.kv + kv_head) * cache.capacity + cache.past + m % rows.tokens;
-    append(x, heads.dim, heads.padded_dim,
-           static_cast<T*>(is_value ? cache.values : cache.keys) + slot * heads.padded_dim);
+    void* to = is_value ? cache.values : cache.keys;
+    if (cache.key_scales)
+      quantise(x, heads.dim, heads.padded_dim, static_cast<int8_t*>(to) + slot * heads.padded_dim,
+               (is_value ? cache.value_scales : cache.key_scales) + slot);
+    else
+      append(x, heads.dim, heads.padded_dim, static_cast<T*>(to) + slot * heads.padded_dim);
   }
 }
 

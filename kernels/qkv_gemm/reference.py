@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..int8_cache import write_heads
 from ..plain import linear, normalise
 from ..types import Heads, LayerCache, Linear, QkvWeights, Rotary, Rows
 
@@ -35,8 +36,8 @@ def qkv_gemm(
         cosine, sine = (table[positions].unsqueeze(2) for table in (rotary.cosine, rotary.sine))
         q, k = (rotate(part, cosine, sine, interleaved=rotary.interleaved) for part in (q, k))
     new = slice(cache.past, cache.past + rows.tokens)
-    cache.keys[:, :, new, : heads.dim] = k.transpose(1, 2)
-    cache.values[:, :, new, : heads.dim] = v.transpose(1, 2)
+    write_heads(cache.keys, cache.key_scales, new, k.transpose(1, 2))
+    write_heads(cache.values, cache.value_scales, new, v.transpose(1, 2))
     return q.reshape(len(hidden), -1).contiguous(), normed if residual_from_norm else hidden
 
 

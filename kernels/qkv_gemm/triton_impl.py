@@ -1,7 +1,7 @@
 """Region 1 in Triton: norm, product, rotation and append to the KV cache in one kernel.
 
-Where heads are normed there are two kernels, because the norm of a head needs all of the head, and programs own only
-some of its rows. Beyond 16 rows the second kernel follows torch's GEMM.
+Where heads are normed or the cache is int8 there are two kernels, because the norm of a head and its scale need all of
+the head, and programs own only some of its rows. Beyond 16 rows the second kernel follows torch's GEMM.
 """
 
 import torch
@@ -106,10 +106,30 @@ def _qkv_gemm(
 
 
 @triton.jit
+def quantised(a, b):
+    """(int8, int8, scale in float16 [rows]) of heads whose numbers are the pairs a, b [rows, D / 2]: see int8_cache.py.
+
+    Magnitudes are compared as integers, which are in the same order, with infinity and NaN above all others.
+    """
+    bits = tl.maximum(a.to(tl.int32, bitcast=True) & 0x7FFFFFFF, b.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    wanted = tl.max(bits, axis=1).to(tl.float32, bitcast=True) / 127.0
+    nearest = wanted.to(tl.float16)
+    up = (nearest.to(tl.float32) < wanted).to(tl.int16)
+    scale = (nearest.to(tl.int16, bitcast=True) + up).to(tl.float16, bitcast=True)
+    step = scale.to(tl.float32)
+    usable = (step > 0) & (step < float("inf"))
+    step = tl.where(usable, step, 1.0)[:, None]
+    # Adding 1.5 * 2^23 rounds to an integer, whose last byte is that of the sum.
+    a = (a / step + 12582912.0).to(tl.int32, bitcast=True)
+    b = (b / step + 12582912.0).to(tl.int32, bitcast=True)
+    return tl.where(usable[:, None], a, 0).to(tl.int8), tl.where(usable[:, None], b, 0).to(tl.int8), scale
+
+
+@triton.jit
 def _finish_heads(
-    queries_ptr, keys_ptr, values_ptr, wide_ptr, bias_ptr, q_norm_ptr, k_norm_ptr, qk_eps, M, C,
-    cosine_ptr, sine_ptr, positions_ptr, past_ptr,
-    BIAS: tl.constexpr, HEAD_NORM: tl.constexpr,
+    queries_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr,
+    wide_ptr, bias_ptr, q_norm_ptr, k_norm_ptr, qk_eps, M, C, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
+    BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, SCALED: tl.constexpr,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
     BM: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
@@ -149,13 +169,19 @@ def _finish_heads(
         tl.store(to_row + first, a, mask=live)
         tl.store(to_row + second, b, mask=live)
     else:
-        to = keys_ptr
+        to, to_scales = keys_ptr, key_scales_ptr
         if head >= HQ + HKV:
-            to = values_ptr
-        slot = tl.load(past_ptr) + m % T
-        to_slot = to + (((m // T).to(tl.int64) * HKV + (head - HQ) % HKV) * C + slot)[:, None] * DP
-        tl.store(to_slot + first, a, mask=live)
-        tl.store(to_slot + second, b, mask=live)
+            to, to_scales = values_ptr, value_scales_ptr
+        slot = ((m // T).to(tl.int64) * HKV + (head - HQ) % HKV) * C + tl.load(past_ptr) + m % T
+        to_slot = to + slot[:, None] * DP
+        if SCALED:
+            whole_a, whole_b, scale = quantised(a, b)
+            tl.store(to_scales + slot, scale, mask=m < M)
+            tl.store(to_slot + first, whole_a, mask=live)
+            tl.store(to_slot + second, whole_b, mask=live)
+        else:
+            tl.store(to_slot + first, a, mask=live)
+            tl.store(to_slot + second, b, mask=live)
 
 
 def qkv_gemm(
@@ -173,8 +199,8 @@ def qkv_gemm(
     normed rows; see the op's contract.
     """
     places = _places(heads, rotary, rows, cache, queries)
-    if len(hidden) > FEW_ROWS or weights.q_norm is not None:
-        return _finished_apart(hidden, weights, heads, rows, queries, residual, places, launch)
+    if len(hidden) > FEW_ROWS or weights.q_norm is not None or cache.key_scales is not None:
+        return _finished_apart(hidden, weights, heads, cache, queries, residual, places, launch)
     tile = launch.tile("qkv_gemm", weights.proj.weight_type, len(hidden), weights.proj.outputs, weights.proj.inputs)
     launch(
         _qkv_gemm,
@@ -250,7 +276,7 @@ def _finished_apart(
     hidden: Tensor,
     weights: QkvWeights,
     heads: Heads,
-    rows: Rows,
+    cache: LayerCache,
     queries: Tensor,
     residual: Tensor | None,
     places: dict[str, object],
@@ -274,6 +300,8 @@ def _finished_apart(
         TILE,
         **places,
         M=len(hidden),
+        key_scales_ptr=optional(cache.key_scales, hidden),
+        value_scales_ptr=optional(cache.value_scales, hidden),
         wide_ptr=wide,
         bias_ptr=optional(bias, hidden),
         q_norm_ptr=optional(weights.q_norm, hidden),
@@ -281,6 +309,7 @@ def _finished_apart(
         qk_eps=weights.qk_eps,
         BIAS=bias is not None,
         HEAD_NORM=weights.q_norm is not None,
+        SCALED=cache.key_scales is not None,
         BM=TILE.rows,
         BP=triton.next_power_of_2(heads.dim // 2),
     )

@@ -58,14 +58,14 @@ class MixtureOfExperts(Strict):
 
 
 class Options(Strict):
-    """DeepSpeed's options, with three of labkit's own: `impl`, `consume_model` and `dependent_launch`.
+    """DeepSpeed's options, with four of labkit's own: `impl`, `kv_dtype`, `consume_model` and `dependent_launch`.
 
     dtype: of the weights; default the model's own, and int8 where `quant` is given: it stands for quantised weights of
     any number of bits. With int8 the tokens may depend on the number of ranks: scales are those of whole rows, but the
     ranks' sums are added up in another order. quantization_setting: `groups`, or `(mlp_extra_grouping, groups)` in
-    either order, of DeepSpeed's MoQ, see `FlatGroups`. replace_with_kernel_inject: accepted and always so, the engine
-    has no other mode. max_out_tokens, min_out_tokens: accepted; the KV cache grows as needed, so neither limits
-    anything.
+    either order, of DeepSpeed's MoQ, see `FlatGroups`. kv_dtype: of keys and values in the cache, int8, or None for the
+    type of the weights, bfloat16 beside int8 ones. replace_with_kernel_inject: accepted and always so, the engine has
+    no other mode. max_out_tokens, min_out_tokens: accepted; the KV cache grows as needed, so neither limits anything.
     impl: "auto" (Triton where a GPU is, else C++ where a compiler is, else the reference), "triton", "cpp" or
     "reference"; use_triton: the same as "triton". enable_cuda_graph: play decode steps on a GPU as a CUDA graph; None:
     yes, unless a profiler looks on, which sees more of steps that are launched. dependent_launch: start each kernel of
@@ -78,6 +78,7 @@ class Options(Strict):
     """
 
     dtype: torch.dtype | None = None
+    kv_dtype: torch.dtype | None = None
     replace_with_kernel_inject: bool = False
     tensor_parallel: TensorParallel = TensorParallel()
     moe: MixtureOfExperts = MixtureOfExperts()
@@ -107,14 +108,14 @@ class Options(Strict):
     def _moe(cls, value: Any) -> Any:
         return {"enabled": False} if value is None or value is False else value
 
-    @field_validator("dtype", mode="before")
+    @field_validator("dtype", "kv_dtype", mode="before")
     @classmethod
     def _dtype(cls, value: Any) -> Any:
         if isinstance(value, str):
             return dtype_of(value.removeprefix("torch."), DTYPES | SPELLINGS)
         return value
 
-    @field_validator("dtype")
+    @field_validator("dtype", "kv_dtype")
     @classmethod
     def _known_dtype(cls, value: torch.dtype | None) -> torch.dtype | None:
         return value if value is None else dtype_of(value)

@@ -31,6 +31,7 @@ from labkit.engine.without_kernels import (
     sliced_engine,
 )
 from labkit.kernels import ModelWeights, build, gpu
+from labkit.kernels.types import float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.encoder_policies import ENCODERS, encoder_policy_for
 from labkit.models.policies import Policy, policy_for
@@ -97,12 +98,13 @@ class Request:
 class Plan:
     """Everything that is decided before the first weight is read.
 
-    dtype: of the layers' matrices. part, ranks: what this process holds of the model, and the way to the others.
-    saving: the checkpoint that is written on the way.
+    dtype: of the layers' matrices. kv_dtype: as keys and values are stored. part, ranks: what this process holds of the
+    model, and the way to the others. saving: the checkpoint that is written on the way.
     """
 
     request: Request
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     impl: str
     device: torch.device
     part: Shard
@@ -148,6 +150,7 @@ def make_plan(request: Request) -> Plan:
     dtype = options.dtype or _own_dtype(request.model, request.hf_config)
     if dtype not in DTYPES.values():
         raise UserError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
+    kv_dtype = _kv_dtype(options.kv_dtype, dtype)
     impl = _chosen_impl("triton" if options.use_triton else options.impl)
     device = gpu.default_device() if impl == "triton" else gpu.CPU
     if device.type != "cuda" and (options.enable_cuda_graph or options.dependent_launch):
@@ -159,7 +162,7 @@ def make_plan(request: Request) -> Plan:
         device = gpu.default_device()
     part = ranks.shard if ranks else shard(config)
     saving = begin_saving(options, request.hf_config, config, dtype, impl, part)
-    return Plan(request, dtype, impl, device, part, ranks, saving)
+    return Plan(request, dtype, kv_dtype, impl, device, part, ranks, saving)
 
 
 def build_planned(plan: Plan) -> ModelWeights:
@@ -203,8 +206,8 @@ def wrap(plan: Plan, weights: ModelWeights) -> InferenceEngine:
             consume=plan.consumed is not None,
         )
         return EncoderEngine(injected, options, plan.impl, request.policy.layers.split(".")[0])
-    pool = SlotPool(plan.part.local, weights.cache_dtype, plan.device) if plan.impl == "triton" else None
-    staged = StagedRunner(LayerRange(weights, plan.part, plan.impl, plan.device, plan.ranks, pool))
+    pool = SlotPool(plan.part.local, plan.kv_dtype, plan.device) if plan.impl == "triton" else None
+    staged = StagedRunner(LayerRange(weights, plan.part, plan.impl, plan.device, plan.ranks, pool, plan.kv_dtype))
     module = FusedCausalLM(
         request.hf_config,
         request.config,
@@ -244,7 +247,19 @@ def _facts(request: Request, dtype: torch.dtype) -> dict[str, object]:
     }
 
 
+def _kv_dtype(wanted: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
+    """As keys and values are stored beside matrices of `dtype`."""
+    own = float_dtype(dtype)
+    if wanted not in (None, own, torch.int8):
+        raise UserError(
+            f"got kv_dtype={wanted} beside dtype={dtype}; expected None or {own}, which is the same, or int8"
+        )
+    return wanted or own
+
+
 def _refuse_what_encoders_lack(options: Options, architecture: str) -> None:
+    if options.kv_dtype is not None:
+        raise UserError("kv_dtype is for the cache of a decoder, an encoder keeps none; leave it out")
     if options.enable_cuda_graph or options.dependent_launch:
         raise UnsupportedError("enable_cuda_graph and dependent_launch are for decode steps, an encoder has none")
     if options.quant.lm_head:

@@ -55,7 +55,8 @@ def measure_latency(
         done = probed(run, partial(probe, engine.device))
         times, sequences = done.found
         timed.append(Run.of(times, round=index, before=done.before, after=done.after))
-    config = _model_config(engine)
+    config, options = _model_config(engine), getattr(engine, "options", None)
+    kv_dtype = options.kv_dtype if options else None
     prompt_tokens, new_tokens = inputs["input_ids"].shape[1], 1 + len(timed[-1].decode_ms)
     return Measurement(
         name=type(engine).__name__,
@@ -70,7 +71,7 @@ def measure_latency(
             threads=threads,
         ),
         environment=environment,
-        work=count_work(config, engine.dtype, len(sequences), prompt_tokens, new_tokens) if config else None,
+        work=count_work(config, engine.dtype, len(sequences), prompt_tokens, new_tokens, kv_dtype) if config else None,
         runs=tuple(timed),
     )
 

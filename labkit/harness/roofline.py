@@ -49,31 +49,36 @@ class Work(BaseModel):
         return max(self.prefill_flops / peak_gflop_s, self.decode_bytes / bandwidth_gb_s) / 1e6
 
 
-def count_work(config: ModelConfig, weights: Weights, batch: int, prompt: int, new: int) -> Work:
-    """The work of `new` greedy tokens after `prompt` tokens, for `batch` sequences.
+def count_work(
+    config: ModelConfig, weights: Weights, batch: int, prompt: int, new: int, kv_dtype: torch.dtype | None = None
+) -> Work:
+    """The work of `new` greedy tokens after `prompt` tokens, for `batch` sequences. kv_dtype: as for `init_inference`.
 
     The prompt's pass yields the first token; the step for token i + 1 attends to the prompt and i new tokens.
     """
     contexts = range(prompt + 1, prompt + max(new, 2))
     return Work(
-        decode_bytes=float(np.mean([decode_bytes(config, weights, batch, context) for context in contexts])),
+        decode_bytes=float(np.mean([decode_bytes(config, weights, batch, context, kv_dtype) for context in contexts])),
         decode_flops=float(np.mean([decode_flops(config, batch, context) for context in contexts])),
         prefill_flops=prefill_flops(config, batch, prompt),
         weight_bytes=_weight_bytes(config, weights),
-        kv_bytes=batch * (prompt + new) * config.kv_bytes_per_token(_computes(weights)),
+        kv_bytes=batch * (prompt + new) * config.kv_bytes_per_token(_computes(weights), kv_dtype),
     )
 
 
-def decode_bytes(config: ModelConfig, weights: Weights, batch: int, context: int) -> int:
+def decode_bytes(
+    config: ModelConfig, weights: Weights, batch: int, context: int, kv_dtype: torch.dtype | None = None
+) -> int:
     """Bytes that one decode step must read: each weight that it multiplies with once, and the cache.
 
     `context`: tokens that each of the `batch` sequences attends to, the new one included; a layer with a window reads
     its window only. The limit holds for every side, vanilla models too, so norms and biases count in the model's type
-    here, although the fused ops keep them in float32. With int8 the head is int8 too, and the cache bfloat16. Stored
-    weights count with their bits, beside vectors and a cache of the type that they compute in.
+    here, although the fused ops keep them in float32. With int8 the head is int8 too, and the cache bfloat16 unless
+    `kv_dtype` says otherwise. Stored weights count with their bits, beside vectors and a cache of the type that they
+    compute in.
     """
     dtype, shape = _computes(weights), model_shape(config)
-    step, sizes = StepCase(shape, past=context - 1), Sizes.of(dtype, vectors=dtype)
+    step, sizes = StepCase(shape, past=context - 1), Sizes.of(dtype, vectors=dtype, kv_dtype=kv_dtype)
     if isinstance(weights, torch.dtype):
         return step.bytes(batch, sizes)
     head = HeadCase(shape).bytes(batch, NUMBERS)

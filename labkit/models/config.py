@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 NORMS = ("layer", "rms")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 POSITIONS = ("learned", "rotary", "alibi")
+KV_SCALE_BYTES = 2  # float16, beside the keys of a head in a slot of an int8 cache, and beside its values
 SIZES = (
     *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("intermediate_size", "vocab_size", "embedding_size"),
@@ -149,9 +150,13 @@ class ModelConfig:
         """Bytes of all weights, a tied head counted once."""
         return dtype.itemsize * (self.num_layers * _elements(self.layer_shapes()) + _elements(self.top_shapes()))
 
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of keys and values that one token of one sequence leaves in the cache."""
-        return _kv_size(dtype) * self.num_layers * 2 * self.num_kv_heads * self.head_dim
+    def kv_bytes_per_token(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> int:
+        """Bytes of keys and values, and of their scales, that one token of one sequence leaves in the cache of an
+        engine with matrices of `dtype`. kv_dtype: as `init_inference` takes it.
+        """
+        size = kv_dtype.itemsize if kv_dtype else max(2, dtype.itemsize)  # beside int8 matrices it is bfloat16
+        scale = KV_SCALE_BYTES if size == 1 else 0
+        return self.num_layers * 2 * self.num_kv_heads * (self.head_dim * size + scale)
 
     def _norm_shapes(self, name: str) -> Shapes:
         shapes: Shapes = {f"{name}.weight": (self.hidden_size,)}
@@ -171,11 +176,6 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     slopes = [2.0 ** (-8 * k / power) for k in range(1, power + 1)]
     between = [2.0 ** (-8 * k / (2 * power)) for k in range(1, 2 * (num_heads - power), 2)]
     return tuple(slopes + between)
-
-
-def _kv_size(dtype: torch.dtype) -> int:
-    """Bytes of one number in the cache of an engine whose weights have this type: with int8 the cache is bfloat16."""
-    return max(2, dtype.itemsize)
 
 
 def _elements(shapes: Shapes) -> int:

@@ -138,6 +138,14 @@ def test_work_is_the_mean_over_the_contexts_of_the_steps() -> None:
     assert work.kv_bytes == 2 * 9 * config.kv_bytes_per_token(torch.bfloat16)
 
 
+def test_an_int8_cache_takes_a_byte_for_a_number_and_two_for_a_scale() -> None:
+    config = small("gpt2")
+    plain, int8 = (count_work(config, torch.bfloat16, 2, 5, 4, kv_dtype) for kv_dtype in (None, torch.int8))
+    heads = config.num_layers * 2 * config.num_kv_heads
+    assert plain.kv_bytes - int8.kv_bytes == 2 * 9 * heads * (config.head_dim - 2)
+    assert plain.decode_bytes - int8.decode_bytes == 2 * 7 * heads * (config.head_dim - 2)
+
+
 def test_the_probe_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "unavailable", lambda: None)
     monkeypatch.setattr(roofline, "read_bandwidth_gb_s", lambda threads, seconds: 10.0 * threads)

@@ -141,6 +141,7 @@ class Model:
     dtype: torch.dtype
     batch: int
     tokens: int = 1
+    int8_cache: bool = False
 
     def linear(self, outputs: int, inputs: int, *, bias: bool = False) -> Linear:
         vector = meta(outputs) if bias else None
@@ -202,8 +203,11 @@ class Model:
     def cache(self) -> LayerCache:
         heads = self.shape.heads
         sizes = (self.batch, heads.kv, CAPACITY, padded_head_dim(heads.dim))
-        keys, values = (meta(*sizes, dtype=float_dtype(self.dtype)) for _ in range(2))
-        return LayerCache(keys, values, 5, meta(1, dtype=torch.int32))
+        counter = meta(1, dtype=torch.int32)
+        dtype = torch.int8 if self.int8_cache else float_dtype(self.dtype)
+        keys, values = (meta(*sizes, dtype=dtype) for _ in range(2))
+        scales = [meta(*sizes[:3], dtype=torch.float16) if self.int8_cache else None for _ in range(2)]
+        return LayerCache(keys, values, 5, counter, *scales)
 
     def step(self, launch: gpu.Launcher) -> None:
         """All kernels of a decode step."""
@@ -236,11 +240,12 @@ class Job:
     batch: int = 1
     tokens: int = 0
     pdl: bool = False
+    int8_cache: bool = False
 
     def run(self) -> list[Compiled]:
         """Its kernels, each form once."""
         shape = next(shape for shape in REAL if shape.model == self.model)
-        model = Model(shape, getattr(torch, self.dtype), self.batch, self.tokens or 1)
+        model = Model(shape, getattr(torch, self.dtype), self.batch, self.tokens or 1, self.int8_cache)
         attention_impl.processors = cache(lambda: PROCESSORS[self.capability])
         launch = Compiler(pdl=self.pdl, capability=self.capability)
         if self.tokens:

@@ -15,6 +15,7 @@ from labkit.kernels.decode_step import STAGES_PER_LAYER
 from labkit.kernels.decode_step.cases import StepCase, layer_cases
 from labkit.kernels.gemm.cases import SMALL as GEMM_CASES
 from labkit.kernels.gemm.cases import GemmCase
+from labkit.kernels.int8_cache import quantised
 from labkit.kernels.layer_ops import Pass
 from labkit.kernels.mlp_gemm.cases import SMALL as MLP_CASES
 from labkit.kernels.mlp_gemm.cases import MlpCase
@@ -71,6 +72,8 @@ def test_attention_counts_the_slots_that_a_new_token_sees(case: AttentionCase, d
     cache, _ = draw.cache(heads, rows_of(2, 1, case.past), case.past, case.past + 1)
     slots = [part[:, :, :seen, : heads.dim] for part in (cache.keys, cache.values)]
     assert case.bytes(2, Sizes.of(dtype)) == nbytes(*slots)
+    in_int8 = [tensor for part in slots for tensor in quantised(part)]
+    assert case.bytes(2, Sizes.of(dtype, kv_dtype=torch.int8)) == nbytes(*in_int8)
     assert case.flops(2) == 2 * 2 * 2 * heads.query * heads.dim * seen
 
 

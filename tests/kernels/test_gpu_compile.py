@@ -20,6 +20,7 @@ STEP = {
 }
 OPS = {1: {"qkv_gemm", "attend_one", "gemm", "mlp_gemm"}}
 OPS[100] = {"finish_heads", "attend_many", "add_rows", "activate"}  # around torch's GEMM
+INT8_CACHE = ["embed", "gemm", "finish_heads", "attend_one", "gemm", "mlp_gemm", "gemm", "head_argmax", "next_step"]
 PRODUCTS = {"qkv_gemm", "qkv_and_mlp", "gemm", "mlp_gemm", "head_argmax"}
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that a program may have
 STACK = {80: 8, 90: 0}  # bytes: where registers are given out in steps, two may not find room
@@ -28,19 +29,21 @@ Found = list[tuple[dict[str, Any], list[dict[str, Any]]]]
 
 FEW = [
     {"model": THREE, "capability": 90, "dtype": "float16", "pdl": True},
-    {"model": FULL, "capability": 90, "dtype": "int8", "batch": 1},
+    {"model": FULL, "capability": 90, "dtype": "int8", "batch": 1, "int8_cache": True},
 ]
 
 
 def all_jobs() -> list[dict[str, Any]]:
-    """For each model decode steps of 1 and 4 sequences, of int8, and with PDL. For one of them the ops one by one and
-    an older GPU too.
+    """For each model decode steps of 1 and 4 sequences, of int8, of an int8 cache, and with PDL. For one of them the
+    ops one by one and an older GPU too.
     """
     listed = []
     for here in ({"model": model, "capability": 90} for model in (THREE, FULL)):
         listed += [here | {"dtype": "float16", "batch": batch} for batch in (1, 4)]
+        listed += [here | {"dtype": "float16", "int8_cache": True}]
         listed += [here | {"dtype": "int8", "batch": 1}, here | {"dtype": "float16", "pdl": True}]
     listed += [here | {"dtype": "float16", "tokens": tokens} for tokens in OPS]
+    listed += [here | {"dtype": "float16", "tokens": 100, "int8_cache": True}]
     return [*listed, here | {"dtype": "float16", "capability": 80}]
 
 
@@ -69,6 +72,8 @@ def test_all_kernels_of_a_layer_are_compiled(compiled: Found) -> None:
         names = [kernel["kernel"] for kernel in found]
         if tokens := job.get("tokens"):
             assert set(names) == OPS[tokens]
+        elif job.get("int8_cache"):
+            assert names == INT8_CACHE
         else:
             assert names == STEP[job["model"]]
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers import Cache
 
 from labkit.engine.memory.kv_cache import KVCache, counted
+from labkit.kernels.int8_cache import read_heads, write_heads
 from labkit.system.errors import UserError
 
 
@@ -29,9 +30,12 @@ def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> N
             )
         if index == 0:
             own.reserve(layer.keys.shape[0], length)
-        for mine, theirs in ((own.keys, layer.keys), (own.values, layer.values)):
-            kept = theirs[:, :, :length] if theirs.shape[2] >= length else theirs
-            mine[index][:, :, length - held : length, : config.head_dim] = kept
+        mine, at = own.layer(index), slice(length - held, length)
+        for slots, scales, theirs in (
+            (mine.keys, mine.key_scales, layer.keys),
+            (mine.values, mine.value_scales, layer.values),
+        ):
+            write_heads(slots, scales, at, theirs[:, :, :length] if theirs.shape[2] >= length else theirs)
     counting = attention_mask if config.positions_from_mask else None
     own.take_over(length, None if counting is None else counted(counting[:, :length]))
 
@@ -39,5 +43,8 @@ def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> N
 def hand_back(own: KVCache, given: Cache) -> None:
     """Appends to another Hugging Face cache what it lacks, so that whoever gave it can go on with it."""
     new, dim = slice(given.get_seq_length(), own.length), own.config.head_dim
-    for index, (keys, values) in enumerate(zip(own.keys, own.values, strict=True)):
-        given.update(keys[:, :, new, :dim], values[:, :, new, :dim], index)
+    for index in range(own.config.num_layers):
+        mine = own.layer(index)
+        stored = ((mine.keys, mine.key_scales), (mine.values, mine.value_scales))
+        keys, values = (read_heads(*each, new, dim).to(own.dtype) for each in stored)
+        given.update(keys, values, index)

@@ -13,29 +13,35 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.slots import BLOCK, SlotPool, Slots
-from labkit.kernels.types import CCache, LayerCache, Rows, padded_head_dim, pointer
+from labkit.kernels.types import CCache, LayerCache, Rows
 from labkit.models.config import ModelConfig
 from labkit.system.errors import UserError
 
 
 class KVCache(Cache):
-    """[B, Hkv, capacity, padded head_dim] per layer for keys and for values; slots before `length` are filled.
+    """Keys and values of every layer in `capacity` slots per sequence; those before `length` are filled.
 
     Every sequence has `length` slots; shorter ones are padded (left, right or with holes) and `mask` says where.
+    `dtype`: of keys and values. `kv_dtype`: as they are stored: int8, or None for the same.
     `pool`: where memory on a GPU is borrowed; without one the cache has its own on the CPU.
     """
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, capacity: int = 0, pool: SlotPool | None = None
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        capacity: int = 0,
+        pool: SlotPool | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(layers=[])
-        self.config, self.dtype, self.pool = config, dtype, pool
+        self.config, self.dtype, self.kv_dtype, self.pool = config, dtype, kv_dtype or dtype, pool
         self.device = torch.device("cpu") if pool is None else pool.device
         self.reserved = capacity
         self.length = 0
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self.heads: StoredHeads | None = None
         self.mask: Tensor | None = None  # uint8 [B, capacity], None: no padding anywhere
         self.holes = False  # whether `mask` hides more than the slots before `first`
         self.first: Tensor | None = None  # int32 [B], first visible slot
@@ -57,25 +63,24 @@ class KVCache(Cache):
 
     @property
     def capacity(self) -> int:
-        return self.keys[0].shape[2] if self.keys else 0
+        return self.heads.capacity if self.heads else 0
 
     @property
     def batch_size(self) -> int:
-        return self.keys[0].shape[0] if self.keys else 0
+        return self.heads.batch if self.heads else 0
 
     @property
     def c(self) -> "ctypes.Array[CCache]":
         """The layers' C views; valid until the cache grows or is reordered."""
         if self._c is None:
-            views = (
-                CCache(pointer(k), pointer(v), self.capacity, 0) for k, v in zip(self.keys, self.values, strict=True)
-            )
-            self._c = (CCache * len(self.keys))(*views)
+            layers = range(self.config.num_layers)
+            self._c = (CCache * len(layers))(*(self.layer(index).c for index in layers))
         return self._c
 
     def check_made_like(self, other: "KVCache") -> None:
         """Raises ValueError unless keys and values of the engine that made `other` fit into this cache."""
-        if self.config == other.config and self.dtype == other.dtype and self.pool is other.pool:
+        types = (self.dtype, self.kv_dtype) == (other.dtype, other.kv_dtype)
+        if self.config == other.config and types and self.pool is other.pool:
             return
         raise UserError(
             f"past_key_values was made by another engine: it holds {self._kind}, this engine keeps {other._kind}; "
@@ -86,15 +91,20 @@ class KVCache(Cache):
     def _kind(self) -> str:
         config, where = self.config, "the CPU" if self.pool is None else str(self.device)
         heads = f"{config.num_kv_heads} heads of {config.head_dim}"
-        return f"{config.num_layers} layers of {config.architecture}, {heads}, in {self.dtype} on {where}"
+        return f"{config.num_layers} layers of {config.architecture}, {heads}, {self._types} on {where}"
+
+    @property
+    def _types(self) -> str:
+        return f"in {self.dtype}" + ("" if self.kv_dtype == self.dtype else f" stored as {self.kv_dtype}")
 
     def layer(self, index: int) -> LayerCache:
         counter = None if self._borrowed is None else self._borrowed[0].past
-        return LayerCache(self.keys[index], self.values[index], self.length, counter)
+        assert self.heads is not None
+        return self.heads.layer(index, self.length, counter)
 
     def reserve(self, batch: int, slots: int) -> None:
         """Makes room for `slots` tokens in each of `batch` sequences, layer by layer; a first call fixes `batch`."""
-        if self.keys and batch != self.batch_size:
+        if self.heads is not None and batch != self.batch_size:
             raise UserError(f"the cache holds {self.batch_size} sequences, got {batch}; use one cache per batch")
         if slots <= self.capacity:
             return
@@ -103,17 +113,12 @@ class KVCache(Cache):
         if self.pool is not None:
             self._borrow(batch, capacity)
             return
-        shape = (batch, self.config.num_kv_heads, capacity, padded_head_dim(self.config.head_dim))
-        if not self.keys:
-            self.keys = [torch.zeros(shape, dtype=self.dtype) for _ in range(self.config.num_layers)]
-            self.values = [torch.zeros(shape, dtype=self.dtype) for _ in range(self.config.num_layers)]
+        if self.heads is None:
+            self.heads = StoredHeads.zeros(self.config, self.kv_dtype, batch, capacity, self.device)
             self.positions = torch.zeros(batch, capacity, dtype=torch.int32)
             self.first = torch.zeros(batch, dtype=torch.int32)
         else:
-            for tensors in (self.keys, self.values):
-                for index, tensor in enumerate(tensors):
-                    tensors[index] = torch.zeros(shape, dtype=self.dtype)
-                    tensors[index][:, :, :old] = tensor
+            self.heads.grow(capacity)
             self.positions = _widened(self.positions, capacity)
             self.mask = None if self.mask is None else _widened(self.mask, capacity, fill=1)
         self._count_on(self.length)
@@ -122,15 +127,14 @@ class KVCache(Cache):
     def _borrow(self, batch: int, slots: int) -> None:
         """Moves to slots of the pool, with whatever is there already."""
         assert self.pool is not None
-        before, keys, values, old = self._borrowed, self.keys, self.values, self.length
+        before, heads, old = self._borrowed, self.heads, self.length
         self._borrowed = self.pool.take(self, batch, slots)
         new = self._borrowed[0]
-        self.keys, self.values = ([each[:batch] for each in tensors] for tensors in (new.keys, new.values))
+        self.heads = new.heads.first(batch)
         positions, first = self.positions, self.first
         self.positions, self.first = new.positions[:batch], new.first[:batch]
-        if positions is not None and first is not None:
-            for target, source in zip((*self.keys, *self.values), (*keys, *values), strict=True):
-                target[:, :, :old] = source[:, :, :old]
+        if heads is not None and positions is not None and first is not None:
+            self.heads.take(heads, old)
             self.positions[:, :old] = positions[:, :old]
             self.first.copy_(first)
         if self.mask is not None:
@@ -245,7 +249,7 @@ class KVCache(Cache):
 
     @property
     def is_initialized(self) -> bool:
-        return bool(self.keys)
+        return self.heads is not None
 
     @property
     def is_croppable(self) -> bool:
@@ -261,16 +265,16 @@ class KVCache(Cache):
     def __deepcopy__(self, memo: dict[int, Any]) -> "KVCache":
         """The same contents in memory of its own: to go on from one prompt in several ways."""
         other = copy.copy(self)
-        other.keys, other.values = list(self.keys), list(self.values)
         other._c = other._borrowed = None
-        if self.pool is not None and self.keys:
+        if self.pool is not None and self.heads is not None:
             other._borrow(self.batch_size, self.capacity)
         else:
+            other.heads = None if self.heads is None else self.heads.first(self.batch_size)
             other._select(torch.clone)
         return other
 
     def __repr__(self) -> str:
-        return f"KVCache(batch={self.batch_size}, length={self.length}, capacity={self.capacity}, dtype={self.dtype})"
+        return f"KVCache(batch={self.batch_size}, length={self.length}, capacity={self.capacity}, {self._types})"
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise NotImplementedError(
@@ -311,9 +315,8 @@ class KVCache(Cache):
         self._select(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
     def _select(self, rows: Any) -> None:
-        for tensors in (self.keys, self.values):
-            for index, tensor in enumerate(tensors):
-                tensors[index] = rows(tensor)
+        if self.heads is not None:
+            self.heads.change(rows)
         for name in ("mask", "first", "positions"):
             if (tensor := getattr(self, name)) is not None:
                 setattr(self, name, rows(tensor))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.kernels.types import padded_head_dim
+from labkit.engine.memory.heads import StoredHeads
 from labkit.models.config import ModelConfig
 
 BUCKETS = (1, 2, 4, 8, 16)
@@ -26,14 +26,13 @@ def bucket(batch: int) -> int:
 
 @dataclass(eq=False)
 class Slots:
-    """Keys and values [bucket, Hkv, C, padded D] of each layer, and what else a decode step reads or moves on.
+    """Keys and values of `bucket` sequences, and what else a decode step reads or moves on.
 
     `visible` counts only for a cache with holes. `at`: the number of tokens that `tokens`, `next_positions` and `past`
     stand at; -1 if they are to be set anew.
     """
 
-    keys: list[Tensor]
-    values: list[Tensor]
+    heads: StoredHeads
     first: Tensor
     visible: Tensor
     positions: Tensor
@@ -50,7 +49,7 @@ class Slots:
 
 
 class SlotPool:
-    """Makes slots for one model on one device, and keeps those that came back."""
+    """Makes slots for one model on one device, and keeps those that came back. dtype: as keys and values are stored."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
@@ -86,15 +85,11 @@ class SlotPool:
             return self._filled_with_zeros(batch, capacity)
 
     def _filled_with_zeros(self, batch: int, capacity: int) -> Slots:
-        config = self.config
-        shape = (batch, config.num_kv_heads, capacity, padded_head_dim(config.head_dim))
-
         def zeros(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(sizes, dtype=dtype, device=self.device)
 
         return Slots(
-            keys=[zeros(*shape, dtype=self.dtype) for _ in range(config.num_layers)],
-            values=[zeros(*shape, dtype=self.dtype) for _ in range(config.num_layers)],
+            heads=StoredHeads.zeros(self.config, self.dtype, batch, capacity, self.device),
             first=zeros(batch),
             visible=zeros(batch, capacity, dtype=torch.uint8),
             positions=zeros(batch, capacity),

@@ -87,7 +87,7 @@ class GpuDecoder:
                 buffers=buffers,
                 rows=Rows(batch, 1, slots.next_positions, slots.first, visible, slots.positions if alibi else None),
                 rotary=rotary,
-                caches=[LayerCache(k, v, 0, slots.past) for k, v in zip(slots.keys, slots.values, strict=True)],
+                caches=[slots.heads.layer(index, 0, slots.past) for index in range(cache.config.num_layers)],
                 greedy=greedy,
             )
         self.last = slots.recordings[key]

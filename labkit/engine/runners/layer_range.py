@@ -19,6 +19,7 @@ class LayerRange:
 
     part: which layers, heads and rows these are. ranks: the way to the processes that have the other heads and rows of
     the same layers; None: they are whole. pool: where caches borrow their memory on a GPU; None: they have their own.
+    kv_dtype: as caches store keys and values; None: in the type of what is not quantised.
     `one_at_a_time`: threads may share an engine, and a step owns the workspace and the rotary tables.
     """
 
@@ -30,9 +31,10 @@ class LayerRange:
         device: torch.device,
         ranks: Ranks | None = None,
         pool: SlotPool | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.weights, self.part, self.impl, self.device, self.ranks = weights, part, impl, device, ranks
-        self.pool, self.config = pool, part.local
+        self.pool, self.config, self.kv_dtype = pool, part.local, kv_dtype
         self.rotary = RotaryTables(self.config.rotary, device)
         self.one_at_a_time = Lock()
 
@@ -43,4 +45,4 @@ class LayerRange:
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         """An empty cache for the layers that are here, which reserves `capacity` slots when it is first used."""
-        return KVCache(self.config, self.weights.cache_dtype, capacity, self.pool)
+        return KVCache(self.config, self.weights.cache_dtype, capacity, self.pool, self.kv_dtype)

@@ -118,7 +118,7 @@ def gpu_step(layers: RandomLayers) -> Callable[[], object]:
 
     def run() -> None:
         state = StepState(tokens, rows.positions.clone(), held.past.clone())
-        own = [LayerCache(each.keys, each.values, each.past, state.past) for each in slots]
+        own = [replace(each, counter=state.past) for each in slots]
         step(state, buffers, rows, layers.rotary, own, lambda name, layer: nullcontext(), greedy=True)
 
     return run
@@ -195,7 +195,8 @@ def _filled_cache(
     pool = SlotPool(config, dtype, device) if case.impl == "triton" else None
     cache = KVCache(config, dtype, case.context + 1, pool)
     cache.reserve(case.batch, case.context + 1)
-    for tensor in (*cache.keys, *cache.values):
+    assert cache.heads is not None
+    for tensor in cache.heads.tensors:
         filled = tensor[:, :, : case.context, : config.head_dim]
         filled.copy_(torch.randn(filled.shape, generator=generator))
     cache.length = cache.reach = case.context

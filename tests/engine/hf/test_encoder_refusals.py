@@ -79,6 +79,7 @@ def test_a_mask_of_four_dimensions_that_hides_whole_keys_is_taken() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "graph": ({"impl": "triton", "enable_cuda_graph": True}, NotImplementedError, "an encoder has none"),
     "launch": ({"impl": "triton", "dependent_launch": True}, NotImplementedError, "an encoder has none"),
+    "cache": ({"kv_dtype": "int8"}, ValueError, "kv_dtype is for the cache of a decoder, an encoder keeps none"),
     "head": ({"dtype": torch.int8, "quant": {"lm_head": True}}, ValueError, "quant.lm_head: an encoder's head stays"),
 }
 

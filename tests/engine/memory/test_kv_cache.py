@@ -225,7 +225,7 @@ def test_slots_that_are_not_filled_are_not_read(name: str) -> None:
     ids, step = prompt(2, 8), prompt(2, 3, seed=1)
     cache = fused(name).module.new_cache(capacity=40)
     fused(name)(ids, past_key_values=cache)
-    for slots in (*cache.keys, *cache.values):
+    for slots in cache.heads.tensors:
         slots[:, :, 8:] = float("nan")
     got = fused(name)(step, past_key_values=cache).logits
     assert torch.equal(got, fused(name)(step, past_key_values=filled(name, ids)).logits)

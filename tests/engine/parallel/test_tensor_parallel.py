@@ -37,6 +37,11 @@ def test_ranks_agree_with_one_process_in_low_precision(of_three: Any, dtype: str
     check([rank[dtype] for rank in of_three.answers], 0.25)
 
 
+def test_ranks_keep_their_heads_in_int8_as_one_process_does(of_two: Any) -> None:
+    """A number that lies between two is now and then rounded to the other one."""
+    check([rank["int8 cache"] for rank in of_two.answers], 2e-2)
+
+
 def test_the_reference_is_cut_as_the_kernels_are(of_two: Any) -> None:
     found = [rank["reference"] for rank in of_two.answers]
     check(found, 5e-5)

@@ -1,0 +1,44 @@
+// The slots of one KV head, as attention reads them.
+#pragma once
+
+#include <type_traits>
+
+#include "../int8_cache.h"
+
+namespace labkit {
+
+// Keys and values, [slots][padded_dim] each, and the scales of int8 ones, [slots].
+template <class T>
+struct HeadSlots {
+  static constexpr bool kScaled = std::is_same_v<T, int8_t>;
+  const T *keys, *values;
+  const fp16 *key_scales, *value_scales;
+  int padded_dim;
+
+  // Number `id` of the heads of all sequences.
+  HeadSlots(const Cache& cache, int64_t id, int padded_dim)
+      : keys(static_cast<const T*>(cache.keys) + id * cache.capacity * padded_dim),
+        values(static_cast<const T*>(cache.values) + id * cache.capacity * padded_dim),
+        key_scales(kScaled ? cache.key_scales + id * cache.capacity : nullptr),
+        value_scales(kScaled ? cache.value_scales + id * cache.capacity : nullptr),
+        padded_dim(padded_dim) {}
+
+  vf key(int64_t slot, int d) const { return numbers(keys, key_scales, slot, d); }
+  vf value(int64_t slot, int d) const { return numbers(values, value_scales, slot, d); }
+
+ private:
+  vf numbers(const T* all, const fp16* scales, int64_t slot, int d) const {
+    const vf stored = load(all + slot * padded_dim + d);
+    if constexpr (kScaled) return stored * to_float(scales[slot]);
+    return stored;
+  }
+};
+
+// row[j] *= scales[j] for `count` slots.
+inline void multiply_by_scales(const fp16* scales, int64_t count, float* row) {
+  int64_t j = 0;
+  for (; j + kWidth <= count; j += kWidth) store(row + j, load(row + j) * load(scales + j));
+  for (; j < count; ++j) row[j] *= to_float(scales[j]);
+}
+
+}  // namespace labkit

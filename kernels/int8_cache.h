@@ -1,0 +1,52 @@
+// Keys and values as int8: the numbers of a head in one slot share a scale in float16, x = scale * q with q =
+// -127..127.
+//
+// The scale is the largest magnitude / 127, rounded up to float16: so no q is beyond 127, and no number is off by more
+// than half a scale, down to the smallest float16. A head that holds an infinity or NaN has a scale that is none either
+// and zeros, whose products are NaN. The same holds where the largest magnitude is beyond 127 * 65504.
+#pragma once
+
+#include <cmath>
+
+#include "abi.h"
+#include "simd.h"
+
+namespace labkit {
+
+constexpr int kMostDim = 512;  // of a head, padded
+
+inline fp16 rounded_up(float x) {
+  fp16 half;
+  from_float(x, &half);
+  if (to_float(half) < x) ++half.bits;  // the next float16 of a positive number
+  return half;
+}
+
+// slot[padded_dim], *scale = x[dim], with zeros behind them.
+inline void quantise(const float* x, int dim, int padded_dim, int8_t* slot, fp16* scale) {
+  alignas(64) float row[kMostDim];
+  std::memcpy(row, x, size_t(dim) * sizeof(float));
+  std::memset(row + dim, 0, size_t(padded_dim - dim) * sizeof(float));
+  vi top = {};  // magnitudes as integers, which are in the same order, infinity and NaN above all others
+  for (int d = 0; d < padded_dim; d += kWidth) {
+    const vi bits = (vi)magnitude(load(row + d));
+    top = bits > top ? bits : top;
+  }
+  int32_t most = 0;
+  for (int i = 0; i < kWidth; ++i) most = top[i] > most ? top[i] : most;
+  float peak;
+  std::memcpy(&peak, &most, sizeof peak);
+  *scale = rounded_up(peak / 127.0f);
+  const float step = to_float(*scale);
+  if (!(step > 0.0f && step < INFINITY)) {
+    std::memset(slot, 0, size_t(padded_dim));
+    return;
+  }
+  const vf magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
+  for (int d = 0; d < padded_dim; d += kWidth) {
+    const vb q = __builtin_convertvector((vi)(load(row + d) / step + magic) - (vi)magic, vb);
+    std::memcpy(slot + d, &q, sizeof q);
+  }
+}
+
+}  // namespace labkit

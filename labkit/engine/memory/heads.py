@@ -1,0 +1,85 @@
+"""Keys and values of all layers, as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from labkit.kernels.int8_cache import SCALE_DTYPE
+from labkit.kernels.types import LayerCache, padded_head_dim
+from labkit.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class StoredHeads:
+    """Of each layer keys and values [B, Hkv, C, padded D]; beside int8 their scales [B, Hkv, C], else none."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    key_scales: list[Tensor]
+    value_scales: list[Tensor]
+
+    @classmethod
+    def zeros(
+        cls, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int, device: torch.device
+    ) -> StoredHeads:
+        """Room for `capacity` tokens in each of `batch` sequences."""
+        slots = (batch, config.num_kv_heads, capacity)
+        row, scaled = padded_head_dim(config.head_dim), config.num_layers if dtype == torch.int8 else 0
+
+        def layers(count: int, dtype: torch.dtype, *shape: int) -> list[Tensor]:
+            return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
+
+        numbers = (layers(config.num_layers, dtype, *slots, row) for _ in range(2))
+        return cls(*numbers, *(layers(scaled, SCALE_DTYPE, *slots) for _ in range(2)))
+
+    @property
+    def _lists(self) -> tuple[list[Tensor], ...]:
+        return self.keys, self.values, self.key_scales, self.value_scales
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, one after the other."""
+        return tuple(tensor for tensors in self._lists for tensor in tensors)
+
+    @property
+    def capacity(self) -> int:
+        return self.keys[0].shape[2]
+
+    @property
+    def batch(self) -> int:
+        return self.keys[0].shape[0]
+
+    def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
+        """What the kernels take for one layer."""
+        scales = (self.key_scales[index], self.value_scales[index]) if self.key_scales else (None, None)
+        return LayerCache(self.keys[index], self.values[index], past, counter, *scales)
+
+    def first(self, batch: int) -> StoredHeads:
+        """The first `batch` sequences, in the same memory."""
+        return StoredHeads(*([tensor[:batch] for tensor in tensors] for tensors in self._lists))
+
+    def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
+        """Puts what `made_of` makes of a tensor in its place, one after the other: no more than one is there twice."""
+        for tensors in self._lists:
+            for index, tensor in enumerate(tensors):
+                tensors[index] = made_of(tensor)
+
+    def grow(self, capacity: int) -> None:
+        """Makes room for `capacity` slots."""
+
+        def grown(tensor: Tensor) -> Tensor:
+            batch, heads, old, *row = tensor.shape
+            larger = tensor.new_zeros(batch, heads, capacity, *row)
+            larger[:, :, :old] = tensor
+            return larger
+
+        self.change(grown)
+
+    def take(self, other: StoredHeads, slots: int) -> None:
+        """Copies the first `slots` slots of the same sequences."""
+        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
+            mine[:, :, :slots] = theirs[:, :, :slots]
