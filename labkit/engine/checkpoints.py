@@ -11,7 +11,7 @@ from labkit.engine.options import Options
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard
 from labkit.system.errors import UserError
-from labkit.weights.build import saved_in
+from labkit.weights.build import gguf_in, saved_in
 from labkit.weights.checkpoint.save import Saved, Saving, gather_of
 from labkit.weights.protocol import TensorSource
 from labkit.weights.quantise import Quantization
@@ -22,9 +22,13 @@ def as_saved(options: Options, source: TensorSource) -> Options:
 
     Raises ValueError for another quantisation: int8 weights are never quantised again.
     """
-    saved = saved_in(source)
+    saved, gguf = saved_in(source), gguf_in(source)
+    if gguf is not None and gguf.quantised and options.dtype is None:
+        return options.model_copy(update={"dtype": torch.int8})
     if saved is None or options.dtype not in (None, saved.dtype):
         return options
+    if saved.native:
+        return options.model_copy(update={"dtype": torch.int8})
     if saved.dtype != torch.int8:
         return options.model_copy(update={"dtype": saved.dtype})
     quant, asked = saved.manifest.quant or Quantization(), options.quant

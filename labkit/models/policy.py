@@ -86,16 +86,20 @@ class Policy:
         A weight that is stored as one tensor is a view of what `get` returns. Raises UserError naming a tensor of the
         wrong shape.
         """
-        parts = self.stored_names(name, index)
-        cuts = self._cuts(shard, name, len(parts))
-        tensor = self._arrange(shard.local, name, [get(part, cut) for part, cut in zip(parts, cuts, strict=True)])
+        tensor = self.assembled(shard, name, index, get)
         shape = (shard.top_shapes if index is None else shard.layer_shapes)[name]
         if tuple(tensor.shape) != shape:
             raise UserError(
-                f"{' + '.join(parts)} gives {name} of shape {list(tensor.shape)}, expected {list(shape)}; "
+                f"{' + '.join(self.stored_names(name, index))} gives {name} of shape {list(tensor.shape)}, expected {list(shape)}; "
                 "check that the checkpoint and its config.json belong together"
             )
         return tensor
+
+    def assembled(self, shard: Shard, name: str, index: int | None, get: GetTensor) -> Tensor:
+        """The same of anything that has a matrix's rows in its first dimension, of whatever shape: its scales."""
+        parts = self.stored_names(name, index)
+        cuts = self._cuts(shard, name, len(parts))
+        return self._arrange(shard.local, name, [get(part, cut) for part, cut in zip(parts, cuts, strict=True)])
 
     def expected(self, config: ModelConfig) -> set[str]:
         """Hugging Face's names of all tensors that the model reads."""

@@ -115,6 +115,7 @@ _llama3_rope = {
 _mistral = partial(_llama, family=MistralConfig, rms_norm_eps=1e-5, sliding_window=4096, positions=32768)
 _qwen2 = partial(_llama, family=Qwen2Config, theta=1_000_000.0, positions=131072)
 _qwen3 = partial(_llama, family=Qwen3Config, theta=1_000_000.0, positions=40960, head_dim=128, vocab=151936)
+SMOLLM2 = _llama(30, 576, 9, 3, 1536, vocab=49152, positions=8192, theta=100_000.0, tie_word_embeddings=True)
 
 PRESETS: dict[str, Preset] = {
     name: Preset(name, hub_id, config)
@@ -125,7 +126,8 @@ PRESETS: dict[str, Preset] = {
         ("tiny-llama", None, _llama(2, 64, 4, 2, 176, vocab=512, positions=2048)),
         ("gptj-shape", None, _gptj(12, 1024, 16, 64)),
         ("llama-shape", None, _llama(24, 1024, 16, 16, 2816, positions=2048)),
-        ("smollm2-shape", None, _llama(30, 576, 9, 3, 1536, vocab=49152, positions=8192, tie_word_embeddings=True)),
+        ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct", SMOLLM2),
+        ("smollm2-shape", None, SMOLLM2),
         ("distilgpt2", "distilbert/distilgpt2", _gpt2(6, 768, 12)),
         ("gpt2", "openai-community/gpt2", _gpt2(12, 768, 12)),
         ("gpt2-medium", "openai-community/gpt2-medium", _gpt2(24, 1024, 16)),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from labkit.kernels.decode_step import LayerWeights, ModelWeights
 from labkit.kernels.memory import Arena, Heap, return_freed_memory
-from labkit.kernels.types import Heads, Norm, check_heads
+from labkit.kernels.types import Heads, Norm, check_heads, float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.policies import Policy
 from labkit.models.shards import Cut, Shard, shard
@@ -20,7 +20,9 @@ from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, vect
 from labkit.weights.capacity import model_bytes
 from labkit.weights.checkpoint.saved import SavedWeights
 from labkit.weights.checkpoint.shard_file import Empty
-from labkit.weights.protocol import TensorSource
+from labkit.weights.gguf.native import NativeWeights
+from labkit.weights.gguf.tensors import GgufTensors
+from labkit.weights.protocol import TensorSource, finite, is_finite
 from labkit.weights.quantise import Quantization, check_schemes
 from labkit.weights.records import Builder, matrices_of
 
@@ -47,14 +49,11 @@ def build_weights(
 
     Raises ValueError for missing, extra, misshapen or non-finite tensors and for sizes that the kernels don't take.
     """
-    saved = saved_in(source)
-    part = replace(part or shard(config), sums_whole=dtype == torch.int8 and (saved is None or saved.dtype != dtype))
     check_names(policy, config, source, impl)
-    if dtype == torch.int8 and saved is None:
-        check_schemes(part, quant)
-    place = Arena.reserved(model_bytes(part, dtype, quant)) if impl == "cpp" else Heap(device or torch.device("cpu"))
+    part, canonical = _canonical(policy, source, dtype, impl, quant, part or shard(config))
+    room = max(model_bytes(part, each, quant) for each in {dtype, float_dtype(dtype)})  # codes of a file are no larger
+    place = Arena.reserved(room) if impl == "cpp" else Heap(device or torch.device("cpu"))
     builder = Builder(part, dtype, impl, quant, place)
-    canonical: CanonicalLayers = saved.part(part, dtype, impl) if saved else Unsaved(policy, source, part, dtype)
     tensors = canonical.top(builder.empty)
     outside = builder.outside(tensors)  # the largest matrices first, while nothing else is in memory
     if keep:
@@ -83,6 +82,23 @@ def _norm_before(index: int, config: ModelConfig, canonical: CanonicalLayers, bu
     if index == 0 or config.pre_norm:
         return Norm()
     return builder.last_norm(canonical.layer(index - 1, Heap(torch.device("cpu")).empty))
+
+
+def _canonical(
+    policy: Policy, source: TensorSource, dtype: torch.dtype, impl: str, quant: Quantization, part: Shard
+) -> tuple[Shard, CanonicalLayers]:
+    """What a rank holds, and its canonical weights: packed, in codes, or to be quantised."""
+    saved, gguf = saved_in(source), gguf_in(source)
+    as_stored = dtype == torch.int8 and quant.weights_as_they_are
+    if gguf is not None and gguf.quantised and as_stored:
+        return part, NativeWeights(policy, gguf, part)
+    if saved is not None and (as_stored or not saved.native):
+        part = replace(part, sums_whole=dtype == torch.int8 and saved.dtype != dtype)
+        return part, saved.part(part, dtype, impl)
+    part = replace(part, sums_whole=dtype == torch.int8)
+    if dtype == torch.int8:
+        check_schemes(part, quant)
+    return part, saved.floats(part, dtype) if saved else Unsaved(policy, source, part, dtype)
 
 
 class CanonicalLayers(Protocol):
@@ -126,6 +142,12 @@ def saved_in(source: TensorSource) -> SavedWeights | None:
     return weights if isinstance(weights, SavedWeights) else None
 
 
+def gguf_in(source: TensorSource) -> GgufTensors | None:
+    """The GGUF file that a source is; None: it is none."""
+    weights = getattr(source, "weights", source)
+    return weights if isinstance(weights, GgufTensors) else None
+
+
 def check_names(policy: Policy, config: ModelConfig, source: TensorSource, impl: str) -> None:
     """Raises ValueError for tensors that are missing or extra, and for a size that the kernels don't take."""
     check_heads(Heads(config.num_heads, config.num_kv_heads, config.head_dim), impl)
@@ -152,16 +174,10 @@ def finite_tensor(source: TensorSource, name: str, dtype: torch.dtype, cut: Cut 
     int8. Raises ValueError if it holds a NaN or an infinity, or a number that the type has no room for.
     """
     tensor = source.get(name, None if dtype == torch.int8 else dtype, cut)
-    if _is_finite(tensor):
-        return tensor
-    if _is_finite(source.get(name, None, cut)):
+    if not is_finite(tensor):
+        finite(source.get(name, None, cut), name)
         raise UserError(
             f"{name} holds numbers beyond {torch.finfo(dtype).max:g}, the largest of {dtype}; use dtype=torch.bfloat16 "
             "or torch.float32"
         )
-    raise UserError(f"{name} holds values that are not finite (NaN or infinity); the checkpoint is damaged")
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low) and torch.isfinite(high))
+    return tensor

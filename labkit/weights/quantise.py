@@ -43,6 +43,9 @@ class ActivationQuantization(Strict):
     q_type: Literal["symmetric"] = "symmetric"
 
 
+NO_ROUNDING = ActivationQuantization(enabled=False)
+
+
 class FlatGroups(Strict):
     """DeepSpeed's MoQ: `groups` equal chunks of each flattened matrix, and as many again in the MLP's."""
 
@@ -58,7 +61,7 @@ class Quantization(Strict):
 
     enabled: bool = True
     weight: WeightQuantization = WeightQuantization()
-    activation: ActivationQuantization = ActivationQuantization(enabled=False)
+    activation: ActivationQuantization = NO_ROUNDING
     lm_head: bool | WeightQuantization = False
     flat: FlatGroups | None = None
 
@@ -68,6 +71,11 @@ class Quantization(Strict):
         if self.flat is not None and other:
             raise UserError("quantization_setting groups the weights in its own way; leave quant.weight's groups out")
         return self
+
+    @property
+    def weights_as_they_are(self) -> bool:
+        """Whether nothing is said of weights, so that those that are quantised already stay as they are."""
+        return self.model_copy(update={"activation": NO_ROUNDING}) == Quantization()
 
     @property
     def activation_bits(self) -> int:

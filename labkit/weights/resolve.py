@@ -9,14 +9,17 @@ from pathlib import Path
 
 from labkit.models.presets import PRESETS, find_preset
 from labkit.system.errors import UserError
+from labkit.weights.box import HOW_TO_GET, NAME, boxed_file, boxed_source
+from labkit.weights.gguf.file import SUFFIX
 from labkit.weights.hub import checkpoint_folder
-from labkit.weights.source import ModelSource, RandomWeights, checkpoint_source
+from labkit.weights.source import ModelSource, RandomWeights, checkpoint_source, gguf_source
 
 
 def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSource:
     """The model of this name; nothing is loaded yet.
 
-    What is tried, in this order: a local folder is read as a checkpoint; the weights of a preset or hub id are taken
+    What is tried, in this order: a GGUF file, by its suffix; a local folder is read as a checkpoint; smollm2-135m is
+    taken from the package that holds it; the weights of a preset or hub id are taken
     from the local cache, or from a hub that answers; any other preset gets random weights drawn from `seed`. The
     result's `origin` says which of these it was. Presets are found by their name or hub id, in any spelling of dots,
     dashes and capitals.
@@ -26,9 +29,13 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSour
     name = os.fspath(name_or_path)
     folder = Path(name).expanduser()
     preset = find_preset(name)
+    if folder.suffix == SUFFIX:
+        return gguf_source(folder, name=name, origin=f"GGUF file {folder}")
     if (folder / "config.json").is_file() or (folder.is_dir() and preset is None):
         return checkpoint_source(folder, name=name, origin=f"checkpoint {folder}")
 
+    if preset is not None and preset.name == NAME and (file := boxed_file()):
+        return boxed_source(file)
     hub_id = preset.hub_id if preset else name
     if hub_id and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", hub_id) and (preset or "/" in hub_id):
         downloaded = checkpoint_folder(hub_id)
@@ -38,7 +45,8 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSour
         raise UserError(_unknown(name))
     shape = f"of the published {preset.name} shape" if preset.hub_id else f"of the {preset.name} shape"
     weights = RandomWeights(preset.hf_config, seed)
-    return ModelSource(preset.name, f"random weights, seed {seed}, {shape}", preset.hf_config, weights)
+    remedy = f"; for the trained ones: {HOW_TO_GET}" if preset.name == NAME else ""
+    return ModelSource(preset.name, f"random weights, seed {seed}, {shape}{remedy}", preset.hf_config, weights)
 
 
 def _unknown(name: str) -> str:

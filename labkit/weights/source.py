@@ -31,6 +31,8 @@ from labkit.system.errors import UserError
 from labkit.system.json_file import read_json
 from labkit.weights.checkpoint.files import TensorFile, first_line
 from labkit.weights.checkpoint.saved import saved_weights
+from labkit.weights.gguf.file import GgufFile
+from labkit.weights.gguf.tensors import FLOATS, GgufTensors
 from labkit.weights.listed_files import index_files
 from labkit.weights.protocol import TensorSource
 
@@ -52,6 +54,7 @@ class ModelSource:
     hf_config: PretrainedConfig
     weights: TensorSource
     folder: Path | None = None  # the checkpoint, where there is one
+    gguf: Path | None = None  # the GGUF file, where it is one
 
     def names(self) -> set[str]:
         """The names of all tensors, as in the Hugging Face model."""
@@ -70,15 +73,28 @@ class ModelSource:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The checkpoint's own tokenizer, padding on the left; a byte-level one where there is none.
 
-        Raises UserError for a tokenizer that is damaged, or that is code which comes with the checkpoint.
+        Raises UserError for a tokenizer that is damaged, that is code which comes with the checkpoint, or that has ids
+        beyond the model's vocabulary.
         """
+        if isinstance(self.weights, GgufTensors):
+            return self._fitting(self.weights.file.tokenizer())
         if self.folder and any((self.folder / file).exists() for file in TOKENIZER_FILES):
-            return _tokenizer(self.folder)
+            return self._fitting(_tokenizer(self.folder))
         return byte_tokenizer(self.hf_config.vocab_size, getattr(self.hf_config, "max_position_embeddings", None))
+
+    def _fitting(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+        if (size := len(tokenizer)) > self.hf_config.vocab_size:
+            raise UserError(
+                f"the tokenizer of {self.name} has {size} tokens, the model {self.hf_config.vocab_size}; they do not "
+                "belong together"
+            )
+        return tokenizer
 
     @property
     def generation_config(self) -> GenerationConfig | None:
         """The checkpoint's own, read anew each time; None where there is none. Raises UserError for a damaged one."""
+        if isinstance(self.weights, GgufTensors):
+            return self.weights.file.generation_config()
         return _generation_config(self.folder) if self.folder and (self.folder / GENERATION).exists() else None
 
     def hf_model(self, dtype: torch.dtype) -> PreTrainedModel:
@@ -189,6 +205,21 @@ def checkpoint_source(folder: Path, *, name: str, origin: str) -> ModelSource:
     if saved := saved_weights(folder, policy, config):
         return ModelSource(name, origin, hf_config, saved, folder)
     return ModelSource(name, origin, hf_config, Checkpoint(some_weight_files(folder), policy, config), folder)
+
+
+def gguf_source(path: Path, *, name: str, origin: str) -> ModelSource:
+    """The model in a GGUF file. Raises UserError where it is unknown, incomplete or damaged.
+
+    The origin says which matrices are of types that are dequantised.
+    """
+    file = GgufFile(path)
+    tensors = GgufTensors(file, policy_for(file.config))
+    if not tensors.quantised:
+        file.config.dtype = FLOATS[tensors.kind(f"{tensors.policy.tokens}.weight")]
+    if tensors.inexact:
+        told = ", ".join(f"{count} in {kind}" for kind, count in tensors.inexact.items())
+        origin = f"{origin} ({told}: dequantised)"
+    return ModelSource(name, origin, file.config, tensors, gguf=path)
 
 
 def some_weight_files(folder: Path) -> list[Path]:

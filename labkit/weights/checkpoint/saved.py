@@ -18,9 +18,9 @@ from labkit.models.config import ModelConfig
 from labkit.models.policy import Policy
 from labkit.models.shards import Cut, Shard, cut_of, shard
 from labkit.system.errors import UserError
-from labkit.weights.canonical import Canonical, Loading, is_matrix
+from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, is_matrix
 from labkit.weights.checkpoint.manifest import MANIFEST, Manifest, described_model, read_manifest
-from labkit.weights.checkpoint.pieces import HeldRange, pieces, ranges_of
+from labkit.weights.checkpoint.pieces import HeldRange, Interval, pieces, ranges_of
 from labkit.weights.checkpoint.shard_file import AGAIN, Empty, ShardFile
 from labkit.weights.listed_files import listed_path
 
@@ -71,6 +71,11 @@ class SavedWeights:
     def dtype(self) -> torch.dtype:
         return self.manifest.torch_dtype
 
+    @property
+    def native(self) -> bool:
+        """Whether the weights were codes before they were saved, so that these are all that there is of them."""
+        return self.dtype == torch.int8 and self.manifest.quant is None
+
     def names(self) -> set[str]:
         return set(self._canonical)
 
@@ -98,6 +103,15 @@ class SavedWeights:
         manifest = self.manifest
         same = (part.size, layout_of(impl, dtype), dtype) == (manifest.tp_size, manifest.layout, self.dtype)
         return Own(self, part) if same else Merged(self, part, None if dtype == torch.int8 else dtype)
+
+    def floats(self, part: Shard, dtype: torch.dtype) -> Merged:
+        """What a rank holds as floats of `dtype`, or in float32 where it is int8 and they are to be quantised anew."""
+        return Merged(self, part, torch.float32 if dtype == torch.int8 else dtype, floats=True)
+
+    def check(self) -> None:
+        """Reads every tensor. Raises UserError where one is not what was written."""
+        for rank in range(self.manifest.tp_size):
+            self.file(rank).check()
 
     def file(self, rank: int) -> ShardFile:
         if rank not in self._files:
@@ -142,17 +156,30 @@ class Merged:
     All other weights are rounded to `dtype`, as they are when they come from the original checkpoint.
     """
 
-    def __init__(self, saved: SavedWeights, part: Shard, dtype: torch.dtype | None = None) -> None:
-        self._saved, self._part, self._dtype = saved, part, dtype
+    def __init__(
+        self, saved: SavedWeights, part: Shard, dtype: torch.dtype | None = None, floats: bool = False
+    ) -> None:
+        self._saved, self._part, self._dtype, self._floats = saved, part, dtype, floats
 
     def top(self, empty: Empty) -> Canonical:
-        return Loading(self._part.top_shapes, lambda name: self.weight(name, None))
+        return Loading(self._part.top_shapes, lambda name: self._wanted(name, None))
 
     def layer(self, index: int, empty: Empty) -> Canonical:
-        return Loading(self._part.layer_shapes, lambda name: self.weight(name, index))
+        return Loading(self._part.layer_shapes, lambda name: self._wanted(name, index))
 
-    def weight(self, name: str, index: int | None) -> Tensor | Linear:
-        """A tensor, or a quantised matrix with its scales."""
+    def _wanted(self, name: str, index: int | None) -> Weight:
+        shapes = self._part.top_shapes if index is None else self._part.layer_shapes
+        if not (self._floats and is_matrix(name)):
+            return self.weight(name, index)
+        if index is not None:
+            return self._as_floats(self.weight(name, index))
+        return RowBlocks(shapes[name][:2], lambda begin, end: self._as_floats(self.weight(name, None, (begin, end))))
+
+    def _as_floats(self, weight: Tensor | Linear) -> Tensor:
+        return (weight.floats() if isinstance(weight, Linear) else weight).to(self._dtype)
+
+    def weight(self, name: str, index: int | None, rows: Interval | None = None) -> Tensor | Linear:
+        """A tensor, or a quantised matrix with its scales. `rows`: only these, of a matrix that is not cut by columns."""
         shapes = self._part.top_shapes if index is None else self._part.layer_shapes
         key, shape = key_of(name, index), shapes[name]
         if not is_matrix(name):
@@ -161,6 +188,8 @@ class Merged:
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self._dtype)
         dim = self._dim(name)
         found = self._pieces(name, dim)
+        if rows is not None:
+            found, shape = [piece for each in found for piece in _within(each, *rows)], (rows[1] - rows[0], shape[1])
         record = self._saved.file(0).record.matrices[key]
         out = torch.empty(shape, dtype=torch.int8 if record.group else self._float_dtype)
         for piece in found:
@@ -239,3 +268,11 @@ def key_of(name: str, index: int | None) -> str:
 
 def _at(found: list[HeldRange], column: int) -> list[HeldRange]:
     return [piece for piece in found if piece.at <= column < piece.at + piece.end - piece.begin]
+
+
+def _within(piece: HeldRange, begin: int, end: int) -> list[HeldRange]:
+    """The part of a piece that goes to positions [begin, end) of what is wanted, counted from `begin` on."""
+    first, last = max(begin, piece.at), min(end, piece.at + piece.end - piece.begin)
+    if first >= last:
+        return []
+    return [HeldRange(piece.holder, piece.begin + first - piece.at, piece.begin + last - piece.at, first - begin)]

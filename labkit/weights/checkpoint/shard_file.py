@@ -42,6 +42,11 @@ class ShardFile:
         if different := self._stream.tensors.keys() ^ record.digests.keys():
             raise UserError(f"{self.path} and the manifest have different tensors, {min(different)} for one; {AGAIN}")
 
+    def check(self) -> None:
+        """Raises UserError unless every tensor is what was written."""
+        for name in self._stream.tensors:
+            self._stream.check(name)
+
     def vector(self, key: str) -> Tensor:
         """A tensor that is no matrix, in float32."""
         self._require(key)

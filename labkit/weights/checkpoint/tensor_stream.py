@@ -105,12 +105,17 @@ class TensorStream:
         stored = self.tensors[name]
         return self.read_into(name, torch.empty(stored.shape, dtype=stored.dtype))
 
+    def check(self, name: str) -> None:
+        """Raises UserError unless the tensor is what was written."""
+        if name in self._intact:
+            return
+        buffer, size = memoryview(bytearray(AT_ONCE)), self.tensors[name].nbytes
+        self._read(name, (buffer[: size - at] for at in range(0, size, AT_ONCE)))
+
     def slab(self, name: str, outer: Interval, inner: Interval | None = None) -> Tensor:
         """[begin, end) of the first dimension, and of the second if given, in memory of its own."""
         stored = self.tensors[name]
-        if name not in self._intact:
-            buffer = memoryview(bytearray(AT_ONCE))
-            self._read(name, (buffer[: stored.nbytes - at] for at in range(0, stored.nbytes, AT_ONCE)))
+        self.check(name)
         first, last = inner or (0, stored.shape[1])
         out = torch.empty((outer[1] - outer[0], last - first, *stored.shape[2:]), dtype=stored.dtype)
         data = _bytes_of(out)

