@@ -23,15 +23,16 @@ def as_saved(options: Options, source: TensorSource) -> Options:
     Raises ValueError for another quantisation: int8 weights are never quantised again.
     """
     saved, gguf = saved_in(source), gguf_in(source)
-    if gguf is not None and gguf.quantised and options.dtype is None:
-        return options.model_copy(update={"dtype": torch.int8})
+    codes = gguf.quantised if gguf is not None else saved is not None and saved.native
+    if codes:
+        kept = options.quant.model_copy(update={"as_stored": True})
+        return options if options.dtype else options.model_copy(update={"dtype": torch.int8, "quant": kept})
     if saved is None or options.dtype not in (None, saved.dtype):
         return options
-    if saved.native:
-        return options.model_copy(update={"dtype": torch.int8})
     if saved.dtype != torch.int8:
         return options.model_copy(update={"dtype": saved.dtype})
-    quant, asked = saved.manifest.quant or Quantization(), options.quant
+    assert saved.manifest.quant is not None
+    quant, asked = saved.manifest.quant, options.quant
     weights = asked.model_copy(update={"activation": quant.activation})
     if weights not in (Quantization(), quant):
         got, expected = (each.model_dump_json(exclude_defaults=True) for each in (weights, quant))

@@ -85,7 +85,7 @@ def convert(file: Path, folder: Path) -> None:
     """Writes the packed checkpoint of a GGUF file, whole or not at all: another process may do the same."""
     source = gguf_source(file, name=NAME, origin=ORIGIN)
     policy = policy_for(source.hf_config)
-    config, quant = policy.model_config(source.hf_config), Quantization()
+    config, quant = policy.model_config(source.hf_config), Quantization(as_stored=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:

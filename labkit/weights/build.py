@@ -89,10 +89,11 @@ def _canonical(
 ) -> tuple[Shard, CanonicalLayers]:
     """What a rank holds, and its canonical weights: packed, in codes, or to be quantised."""
     saved, gguf = saved_in(source), gguf_in(source)
-    as_stored = dtype == torch.int8 and quant.weights_as_they_are
-    if gguf is not None and gguf.quantised and as_stored:
+    if quant.as_stored and not (gguf.quantised if gguf is not None else saved is not None and saved.native):
+        raise UserError("quant.as_stored keeps the codes of a GGUF file, and these weights are no codes; leave it out")
+    if gguf is not None and quant.as_stored:
         return part, NativeWeights(policy, gguf, part)
-    if saved is not None and (as_stored or not saved.native):
+    if saved is not None and (quant.as_stored or not saved.native):
         part = replace(part, sums_whole=dtype == torch.int8 and saved.dtype != dtype)
         return part, saved.part(part, dtype, impl)
     part = replace(part, sums_whole=dtype == torch.int8)

@@ -55,8 +55,9 @@ class FlatGroups(Strict):
 
 class Quantization(Strict):
     """How the matrices of the layers are stored: see `WeightQuantization`. `activation`: kernels may round activations
-    to 8 bits, a scale for at most 128 of them; without it they keep 16. Two options are labkit's own: `lm_head`
-    includes the LM head, stored in the same way or in one of its own, and `flat` is `quantization_setting`.
+    to 8 bits, a scale for at most 128 of them; without it they keep 16. Three options are labkit's own: `lm_head`
+    includes the LM head, stored in the same way or in one of its own; `flat` is `quantization_setting`; `as_stored`
+    keeps the codes of a GGUF file as they are, which is the default for one when no dtype is given.
     """
 
     enabled: bool = True
@@ -64,6 +65,7 @@ class Quantization(Strict):
     activation: ActivationQuantization = NO_ROUNDING
     lm_head: bool | WeightQuantization = False
     flat: FlatGroups | None = None
+    as_stored: bool = False
 
     @model_validator(mode="after")
     def _flat_alone(self) -> Self:
@@ -71,11 +73,6 @@ class Quantization(Strict):
         if self.flat is not None and other:
             raise UserError("quantization_setting groups the weights in its own way; leave quant.weight's groups out")
         return self
-
-    @property
-    def weights_as_they_are(self) -> bool:
-        """Whether nothing is said of weights, so that those that are quantised already stay as they are."""
-        return self.model_copy(update={"activation": NO_ROUNDING}) == Quantization()
 
     @property
     def activation_bits(self) -> int:

@@ -73,8 +73,8 @@ class ModelSource:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The checkpoint's own tokenizer, padding on the left; a byte-level one where there is none.
 
-        Raises UserError for a tokenizer that is damaged, that is code which comes with the checkpoint, or that has ids
-        beyond the model's vocabulary.
+        Raises UserError for a tokenizer that is damaged, that is code which comes with the checkpoint, or that has
+        more tokens than the model.
         """
         if isinstance(self.weights, GgufTensors):
             return self._fitting(self.weights.file.tokenizer())
@@ -83,7 +83,8 @@ class ModelSource:
         return byte_tokenizer(self.hf_config.vocab_size, getattr(self.hf_config, "max_position_embeddings", None))
 
     def _fitting(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-        if (size := len(tokenizer)) > self.hf_config.vocab_size:
+        # Tokens added later, such as one for padding, may lie beyond the model's: they are no sign of another model.
+        if (size := tokenizer.vocab_size) > self.hf_config.vocab_size:
             raise UserError(
                 f"the tokenizer of {self.name} has {size} tokens, the model {self.hf_config.vocab_size}; they do not "
                 "belong together"
