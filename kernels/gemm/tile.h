@@ -187,8 +187,8 @@ Ahead ahead_of(Reading reading, const T* w, int64_t depth, int64_t t, int64_t ti
   return {reading.between(), here + depth * kStep + t * depth * step, step};
 }
 
-// The codes of four k, which share a 32-bit lane, one after the other as floats: int8, or the lower or the higher nibbles
-// of the four bytes, which hold code + 8.
+// The codes of four k, which share a 32-bit lane, one after the other as floats: int8, or the lower or the higher
+// nibbles of the four bytes, which hold code + 8.
 struct Bytes {
   static vi prepared(vi quads) { return quads; }
   static vf nth(vi quads, int n) { return __builtin_convertvector((quads << (24 - 8 * n)) >> 24, vf); }
@@ -211,8 +211,7 @@ template <class Codes>
 struct Step<Quad<Codes>> {
   static constexpr int kAdvance = 4;
   template <int R>
-  [[gnu::always_inline]] static void run(const Quad<Codes>* w, const RowPointers<float, R>& x,
-                                         vf (&acc)[R][kVectors]) {
+  [[gnu::always_inline]] static void run(const Quad<Codes>* w, const RowPointers<float, R>& x, vf (&acc)[R][kVectors]) {
     vi quads[kVectors];
     std::memcpy(quads, w, sizeof quads);
 #pragma GCC unroll 8

@@ -1,10 +1,10 @@
-// The GEMM of quantised weights with the VNNI instruction, which multiplies 64 pairs of bytes and adds them up by fours in
-// a cycle. To turn the codes into floats instead takes four times as long, which is all the time that memory leaves a
-// Zen 4 core.
+// The GEMM of quantised weights with the VNNI instruction, which multiplies 64 pairs of bytes and adds them up by fours
+// in a cycle. To turn the codes into floats instead takes four times as long, which is all the time that memory leaves
+// a Zen 4 core.
 //
 // The instruction takes the activations as bytes too. One byte would quantise them, so an activation is two: x = s (256
-// high + low), with a scale s for 128 inputs. Its error is 2^-16 of the largest of them, a 128th of bfloat16's. Where the
-// activations may be quantised, x = s high, and half of the instructions are saved.
+// high + low), with a scale s for 128 inputs. Its error is 2^-16 of the largest of them, a 128th of bfloat16's. Where
+// the activations may be quantised, x = s high, and half of the instructions are saved.
 #pragma once
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
@@ -41,8 +41,8 @@ struct Segment {
   }
 };
 
-// What a tile reads of a row's segment. The instruction takes one side without a sign, so it gets codes that are counted
-// from 0 on. Unless the group has a minimum, the sums begin with what that adds to them, taken away.
+// What a tile reads of a row's segment. The instruction takes one side without a sign, so it gets codes that are
+// counted from 0 on. Unless the group has a minimum, the sums begin with what that adds to them, taken away.
 struct Portion {
   float scale, total;  // total: the sum of the segment's activations
   int32_t starts[2];   // of the sums of high and of low terms
@@ -130,7 +130,8 @@ class VnniRows {
     // What the higher nibbles alone make is 16 times too large, and so is everything once they have joined in.
     const int32_t up = segment.high && !segment.low ? 16 : 1;
     const int32_t taken = matrix.asymmetric() ? 0 : -up * int32_t(matrix.lowest());
-    return {segment.high ? scale / 16 : scale, scale * float(kTerms == 2 ? 256 * high + low : high),
+    return {segment.high ? scale / 16 : scale,
+            scale * float(kTerms == 2 ? 256 * high + low : high),
             {taken * high, taken * low}};
   }
 
@@ -259,7 +260,8 @@ void vnni_part(Team& team, int thread, const Linear& linear, const X* x, int64_t
   team.deal(blocks_of(linear.outputs), thread, [&](int64_t block) {
     for (int64_t first = 0, last; first < rows.segments(); first = last) {
       last = rows.tiles() == 1 ? rows.segments() : rows.slice_end(first);
-      const int64_t begin = rows.segment(first).begin, lines = matrix.bytes(rows.segment(last - 1).end - begin) / kBlock;
+      const int64_t begin = rows.segment(first).begin,
+                    lines = matrix.bytes(rows.segment(last - 1).end - begin) / kBlock;
       const auto* here = reinterpret_cast<const int8_t*>(matrix.lane(block, begin));
       for (int64_t t = 0; t < rows.tiles(); ++t)
         vnni_tile(matrix, rows, t, block, first, last, ahead_of(reading, here, lines, t, rows.tiles()),

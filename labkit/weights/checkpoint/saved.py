@@ -173,13 +173,14 @@ class Merged:
             return self.weight(name, index)
         if index is not None:
             return self._as_floats(self.weight(name, index))
-        return RowBlocks(shapes[name][:2], lambda begin, end: self._as_floats(self.weight(name, None, (begin, end))))
+        outputs, inputs = shapes[name]
+        return RowBlocks((outputs, inputs), lambda begin, end: self._as_floats(self.weight(name, None, (begin, end))))
 
     def _as_floats(self, weight: Tensor | Linear) -> Tensor:
         return (weight.floats() if isinstance(weight, Linear) else weight).to(self._dtype)
 
     def weight(self, name: str, index: int | None, rows: Interval | None = None) -> Tensor | Linear:
-        """A tensor, or a quantised matrix with its scales. `rows`: only these, of a matrix that is not cut by columns."""
+        """A tensor, or a quantised matrix with its scales. `rows`: only these, of a matrix not cut by columns."""
         shapes = self._part.top_shapes if index is None else self._part.layer_shapes
         key, shape = key_of(name, index), shapes[name]
         if not is_matrix(name):

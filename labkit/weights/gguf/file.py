@@ -55,7 +55,9 @@ class GgufFile:
     def config(self) -> PretrainedConfig:
         """As transformers reads it from the metadata."""
         try:
-            config: PretrainedConfig = AutoConfig.from_pretrained(self.path.parent, gguf_file=self.path.name)
+            config: PretrainedConfig = AutoConfig.from_pretrained(
+                self.path.parent, gguf_file=self.path.name, trust_remote_code=False
+            )
         except DAMAGE as error:
             raise self._damaged(error) from error
         config.architectures = [self.policy_of(config).architecture]
@@ -87,8 +89,8 @@ class GgufFile:
             kinds = (("missing", missing), ("extra", extra))
             told = "; ".join(f"{len(some)} {kind}: {', '.join(sorted(some)[:8])}" for kind, some in kinds if some)
             raise UserError(
-                f"the tensors of {self.path} do not fit {policy.architecture} with {config.num_layers} layers ({told}); "
-                "download or convert it again"
+                f"the tensors of {self.path} do not fit {policy.architecture} with {config.num_layers} layers "
+                f"({told}); download or convert it again"
             )
         return names
 
@@ -96,7 +98,7 @@ class GgufFile:
         """The file's own, padding on the left, with its chat template."""
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                self.path.parent, gguf_file=self.path.name, padding_side="left"
+                self.path.parent, gguf_file=self.path.name, padding_side="left", trust_remote_code=False
             )
         except DAMAGE as error:
             raise UserError(f"transformers cannot read the tokenizer of {self.path} ({first_line(error)})") from error
@@ -110,7 +112,7 @@ class GgufFile:
         ids = {name: self.value(f"tokenizer.ggml.{kind}_token_id") for name, kind in kinds.items()}
         return GenerationConfig(**{name: int(str(found)) for name, found in ids.items() if found is not None})
 
-    def _damaged(self, error: BaseException) -> UserError:
+    def _damaged(self, error: Exception) -> UserError:
         return UserError(f"{self.path} is damaged or cut off ({first_line(error)}); download or convert it again")
 
 

@@ -40,12 +40,14 @@ class NativeWeights:
             codes = policy.tensor(part, name, index, tensors.codes)
             scales = policy.assembled(part, name, index, tensors.scales)
             finite(scales, name)
-            return Linear(codes, None, *codes.shape, "rows", scales, GROUP, BITS[kind])
+            outputs, inputs = codes.shape
+            return Linear(codes, None, outputs, inputs, "rows", scales, GROUP, BITS[kind])
         rows = policy.tensor(part, name, index, self._floats)
+        outputs, inputs = rows.shape
         if kinds <= FLOATS.keys():
-            return Linear(rows.bfloat16(), None, *rows.shape, "rows")
+            return Linear(rows.bfloat16(), None, outputs, inputs, "rows")
         codes, scales = quantize(rows, GROUP)
-        return Linear(codes, None, *rows.shape, "rows", scales, GROUP)
+        return Linear(codes, None, outputs, inputs, "rows", scales, GROUP)
 
     def _floats(self, name: str, cut: Cut | None) -> Tensor:
         return finite(self._tensors.get(name, None, cut), name)

@@ -23,7 +23,7 @@ FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class Stored:
+class FileTensor:
     """A tensor as the file has it: [outputs, inputs], with `order` the row of the file for each of Hugging Face's rows
     (None: the same), or a vector. transposed: Hugging Face has it as [inputs, outputs].
     """
@@ -148,10 +148,10 @@ class GgufTensors:
         except ValueError as error:
             raise UserError(f"{name} {error}; check that the file and the model belong together") from None
 
-    def _described(self, name: str, tensor: ReaderTensor) -> Stored:
+    def _described(self, name: str, tensor: ReaderTensor) -> FileTensor:
         role = next((role for role in LINEARS if name.endswith(".weight") and self._is(name, role)), None)
         transposed = self.policy.transposed and role is not None
-        return Stored(tensor, self._order(name, int(tensor.shape[-1])), transposed)
+        return FileTensor(tensor, self._order(name, int(tensor.shape[-1])), transposed)
 
     def _is(self, name: str, role: str) -> bool:
         modules = getattr(self.policy, role)

@@ -72,12 +72,11 @@ def test_nibbles_survive_every_cut_between_their_groups(
     group_size: int, impls: tuple[str, str], tmp_path: Path
 ) -> None:
     """Cut into ranks of 64 inputs, merged again and cut anew."""
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
-    sizes |= {"hidden_size": 256, "intermediate_size": 256}
-    model, quant = (
-        small_model("llama", num_hidden_layers=1, **sizes),
-        quantization(**NIBBLES | {"group_size": group_size}),
-    )
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
+    sizes: dict[str, Any] = heads | {"hidden_size": 256, "intermediate_size": 256}
+    model = small_model("llama", num_hidden_layers=1, **sizes)
+    nibbles: dict[str, Any] = NIBBLES | {"group_size": group_size}
+    quant = quantization(**nibbles)
     written, read = impls
     source: object = model
     for step, size in enumerate((1, 4, 2, 1)):
