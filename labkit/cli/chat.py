@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from labkit.cli.measuring import Model, Threads
+from labkit.cli.measuring import OrTrained, Precision, Threads
 from labkit.cli.speaking import (
-    DEFAULT_MODEL,
     NEW_OF_ANSWER,
-    Precision,
     Seed,
     System,
     Temperature,
@@ -31,10 +29,10 @@ BYE, NEW = "/bye", "/new"
 
 
 def chat(
-    model: Model = DEFAULT_MODEL,
+    model: OrTrained = None,
     system: System = None,
     new: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = NEW_OF_ANSWER,
-    dtype: Precision = "float32",
+    dtype: Precision = "stored",
     threads: Threads = None,
     temperature: Temperature = 0.0,
     seed: Seed = 0,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from labkit.cli.measuring import AsJson, Model, Output, Threads
+from labkit.cli.measuring import AsJson, Model, Output, Precision, Threads
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 
@@ -19,13 +19,17 @@ err = Console(stderr=True)
 
 def evaluate(
     model: Model,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
+    dtype: Precision = "float32",
     quant: Annotated[
         str | None,
-        typer.Option(metavar="JSON", help='How int8 is stored, as {"weight": {"q_groups": 4}, "lm_head": true}.'),
+        typer.Option(metavar="JSON", help='With --dtype int8, in full: {"weight": {"q_groups": 4}, "lm_head": true}.'),
+    ] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="Of the KV cache: int8, or the engine's own.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Tokens that are read at a time. Default: a window, or as few as show rounding.")
     ] = None,
     against: Annotated[
-        str, typer.Option(help="The reference: a dtype of the engine, or vanilla (transformers in float32).")
+        str, typer.Option(help="The reference: a precision of the engine, or vanilla (transformers in float32).")
     ] = "float32",
     text: Annotated[Path | None, typer.Option(help="A UTF-8 text file. Default: Python's help topics.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of the text, from its beginning.")] = 4096,
@@ -47,6 +51,8 @@ def evaluate(
             model,
             dtype=dtype,
             quant=how,
+            kv_dtype=kv_dtype,
+            rows=rows,
             against=against,
             text=text,
             tokens=tokens,

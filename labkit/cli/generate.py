@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.cli.measuring import Model, Threads
+from labkit.cli.measuring import OrTrained, Precision, Threads
 from labkit.cli.speaking import (
-    DEFAULT_MODEL,
     INTERRUPTED,
     NEW_OF_ANSWER,
-    Precision,
     Seed,
     System,
     Temperature,
@@ -33,7 +31,7 @@ NEW_OF_TEXT = 64
 
 def generate(
     prompt: Annotated[str, typer.Option(help="The message to answer, or the text to continue.")],
-    model: Model = DEFAULT_MODEL,
+    model: OrTrained = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, whatever the model.")] = False,
     system: System = None,
     new: Annotated[
@@ -42,7 +40,7 @@ def generate(
             help=f"Tokens to generate at most. Default: {NEW_OF_ANSWER} of an answer, {NEW_OF_TEXT} of a text."
         ),
     ] = None,
-    dtype: Precision = "float32",
+    dtype: Precision = "stored",
     threads: Threads = None,
     temperature: Temperature = 0.0,
     seed: Seed = 0,

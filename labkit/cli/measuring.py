@@ -10,7 +10,14 @@ from typer.core import TyperCommand
 
 WAIT_S = 300.0
 
-Model = Annotated[str, typer.Argument(help="A preset (see `labkit models`), a checkpoint folder, or a hub id.")]
+Model = Annotated[
+    str, typer.Argument(help="A preset (see `labkit models`), a checkpoint folder, a GGUF file, or a hub id.")
+]
+OrTrained = Annotated[
+    str | None,
+    typer.Argument(help="A preset, a checkpoint folder, a GGUF file, or a hub id. Default: the trained smollm2-135m."),
+]
+Precision = Annotated[str, typer.Option(help="float32, bfloat16, float16, int8, int4-32, int4-64+head, stored, …")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; by default one per core.")]
 Output = Annotated[Path, typer.Option(help="Folder for what was measured, as JSON lines.")]

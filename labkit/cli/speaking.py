@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from labkit.engine import InferenceEngine
     from labkit.weights.source import ModelSource
 
-DEFAULT_MODEL = "gpt2"
 NEW_OF_ANSWER = 512
 INTERRUPTED = 130
 
-Precision = Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")]
 System = Annotated[str | None, typer.Option(help="What a chat model is told before the first message.")]
 Temperature = Annotated[float, typer.Option(help="0: greedy; else sampling.")]
 Seed = Annotated[int, typer.Option(help="Of random weights and of sampling.")]
@@ -37,15 +35,18 @@ def write(text: str) -> None:
 
 
 def find_model(
-    model: str, *, dtype: str, threads: int | None, new: int | None, temperature: float, seed: int
+    model: str | None, *, dtype: str, threads: int | None, new: int | None, temperature: float, seed: int
 ) -> ModelSource:
-    """The model of this name, not loaded yet, once the other options have been checked and the threads set."""
+    """The model of this name, not loaded yet, once the other options have been checked and the threads set. None: the
+    trained one that is installed, see `labkit.weights.box`.
+    """
     import torch
 
-    from labkit.models.dtypes import dtype_of
+    from labkit.weights.box import default_model
+    from labkit.weights.precision import precision_of
     from labkit.weights.resolve import resolve
 
-    dtype_of(dtype)
+    precision_of(dtype)
     if threads is not None and threads < 1:
         raise UserError(f"got threads = {threads}, expected at least 1")
     if new is not None and new < 1:
@@ -54,8 +55,9 @@ def find_model(
         raise UserError(f"got temperature = {temperature}, expected 0 (greedy) or more")
     if threads is not None:
         torch.set_num_threads(threads)
-    with err.status(f"finding {escape(model)}"):
-        return resolve(model, seed=seed)
+    wanted = model or default_model()
+    with err.status(f"finding {escape(wanted)}"):
+        return resolve(wanted, seed=seed)
 
 
 def load_engine(source: ModelSource, *, dtype: str, seed: int) -> InferenceEngine:
@@ -63,11 +65,12 @@ def load_engine(source: ModelSource, *, dtype: str, seed: int) -> InferenceEngin
     from transformers import set_seed
 
     from labkit.engine import init_inference
-    from labkit.models.dtypes import dtype_of
+    from labkit.harness.stored_weights import stored_by, told
+    from labkit.weights.precision import precision_of
 
     with err.status(f"loading {escape(source.name)}"):
-        engine = init_inference(source, dtype=dtype_of(dtype), replace_with_kernel_inject=True)
-    remark(source.origin)
+        engine = init_inference(source, replace_with_kernel_inject=True, **precision_of(dtype).options)
+    remark(f"{source.origin}; {told(stored_by(engine))} weights")
     set_seed(seed)
     return engine
 

@@ -7,6 +7,7 @@ import torch
 from labkit.conversation.answer import Answer
 from labkit.engine import InferenceEngine
 from labkit.harness.roofline import count_work, probe_bandwidth
+from labkit.harness.stored_weights import stored_by
 
 
 def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
@@ -19,8 +20,14 @@ def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
     bandwidth = probe_bandwidth(torch.get_num_threads(), engine.device)
     if bandwidth is None:
         return None
-    weights = engine.options.dtype or engine.dtype
-    work = count_work(engine.model_config, weights, 1, answer.prompt_tokens, len(answer.tokens))
+    work = count_work(
+        engine.model_config,
+        stored_by(engine),
+        1,
+        answer.prompt_tokens,
+        len(answer.tokens),
+        kv_dtype=engine.options.kv_dtype,
+    )
     return work.floor_ms(bandwidth) / answer.per_token_ms
 
 

@@ -11,7 +11,7 @@ from labkit.engine.options import Options
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard
 from labkit.system.errors import UserError
-from labkit.weights.build import gguf_in, saved_in
+from labkit.weights.build import has_codes, saved_in
 from labkit.weights.checkpoint.save import Saved, Saving, gather_of
 from labkit.weights.protocol import TensorSource
 from labkit.weights.quantise import Quantization
@@ -22,11 +22,10 @@ def as_saved(options: Options, source: TensorSource) -> Options:
 
     Raises ValueError for another quantisation: int8 weights are never quantised again.
     """
-    saved, gguf = saved_in(source), gguf_in(source)
-    codes = gguf.quantised if gguf is not None else saved is not None and saved.native
-    if codes:
+    if has_codes(source):
         kept = options.quant.model_copy(update={"as_stored": True})
         return options if options.dtype else options.model_copy(update={"dtype": torch.int8, "quant": kept})
+    saved = saved_in(source)
     if saved is None or options.dtype not in (None, saved.dtype):
         return options
     if saved.dtype != torch.int8:

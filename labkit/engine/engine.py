@@ -14,6 +14,7 @@ from labkit.engine.options import Options
 from labkit.engine.parallel.ranks import draw_alike
 from labkit.engine.runners.stage_clock import StageClock, StageTime
 from labkit.engine.runners.step import Node
+from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.models.config import ModelConfig
 from labkit.system.errors import RunError, UserTypeError
 
@@ -116,6 +117,11 @@ class FusedEngine(InferenceEngine):
     @property
     def model_config(self) -> ModelConfig:
         return self.fused.model_config
+
+    @property
+    def weights(self) -> ModelWeights:
+        """The packed weights that are here: a rank's part of a model that is cut."""
+        return self.fused.weights
 
     @property
     def graph_nodes(self) -> tuple[Node, ...]:

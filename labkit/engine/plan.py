@@ -214,7 +214,7 @@ def wrap(plan: Plan, weights: ModelWeights) -> InferenceEngine:
         request.policy,
         choose_runner(plan, staged),
         staged.layers,
-        weights.cache_dtype,
+        weights,
         plan.device,
     )
     if request.generation_config is not None:

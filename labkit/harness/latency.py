@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from labkit.engine import InferenceEngine
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Case, Measurement, Run
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.rounds import probed
+from labkit.harness.stored_weights import name_of, stored_by
 from labkit.harness.timing import timed_generate
 from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
@@ -57,6 +59,7 @@ def measure_latency(
         timed.append(Run.of(times, round=index, before=done.before, after=done.after))
     config, options = _model_config(engine), getattr(engine, "options", None)
     kv_dtype = options.kv_dtype if options else None
+    weights = stored_by(engine) if isinstance(engine, InferenceEngine) else engine.dtype
     prompt_tokens, new_tokens = inputs["input_ids"].shape[1], 1 + len(timed[-1].decode_ms)
     return Measurement(
         name=type(engine).__name__,
@@ -71,7 +74,8 @@ def measure_latency(
             threads=threads,
         ),
         environment=environment,
-        work=count_work(config, engine.dtype, len(sequences), prompt_tokens, new_tokens, kv_dtype) if config else None,
+        work=count_work(config, weights, len(sequences), prompt_tokens, new_tokens, kv_dtype) if config else None,
+        weights=name_of(weights),
         runs=tuple(timed),
     )
 

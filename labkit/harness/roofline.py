@@ -124,6 +124,8 @@ def _weight_bytes(config: ModelConfig, weights: Weights) -> int:
     """Bytes of all weights, a tied head counted once. What lies outside the layers counts as the head does."""
     if isinstance(weights, torch.dtype):
         return config.weight_bytes(weights)
+    if weights.bytes is not None:
+        return weights.bytes
     outside = sum(math.prod(shape) for shape in config.top_shapes().values())
     layers = config.weight_bytes(torch.int8) - outside
     return round((layers * weights.bits + outside * weights.head_bits) / 8)

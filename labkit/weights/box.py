@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def boxed_source(file: Path) -> ModelSource:
     size, changed = file.stat().st_size, file.stat().st_mtime_ns
     folder = root / "models" / f"{NAME}-{VERSION}-{FORMAT}-{size:x}-{changed:x}"
     try:
-        return checked(folder)
+        return replace(checked(folder), gguf=file)
     except UserError as error:
         if folder.exists():
             log.warning("labkit: the cached %s is made anew: %s", NAME, error)
@@ -69,7 +70,7 @@ def boxed_source(file: Path) -> ModelSource:
     except OSError as error:
         log.warning("labkit: %s can't be kept in %s (%s)", NAME, folder.parent, error.strerror)
         return gguf_source(file, name=NAME, origin=ORIGIN)
-    return checked(folder)
+    return replace(checked(folder), gguf=file)
 
 
 def checked(folder: Path) -> ModelSource:

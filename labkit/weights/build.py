@@ -89,7 +89,7 @@ def _canonical(
 ) -> tuple[Shard, CanonicalLayers]:
     """What a rank holds, and its canonical weights: packed, in codes, or to be quantised."""
     saved, gguf = saved_in(source), gguf_in(source)
-    if quant.as_stored and not (gguf.quantised if gguf is not None else saved is not None and saved.native):
+    if quant.as_stored and not has_codes(source):
         raise UserError("quant.as_stored keeps the codes of a GGUF file, and these weights are no codes; leave it out")
     if gguf is not None and quant.as_stored:
         return part, NativeWeights(policy, gguf, part)
@@ -147,6 +147,12 @@ def gguf_in(source: TensorSource) -> GgufTensors | None:
     """The GGUF file that a source is; None: it is none."""
     weights = getattr(source, "weights", source)
     return weights if isinstance(weights, GgufTensors) else None
+
+
+def has_codes(source: TensorSource) -> bool:
+    """Whether the weights are codes already: of a GGUF file, or of the packed checkpoint that was made of one."""
+    saved, gguf = saved_in(source), gguf_in(source)
+    return gguf.quantised if gguf is not None else saved is not None and saved.native
 
 
 def check_names(policy: Policy, config: ModelConfig, source: TensorSource, impl: str) -> None:

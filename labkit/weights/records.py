@@ -267,7 +267,7 @@ class Outside:
     final_norm: Norm | None
     head: HeadWeights | None
 
-    def matrices(self) -> Canonical:
+    def matrices(self) -> dict[str, Linear]:
         """By canonical name, as they are packed; an embedding of its own is rows."""
         found: dict[str, Linear | None] = {}
         if self.embedding is not None:
@@ -284,7 +284,7 @@ class Outside:
         return {name: linear for name, linear in found.items() if linear is not None}
 
 
-def matrices_of(layer: LayerWeights) -> Canonical:
+def matrices_of(layer: LayerWeights) -> dict[str, Linear]:
     """The matrices of a layer by canonical name, as they are packed."""
     return {
         "qkv.weight": layer.qkv.proj,

@@ -54,7 +54,7 @@ class ModelSource:
     hf_config: PretrainedConfig
     weights: TensorSource
     folder: Path | None = None  # the checkpoint, where there is one
-    gguf: Path | None = None  # the GGUF file, where it is one
+    gguf: Path | None = None  # the GGUF file that it is, or that its packed checkpoint was made of
 
     def names(self) -> set[str]:
         """The names of all tensors, as in the Hugging Face model."""

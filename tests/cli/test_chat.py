@@ -65,7 +65,7 @@ def test_lines_of_a_pipe_are_answered_in_one_conversation(
     assert code == 0, errors
     assert said == "".join(f"{answer}\n" for answer in (*answers, answers[0]))
     origin, *after = errors.splitlines()
-    assert origin == f"checkpoint {checkpoint}"
+    assert origin == f"checkpoint {checkpoint}; float32 weights"
     assert after[2] == "a new conversation"
     assert re.fullmatch(AFTER.format(r"\d+", POSITIONS), after[0])
     assert after[0].split("context")[1] == after[3].split("context")[1] != after[1].split("context")[1]

@@ -46,7 +46,7 @@ def test_json_is_one_object_with_the_case(labkit: Labkit) -> None:
         (("--quant", "[1]"), "expected an object of options"),
         (("--quant", '{"weight": {"num_bits": 3}}'), "num_bits"),
         (("--text", "missing.txt"), "missing.txt cannot be read"),
-        (("--against", "gold"), "unsupported dtype 'gold'"),
+        (("--against", "gold"), "unknown precision 'gold'"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(arguments: tuple[str, ...], message: str, labkit: Labkit) -> None:

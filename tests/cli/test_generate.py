@@ -51,7 +51,7 @@ def test_a_chat_model_answers_and_nothing_else_is_printed(labkit: Labkit, checkp
     assert code == 0, errors
     assert said == answered(checkpoint, 9, [{"role": "user", "content": "hello there"}]) + "\n"
     origin, speed = errors.splitlines()
-    assert origin == f"checkpoint {checkpoint}"
+    assert origin == f"checkpoint {checkpoint}; float32 weights"
     assert re.fullmatch(SPEED.format(9), speed)
 
 
@@ -93,14 +93,14 @@ def test_where_the_weights_come_from_is_said(labkit: Labkit, monkeypatch: pytest
 
 @pytest.mark.parametrize("command", [("generate", "--prompt", "a"), ("chat",)], ids=lambda command: command[0])
 def test_a_model_need_not_be_named(command: tuple[str, ...], labkit: Labkit, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sought(model: str, **options: Any) -> None:
+    def sought(model: str | None, **options: Any) -> None:
         raise UserError(f"sought {model}")
 
     for module in (generate_cli, chat_cli):
         monkeypatch.setattr(module, "find_model", sought)
     code, _, errors = labkit(*command)
     assert code == 2
-    assert f"sought {speaking.DEFAULT_MODEL}" in errors
+    assert "sought None" in errors
 
 
 def test_sampling_repeats_with_its_seed(labkit: Labkit) -> None:

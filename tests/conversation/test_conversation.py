@@ -34,7 +34,8 @@ def without_a_cache(model: InferenceEngine, conversation: Conversation, new: int
 
 def spoil(cache: KVCache) -> None:
     """What a step may leave behind that has not come to its end."""
-    for keys in cache.keys:
+    assert cache.heads is not None
+    for keys in cache.heads.keys:
         keys.fill_(float("nan"))
 
 

@@ -27,6 +27,7 @@ from labkit.engine.memory.adoption import adopt, hand_back
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.layer import FusedLayer
 from labkit.engine.runners.step import Pending, Runner, StepInput, StepOutput
+from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.models.config import ModelConfig
 from labkit.models.policies import Policy
 from labkit.system.errors import UnsupportedError, UserError
@@ -48,16 +49,16 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         policy: Policy,
         runner: Runner,
         layers: Sequence[FusedLayer],
-        dtype: torch.dtype,
+        weights: ModelWeights,
         device: torch.device,
     ) -> None:
-        """dtype, device: of the weights, or what is computed with quantised ones, and of the cache."""
+        """weights: of the layers that are here, on `device`."""
         hf_config = copy.deepcopy(hf_config)
         hf_config._attn_implementation = "eager"  # transformers' choice among its own kernels means nothing here
         super().__init__(hf_config)
-        self.model_config, self.runner = config, runner
+        self.model_config, self.runner, self.weights = config, runner, weights
         self.step_times_ms: list[float] | None = None  # appended to by every step once somebody puts a list here
-        self._dtype, self._device = dtype, device
+        self._device = device
         _attach(self, policy.layers, nn.ModuleList(layers))
         self.eval()
 
@@ -67,7 +68,8 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._dtype
+        """Of the weights, or what is computed with quantised ones, and of the cache."""
+        return self.weights.cache_dtype
 
     @property
     def device(self) -> torch.device:

@@ -23,7 +23,7 @@ from labkit.engine.plan import init_inference
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.engine.vanilla.annotate import annotate
 from labkit.engine.vanilla.hf_graph import GraphedModel, check_static_cache
-from labkit.harness.stored_weights import Weights
+from labkit.harness.stored_weights import StoredWeights, Weights, stored_by
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
 from labkit.kernels.gemm import gemm, packed
@@ -31,9 +31,19 @@ from labkit.kernels.gpu import CPU
 from labkit.kernels.types import Linear
 from labkit.models.policies import policy_for
 from labkit.system.errors import UserError
+from labkit.weights.build import has_codes
+from labkit.weights.precision import STORED, precision_of
 from labkit.weights.source import ModelSource
 
 FEW_ROWS = 64  # as many sequences as a decode step may have; most prompts have more
+FUSED_STORED = "fused-stored"
+QUANTISED = {  # the engine with integer weights: what the precision of each is called
+    "fused-int8": "int8+head",
+    "fused-int4": "int4+head",
+    "fused-int4-64": "int4-64+head",
+    "fused-int4-128": "int4-128+head",
+    FUSED_STORED: STORED,
+}
 StageProbe = Callable[[Callable[[], object]], list[StageTime]]
 
 
@@ -203,12 +213,15 @@ def _accelerate(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
     return _vanilla(name, f"accelerate {accelerate.__version__}", source, model)
 
 
-def _fused_int8(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -> Baseline:
-    """The engine with int8 weights, LM head included, whatever `dtype` the others have."""
-    return _fused(name, source, torch.int8, quant={"lm_head": True}, **options)
+def _quantised(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -> Baseline:
+    """The engine with integer weights, whatever `dtype` the others have."""
+    if name == FUSED_STORED and not has_codes(source):
+        raise UserError(f"got {source.name} for {name!r}, expected a model whose file holds codes, as a GGUF file may")
+    precision = precision_of(QUANTISED[name])
+    return _fused(name, source, precision.dtype, **({"quant": precision.quant} if precision.quant else {}), **options)
 
 
-def _fused(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -> Baseline:
+def _fused(name: str, source: ModelSource, dtype: torch.dtype | None, **options: Any) -> Baseline:
     engine = init_inference(source, dtype=dtype, replace_with_kernel_inject=True, **options)
 
     def stage_times(run: Callable[[], object]) -> list[StageTime]:
@@ -217,9 +230,10 @@ def _fused(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -
         return engine.stage_times()
 
     reason = unavailable() if engine.impl == "reference" else None
-    what = f"{engine.impl} kernels" + (", int8 weights" if dtype == torch.int8 else "")
+    weights = stored_by(engine)
+    what = f"{engine.impl} kernels" + (f", {weights} weights" if isinstance(weights, StoredWeights) else "")
     impl = f"labkit, {what}" + (f" ({reason.partition(':')[0]})" if reason else "")
-    return Baseline(name, impl, dtype, engine, source.tokenizer, stage_times)
+    return Baseline(name, impl, weights, engine, source.tokenizer, stage_times)
 
 
 def _hf_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
@@ -247,5 +261,5 @@ BASELINES: dict[str, Callable[..., Baseline]] = {
     "hf-graph": _hf_graph,
     "accelerate": _accelerate,
     "fused": _fused,
-    "fused-int8": _fused_int8,
+    **dict.fromkeys(QUANTISED, _quantised),
 }

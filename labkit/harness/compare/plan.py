@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.harness.compare.baselines import check_baseline, comparison_device
+from labkit.harness.compare.baselines import BASELINES, check_baseline, comparison_device
 from labkit.harness.compare.peers.table import PEER_OF_SIDE
 from labkit.harness.records import Case
 from labkit.models.config import ModelConfig
@@ -75,7 +75,7 @@ class Prepared:
     @property
     def weights(self) -> str:
         """What every side loads. It is decided once, so that all of them load the same."""
-        return str(self.source.folder or self.case.model)
+        return self.case.model if self.source.gguf else str(self.source.folder or self.case.model)
 
 
 def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepared:
@@ -132,9 +132,8 @@ def _check_side(side: SideSpec, case: Case) -> None:
     if side.ranks == 1:
         return
     if not side.name.startswith("fused"):
-        raise UserError(
-            f"got tp={side.ranks} and the candidate {side.name!r}; expected 'fused' or 'fused-int8', which can be cut"
-        )
+        cut = ", ".join(name for name in BASELINES if name.startswith("fused"))
+        raise UserError(f"got tp={side.ranks} and the candidate {side.name!r}; expected one that can be cut: {cut}")
     if (device := comparison_device()).type != "cpu":
         raise UserError(
             f"got {side.label} on {device}: the ranks of a comparison share one GPU; start them with torchrun"

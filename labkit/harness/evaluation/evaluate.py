@@ -20,19 +20,19 @@ from labkit.engine import init_inference
 from labkit.harness.environment import read_environment
 from labkit.harness.evaluation.records import Evaluation, EvaluationCase, WindowScore, starts
 from labkit.harness.evaluation.text import encode, read_text
+from labkit.harness.stored_weights import matrix_bytes, stored_by, told
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.models.policies import model_config_of
-from labkit.models.shards import shard
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import Progress, unheard
-from labkit.weights.capacity import model_bytes
-from labkit.weights.quantise import Quantization
+from labkit.weights.precision import Precision, precision_of
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
 
 VANILLA = "vanilla"  # transformers' own model in float32, as a reference
 TOKENS, WINDOW = 4096, 512
+FEW_ROWS = 8  # as a decode step of a small batch has
 AT_ONCE = 64  # tokens whose distributions are compared at a time, in float64
 
 Logits = Callable[[Tensor], Tensor]
@@ -43,6 +43,8 @@ def evaluate(
     *,
     dtype: str = "float32",
     quant: Mapping[str, Any] | None = None,
+    kv_dtype: str | None = None,
+    rows: int | None = None,
     against: str = "float32",
     text: str | os.PathLike[str] | None = None,
     tokens: int = TOKENS,
@@ -55,42 +57,45 @@ def evaluate(
 ) -> Evaluation:
     """Lets the fused engine predict the first `tokens` tokens of a text, beside a reference.
 
-    dtype, quant: of the engine, as for `init_inference`. against: the reference, the engine in another dtype or
-    "vanilla", transformers' model in float32. text: a UTF-8 file; None: Python's help topics. stride: from one window
-    to the next; None: a whole window. seed: of random weights. output: a folder for the caller's record: it is checked,
-    and made, before anything is computed.
+    dtype: of the engine, a name of `labkit.weights.precision`. quant: with dtype "int8", how it is stored, as for
+    `init_inference`. kv_dtype: as stored in the KV cache. rows: tokens that the engine reads at a time, into its cache;
+    None: a whole window at once, but `FEW_ROWS` where kernels round activations or keys and values, because they do so
+    for few rows only. against: the reference, the engine in another precision, or "vanilla", transformers' model in
+    float32. text: a UTF-8 file; None: Python's help topics. stride: from one window to the next; None: a whole window.
+    seed: of random weights. output: a folder for the caller's record: it is checked, and made, before anything is
+    computed.
 
     UserError for an unknown model or precision, for sizes that make no sense, and for a text that is shorter than a
     window or cannot be read.
     """
     stride = window if stride is None else stride
-    _check_sizes(tokens, window, stride, threads)
-    weight_dtype = dtype_of(dtype, DTYPES)
+    _check_sizes(tokens, window, stride, rows, threads)
+    precision = _precision(dtype, quant)
     if against != VANILLA:
-        dtype_of(against, DTYPES)
+        precision_of(against)
     if output is not None:
         check_output_folder(output)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads or torch.get_num_threads())
     follow = progress or unheard
     written, text_name = read_text(text)
     source = resolve(model, seed=seed)
-    config = model_config_of(source.hf_config)
-    if config.max_positions is not None and window > config.max_positions:
-        raise UserError(f"got window = {window}, but {model} has {config.max_positions} positions; use a smaller one")
-    ids = encode(written, source.tokenizer, vocab=config.vocab_size, most=tokens, least=window)
-    options = {"quant": dict(quant)} if quant else {}
+    ids = _tokens(source, written, tokens, window)
     follow(0, 1, f"loading {model}, {dtype}")
-    engine = init_inference(source, dtype=weight_dtype, replace_with_kernel_inject=True, **options)
+    kept = dtype_of(kv_dtype, DTYPES) if kv_dtype else None
+    engine = init_inference(source, replace_with_kernel_inject=True, kv_dtype=kept, **precision.options)
+    if rows is None and (kept is not None or engine.options.quant.activation.enabled):
+        rows = FEW_ROWS
     follow(0, 1, f"loading {model}, {against}")
     reference = _reference(source, against)
-    windows, seconds = _scores(engine, reference, ids, window, stride, follow)
+    windows, seconds = _scores(lambda part: _logits(engine, part, rows), reference, ids, window, stride, follow)
     return Evaluation(
         case=EvaluationCase(
             model=model,
             origin=source.origin,
             dtype=dtype,
-            quant=dict(quant or {}),
+            quant=dict(precision.quant or {}),
+            kv_dtype=kv_dtype,
+            rows=rows,
             against=against,
             text=text_name,
             tokens=len(ids),
@@ -102,11 +107,31 @@ def evaluate(
         impl=engine.impl,
         windows=tuple(windows),
         seconds=seconds,
-        weight_bytes=model_bytes(shard(config), weight_dtype, Quantization.model_validate(quant or {})),
+        weights=told(stored_by(engine)),
+        weight_bytes=matrix_bytes(engine.weights),
     )
 
 
-def _check_sizes(tokens: int, window: int, stride: int, threads: int | None) -> None:
+def _precision(name: str, quant: Mapping[str, Any] | None) -> Precision:
+    if not quant:
+        return precision_of(name)
+    if name != "int8":
+        raise UserError(f"got dtype={name!r} and quant; expected int8 beside quant, or one of the two")
+    return Precision(name, torch.int8, dict(quant))
+
+
+def _tokens(source: ModelSource, text: str, most: int, window: int) -> Tensor:
+    config = model_config_of(source.hf_config)
+    if config.max_positions is not None and window > config.max_positions:
+        raise UserError(
+            f"got window = {window}, but {source.name} has {config.max_positions} positions; use a smaller one"
+        )
+    return encode(text, source.tokenizer, vocab=config.vocab_size, most=most, least=window)
+
+
+def _check_sizes(tokens: int, window: int, stride: int, rows: int | None, threads: int | None) -> None:
+    if rows is not None and rows < 1:
+        raise UserError(f"got rows = {rows}, expected at least 1")
     if threads is not None and threads < 1:
         raise UserError(f"got threads = {threads}, expected at least 1")
     if window < 2:
@@ -118,7 +143,7 @@ def _check_sizes(tokens: int, window: int, stride: int, threads: int | None) -> 
 
 
 def _scores(
-    engine: Any, reference: Logits, ids: Tensor, window: int, stride: int, follow: Progress
+    predict: Logits, reference: Logits, ids: Tensor, window: int, stride: int, follow: Progress
 ) -> tuple[list[WindowScore], float]:
     """Of all windows of a text, and the seconds that the engine computed."""
     begins = starts(len(ids), window, stride)
@@ -127,7 +152,7 @@ def _scores(
         follow(index, len(begins), f"window {index + 1} of {len(begins)}")
         part = ids[begin : begin + window]
         begun = perf_counter()
-        logits = _logits(engine, part)
+        logits = predict(part)
         seconds += perf_counter() - begun
         new = slice(max(predicted - begin, 0), len(part) - 1)  # what no window before has predicted
         found.append(_compare(logits[new], reference(part)[new], part[new.start + 1 : new.stop + 1]))
@@ -140,15 +165,22 @@ def _reference(source: ModelSource, against: str) -> Logits:
     if against == VANILLA:
         model = source.hf_model(torch.float32)
     else:
-        model = init_inference(source, dtype=dtype_of(against, DTYPES), replace_with_kernel_inject=True)
+        model = init_inference(source, replace_with_kernel_inject=True, **precision_of(against).options)
     return lambda part: _logits(model, part)
 
 
 @torch.inference_mode()
-def _logits(model: Any, part: Tensor) -> Tensor:
-    """Of the tokens that follow each token of a window: float32 [tokens, vocabulary]."""
-    logits: Tensor = model(input_ids=part[None].to(model.device), use_cache=False).logits
-    return logits[0].float().cpu()
+def _logits(model: Any, part: Tensor, rows: int | None = None) -> Tensor:
+    """Of the tokens that follow each token of a window: float32 [tokens, vocabulary]. rows: as for `evaluate`."""
+    if rows is None:
+        logits: Tensor = model(input_ids=part[None].to(model.device), use_cache=False).logits
+        return logits[0].float().cpu()
+    cache, found = None, []
+    for some in part.split(rows):
+        said = model(input_ids=some[None].to(model.device), past_key_values=cache, use_cache=True)
+        cache = said.past_key_values
+        found.append(said.logits[0].float().cpu())
+    return torch.cat(found)
 
 
 def _compare(logits: Tensor, reference: Tensor, targets: Tensor) -> WindowScore:

@@ -18,7 +18,8 @@ RANDOM = "random weights"  # how the origin of weights begins that nobody has tr
 class EvaluationCase(FrozenRecord):
     """Which model was evaluated on which text. `against`: the reference, a dtype of the engine or "vanilla".
 
-    quant: as `init_inference` takes it, for int8. `tokens` of the text are cut into windows of `window` tokens, each
+    quant: as `init_inference` takes it. kv_dtype: of the KV cache; None: the engine's own. rows: tokens read at a time;
+    None: whole windows. `tokens` of the text are cut into windows of `window` tokens, each
     `stride` tokens behind the one before; of a window only what the one before has not predicted counts.
     """
 
@@ -26,6 +27,8 @@ class EvaluationCase(FrozenRecord):
     origin: str
     dtype: str
     quant: dict[str, Any]
+    kv_dtype: str | None = None
+    rows: int | None = None
     against: str
     text: str
     tokens: int
@@ -58,7 +61,8 @@ class Evaluation(FrozenRecord):
     impl: str
     windows: tuple[WindowScore, ...] = Field(min_length=1)
     seconds: float  # that the evaluated model computed, without the reference
-    weight_bytes: int  # of the evaluated model, packed
+    weights: str  # how they are stored, LM head included
+    weight_bytes: int  # of the evaluated model's matrices, packed
 
     @property
     def predicted(self) -> int:
@@ -128,6 +132,7 @@ class Evaluation(FrozenRecord):
             **figures,
             "predicted": self.predicted,
             "tokens_per_s": self.tokens_per_s,
+            "weights": self.weights,
             "weight_bytes": self.weight_bytes,
             "remarks": list(self.remarks),
         }

@@ -8,14 +8,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from labkit.harness.evaluation.records import Evaluation
+from labkit.harness.evaluation.records import Evaluation, EvaluationCase
 from labkit.statistics import Mean
 
 
 def evaluation_table(found: Evaluation) -> RenderableType:
     """Perplexity of trained weights, divergence and agreement, with their intervals over windows."""
     case = found.case
-    table = Table(title=f"{case.model}, {precision(found)}, against {case.against}", title_justify="left")
+    table = Table(title=f"{case.model}, {case.dtype}, against {case.against}", title_justify="left")
     for heading in ("", "value", "95 %"):
         table.add_column(heading, justify="right" if heading else "left")
     if found.trained:
@@ -27,18 +27,18 @@ def evaluation_table(found: Evaluation) -> RenderableType:
     notes = [
         f"{found.predicted:,} tokens predicted in {len(found.windows)} windows of {case.window}, of {case.text}",
         f"{found.tokens_per_s:,.0f} tokens a second, {found.impl} kernels",
-        f"{found.weight_bytes / 1e6:,.1f} MB of {case.origin}",
+        f"{found.weight_bytes / 1e6:,.1f} MB of {found.weights} weights{_more(case)}; {case.origin}",
         f"machine: {found.environment.machine}",
         *(f"note: {remark}" for remark in found.remarks),
     ]
     return Group(table, Text("\n".join(notes), style="dim"))
 
 
-def precision(found: Evaluation) -> str:
-    """How the weights are stored, in words."""
-    weight = found.case.quant.get("weight", {})
-    groups = f", {weight['q_groups']} groups a row" if weight.get("q_groups", 1) > 1 else ""
-    return found.case.dtype + groups + (", LM head too" if found.case.quant.get("lm_head") else "")
+def _more(case: EvaluationCase) -> str:
+    """What else differs from the engine's own ways."""
+    cache = f", {case.kv_dtype} KV cache" if case.kv_dtype else ""
+    rounded = ", activations rounded to 8 bits" if case.quant.get("activation") else ""
+    return cache + rounded + (f", {case.rows} tokens at a time" if case.rows else "")
 
 
 def _cells(mean: Mean, form: str) -> tuple[str, str]:

@@ -11,9 +11,18 @@ from small_models import small_model
 from sweeps import swept
 
 from labkit.harness.compare import baselines
-from labkit.harness.compare.baselines import BASELINES, Baseline, baseline, check_baseline, comparison_device
+from labkit.harness.compare.baselines import (
+    BASELINES,
+    QUANTISED,
+    Baseline,
+    baseline,
+    check_baseline,
+    comparison_device,
+)
+from labkit.harness.stored_weights import StoredWeights
 from labkit.kernels import gpu
 from labkit.kernels.build import unavailable
+from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
 
@@ -33,10 +42,26 @@ def rung(name: str, model: str, dtype: torch.dtype = torch.float32) -> Baseline:
 
 
 @pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
-@pytest.mark.parametrize("name", sorted(set(BASELINES) - {"hf-eager", "hf-compile"}))
+@pytest.mark.parametrize("name", sorted(set(BASELINES) - {"hf-eager", "hf-compile", *QUANTISED} | {"fused-int8"}))
 def test_tokens_are_those_of_vanilla(name: str, model: str) -> None:
     vanilla = rung("hf-eager", model).generate(PROMPT, **ARGS)
     assert torch.equal(rung(name, model).generate(PROMPT, **ARGS), vanilla)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"), [("fused-int8", "int8"), ("fused-int4", "int4-32"), ("fused-int4-64", "int4-row")]
+)
+def test_a_side_with_codes_says_how_they_are_stored(name: str, stored: str) -> None:
+    """The rows of most of tiny-gpt2's matrices have 64 inputs."""
+    side = rung(name, "tiny-gpt2")
+    assert isinstance(side.weights, StoredWeights)
+    assert (side.weights.name, side.weights.head) == (stored, stored)
+    assert f"{stored} weights" in side.impl
+
+
+def test_codes_are_kept_only_where_there_are_some() -> None:
+    with pytest.raises(UserError, match="got tiny-gpt2 for 'fused-stored', expected a model whose file holds codes"):
+        rung("fused-stored", "tiny-gpt2")
 
 
 @pytest.mark.parametrize("backend", swept(["eager", "inductor"], ["eager"]))

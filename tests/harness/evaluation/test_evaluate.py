@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy.special import log_softmax, rel_entr, softmax
 
 from labkit.engine import init_inference
 from labkit.harness.evaluation import text as texts
-from labkit.harness.evaluation.evaluate import VANILLA, evaluate
+from labkit.harness.evaluation.evaluate import FEW_ROWS, VANILLA, evaluate
 from labkit.harness.evaluation.records import Evaluation, starts
 from labkit.harness.evaluation.text import DEFAULT_TEXT, read_text
 from labkit.harness.results import load_records, save
@@ -84,6 +85,22 @@ def test_more_groups_move_it_less(int8: Evaluation) -> None:
     assert finer.weight_bytes > int8.weight_bytes
 
 
+def test_windows_may_be_read_a_few_tokens_at_a_time() -> None:
+    """What a cache holds in float32 is what a window at once sees."""
+    few = evaluate(MODEL, tokens=WINDOW + 3, window=WINDOW, rows=7)
+    assert few.case.rows == 7
+    assert few.kl.value < 1e-9
+    assert few.agreement.value == 1
+
+
+@pytest.mark.parametrize("options", [{"dtype": "int8+a8"}, {"dtype": "int8", "kv_dtype": "int8"}], ids=str)
+def test_rounding_of_steps_is_seen(options: dict[str, Any], int8: Evaluation) -> None:
+    """Kernels round activations, and the cache what it holds, in steps of few rows."""
+    found = evaluate(MODEL, tokens=TOKENS, window=WINDOW, against="int8", **options)
+    assert found.case.rows == FEW_ROWS
+    assert found.kl.value > 1e-9
+
+
 def test_random_weights_are_said_to_predict_nothing(int8: Evaluation) -> None:
     assert not int8.trained
     assert any("random" in remark for remark in int8.remarks)
@@ -112,12 +129,12 @@ def test_the_default_text_is_the_same_on_every_machine_and_long() -> None:
         ({"stride": 0}, "got stride = 0, expected 1 to 512"),
         ({"stride": 513}, "got stride = 513"),
         ({"tokens": 511}, "got tokens = 511, expected at least 512"),
-        ({"dtype": "int3"}, "unsupported dtype 'int3'"),
-        ({"against": "gold"}, "unsupported dtype 'gold'"),
+        ({"dtype": "int3"}, "unknown precision 'int3'"),
+        ({"against": "gold"}, "unknown precision 'gold'"),
         ({"threads": 0}, "got threads = 0"),
         ({"text": "/no/such/file"}, "/no/such/file cannot be read"),
         ({"window": 100_000, "tokens": 100_000}, "positions; use a smaller one"),
-        ({"quant": {"lm_head": True}}, "quant asks for quantised weights, got dtype=torch.float32"),
+        ({"quant": {"lm_head": True}}, "got dtype='float32' and quant; expected int8 beside quant"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(options: dict[str, object], message: str) -> None:

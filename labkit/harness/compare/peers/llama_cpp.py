@@ -97,7 +97,7 @@ class LlamaCpp(Peer):
         return f"llama.cpp cannot convert a model: {where}; set {SOURCES} to the folder with its {CONVERTER}"
 
     def check_model(self, side: str, source: ModelSource) -> None:
-        if side == LLAMA_CPP_GGUF and gguf_of(source) is None:
+        if side == LLAMA_CPP_GGUF and source.gguf is None:
             raise UserError(
                 f"got {source.name} for {side}, expected a GGUF file; use {LLAMA_CPP}, which exports a model"
             )
@@ -131,9 +131,8 @@ class LlamaCpp(Peer):
             quantise(self.import_package(), folder / PLAIN, file, QUANTISED[side])
             (folder / PLAIN).unlink()
         elif side == LLAMA_CPP_GGUF:
-            given = gguf_of(source)
-            assert given is not None
-            file.symlink_to(given.resolve())
+            assert source.gguf is not None
+            file.symlink_to(source.gguf.resolve())
         else:
             _export(source, dtype, file, INT8 if self.sides[side] else OUTTYPES[dtype], sources)
             return
@@ -181,12 +180,6 @@ class GgufModel(GreedySteps):
             raise RunError(f"llama_decode failed with status {status}")
         found = api.llama_get_logits_ith(self._context, -1)
         return np.ctypeslib.as_array(found, (1, self.config.vocab_size))
-
-
-def gguf_of(source: ModelSource) -> Path | None:
-    """The GGUF file that a model is, where it is one."""
-    found: Path | None = getattr(source, "gguf", None)
-    return found
 
 
 def _export(source: ModelSource, dtype: str, file: Path, outtype: str, sources: Path) -> None:
