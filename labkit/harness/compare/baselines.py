@@ -37,6 +37,7 @@ from labkit.weights.source import ModelSource
 
 FEW_ROWS = 64  # as many sequences as a decode step may have; most prompts have more
 FUSED_STORED = "fused-stored"
+IN_PRECISION = "fused:"  # the engine in any precision, whose name follows
 QUANTISED = {  # the engine with integer weights: what the precision of each is called
     "fused-int8": "int8+head",
     "fused-int4": "int4+head",
@@ -117,16 +118,20 @@ def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int, *
     """
     check_baseline(name)
     torch.set_num_threads(threads)
-    return BASELINES[name](name, source, dtype, **options)
+    load = _in_precision if name.startswith(IN_PRECISION) else BASELINES[name]
+    return load(name, source, dtype, **options)
 
 
 def check_baseline(name: str, *, others: Iterable[str] = ()) -> None:
-    """UserError for a name that is unknown, whose package is not installed, or which runs on another device only.
+    """UserError for a name or precision that is unknown, whose package is not installed, or which runs on another device only.
 
     `others`: names that are no baselines and are served too, for the list of those that are expected.
     """
-    if name not in BASELINES:
-        raise UserError(f"unknown baseline {name!r}; expected one of {', '.join((*BASELINES, *others))}")
+    if name.startswith(IN_PRECISION):
+        precision_of(name.removeprefix(IN_PRECISION))
+    elif name not in BASELINES:
+        known = ", ".join((*BASELINES, *others))
+        raise UserError(f"unknown baseline {name!r}; expected one of {known}, or {IN_PRECISION}int4-64 and the like")
     if name == "accelerate" and find_spec("accelerate") is None:
         raise UserError("the baseline 'accelerate' needs a package that is not installed; pip install accelerate")
     on_gpu = torch.cuda.is_available()
@@ -213,11 +218,11 @@ def _accelerate(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
     return _vanilla(name, f"accelerate {accelerate.__version__}", source, model)
 
 
-def _quantised(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -> Baseline:
-    """The engine with integer weights, whatever `dtype` the others have."""
+def _in_precision(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -> Baseline:
+    """The engine in a precision of its own, whatever `dtype` the others have."""
     if name == FUSED_STORED and not has_codes(source):
         raise UserError(f"got {source.name} for {name!r}, expected a model whose file holds codes, as a GGUF file may")
-    precision = precision_of(QUANTISED[name])
+    precision = precision_of(QUANTISED.get(name) or name.removeprefix(IN_PRECISION))
     return _fused(name, source, precision.dtype, **({"quant": precision.quant} if precision.quant else {}), **options)
 
 
@@ -261,5 +266,5 @@ BASELINES: dict[str, Callable[..., Baseline]] = {
     "hf-graph": _hf_graph,
     "accelerate": _accelerate,
     "fused": _fused,
-    **dict.fromkeys(QUANTISED, _quantised),
+    **dict.fromkeys(QUANTISED, _in_precision),
 }

@@ -49,7 +49,13 @@ def test_tokens_are_those_of_vanilla(name: str, model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "stored"), [("fused-int8", "int8"), ("fused-int4", "int4-32"), ("fused-int4-64", "int4-row")]
+    ("name", "stored"),
+    [
+        ("fused-int8", "int8"),
+        ("fused-int4", "int4-32"),
+        ("fused-int4-64", "int4-row"),
+        ("fused:int8-32-asymmetric+head", "int8-32-asymmetric"),
+    ],
 )
 def test_a_side_with_codes_says_how_they_are_stored(name: str, stored: str) -> None:
     """The rows of most of tiny-gpt2's matrices have 64 inputs."""
