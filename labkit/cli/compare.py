@@ -22,8 +22,9 @@ def compare(
     baseline: Annotated[
         str,
         typer.Option(
-            help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused, fused-int8, or a side of a "
-            "peer (see `labkit peers`), such as llama.cpp."
+            help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused, fused-int8, fused-int4, "
+            "fused-int4-64, fused-int4-128, fused-stored, fused:PRECISION, or a side of a peer (see `labkit peers`), "
+            "such as llama.cpp."
         ),
     ] = "hf-eager",
     candidate: Annotated[str, typer.Option(help="What is measured against the baseline.")] = "fused",
@@ -40,6 +41,7 @@ def compare(
         float | None, typer.Option(help="Add rounds until it is decided, for so many seconds at most.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of random weights, prompts and the order of the runs.")] = 0,
+    question: Annotated[str, typer.Option(help="For a chat model: each side answers it once.")] = "",
     wait_quiet: WaitQuiet = None,
     output: Output = Path("runs"),
     as_json: AsJson = False,
@@ -51,7 +53,7 @@ def compare(
     from labkit.harness.results import save
 
     case = comparison_case(model=model, dtype=dtype, batch=batch, prompt=prompt, new=new, threads=threads, tp=tp)
-    schedule = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet)
+    schedule = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet, question=question)
     with progress_bar(err) as follow:
         (found,) = compare_with_each((baseline,), candidate, case, schedule, output=output, progress=follow)
     if as_json:

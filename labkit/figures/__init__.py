@@ -15,13 +15,14 @@ from labkit.figures.regions import (
 )
 from labkit.figures.stage_table import stage_table_figure
 from labkit.figures.stages import stage_figure
-from labkit.figures.summary import headline, notes, summary_table
+from labkit.figures.summary import answers, headline, notes, summary_table
 from labkit.figures.theme import SIDE_COLORS, STAGE_COLORS
 from labkit.figures.timeline import timeline
 
 __all__ = [
     "SIDE_COLORS",
     "STAGE_COLORS",
+    "answers",
     "captures_table",
     "cut_figure",
     "difference_figure",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -70,6 +72,15 @@ def summary_table(comparison: Comparison) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
 
+def answers(comparison: Comparison) -> str:
+    """Markdown with the question that both sides were asked, and what each said."""
+    both = list(_named(comparison))
+    if all(side.answer is None for _, side in both):
+        return "Nothing was asked: the model's tokenizer has no chat template, so it holds no conversations."
+    rows = [f"| {name} | {_cell(side.answer or '')} |" for name, side in both]
+    return "\n".join([f"**{_cell(comparison.candidate.question)}**", "", "| side | answer |", "|---|---|", *rows])
+
+
 def notes(comparison: Comparison) -> str:
     """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
     lines = [
@@ -125,6 +136,12 @@ def _named(comparison: Comparison) -> Iterator[tuple[str, Measurement]]:
 def _ratio(comparison: Comparison, metric: str) -> list[str]:
     trusted = comparison.trust(metric).trustworthy
     return [str(comparison.ratio(metric)), str(comparison.verdict_of(metric)) if trusted else "not trustworthy"]
+
+
+def _cell(text: str) -> str:
+    """A model's text as a cell of a Markdown table, in which nothing of it is markup."""
+    shown = html.escape(text).replace("\n", "<br>")
+    return re.sub(r"([\\`*_\[\]|#~$])", r"\\\1", shown)
 
 
 def _percent(share: float | None) -> str:

@@ -109,6 +109,8 @@ class Measurement(FrozenRecord):
     probe: str = ""  # the way to read that set the limit, and in how many of the probes
     load_s: float | None = None
     start_to_ready_s: float | None = None  # imports, loading and the first warm-up run, without waiting for a turn
+    question: str = ""  # asked once behind the timed runs; empty: none
+    answer: str | None = None  # of a chat model to it
     first_run_s: float | None = None  # the first warm-up run, compilation included
     peak_rss_mb: float | None = None  # more than before the weights were loaded; on a GPU, of the GPU's memory
     stages: tuple[StageTime, ...] = ()  # from one extra run, never from the timed ones

@@ -31,6 +31,7 @@ HELP = {
     "candidate": "the side that is held against the baseline",
     "tp_sizes": "numbers of ranks, separated by commas; one is always among them",
     "steps": "decode steps of each side",
+    "question": "answered by each side, if the model holds conversations",
     "source": "nsys, torch (torch.profiler), bundled (captures that come with labkit), or auto",
 }
 SIZES = {
@@ -129,5 +130,7 @@ def _input(name: str, value: Any, choices: Mapping[str, Iterable[str]]) -> ipw.W
         return ipw.Combobox(value=value, options=list(PRESETS), **look)
     if name in choices:
         return ipw.Dropdown(value=value, options=list(dict.fromkeys([*choices[name], value])), **look)
+    if isinstance(value, str):
+        return ipw.Text(value=value, continuous_update=False, **look)
     least, most = SIZES[name]
     return ipw.BoundedIntText(value=value, min=least, max=most, **look)

@@ -27,11 +27,13 @@ class Workbench(Bench[Comparison]):
         baseline: str = "hf-eager",
         threads: int = 0,
         rounds: int = 6,
+        question: str = "",
     ) -> None:
-        """With `threads` 0 there are as many as torch would use."""
+        """With `threads` 0 there are as many as torch would use. question: for models that hold conversations."""
         texts = {"model": model, "dtype": dtype}
         sizes = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
         settings = texts | sizes | {"baseline": baseline, "threads": threads, "rounds": rounds}
+        settings |= {"question": question} if question else {}
         super().__init__(settings, {"dtype": FLOAT_DTYPES, "baseline": BASELINES})
 
     @property
@@ -48,6 +50,7 @@ class Workbench(Bench[Comparison]):
             new=settings["new_tokens"],
             threads=settings["threads"] or None,
             rounds=settings["rounds"],
+            question=settings.get("question", ""),
             progress=follow,
         )
 

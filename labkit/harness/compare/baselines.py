@@ -123,7 +123,8 @@ def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int, *
 
 
 def check_baseline(name: str, *, others: Iterable[str] = ()) -> None:
-    """UserError for a name or precision that is unknown, whose package is not installed, or which runs on another device only.
+    """UserError for a name or precision that is unknown, and for one whose package is not installed or which runs on
+    another device only.
 
     `others`: names that are no baselines and are served too, for the list of those that are expected.
     """

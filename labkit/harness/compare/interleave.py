@@ -85,7 +85,8 @@ def take_turns(
         needed = max(side.cores for side in sides) if comparison_device().type == "cpu" else 1
         wait_until_quiet(schedule.wait_quiet_s, needed=needed, progress=progress)
     conversions = sum(side.name in PEER_OF_SIDE for side in sides)
-    steps = _Steps(conversions + len(sides) * (1 + schedule.first_rounds + schedule.stages), progress)
+    each = 1 + schedule.first_rounds + schedule.stages + bool(schedule.question)
+    steps = _Steps(conversions + len(sides) * each, progress)
     with ExitStack() as stack:
         folders = _peer_folders(sides, prepared, schedule, steps, stack)
         participants = [
@@ -112,6 +113,9 @@ def take_turns(
         for participant in participants if schedule.stages else ():
             steps.begin(f"stages of {participant.name}")
             participant.note_stages()
+        for participant in participants if schedule.question else ():
+            steps.begin(f"an answer of {participant.name}")
+            participant.note_answer()
     steps.end()
     return rounds.found()
 

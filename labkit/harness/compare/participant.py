@@ -38,6 +38,7 @@ class Participant:
         self._reading = ""
         self._peaks: list[float] = []
         self._staged: Replies = []
+        self._answer: str | None = None
 
     def load(self, converted: str | None) -> None:
         """Load the weights and run once without a clock. `converted`: the folder for a peer."""
@@ -54,6 +55,7 @@ class Participant:
             seed=schedule.seed,
             warm_up=schedule.warm_up,
             converted=converted,
+            answer_tokens=schedule.answer_tokens if schedule.question else 0,
         )
         self._said = ranks[0] | {
             name: max(rank[name] for rank in ranks) for name in ("load_s", "first_run_s", "start_to_ready_s")
@@ -87,6 +89,11 @@ class Participant:
         """Run once more with the stages told apart."""
         self._staged = self.process.ask("stages", seed=self._schedule.seed)
 
+    def note_answer(self) -> None:
+        """Ask for an answer to the schedule's question."""
+        asked = {"question": self._schedule.question, "new": self._schedule.answer_tokens}
+        self._answer = self.process.ask("answer", **asked)[0]["text"]
+
     def measurement(self, others_cores: Sequence[float | None]) -> Measurement:
         """All that has been noted so far. `others_cores`: by round, the processors that other programs kept busy."""
         case, said = self._prepared.case, dict(self._said)
@@ -106,6 +113,8 @@ class Participant:
             peak_rss_mb=None if self._memory is None else self._memory / 1e6,
             stages=stages[0] if stages else (),
             rank_stages=tuple(stages) if self.spec.ranks > 1 else (),
+            question=self._schedule.question,
+            answer=self._answer,
             stage_run=_stage_run(first["times"]) if first else None,
             **said,
         )

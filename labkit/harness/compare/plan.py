@@ -49,6 +49,8 @@ class Schedule:
     hf-graph need.
     stages: whether each side runs once more with its stages told apart.
     wait_quiet_s: wait for so many seconds at most until other programs leave the processors alone; None: do not wait.
+    question: each side answers it once behind the timed runs, in `answer_tokens` at most, where the model was trained
+    for conversations; empty: nothing is asked.
     """
 
     rounds: int = 7
@@ -57,6 +59,8 @@ class Schedule:
     warm_up: int | None = None
     stages: bool = True
     wait_quiet_s: float | None = None
+    question: str = ""
+    answer_tokens: int = 64
 
     @property
     def first_rounds(self) -> int:

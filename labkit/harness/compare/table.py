@@ -70,7 +70,9 @@ def _footer(comparison: Comparison, baseline: Measurement, candidate: Measuremen
         )
     reads = [f"{candidate.name} read its weights with {candidate.reading}"] if candidate.reading else []
     limits = [f"the limit was set by {candidate.probe}"] if candidate.probe else []
+    answers = [f"{side.name} answers: {side.answer}" for side in (baseline, candidate) if side.answer is not None]
     return [
+        *([f"question: {candidate.question}", *answers] if answers else []),
         *of_ranks,
         f"tokens of both sides: {tokens} ({comparison.rounds} rounds{looks})",
         f"weights: {comparison.case.origin}",

@@ -29,6 +29,7 @@ def compare(
     rounds: int = 7,
     budget_s: float | None = None,
     wait_quiet_s: float | None = None,
+    question: str = "",
     seed: int = 0,
     output: str | os.PathLike[str] | None = "runs",
     progress: Progress | None = None,
@@ -46,6 +47,8 @@ def compare(
 
     wait_quiet_s: wait for so many seconds at most until other programs leave the processors alone, and give up then.
 
+    question: answered by both sides once behind the timed runs, where the model was trained for conversations.
+
     The record is also written under the folder `output`, at the end and whole; None: not written. A folder that cannot
     be written to is refused before anything is measured, and what goes wrong with it later is a warning: the result is
     returned all the same.
@@ -54,7 +57,7 @@ def compare(
     side's process failed.
     """
     case = comparison_case(model=model, dtype=dtype, batch=batch, prompt=prompt, new=new, threads=threads, tp=tp)
-    schedule = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet_s)
+    schedule = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet_s, question=question)
     (found,) = compare_with_each((baseline,), candidate, case, schedule, output=output, progress=progress)
     if output is not None:
         save_or_warn(found, output)

@@ -29,12 +29,13 @@ from labkit.harness.compare.peers.table import PEER_OF_SIDE
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.exchange.calls import ExchangeCalls
 from labkit.harness.stored_weights import as_plain
-from labkit.harness.timing import timed_generate, wait_for_gpu
+from labkit.harness.timing import TokenClock, timed_generate, wait_for_gpu
 from labkit.kernels.memory import return_freed_memory
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
+QUESTION_TOKENS = 256  # as many as a question may have, in its chat template
 MEETING = timedelta(minutes=10)  # how long the ranks wait for the slowest to load
 
 
@@ -57,12 +58,14 @@ class Worker:
         seed: int,
         warm_up: int | None = None,
         converted: str | None = None,
+        answer_tokens: int = 0,
         join: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Load the weights and warm up, with `warm_up` new tokens instead of `new` if it is given.
 
-        `join` has the rank of this process among those of the side, and where they meet. Memory is counted from here
-        on, without what imports, the model's description and its tokenizer take.
+        answer_tokens: of an answer that will be asked for; 0: none. `join` has the rank of this process among those of
+        the side, and where they meet. Memory is counted from here on, without what imports, the model's description and
+        its tokenizer take.
         """
         asked = perf_counter()
         source = resolve(model, seed=seed)
@@ -79,9 +82,10 @@ class Worker:
         started = perf_counter()
         if name in PEER_OF_SIDE:
             assert converted is not None
-            load = PEER_OF_SIDE[name].load
-            folder = Path(converted)
-            self._side = load(name, folder, source, FLOAT_DTYPES[dtype], threads=threads, positions=prompt + new)
+            positions = max(prompt + new, QUESTION_TOKENS + answer_tokens) if answer_tokens else prompt + new
+            self._side = PEER_OF_SIDE[name].load(
+                name, Path(converted), source, FLOAT_DTYPES[dtype], threads=threads, positions=positions
+            )
         else:
             self._side = baseline(name, source, FLOAT_DTYPES[dtype], threads, **options)
         wait_for_gpu()
@@ -114,6 +118,24 @@ class Worker:
         runs: list[dict[str, Any]] = []
         stages = self._side.stage_times(lambda: runs.append(self.run(seed=seed)))
         return {"stages": [asdict(stage) for stage in stages], "times": runs[0]["times"] if stages else None}
+
+    def answer(self, *, question: str, new: int) -> dict[str, Any]:
+        """The greedy answer to a question, of `new` tokens at most; no text where the tokenizer has no chat template.
+        UserError for a question that is too long.
+        """
+        tokenizer = self._side.tokenizer
+        if tokenizer.chat_template is None:
+            return {"text": None}
+        said = [{"role": "user", "content": question}]
+        prompt = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        ids = prompt["input_ids"]
+        if ids.shape[1] > QUESTION_TOKENS:
+            raise UserError(f"got a question of {ids.shape[1]} tokens, expected at most {QUESTION_TOKENS}")
+        arguments = self._side.greedy_arguments(1, ids.shape[1]) | {"max_new_tokens": new, "streamer": TokenClock()}
+        tokens = self._side.generate(ids, **arguments)[0, ids.shape[1] :].tolist()
+        if tokenizer.eos_token_id in tokens:  # not every side stops there by itself
+            tokens = tokens[: tokens.index(tokenizer.eos_token_id)]
+        return {"text": tokenizer.decode(tokens, skip_special_tokens=True).strip()}
 
     def peak_memory(self) -> dict[str, Any]:
         """Bytes that the process has held at most, less what it held before it loaded the weights, on its device."""
@@ -149,6 +171,7 @@ def main() -> None:
         "load": worker.load,
         "run": worker.run,
         "stages": worker.stages,
+        "answer": worker.answer,
         "peak_memory": worker.peak_memory,
         "reading": worker.reading,
         "open_exchange": worker.open_exchange,
