@@ -113,9 +113,10 @@ def default_tile(weight_type: str, batch: int, outputs: int, inputs: int) -> Til
         return Tile(rows=32 if outputs >= 8192 else 16, depth=32, stages=4)
     if batch > 1:  # a warp multiplies 16 rows at once; a small matrix gets small tiles, or it would have few programs
         rows = 64 if outputs >= 8192 else 16
-        depth = 64 if weight_type == "int8" else 128 if rows == 64 else 256
+        depth = 64 if weight_type.startswith("int") else 128 if rows == 64 else 256
         return Tile(rows=rows, depth=depth, warps=max(2, rows // 16), stages=4)
-    whole = 1 << (-(-inputs // (4 if weight_type == "int8" else 1)) - 1).bit_length()
+    in_word = 8 if weight_type.startswith("int4") else 4 if weight_type.startswith("int8") else 1
+    whole = 1 << (-(-inputs // in_word) - 1).bit_length()
     return Tile(rows=8, depth=min(whole, 1024 if weight_type in ("float16", "bfloat16") else 512))
 
 

@@ -12,7 +12,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2, to
 """Largest |got - want| / |want| (Frobenius norms) of a whole result against float64, by the type of the weights; what
 int8 weights lose by rounding is not in it, since both sides have the rounded ones."""
 
-SCALE_BYTES = 4  # float32
+SCALE_BYTES = 2  # float16
 BIASES = frozenset({"qkv", "attn_out", "ff1", "ff2"})  # of a layer, where all its products have one
 
 

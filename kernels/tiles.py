@@ -25,14 +25,42 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 @triton.jit
-def quarter_of(words, QUARTER: tl.constexpr):
-    """Byte number QUARTER of words of four int8, as float32.
+def code_of(words, part, BITS: tl.constexpr, RAISED: tl.constexpr):
+    """Code number `part` of words of four codes of 8 bits or eight of 4 (codes.pack_words), as float32; RAISED: counted
+    from the lowest code on.
 
-    The byte plus 128 is put into the low bits of the float 2^23, whose last place is 1, and 2^23 + 128 is subtracted.
-    The hardware's own conversion from integers is so slow that a step would wait for it.
+    The code plus 128 or 8 is put into the low bits of the float 2^23, whose last place is 1, from which 2^23 is
+    subtracted again. The hardware's own conversion from integers is so slow that a step would wait for it.
     """
-    shifted = (words ^ -2139062144) >> (8 * QUARTER)
-    return ((shifted & 255) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0
+    if BITS == 8:
+        bits = ((words ^ -2139062144) >> (8 * part)) & 255
+        LOWEST: tl.constexpr = 0.0 if RAISED else 128.0
+    else:
+        bits = (words >> (8 * (part % 4) + 4 * (part // 4))) & 15
+        LOWEST: tl.constexpr = 0.0 if RAISED else 8.0
+    return (bits | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + LOWEST)
+
+
+@triton.jit
+def scale_tile(
+    scales_ptr, rows, row_mask, first, number, BN: tl.constexpr, BK: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr, NUMBERS: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """float32 [BN, BK]: number 0 or 1 of the groups that BK inputs, from `first` on, of the rows [BN] belong to.
+
+    ALIGNED: groups begin where tiles do, so that each is loaded once and spread over its inputs.
+    """
+    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
+    if ALIGNED:
+        group = first // GROUP + tl.arange(0, BK // GROUP)
+    else:
+        group = (first + tl.arange(0, BK)) // GROUP
+    at = (rows.to(tl.int64)[:, None] * GROUPS + group[None, :]) * NUMBERS + number
+    mask = row_mask[:, None] & (group < GROUPS)[None, :]
+    found = tl.load(scales_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    if ALIGNED:
+        found = tl.reshape(tl.broadcast_to(found[:, :, None], (BN, BK // GROUP, GROUP)), (BN, BK))
+    return found
 
 
 @triton.jit
@@ -104,23 +132,28 @@ def weight_tile(w_ptr, rows, k, row_mask, WIDTH: tl.constexpr):
 def product(
     w_ptr, scales_ptr, rows, row_mask,
     x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
-    K: tl.constexpr, GROUP: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
+    K: tl.constexpr, CODES: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
     ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """norm(x + addend + bias) W^T for the `rows` [BN] of W: float32 [BN, MP].
 
-    GROUP: 0 for a floating weight [N, K]; else how many int8 share a scale, and the weight is [N, ceil(K / 4)] words of
-    four int8. The four are from the four quarters of a row, so that each byte of a tile of words belongs to consecutive
-    inputs, whose activations are one contiguous load. RESIDUAL: "sum" or "normed" writes those rows, each program a
-    share; "none" does not.
+    CODES: (0, 0, 0) for a floating weight [N, K]; else (bits, inputs that share a scale, 1 for a scale or 2 with a
+    minimum), and the weight is [N, ceil(K / parts)] words of four codes of 8 bits or eight of 4. The codes of a word
+    are from as many parts of a row, so that each code of a tile of words belongs to consecutive inputs, whose
+    activations are one contiguous load. RESIDUAL: "sum" or "normed" writes those rows, each program a share; "none"
+    does not.
 
     One row of activations is multiplied element by element, because 15 of the matrix unit's 16 rows would be padding.
     More rows go through the matrix unit, in the type DOT.
     """
-    QUARTERS: tl.constexpr = 1 if GROUP == 0 else 4
-    WIDTH: tl.constexpr = (K + QUARTERS - 1) // QUARTERS
-    GROUPS: tl.constexpr = 1 if GROUP == 0 else (K + GROUP - 1) // GROUP
+    BITS: tl.constexpr = CODES[0]
+    GROUP: tl.constexpr = CODES[1]
+    NUMBERS: tl.constexpr = CODES[2]
+    PARTS: tl.constexpr = 1 if BITS == 0 else 32 // BITS
+    WIDTH: tl.constexpr = (K + PARTS - 1) // PARTS
+    ROW_WISE: tl.constexpr = GROUP >= K and NUMBERS == 1
+    ALIGNED: tl.constexpr = BITS != 0 and BK >= GROUP and WIDTH % GROUP == 0 and GROUP & (GROUP - 1) == 0
     m = tl.arange(0, MP)
     m_mask = m < M
     span = tl.arange(0, BK)
@@ -142,9 +175,9 @@ def product(
         else:
             w = weight_tile(w_ptr, rows, begin + span, row_mask, WIDTH)
             ahead = w
-        for quarter in tl.static_range(QUARTERS):
+        for part in tl.static_range(PARTS):
             column = begin + span
-            k = column + quarter * WIDTH
+            k = column + part * WIDTH
             inside = (column < WIDTH) & (k < K)
             mask = m_mask[:, None] & inside[None, :]
             x = load_rows(x_ptr, addend_ptr, addend_bias_ptr, m, k, mask, K, ADD, ADD_BIAS)
@@ -152,13 +185,15 @@ def product(
             if RESIDUAL != "none":
                 if (begin // BK) % tl.num_programs(0) == tl.program_id(0):
                     tl.store(residual_ptr + m[:, None] * K + k[None, :], x if RESIDUAL == "sum" else y, mask=mask)
-            if GROUP == 0:
+            if BITS == 0:
                 numbers = w
             else:
-                numbers = quarter_of(w, quarter)
-                if GROUPS > 1:
-                    at = rows[:, None] * GROUPS + (k // GROUP)[None, :]
-                    numbers *= tl.load(scales_ptr + at, mask=row_mask[:, None] & inside[None, :], other=0.0)
+                first = begin + part * WIDTH
+                numbers = code_of(w, part, BITS, NUMBERS == 2)
+                if not ROW_WISE:
+                    numbers *= scale_tile(scales_ptr, rows, row_mask, first, 0, BN, BK, K, GROUP, NUMBERS, ALIGNED)
+                if NUMBERS == 2:
+                    numbers += scale_tile(scales_ptr, rows, row_mask, first, 1, BN, BK, K, GROUP, NUMBERS, ALIGNED)
             if MP == 1:
                 acc += numbers.to(tl.float32) * y
             else:
@@ -166,6 +201,6 @@ def product(
         w = ahead
     if MP == 1:
         acc = tl.sum(acc, axis=1, keep_dims=True)
-    if GROUP != 0 and GROUPS == 1:
-        acc *= tl.load(scales_ptr + rows, mask=row_mask, other=0.0)[:, None]
+    if BITS != 0 and ROW_WISE:
+        acc *= tl.load(scales_ptr + rows, mask=row_mask, other=0.0).to(tl.float32)[:, None]
     return acc

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from ..attention.triton_impl import Partials, attention
-from ..gemm.triton_impl import gemm, group
+from ..gemm.triton_impl import codes, gemm, tile_type
 from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
 from ..mlp_gemm.triton_impl import mlp_arguments, mlp_gemm, mlp_tiles
 from ..plain import argmax_or_minus_one
@@ -159,7 +159,7 @@ class TritonStep:
             gain_ptr=optional(norm.weight, out),
             shift_ptr=optional(norm.bias, out),
             E=table.inputs,
-            GROUP=group(table),
+            CODES=codes(table),
             POSITIONS=positions is not None,
             NORM=norm.kind,
             SHIFT=norm.bias is not None,
@@ -214,7 +214,7 @@ class TritonStep:
             and cache.key_scales is None
             and w.qkv.norm.kind == w.mlp.norm.kind
             and (w.qkv.norm.bias is None) == (w.mlp.norm.bias is None)
-            and group(w.qkv.proj) == group(w.mlp.up)
+            and codes(w.qkv.proj) == codes(w.mlp.up)
         )
 
     def _parallel_layer(
@@ -244,7 +244,7 @@ class TritonStep:
         proj, up = w.qkv.proj, w.mlp.up
         of_qkv = qkv_arguments(hidden, w.qkv, self.model.heads, rotary, rows, cache, buffers.queries, None)
         of_mlp = mlp_arguments(hidden, None, None, w.mlp, None, residual_from_norm=False)
-        tile = self.launch.tile("qkv_and_mlp", proj.weight_type, len(hidden), proj.outputs + up.outputs, proj.inputs)
+        tile = self.launch.tile("qkv_and_mlp", tile_type(proj), len(hidden), proj.outputs + up.outputs, proj.inputs)
         programs = qkv_tiles(w.qkv, tile)
         for name in ("residual_ptr", "RESIDUAL"):
             del of_qkv[name]
@@ -270,7 +270,7 @@ class TritonStep:
 
     def _head_argmax(self, hidden: Tensor, norm: Norm, buffers: Buffers) -> tuple[int, int]:
         head = self.head.matrix
-        tile = self.launch.tile("head_argmax", head.weight_type, len(hidden), head.outputs, head.inputs)
+        tile = self.launch.tile("head_argmax", tile_type(head), len(hidden), head.outputs, head.inputs)
         programs, padded = triton.cdiv(head.outputs, tile.rows), padded_rows(len(hidden))
         assert programs * padded <= len(buffers.best), f"tiles of {tile.rows} rows are too small for this kernel"
         self.launch(
@@ -291,7 +291,7 @@ class TritonStep:
             NORM=norm.kind,
             SHIFT=norm.bias is not None,
             K=head.inputs,
-            GROUP=group(head),
+            CODES=codes(head),
             BIAS=head.bias is not None,
             BN=tile.rows,
             BK=tile.depth,

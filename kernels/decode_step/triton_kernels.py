@@ -5,14 +5,14 @@ import triton.language as tl
 
 from ..mlp_gemm.triton_impl import mlp_tile
 from ..qkv_gemm.triton_impl import qkv_tile
-from ..tiles import product, quarter_of, wait_for_previous
+from ..tiles import code_of, product, wait_for_previous
 
 
 @triton.jit
 def embed(
     out_ptr, table_ptr, scales_ptr, tokens_ptr, begin, position_table_ptr, positions_ptr, offset,
     eps, gain_ptr, shift_ptr,
-    E: tl.constexpr, GROUP: tl.constexpr, POSITIONS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
+    E: tl.constexpr, CODES: tl.constexpr, POSITIONS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [M, E] = norm(table[begin + token]) + position_table[position + offset], one row per program."""
@@ -21,16 +21,20 @@ def embed(
     token = (begin + tl.maximum(tl.load(tokens_ptr + m), 0)).to(tl.int64)  # -1: no logit was a number
     k = tl.arange(0, BLOCK)
     inside = k < E
-    if GROUP == 0:
+    BITS: tl.constexpr = CODES[0]
+    GROUP: tl.constexpr = CODES[1]
+    NUMBERS: tl.constexpr = CODES[2]
+    if BITS == 0:
         x = tl.load(table_ptr + token * E + k, mask=inside, other=0.0).to(tl.float32)
     else:
-        WIDTH: tl.constexpr = (E + 3) // 4
+        PARTS: tl.constexpr = 32 // BITS
+        WIDTH: tl.constexpr = (E + PARTS - 1) // PARTS
         words = tl.load(table_ptr + token * WIDTH + k % WIDTH, mask=inside, other=0)
-        quarter = k // WIDTH
-        x = tl.where(quarter == 0, quarter_of(words, 0), quarter_of(words, 1))
-        x = tl.where(quarter == 2, quarter_of(words, 2), x)
-        x = tl.where(quarter == 3, quarter_of(words, 3), x)
-        x *= tl.load(scales_ptr + token * ((E + GROUP - 1) // GROUP) + k // GROUP, mask=inside, other=0.0)
+        scales = scales_ptr + (token * ((E + GROUP - 1) // GROUP) + k // GROUP) * NUMBERS
+        x = code_of(words, k // WIDTH, BITS, NUMBERS == 2)
+        x *= tl.load(scales, mask=inside, other=0.0).to(tl.float32)
+        if NUMBERS == 2:
+            x += tl.load(scales + 1, mask=inside, other=0.0).to(tl.float32)
     if NORM != "none":
         if NORM == "layer":
             x = tl.where(inside, x - tl.sum(x) / E, 0.0)
@@ -48,7 +52,7 @@ def qkv_and_mlp(
     qkv_programs, queries_ptr, keys_ptr, values_ptr, M, C, eps, x_ptr, gain_ptr, shift_ptr,
     w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
     act_ptr, N, mlp_eps, mlp_gain_ptr, mlp_shift_ptr, mlp_w_ptr, mlp_scales_ptr, mlp_bias_ptr,
-    NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
     MLP_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
@@ -60,20 +64,20 @@ def qkv_and_mlp(
         qkv_tile(
             at, queries_ptr, keys_ptr, values_ptr, x_ptr, M, C, eps,
             x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
-            NORM, SHIFT, "none", K, GROUP, BIAS, HQ, HKV, D, DP, R, INTERLEAVED, T, BN, BK, MP, DOT, PDL,
+            NORM, SHIFT, "none", K, CODES, BIAS, HQ, HKV, D, DP, R, INTERLEAVED, T, BN, BK, MP, DOT, PDL,
         )  # fmt: skip
     else:
         mlp_tile(
             at - qkv_programs, act_ptr, x_ptr, M, N, mlp_eps,
             x_ptr, x_ptr, x_ptr, mlp_gain_ptr, mlp_shift_ptr, mlp_w_ptr, mlp_scales_ptr, mlp_bias_ptr,
-            NORM, SHIFT, False, False, "none", K, GROUP, MLP_BIAS, ACTIVATION, GATED, BN, BK, MP, DOT, PDL,
+            NORM, SHIFT, False, False, "none", K, CODES, MLP_BIAS, ACTIVATION, GATED, BN, BK, MP, DOT, PDL,
         )  # fmt: skip
 
 
 @triton.jit
 def head_argmax(
     best_ptr, where_ptr, M, N, eps, gain_ptr, shift_ptr, x_ptr, w_ptr, scales_ptr, bias_ptr,
-    NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The largest logit of BN, and the first row that has it, to best and where [programs, MP]; NaN counts as -inf."""
@@ -82,7 +86,7 @@ def head_argmax(
     inside = rows < N
     y = product(
         w_ptr, scales_ptr, rows, inside, x_ptr, x_ptr, x_ptr, gain_ptr, shift_ptr, eps, x_ptr, M,
-        K, GROUP, NORM, SHIFT, False, False, "none", BN, BK, MP, DOT, PDL,
+        K, CODES, NORM, SHIFT, False, False, "none", BN, BK, MP, DOT, PDL,
     )  # fmt: skip
     if BIAS:
         y += tl.load(bias_ptr + rows, mask=inside, other=0.0)[:, None]

@@ -21,8 +21,8 @@ PLAIN = Norm()
 def _gemm(
     out_ptr, residual_ptr, M, N, eps, gain_ptr, shift_ptr,
     x_ptr, w_ptr, scales_ptr, bias_ptr, x2_ptr, w2_ptr, scales2_ptr, bias2_ptr,
-    NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
-    K2: tl.constexpr, GROUP2: tl.constexpr, BIAS2: tl.constexpr, RESIDUAL: tl.constexpr,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr,
+    K2: tl.constexpr, CODES2: tl.constexpr, BIAS2: tl.constexpr, RESIDUAL: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = norm(x) W^T + bias (+ x2 W2^T + bias2) (+ residual), each [M, N].
@@ -34,12 +34,12 @@ def _gemm(
     inside = rows < N
     y = product(
         w_ptr, scales_ptr, rows, inside, x_ptr, x_ptr, x_ptr, gain_ptr, shift_ptr, eps, x_ptr, M,
-        K, GROUP, NORM, SHIFT, False, False, "none", BN, BK, MP, DOT, PDL,
+        K, CODES, NORM, SHIFT, False, False, "none", BN, BK, MP, DOT, PDL,
     )  # fmt: skip
     if K2 != 0:
         y += product(
             w2_ptr, scales2_ptr, rows, inside, x2_ptr, x2_ptr, x2_ptr, gain_ptr, shift_ptr, eps, x2_ptr, M,
-            K2, GROUP2, "none", False, False, False, "none", BN, BK, MP, DOT, False,
+            K2, CODES2, "none", False, False, False, "none", BN, BK, MP, DOT, False,
         )  # fmt: skip
     if BIAS:
         y += tl.load(bias_ptr + rows, mask=inside, other=0.0)[:, None]
@@ -77,7 +77,7 @@ def gemm(
             wide.append(matmul(x2, weights2))
         return add_rows([*wide, residual], [bias, bias2], out, launch)
     op = "gemm" if weights2 is None else "two_gemms"
-    tile = launch.tile(op, weights.weight_type, rows, weights.outputs, weights.inputs)
+    tile = launch.tile(op, tile_type(weights), rows, weights.outputs, weights.inputs)
     launch(
         _gemm,
         (triton.cdiv(weights.outputs, tile.rows),),
@@ -100,10 +100,10 @@ def gemm(
         NORM=norm.kind,
         SHIFT=norm.bias is not None,
         K=weights.inputs,
-        GROUP=group(weights),
+        CODES=codes(weights),
         BIAS=bias is not None,
         K2=weights2.inputs if weights2 else 0,
-        GROUP2=group(weights2) if weights2 else 0,
+        CODES2=codes(weights2) if weights2 else (0, 0, 0),
         BIAS2=bias2 is not None,
         RESIDUAL=residual is not None,
         BN=tile.rows,
@@ -114,9 +114,18 @@ def gemm(
     return out
 
 
-def group(weights: Linear) -> int:
-    """Inputs that share a scale, all of them with one scale per row; 0 for a floating weight."""
-    return min(weights.group, weights.inputs) if weights.scales is not None else 0
+def codes(weights: Linear) -> tuple[int, int, int]:
+    """Bits of a code, inputs that share a scale, and 1 for a scale or 2 with a minimum; zeros for a floating weight."""
+    if weights.scales is None:
+        return (0, 0, 0)
+    return (weights.bits, min(weights.group, weights.inputs), weights.scales.shape[2])
+
+
+def tile_type(weights: Linear) -> str:
+    """What tiles are tuned for: a floating type, int8 or int4 by row, or int8-32 and the like in groups."""
+    if weights.scales is None:
+        return weights.weight_type
+    return f"int{weights.bits}" + (f"-{weights.group}" if weights.group < weights.inputs else "")
 
 
 def matmul(x: Tensor, weights: Linear) -> Tensor:

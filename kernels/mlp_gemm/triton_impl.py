@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..gemm.triton_impl import group, matmul
+from ..gemm.triton_impl import codes, matmul, tile_type
 from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
 from ..plain import normalise
 from ..residual_add.triton_impl import add_rows
@@ -38,7 +38,7 @@ def mlp_tile(
     tile, act_ptr, residual_ptr, M, N, eps,
     x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
     NORM: tl.constexpr, SHIFT: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Tile number `tile` of act [M, N]: BN rows of the weight. Of a gated MLP they are BN / 2 rows of the gate and the
@@ -55,7 +55,7 @@ def mlp_tile(
         inside = n < N
     y = product(
         w_ptr, scales_ptr, rows, inside, x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
-        K, GROUP, NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, BN, BK, MP, DOT, PDL,
+        K, CODES, NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, BN, BK, MP, DOT, PDL,
     )  # fmt: skip
     if BIAS:
         y += tl.load(bias_ptr + rows, mask=inside, other=0.0)[:, None]
@@ -72,13 +72,13 @@ def _mlp_gemm(
     act_ptr, residual_ptr, M, N, eps,
     x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
     NORM: tl.constexpr, SHIFT: tl.constexpr, ADD: tl.constexpr, ADD_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     mlp_tile(
         tl.program_id(0), act_ptr, residual_ptr, M, N, eps,
         x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr,
-        NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, K, GROUP, BIAS, ACTIVATION, GATED, BN, BK, MP, DOT, PDL,
+        NORM, SHIFT, ADD, ADD_BIAS, RESIDUAL, K, CODES, BIAS, ACTIVATION, GATED, BN, BK, MP, DOT, PDL,
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def mlp_gemm(
     """Writes act [M, N] of any floating type and, if given, residual [M, H] float32; see the op's contract."""
     if len(hidden) > FEW_ROWS:
         return _many_rows(hidden, addend, addend_bias, weights, act, residual, launch, residual_from_norm)
-    tile = launch.tile("mlp_gemm", weights.up.weight_type, len(hidden), weights.up.outputs, weights.up.inputs)
+    tile = launch.tile("mlp_gemm", tile_type(weights.up), len(hidden), weights.up.outputs, weights.up.inputs)
     outputs = act.shape[1]
     launch(
         _mlp_gemm,
@@ -168,7 +168,7 @@ def mlp_arguments(
         "ADD_BIAS": addend_bias is not None,
         "RESIDUAL": "none" if residual is None else "normed" if residual_from_norm else "sum",
         "K": up.inputs,
-        "GROUP": group(up),
+        "CODES": codes(up),
         "BIAS": up.bias is not None,
         "ACTIVATION": weights.activation,
         "GATED": weights.gated,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..gemm.triton_impl import gemm, group, matmul
+from ..gemm.triton_impl import codes, gemm, matmul, tile_type
 from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
 from ..plain import normalise
 from ..tiles import product, wait_for_previous
@@ -47,7 +47,7 @@ def qkv_tile(
     tile, queries_ptr, keys_ptr, values_ptr, residual_ptr, M, C, eps,
     x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
     NORM: tl.constexpr, SHIFT: tl.constexpr, RESIDUAL: tl.constexpr,
-    K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
+    K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
@@ -63,7 +63,7 @@ def qkv_tile(
     row_mask = rows < (HQ + 2 * HKV) * D
     y = product(
         w_ptr, scales_ptr, rows, row_mask, x_ptr, x_ptr, x_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
-        K, GROUP, NORM, SHIFT, False, False, RESIDUAL, BN, BK, MP, DOT, PDL,
+        K, CODES, NORM, SHIFT, False, False, RESIDUAL, BN, BK, MP, DOT, PDL,
     )  # fmt: skip
     if BIAS:
         y += tl.load(bias_ptr + rows, mask=row_mask, other=0.0)[:, None]
@@ -93,7 +93,7 @@ def _qkv_gemm(
     queries_ptr, keys_ptr, values_ptr, residual_ptr, M, C, eps,
     x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
     NORM: tl.constexpr, SHIFT: tl.constexpr, RESIDUAL: tl.constexpr,
-    K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
+    K: tl.constexpr, CODES: tl.constexpr, BIAS: tl.constexpr,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     R: tl.constexpr, INTERLEAVED: tl.constexpr, T: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
@@ -101,7 +101,7 @@ def _qkv_gemm(
     qkv_tile(
         tl.program_id(0), queries_ptr, keys_ptr, values_ptr, residual_ptr, M, C, eps,
         x_ptr, gain_ptr, shift_ptr, w_ptr, scales_ptr, bias_ptr, cosine_ptr, sine_ptr, positions_ptr, past_ptr,
-        NORM, SHIFT, RESIDUAL, K, GROUP, BIAS, HQ, HKV, D, DP, R, INTERLEAVED, T, BN, BK, MP, DOT, PDL,
+        NORM, SHIFT, RESIDUAL, K, CODES, BIAS, HQ, HKV, D, DP, R, INTERLEAVED, T, BN, BK, MP, DOT, PDL,
     )  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def qkv_gemm(
     places = _places(heads, rotary, rows, cache, queries)
     if len(hidden) > FEW_ROWS or weights.q_norm is not None or cache.key_scales is not None:
         return _finished_apart(hidden, weights, heads, cache, queries, residual, places, launch)
-    tile = launch.tile("qkv_gemm", weights.proj.weight_type, len(hidden), weights.proj.outputs, weights.proj.inputs)
+    tile = launch.tile("qkv_gemm", tile_type(weights.proj), len(hidden), weights.proj.outputs, weights.proj.inputs)
     launch(
         _qkv_gemm,
         (qkv_tiles(weights, tile),),
@@ -246,7 +246,7 @@ def qkv_arguments(
         "SHIFT": norm.bias is not None,
         "RESIDUAL": "none" if residual is None else "normed",
         "K": proj.inputs,
-        "GROUP": group(proj),
+        "CODES": codes(proj),
         "BIAS": proj.bias is not None,
     }
 

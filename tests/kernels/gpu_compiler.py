@@ -135,20 +135,27 @@ def meta(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @dataclass(frozen=True)
 class Model:
-    """A model of one layer, and what a call of it reads and writes, with `tokens` new tokens for each sequence."""
+    """A model of one layer, and what a call of it reads and writes, with `tokens` new tokens for each sequence. codes:
+    bits, inputs in a group (0: a row) and numbers beside it, LM head and tied embedding included; None: int8 by row,
+    without them.
+    """
 
     shape: LayerShape
     dtype: torch.dtype
     batch: int
     tokens: int = 1
     int8_cache: bool = False
+    codes: tuple[int, int, int] | None = None
 
     def linear(self, outputs: int, inputs: int, *, bias: bool = False) -> Linear:
         vector = meta(outputs) if bias else None
         if self.dtype != torch.int8:
             return Linear(meta(outputs, inputs, dtype=self.dtype), vector, outputs, inputs, "rows")
-        words = meta(outputs, inputs // 4, 4, dtype=torch.int8)
-        return Linear(words, vector, outputs, inputs, "words", meta(outputs, 1), inputs)
+        bits, group, numbers = self.codes or (8, 0, 1)
+        group = group or inputs
+        words = meta(outputs, inputs * bits // 32, 4, dtype=torch.int8)
+        scales = meta(outputs, inputs // group, numbers, dtype=torch.float16)
+        return Linear(words, vector, outputs, inputs, "words", scales, group, bits)
 
     def norm(self) -> Norm:
         hidden = self.shape.hidden
@@ -173,15 +180,16 @@ class Model:
     @property
     def weights(self) -> ModelWeights:
         shape, stored = self.shape, float_dtype(self.dtype)
-        head = Linear(meta(shape.vocabulary, shape.hidden, dtype=stored), None, shape.vocabulary, shape.hidden, "rows")
+        sizes = (shape.vocabulary, shape.hidden)
+        tied = self.linear(*sizes) if self.codes else None
+        table = None if tied else meta(*sizes, dtype=stored)
+        head = tied or Linear(meta(*sizes, dtype=stored), None, *sizes, "rows")
         return ModelWeights(
             layers=(self.layer,),
             heads=shape.heads,
             hidden=shape.hidden,
             intermediate=shape.intermediate,
-            embedding=EmbeddingWeights(
-                meta(shape.vocabulary, shape.hidden, dtype=stored), None, shape.hidden, range(shape.vocabulary), Norm()
-            ),
+            embedding=EmbeddingWeights(table, tied, shape.hidden, range(shape.vocabulary), Norm()),
             final_norm=self.norm(),
             head=HeadWeights(head, range(shape.vocabulary), shape.vocabulary),
             parallel_residual=shape.parallel,
@@ -241,11 +249,12 @@ class Job:
     tokens: int = 0
     pdl: bool = False
     int8_cache: bool = False
+    codes: tuple[int, int, int] | None = None
 
     def run(self) -> list[Compiled]:
         """Its kernels, each form once."""
         shape = next(shape for shape in REAL if shape.model == self.model)
-        model = Model(shape, getattr(torch, self.dtype), self.batch, self.tokens or 1, self.int8_cache)
+        model = Model(shape, getattr(torch, self.dtype), self.batch, self.tokens or 1, self.int8_cache, self.codes)
         attention_impl.processors = cache(lambda: PROCESSORS[self.capability])
         launch = Compiler(pdl=self.pdl, capability=self.capability)
         if self.tokens:

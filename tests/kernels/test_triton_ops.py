@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 import torch
 from gpus import INTERPRETED
-from ops import WEIGHTS, Draw, distance, double, rows_of
+from ops import QUANTISED, WEIGHTS, Draw, distance, double, rows_of
 from sweeps import crossed, numbered, sweep
 
 from labkit.kernels import gemm, gpu, mlp_gemm, qkv_gemm, residual_add
@@ -88,6 +88,18 @@ def check_gemm(draw: Draw, case: gemm_cases.GemmCase, counts: Sequence[int]) -> 
 def test_gemm_equals_reference(dtype: torch.dtype, case: gemm_cases.GemmCase) -> None:
     for groups in (1, 3) if dtype == torch.int8 else (1,):
         check_gemm(Draw(dtype, groups=groups), case, ROWS)
+
+
+@pytest.mark.parametrize("stored", QUANTISED)
+def test_gemm_of_each_kind_of_codes_equals_reference(stored: str) -> None:
+    """A row of 1,024 inputs has eighths that groups divide, so that scales are spread over a tile; 200 has none."""
+    draw = Draw(torch.int8, **QUANTISED[stored])
+    for inputs in (1024, 200):
+        plain, _ = draw.linear(70, inputs, bias=True)
+        for rows in ROWS:
+            x = draw.normal(rows, inputs)
+            got = gemm(x, packed(plain, "triton"), impl="triton")
+            assert distance(got, gemm_reference(x.double(), double(plain))) <= TOLERANCES[torch.int8]
 
 
 @in_other_tiles

@@ -139,7 +139,7 @@ class _Asked(gpu.Launcher):
 
 def candidates(batch: int, key: str, before: Tile) -> Iterable[Tile]:
     """The tiles worth a trial for a kernel: neighbours of what the machine code suggests, the present one left out."""
-    words = "/int8/" in key
+    words = "/int" in key
     depths: tuple[int, ...]
     if batch == 1:
         depths = (256, 512, 1024) if words else (512, 1024, 2048)
