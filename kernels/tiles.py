@@ -32,13 +32,12 @@ def code_of(words, part, BITS: tl.constexpr, RAISED: tl.constexpr):
     The code plus 128 or 8 is put into the low bits of the float 2^23, whose last place is 1, from which 2^23 is
     subtracted again. The hardware's own conversion from integers is so slow that a step would wait for it.
     """
+    BEFORE: tl.constexpr = 0.0 if RAISED else 2.0 ** (BITS - 1)
     if BITS == 8:
         bits = ((words ^ -2139062144) >> (8 * part)) & 255
-        LOWEST: tl.constexpr = 0.0 if RAISED else 128.0
     else:
         bits = (words >> (8 * (part % 4) + 4 * (part // 4))) & 15
-        LOWEST: tl.constexpr = 0.0 if RAISED else 8.0
-    return (bits | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + LOWEST)
+    return (bits | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + BEFORE)
 
 
 @triton.jit
@@ -129,6 +128,26 @@ def weight_tile(w_ptr, rows, k, row_mask, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def decoded(
+    words, part, scales_ptr, rows, row_mask, first, BN: tl.constexpr, BK: tl.constexpr,
+    K: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr,
+):  # fmt: skip
+    """float32 [BN, BK]: what code number `part` of each word stands for, the inputs from `first` on; with one scale for
+    a row and no minimum, before the scale. WIDTH: words of a row. CODES: as for `product`.
+    """
+    BITS: tl.constexpr = CODES[0]
+    GROUP: tl.constexpr = CODES[1]
+    NUMBERS: tl.constexpr = CODES[2]
+    ALIGNED: tl.constexpr = BK >= GROUP and WIDTH % GROUP == 0 and GROUP & (GROUP - 1) == 0
+    numbers = code_of(words, part, BITS, NUMBERS == 2)
+    if GROUP < K or NUMBERS == 2:
+        numbers *= scale_tile(scales_ptr, rows, row_mask, first, 0, BN, BK, K, GROUP, NUMBERS, ALIGNED)
+    if NUMBERS == 2:
+        numbers += scale_tile(scales_ptr, rows, row_mask, first, 1, BN, BK, K, GROUP, NUMBERS, ALIGNED)
+    return numbers
+
+
+@triton.jit
 def product(
     w_ptr, scales_ptr, rows, row_mask,
     x_ptr, addend_ptr, addend_bias_ptr, gain_ptr, shift_ptr, eps, residual_ptr, M,
@@ -148,12 +167,8 @@ def product(
     More rows go through the matrix unit, in the type DOT.
     """
     BITS: tl.constexpr = CODES[0]
-    GROUP: tl.constexpr = CODES[1]
-    NUMBERS: tl.constexpr = CODES[2]
     PARTS: tl.constexpr = 1 if BITS == 0 else 32 // BITS
     WIDTH: tl.constexpr = (K + PARTS - 1) // PARTS
-    ROW_WISE: tl.constexpr = GROUP >= K and NUMBERS == 1
-    ALIGNED: tl.constexpr = BITS != 0 and BK >= GROUP and WIDTH % GROUP == 0 and GROUP & (GROUP - 1) == 0
     m = tl.arange(0, MP)
     m_mask = m < M
     span = tl.arange(0, BK)
@@ -188,12 +203,7 @@ def product(
             if BITS == 0:
                 numbers = w
             else:
-                first = begin + part * WIDTH
-                numbers = code_of(w, part, BITS, NUMBERS == 2)
-                if not ROW_WISE:
-                    numbers *= scale_tile(scales_ptr, rows, row_mask, first, 0, BN, BK, K, GROUP, NUMBERS, ALIGNED)
-                if NUMBERS == 2:
-                    numbers += scale_tile(scales_ptr, rows, row_mask, first, 1, BN, BK, K, GROUP, NUMBERS, ALIGNED)
+                numbers = decoded(w, part, scales_ptr, rows, row_mask, begin + part * WIDTH, BN, BK, K, WIDTH, CODES)
             if MP == 1:
                 acc += numbers.to(tl.float32) * y
             else:
@@ -201,6 +211,6 @@ def product(
         w = ahead
     if MP == 1:
         acc = tl.sum(acc, axis=1, keep_dims=True)
-    if BITS != 0 and ROW_WISE:
+    if BITS != 0 and CODES[1] >= K and CODES[2] == 1:
         acc *= tl.load(scales_ptr + rows, mask=row_mask, other=0.0).to(tl.float32)[:, None]
     return acc

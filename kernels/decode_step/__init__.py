@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from .. import build
+from ..abi import CCache, CRotary, CRows
 from ..all_reduce import Exchange
 from ..reading import USUAL
-from ..types import NO_ROTARY, CCache, CRotary, CRows, Rotary, Rows, pointer
+from ..types import NO_ROTARY, Rotary, Rows, pointer
 from .weights import STAGES_PER_LAYER, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 __all__ = ["STAGES_PER_LAYER", "DecodeStep", "EmbeddingWeights", "HeadWeights", "LayerWeights", "ModelWeights"]

@@ -8,21 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..abi import CHeads, CLayer, CLinear, CNorm
 from ..layer_ops import LAYER_OPS
-from ..types import (
-    AttentionParams,
-    CHeads,
-    CLayer,
-    CLinear,
-    CNorm,
-    Heads,
-    Linear,
-    MlpWeights,
-    Norm,
-    QkvWeights,
-    float_dtype,
-    pointer,
-)
+from ..types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype, pointer
 
 STAGES_PER_LAYER = tuple(each.stage for each in LAYER_OPS)
 ALL_REDUCE = "all_reduce"

@@ -21,8 +21,9 @@ from labkit.engine.runners.layer import FusedLayer, Wiring
 from labkit.engine.runners.stage_clock import StageClock, StageTime
 from labkit.engine.runners.step import CHUNK_ROWS
 from labkit.kernels import DecodeStep, ModelWeights
+from labkit.kernels.abi import CCache
 from labkit.kernels.plain import normalise
-from labkit.kernels.types import CCache, LayerCache, Rows, float_dtype, padded_head_dim
+from labkit.kernels.types import LayerCache, Rows, float_dtype, padded_head_dim
 from labkit.models.config import ModelConfig
 from labkit.models.policies import Policy
 from labkit.stages import Phase, Stage, listening, stage

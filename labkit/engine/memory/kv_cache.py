@@ -15,7 +15,8 @@ from transformers import Cache
 
 from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.slots import BLOCK, SlotPool, Slots
-from labkit.kernels.types import CCache, LayerCache, Rows
+from labkit.kernels.abi import CCache
+from labkit.kernels.types import LayerCache, Rows
 from labkit.models.config import ModelConfig
 from labkit.system.errors import UserError
 

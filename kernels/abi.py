@@ -1,0 +1,75 @@
+"""The structs of `abi.h`, as ctypes has them: the records of `types` make them on demand."""
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+
+
+class CNorm(ctypes.Structure):
+    _fields_ = [("kind", c_int32), ("eps", c_float), ("weight", c_void_p), ("bias", c_void_p)]
+
+
+class CLinear(ctypes.Structure):
+    _fields_ = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("scales", c_void_p),
+        ("group", c_int64),
+        ("bits", c_int32),
+        ("asymmetric", c_int32),
+        ("activation_bits", c_int32),
+    ]
+
+
+class CRows(ctypes.Structure):
+    _fields_ = [
+        ("batch", c_int32),
+        ("tokens", c_int32),
+        ("positions", c_void_p),
+        ("first", c_void_p),
+        ("visible", c_void_p),
+        ("key_positions", c_void_p),
+        ("visible_stride", c_int64),
+    ]
+
+
+class CHeads(ctypes.Structure):
+    _fields_ = [("query", c_int32), ("kv", c_int32), ("dim", c_int32), ("padded_dim", c_int32)]
+
+
+class CCache(ctypes.Structure):
+    _fields_ = [
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("capacity", c_int64),
+        ("past", c_int64),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+    ]
+
+
+class CRotary(ctypes.Structure):
+    _fields_ = [("cosine", c_void_p), ("sine", c_void_p), ("dim", c_int32), ("interleaved", c_int32)]
+
+
+class CQkvWeights(ctypes.Structure):
+    _fields_ = [("norm", CNorm), ("proj", CLinear), ("q_norm", c_void_p), ("k_norm", c_void_p), ("qk_eps", c_float)]
+
+
+class CAttentionParams(ctypes.Structure):
+    _fields_ = [("scale", c_float), ("window", c_int32), ("causal", c_int32), ("slopes", c_void_p)]
+
+
+class CMlpWeights(ctypes.Structure):
+    _fields_ = [("norm", CNorm), ("up", CLinear), ("activation", c_int32), ("gated", c_int32)]
+
+
+class CLayer(ctypes.Structure):
+    _fields_ = [
+        ("qkv", CQkvWeights),
+        ("attention", CAttentionParams),
+        ("attn_out", CLinear),
+        ("mlp", CMlpWeights),
+        ("mlp_out", CLinear),
+    ]
