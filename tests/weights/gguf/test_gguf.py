@@ -1,0 +1,207 @@
+"""GGUF files: the same tensors as in the model that they were made of, codes as they are, and faults by name."""
+
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf_files import END, HI, SIZES, TEMPLATE, VOCAB, gguf_model, logits_of, tensors_of, write_gguf
+from transformers import AutoModelForCausalLM
+
+from labkit.engine import init_inference
+from labkit.harness.stored_weights import StoredWeights, stored_by
+from labkit.kernels.gemm import unpack_rows
+from labkit.kernels.types import Linear
+from labkit.models.shards import Cut
+from labkit.system.errors import UserError
+from labkit.weights.gguf.tensors import GgufTensors
+from labkit.weights.records import matrices_of
+from labkit.weights.resolve import resolve
+
+TOKENS = torch.arange(1, 21)[None]
+BLOCKS = {"Q8_0": "int8-32", "Q4_0": "int4-32-symmetric", "Q4_1": "int4-32"}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_file_has_the_tensors_of_its_model(name: str, tmp_path: Path) -> None:
+    model = gguf_model(name)
+    source = resolve(write_gguf(tmp_path / "model.gguf", model))
+    read = source.hf_model(torch.float32).state_dict()
+    assert not [key for key, tensor in model.state_dict().items() if not torch.equal(tensor, read[key])]
+    ours = init_inference(source, replace_with_kernel_inject=True)
+    assert ours.dtype == torch.float32
+    assert torch.allclose(logits_of(ours, TOKENS), logits_of(model, TOKENS), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", *BLOCKS])
+def test_dequantised_tensors_are_those_that_transformers_reads(kind: str, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), kind)
+    vanilla = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32).state_dict()
+    source = resolve(file)
+    assert not [key for key in source.names() if not torch.equal(source.get(key, torch.float32), vanilla[key])]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F16", torch.float16), ("BF16", torch.bfloat16)])
+def test_floats_are_loaded_in_the_type_of_the_file(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    source = resolve(write_gguf(tmp_path / "model.gguf", gguf_model("qwen2"), kind))
+    assert init_inference(source, replace_with_kernel_inject=True).dtype == dtype
+
+
+def floats(matrix: Linear) -> torch.Tensor:
+    return unpack_rows(matrix, torch.arange(matrix.outputs))
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("name", SIZES)
+def test_codes_stay_as_they_are(name: str, kind: str, tmp_path: Path) -> None:
+    """Also behind a transposition and a new order of rows, and in the LM head."""
+    source = resolve(write_gguf(tmp_path / "model.gguf", gguf_model(name), kind))
+    exact = init_inference(source, dtype=torch.float32, replace_with_kernel_inject=True).weights
+    engine = init_inference(source, replace_with_kernel_inject=True)
+    stored = stored_by(engine)
+    assert isinstance(stored, StoredWeights)
+    assert stored.name == stored.head == BLOCKS[kind]
+    for ours, theirs in zip(engine.weights.layers, exact.layers, strict=True):
+        for role, matrix in matrices_of(ours).items():
+            assert torch.equal(floats(matrix), floats(matrices_of(theirs)[role])), role
+    assert engine.weights.head is not None
+    assert exact.head is not None
+    assert torch.equal(floats(engine.weights.head.matrix), floats(exact.head.matrix))
+    logits, wanted = logits_of(engine, TOKENS), logits_of(source.hf_model(torch.float32), TOKENS)
+    assert float((logits - wanted).norm() / wanted.norm()) < 0.05  # prompts are multiplied in bfloat16
+
+
+def test_types_may_differ_from_matrix_to_matrix(tmp_path: Path) -> None:
+    """Each of q, k and v has a type of its own, so that their matrix has none: it is quantised anew."""
+    kinds = {"blk.0.attn_k.weight": "Q8_0", "blk.1.ffn_down.weight": "F32", "token_embd.weight": "F16"}
+    source = resolve(write_gguf(tmp_path / "model.gguf", gguf_model("llama"), "Q4_1", kinds=kinds))
+    engine = init_inference(source, replace_with_kernel_inject=True)
+    first, second = (matrices_of(layer) for layer in engine.weights.layers)
+    assert (first["qkv.weight"].bits, second["qkv.weight"].bits, second["ff2.weight"].scales) == (8, 4, None)
+    logits, wanted = logits_of(engine, TOKENS), logits_of(source.hf_model(torch.float32), TOKENS)
+    assert float((logits - wanted).norm() / wanted.norm()) < 0.05
+
+
+def test_other_codes_are_dequantised_and_said_to_be(tmp_path: Path) -> None:
+    """Q6_K has blocks of 256 numbers, as many as an input of this matrix."""
+    model = gguf_model("gpt2")
+    file = write_gguf(tmp_path / "model.gguf", model, "Q8_0", kinds={"blk.1.ffn_down.weight": "Q6_K"})
+    source = resolve(file)
+    assert source.origin == f"GGUF file {file} (1 in Q6_K: dequantised)"
+    tensor = next(each for each in gguf.GGUFReader(file).tensors if each.name == "blk.1.ffn_down.weight")
+    wanted = torch.from_numpy(gguf.quants.dequantize(tensor.data, GGMLQuantizationType.Q6_K))
+    assert torch.equal(source.get("transformer.h.1.mlp.c_proj.weight"), wanted.T)
+    matrix = matrices_of(init_inference(source, replace_with_kernel_inject=True).weights.layers[1])["ff2.weight"]
+    assert (matrix.bits, matrix.group) == (8, 32)
+    asked = init_inference(source, quant={"weight": {"num_bits": 4, "group_size": 64}}, replace_with_kernel_inject=True)
+    assert stored_by(asked).name == "int4-row-symmetric"  # type: ignore[union-attr]
+
+
+def test_tokenizer_template_and_end_are_those_of_the_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = resolve(write_gguf(tmp_path / "model.gguf", gguf_model("llama")))
+    assert source.tokenizer("Hi!")["input_ids"] == [HI, source.tokenizer.convert_tokens_to_ids("!")]
+    assert source.tokenizer.chat_template == TEMPLATE
+    assert source.tokenizer.padding_side == "left"
+    assert source.generation_config is not None
+    assert source.generation_config.eos_token_id == END
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_cut_between_ranks_takes_whole_groups(tmp_path: Path) -> None:
+    tensors = resolve(write_gguf(tmp_path / "model.gguf", gguf_model("bloom"), "Q4_1")).weights
+    assert isinstance(tensors, GgufTensors)
+    name = "transformer.h.0.self_attention.dense.weight"
+    second = Cut(1, ((32, 64),), 64)
+    assert torch.equal(tensors.codes(name, second), tensors.codes(name, None)[:, 32:])
+    assert torch.equal(tensors.scales(name, second), tensors.scales(name, None)[:, 1:])
+    with pytest.raises(UserError, match=r"groups of 32 inputs of .* cannot be cut"):
+        tensors.scales(name, Cut(1, ((16, 32),), 64))
+
+
+def edited(file: Path, at: int, new: bytes) -> Path:
+    data = bytearray(file.read_bytes())
+    data[at : at + len(new)] = new
+    file.write_bytes(data)
+    return file
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "model.gguf", gguf_model("llama"), "Q4_1")
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "message"),
+    [
+        (0, b"GGML", "begins with b'GGML', expected b'GGUF': it is no GGUF file"),
+        (4, b"\x01\0\0\0", "is of GGUF version 1; expected 2 or 3"),
+        (8, b"\xff" * 8, "is damaged or cut off"),
+    ],
+)
+def test_a_damaged_header_is_said(at: int, new: bytes, message: str, llama: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve(edited(llama, at, new))
+
+
+@pytest.mark.parametrize("left", [0, 3, 20, 3000, -10])
+def test_a_file_that_is_cut_off_is_said(left: int, llama: Path) -> None:
+    llama.write_bytes(llama.read_bytes()[:left])
+    with pytest.raises(UserError, match=r"is damaged or cut off|it is no GGUF file|is of GGUF version"):
+        resolve(llama)
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="can't be read"):
+        resolve(tmp_path / "none.gguf")
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), architecture="mamba")
+    with pytest.raises(UserError, match="is of architecture 'mamba'; expected one of llama, gpt2, "):
+        resolve(file)
+
+
+def test_an_unknown_type_is_named(llama: Path) -> None:
+    """The type of a tensor stands behind its name and its sizes."""
+    name = b"blk.1.ffn_up.weight"
+    at = llama.read_bytes().index(name) + len(name) + 4 + 2 * 8
+    with pytest.raises(UserError, match="99"):
+        resolve(edited(llama, at, (99).to_bytes(4, "little")))
+
+
+@pytest.mark.parametrize("name", ["blk.1.ffn_up.weight", "output_norm.weight"])
+def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), without=[name])
+    with pytest.raises(UserError, match=f"1 missing: {name}"):
+        resolve(file)
+
+
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    model = gguf_model("qwen2")
+    model.model.layers[0].mlp.up_proj.weight.data = torch.zeros(32, 64)
+    source = resolve(write_gguf(tmp_path / "model.gguf", model, "Q8_0"))
+    with pytest.raises(UserError, match=r"up_proj.weight .* shape \[(64|128|32), 64\]"):
+        init_inference(source, replace_with_kernel_inject=True)
+
+
+def test_infinities_are_refused(tmp_path: Path) -> None:
+    model = gguf_model("llama")
+    model.model.layers[1].mlp.down_proj.weight.data[3, 5] = float("inf")
+    with pytest.raises(UserError, match=r"model.layers.1.mlp.down_proj.weight|ff2"):
+        init_inference(resolve(write_gguf(tmp_path / "model.gguf", model)), replace_with_kernel_inject=True)
+
+
+def test_a_tokenizer_of_another_model_is_said(tmp_path: Path) -> None:
+    source = resolve(write_gguf(tmp_path / "model.gguf", gguf_model("llama"), tokens=VOCAB + 5))
+    with pytest.raises(UserError, match=f"has {VOCAB + 5} tokens, the model {VOCAB}; they do not belong together"):
+        _ = source.tokenizer
+
+
+def test_every_tensor_is_written_by_the_helper() -> None:
+    """A name that gguf does not know would be left out in silence."""
+    for name in SIZES:
+        model = gguf_model(name)
+        tied = int(model.config.tie_word_embeddings)
+        assert len(tensors_of(model)) == len(model.state_dict()) - tied
