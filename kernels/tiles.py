@@ -45,11 +45,14 @@ def scale_tile(
     scales_ptr, rows, row_mask, first, number, BN: tl.constexpr, BK: tl.constexpr,
     K: tl.constexpr, GROUP: tl.constexpr, NUMBERS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BN, BK]: number 0 or 1 of the groups that BK inputs, from `first` on, of the rows [BN] belong to.
+    """float32 [BN, BK], or [BN, 1] where a row is a group: number 0 or 1 of the groups that BK inputs of the rows [BN],
+    from `first` on, belong to.
 
     ALIGNED: groups begin where tiles do, so that each is loaded once and spread over its inputs.
     """
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
+    if GROUPS == 1:
+        return tl.load(scales_ptr + rows * NUMBERS + number, mask=row_mask, other=0.0).to(tl.float32)[:, None]
     if ALIGNED:
         group = first // GROUP + tl.arange(0, BK // GROUP)
     else:

@@ -18,7 +18,7 @@ def code(path: Path) -> list[nbformat.NotebookNode]:
 def test_cells_are_few_and_short_and_define_nothing(path: Path) -> None:
     assert len(code(path)) <= 14
     for cell in code(path):
-        assert len(cell.source.splitlines()) <= 8
+        assert len(cell.source.splitlines()) <= (10 if "parameters" in cell.metadata.get("tags", []) else 8)
         assert not re.search(r"^\s*(def|class)\s", cell.source, re.M)
 
 

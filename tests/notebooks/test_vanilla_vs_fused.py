@@ -24,7 +24,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
 def test_every_parameter_is_typed_and_documented() -> None:
     parameters = read_parameters(nbformat.read(NOTEBOOK, as_version=4))
     assert {parameter.name for parameter in parameters} == {
-        "model", "dtype", "batch", "prompt_tokens", "new_tokens", "baseline", "threads", "rounds",
+        "model", "dtype", "batch", "prompt_tokens", "new_tokens", "baseline", "threads", "rounds", "question",
     }  # fmt: skip
     assert all(parameter.types and parameter.help for parameter in parameters)
 
