@@ -10,11 +10,12 @@ import numpy as np
 
 from labkit.bench.bars import SHARE, BarCheck, at_least, at_most, short_of
 from labkit.bench.page import NONE, markdown_table, page_of, ratio_cell, verdict
-from labkit.bench.targets import FUSED, INT8, MEMORY, TARGETS, Sides, Target
+from labkit.bench.targets import FUSED, INT4_ROWS, MEMORY, PRECISIONS, TARGETS, Sides, Target
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import Measurement
 
-TITLES = {FUSED: "", INT8: "int8 weights: "}
+TITLES = {FUSED: ""} | {sides: f"{name} weights: " for sides, name in PRECISIONS.items()}
+TITLES[INT4_ROWS] = f"{PRECISIONS[INT4_ROWS]} weights, several sequences: "
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LLAMA_CPP_INT8
+from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LLAMA_CPP_INT8, LLAMA_CPP_Q4_0, LLAMA_CPP_Q4_1
 from labkit.stages import Stage
 
 PROMPT = NEW = 128
@@ -27,13 +27,18 @@ class Sides:
 
 FUSED = Sides("hf-eager", "fused", LLAMA_CPP)
 INT8 = Sides("fused", "fused-int8", LLAMA_CPP_INT8)
+INT4 = Sides("fused-int8", "fused-int4", LLAMA_CPP_Q4_1)
+INT4_64 = Sides("fused-int8", "fused-int4-64", LLAMA_CPP_Q4_0)
+INT4_128 = Sides("fused-int8", "fused-int4-128", LLAMA_CPP_Q4_0)
+INT4_ROWS = Sides("fused", "fused-int4", LLAMA_CPP_Q4_1)  # several sequences: as fast as bfloat16 is the bar
+PRECISIONS = {INT8: "int8", INT4: "int4-32", INT4_64: "int4-64", INT4_128: "int4-128", INT4_ROWS: "int4-32"}
 
 
 @dataclass(frozen=True)
 class Target:
     """One case, 128 + 128 tokens, and its bars. Ratios are baseline / candidate, at least; None: no bar.
 
-    `dtype` is that of the sides whose weights are not int8.
+    `dtype` is that of the sides whose weights are not quantised.
     """
 
     model: str
@@ -49,7 +54,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        kind = "int8" if self.sides is INT8 else self.dtype
+        kind = PRECISIONS.get(self.sides, self.dtype)
         return f"{self.model} {kind}" + (f" batch {self.batch}" if self.batch > 1 else "")
 
     @property
@@ -59,7 +64,12 @@ class Target:
 
 _fp32 = partial(Target, dtype="float32", batch=1, limit_share=0.88, prompt_share=0.80, llama_cpp=1.15)
 _bf16 = partial(Target, dtype="bfloat16", batch=1, limit_share=0.82, prompt_share=0.65, llama_cpp=1.2)
-_int8 = partial(Target, dtype="bfloat16", batch=1, per_token=1.4, limit_share=0.80, llama_cpp=1.7, sides=INT8)
+NO_SLOWER = 1 / 1.05  # than bfloat16, where arithmetic counts
+_int8 = partial(
+    Target, dtype="bfloat16", batch=1, per_token=1.7, ttft=NO_SLOWER, limit_share=0.80, llama_cpp=1.7, sides=INT8
+)
+_int4 = partial(Target, dtype="bfloat16", batch=1, per_token=1.6, ttft=NO_SLOWER, limit_share=0.75, llama_cpp=1.4)
+_rows = partial(Target, dtype="bfloat16", batch=8, per_token=NO_SLOWER)
 _steps = partial(Target, limit_share=0.85)
 
 TARGETS = (
@@ -71,8 +81,8 @@ TARGETS = (
     _bf16("bloom-560m", per_token=3.4, ttft=1.0),
     _fp32("llama-shape", per_token=2.6, ttft=1.5),
     _bf16("llama-shape", per_token=3.4, ttft=1.0),
-    _fp32("smollm2-shape", per_token=2.6, ttft=1.5, limit_share=0.80),
-    _bf16("smollm2-shape", per_token=3.4, ttft=1.0, limit_share=0.72),
+    _fp32("smollm2-135m", per_token=2.6, ttft=1.5, limit_share=0.80, llama_cpp=1.3),
+    _bf16("smollm2-135m", per_token=3.4, ttft=1.0, limit_share=0.80, llama_cpp=1.3),
     _fp32("gptj-shape", per_token=2.6, ttft=1.5, llama_cpp=None),
     _bf16("gptj-shape", per_token=2.6, ttft=1.0, llama_cpp=None),
     _steps("gpt2", "float32", 8, per_token=1.8),
@@ -83,8 +93,15 @@ TARGETS = (
     _int8("gpt2-medium"),
     _int8("bloom-560m"),
     _int8("llama-shape"),
-    _int8("smollm2-shape"),
+    _int8("smollm2-135m", limit_share=0.70),
     _int8("gptj-shape", llama_cpp=None),
+    *(
+        _int4(model, sides=sides, limit_share=0.60 if sides is INT4 else 0.75)
+        for model in ("gpt2-medium", "bloom-560m", "llama-shape")
+        for sides in (INT4, INT4_64, INT4_128)
+    ),
+    *(_int4("smollm2-135m", sides=sides, limit_share=0.60) for sides in (INT4, INT4_64)),  # 128 does not divide 576
+    *(_rows(model, sides=sides) for model in ("gpt2-medium", "llama-shape") for sides in (INT8, INT4_ROWS)),
 )
 
 

@@ -5,6 +5,15 @@ from labkit.figures.captures import captures_table
 from labkit.figures.difference import difference_figure, difference_table, stage_difference_table
 from labkit.figures.latency import latency_figure, per_token_figure
 from labkit.figures.parallel import cut_figure, gpus_figure, scaling_figure, waiting_figure
+from labkit.figures.precision import (
+    costs_figure,
+    errors_figure,
+    front_figure,
+    outliers_figure,
+    precision_answers,
+    precision_notes,
+    precision_table,
+)
 from labkit.figures.regions import (
     fusion_figure,
     ladder_figure,
@@ -24,9 +33,12 @@ __all__ = [
     "STAGE_COLORS",
     "answers",
     "captures_table",
+    "costs_figure",
     "cut_figure",
     "difference_figure",
     "difference_table",
+    "errors_figure",
+    "front_figure",
     "fusion_figure",
     "gpus_figure",
     "headline",
@@ -34,7 +46,11 @@ __all__ = [
     "latency_figure",
     "layer_figure",
     "notes",
+    "outliers_figure",
     "per_token_figure",
+    "precision_answers",
+    "precision_notes",
+    "precision_table",
     "published_figure",
     "region_figure",
     "regions_figure",

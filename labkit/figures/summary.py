@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -74,11 +74,15 @@ def summary_table(comparison: Comparison) -> pd.DataFrame:
 
 def answers(comparison: Comparison) -> str:
     """Markdown with the question that both sides were asked, and what each said."""
-    both = list(_named(comparison))
-    if all(side.answer is None for _, side in both):
+    return answers_table(comparison.candidate.question, {name: side.answer for name, side in _named(comparison)})
+
+
+def answers_table(question: str, said: Mapping[str, str | None]) -> str:
+    """Markdown with a question, and what each side said to it; None: the model holds no conversations."""
+    if all(answer is None for answer in said.values()):
         return "Nothing was asked: the model's tokenizer has no chat template, so it holds no conversations."
-    rows = [f"| {name} | {_cell(side.answer or '')} |" for name, side in both]
-    return "\n".join([f"**{_cell(comparison.candidate.question)}**", "", "| side | answer |", "|---|---|", *rows])
+    rows = [f"| {name} | {_cell(answer or '')} |" for name, answer in said.items()]
+    return "\n".join([f"**{_cell(question)}**", "", "| side | answer |", "|---|---|", *rows])
 
 
 def notes(comparison: Comparison) -> str:

@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 
     from labkit.harness import Comparison
     from labkit.models.config import ModelConfig
+    from labkit.studies.matrix_errors import StoredMatrices
+    from labkit.studies.precision import PrecisionStudy
     from labkit.studies.traces import CapturePair
 
 TOLERANCE = 0.01
+BUDGET_BITS = 4.6  # of a number in the layers, scales included, in the exercise on groups
+AS_GOOD = 1.02  # an error so many times the least is as good
 WHY_SUMS = {
     1: "its attention and its MLP start from the same rows and are both added to the residual, so a rank adds up its "
     "own two parts first",
@@ -163,6 +167,82 @@ def sums_per_layer(config: ModelConfig) -> int:
     return 1 if config.parallel_residual else 2
 
 
+def byte_budget(study: PrecisionStudy) -> Markdown:
+    """What the matrices of the layers may take in the exercise on groups, and the ways to store them."""
+    names = ", ".join(f"`{name}`" for name in _choices(study))
+    model = study.first.measurement.case.model
+    return Markdown(
+        f"The matrices of all layers of {model}, scales included, may take **{number(_budget_mb(study), 4)} MB** "
+        f"(of 10^6 bytes). Choose among {names}."
+    )
+
+
+def check_groups(study: PrecisionStudy, precision: object, layer_mb: object) -> Markdown:
+    """The verdicts on two answers: the precision of the layers that fits the byte budget and loses least of the
+    model's own weights, and the MB that it takes.
+
+    An error within 2 % of the least is right too.
+    """
+    verdict = _check_choice(study, precision)
+    chosen = _choices(study).get(precision.strip()) if isinstance(precision, str) else None
+    if chosen is None:
+        return Markdown(f"- precision: {verdict}\n- MB of the layers: name one of the precisions first")
+    codes = _layer_numbers(study) * _bits(chosen.precision) / 8e6
+    right = chosen.layer_bytes / 1e6
+    scales = right - codes
+    mistakes = {
+        codes: "these are the codes alone; each group has a scale, and an asymmetric one a minimum too",
+        codes + scales / 2: "half of what groups have is missing: a minimum beside the scale, or two bytes for each",
+        codes + 2 * scales: "scales and minima are float16: two bytes each; and a symmetric group has no minimum",
+        right / 1.048576: "a MB of 1,024 x 1,024 bytes; here it has 10^6",
+        right / _config(study.first.measurement.case.model).num_layers: "this is one layer's; count all of them",
+    }
+    return Markdown(f"- precision: {verdict}\n- MB of the layers in it: {_check(layer_mb, right, mistakes)}")
+
+
+def _check_choice(study: PrecisionStudy, answer: object) -> str:
+    choices, budget = _choices(study), _budget_mb(study) * 1e6
+    if answer is None:
+        return "not answered yet"
+    if not isinstance(answer, str):
+        return f"not yet: got {_shown(answer)}, expected its name as text, such as `int8-32`"
+    if (chosen := choices.get(answer.strip())) is None:
+        more = "; the LM head is not asked for" if "+" in answer else ""
+        return f"not yet: got {_shown(answer)}, expected one of {', '.join(f'`{name}`' for name in choices)}{more}"
+    if chosen.layer_bytes > budget:
+        if _layer_numbers(study) * _bits(chosen.precision) / 8 > budget:
+            return "not yet: its codes alone are more than the budget"
+        return "not yet: its codes alone would fit; with what each group has beside them they do not"
+    better = [each for each in choices.values() if each.layer_bytes <= budget and each.error * AS_GOOD < chosen.error]
+    if not better:
+        return "**right**: it fits, and nothing else that fits is closer to the model's own weights"
+    if all(each.layer_bytes > chosen.layer_bytes for each in better):
+        return "not yet: it fits, but leaves bytes that would bring the weights closer to the model's own"
+    return "not yet: it fits, but its bytes can be spent better: do they buy smaller groups, or a minimum for each?"
+
+
+def _choices(study: PrecisionStudy) -> dict[str, StoredMatrices]:
+    """The ways to store the layers that the model can have, of those in the exercise."""
+    from labkit.studies.precision import CHOICES
+
+    stored = {each.precision: each for each in study.stored}
+    return {name: stored[name] for name in CHOICES if name in stored}
+
+
+def _layer_numbers(study: PrecisionStudy) -> int:
+    """Of the matrices of all layers."""
+    config = _config(study.first.measurement.case.model)
+    return config.num_layers * sum(math.prod(shape) for shape in config.layer_shapes().values() if len(shape) == 2)
+
+
+def _budget_mb(study: PrecisionStudy) -> float:
+    return _layer_numbers(study) * BUDGET_BITS / 8e6
+
+
+def _bits(precision: str) -> int:
+    return 4 if precision.startswith("int4") else 8
+
+
 def _check_count(config: ModelConfig, answer: object) -> str:
     right, count = sums_per_layer(config), _number_or_remark(answer)
     if isinstance(count, str):
@@ -215,9 +295,9 @@ def _check(given: object, right: float, mistakes: dict[float, str]) -> str:
         return answer
     if _close(answer, right):
         return f"**right**: {number(answer)}"
-    for value, hint in mistakes.items():
-        if _close(answer, value):
-            return f"not yet: {hint}"
+    nearest = min(mistakes, key=lambda value: abs(answer - value))
+    if _close(answer, nearest):
+        return f"not yet: {mistakes[nearest]}"
     for factor in (2, 4):
         if _close(answer, right * factor) or _close(answer, right / factor):
             return f"not yet: off by a factor of {factor}; bytes of a number, or something counted twice?"

@@ -3,8 +3,18 @@
 from labkit.widgets.kernel_bench import KernelBench
 from labkit.widgets.live import is_live
 from labkit.widgets.parallel_bench import ParallelBench
+from labkit.widgets.precision_bench import PrecisionBench
 from labkit.widgets.timeline import Timeline, show_timeline
 from labkit.widgets.trace_bench import TraceBench
 from labkit.widgets.workbench import Workbench
 
-__all__ = ["KernelBench", "ParallelBench", "Timeline", "TraceBench", "Workbench", "is_live", "show_timeline"]
+__all__ = [
+    "KernelBench",
+    "ParallelBench",
+    "PrecisionBench",
+    "Timeline",
+    "TraceBench",
+    "Workbench",
+    "is_live",
+    "show_timeline",
+]

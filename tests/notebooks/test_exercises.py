@@ -10,8 +10,18 @@ import pandas as pd
 import pytest
 import torch
 from comparisons import BANDWIDTH_GB_S, comparison
+from precision_studies import NUMBERS, study
 
-from labkit.notebooks.exercises import check_gap, check_limit, check_sums, model_cut, model_shape, try_kernel
+from labkit.notebooks.exercises import (
+    byte_budget,
+    check_gap,
+    check_groups,
+    check_limit,
+    check_sums,
+    model_cut,
+    model_shape,
+    try_kernel,
+)
 from labkit.system.errors import UserError
 
 READ_MB = 498.0
@@ -129,6 +139,64 @@ def test_the_share_of_what_changed_most(share: float | None, said: str) -> None:
     assert said in gap_verdict(share)
 
 
+BUDGETED_MB = NUMBERS * 4.5 / 8e6  # of int4-64, with scales and minima
+
+
+def group_verdicts(precision: object, layer_mb: object = None) -> list[str]:
+    text: str = check_groups(study(), precision, layer_mb).data
+    return text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [
+        ("int4-64", "**right**"),
+        (" int4-64 ", "**right**"),
+        ("int4-32-symmetric", "its bytes can be spent better"),
+        ("int4-64-symmetric", "leaves bytes"),
+        ("int4-32", "its codes alone would fit"),
+        ("int8-32", "its codes alone are more"),
+        ("int4-64+head8", "the LM head is not asked for"),
+        ("int4-128", "expected one of `int8`"),
+        (None, "not answered yet"),
+        (4, "expected its name as text"),
+    ],
+)
+def test_groups_under_a_byte_budget(precision: object, said: str) -> None:
+    line = group_verdicts(precision)[0]
+    assert said in line
+    assert ("**right**" in line) == (said == "**right**")
+
+
+@pytest.mark.parametrize(
+    ("layer_mb", "said"),
+    [
+        (BUDGETED_MB, "**right**"),
+        (BUDGETED_MB * 4 / 4.5, "codes alone"),
+        (BUDGETED_MB * 4.25 / 4.5, "half of what groups have"),
+        (BUDGETED_MB * 5 / 4.5, "two bytes each"),
+        (BUDGETED_MB / 1.048576, "1,024"),
+        (BUDGETED_MB / 2, "one layer's"),
+        (7 * BUDGETED_MB, "too high"),
+        (None, "not answered yet"),
+    ],
+)
+def test_the_bytes_of_groups(layer_mb: float | None, said: str) -> None:
+    assert said in group_verdicts("int4-64", layer_mb)[1]
+
+
+def test_bytes_are_checked_for_a_precision_that_does_not_fit_too_and_for_none_without_one() -> None:
+    assert "**right**" in group_verdicts("int4-32", NUMBERS * 5 / 8e6)[1]
+    assert "name one of the precisions first" in group_verdicts("int5", BUDGETED_MB)[1]
+
+
+def test_the_budget_is_told_and_not_what_fits() -> None:
+    text: str = byte_budget(study()).data
+    assert f"**{NUMBERS * 4.6 / 8e6:.5f} MB**" in text
+    assert "`int4-64`" in text
+    assert "`int4-128`" not in text
+
+
 class Unhelpful:
     """What has no text."""
 
@@ -166,7 +234,8 @@ NO_NUMBERS = {
 @pytest.mark.parametrize("answer", NO_NUMBERS.values(), ids=NO_NUMBERS)
 def test_an_answer_that_is_no_number_is_told_what_is_expected(answer: object) -> None:
     said = [*verdicts(answer, answer), *sum_verdicts({"tiny-gpt2": answer}, answer).splitlines(), gap_verdict(answer)]
-    assert len(said) == 5
+    said.append(group_verdicts("int4-64", answer)[1])
+    assert len(said) == 6
     for line in said:
         assert "not yet: got" in line
         assert "number" in line
@@ -179,6 +248,13 @@ def test_any_kind_of_number_is_an_answer(kind: type) -> None:
     assert "**right**" in verdicts(kind(498), None)[0]
     assert "**right**" in gap_verdict(kind(40))
     assert "**right**" in sum_verdicts({"tiny-gpt2": kind(2)})
+
+
+@pytest.mark.parametrize("answer", NO_NUMBERS.values(), ids=NO_NUMBERS)
+def test_any_answer_for_a_precision_gets_a_verdict(answer: object) -> None:
+    first, second = group_verdicts(answer, answer)
+    assert "not yet: got" in first
+    assert "name one of the precisions first" in second
 
 
 @pytest.mark.parametrize("answer", [None, 2, "2", [2], ("tiny-gpt2", 2), {"tiny-gpt2"}, Unhelpful()])

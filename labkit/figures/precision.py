@@ -1,0 +1,312 @@
+"""Precisions drawn: what a token costs in each and what it is worth, and where storing the weights loses."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from labkit.figures.frames import number
+from labkit.figures.summary import answers_table
+from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, heading, in_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from labkit.statistics import Mean
+    from labkit.studies.matrix_errors import Histogram
+    from labkit.studies.precision import PrecisionSide, PrecisionStudy
+
+FLOAT, INT8, INT4, SYMMETRIC, FILE = "#7d8896", SIDE_COLORS["candidate"], "#d9702b", "#8159a8", "#2f8f5b"
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon", "x")
+ROOM_FOR_TEXT = 1.5  # an axis ends at the longest bar times this
+ROW, HEAD = 34, 30  # pixels of a matrix in a heat map, and of the words above one
+KL, PERPLEXITY = "KL divergence from float32, nats a token", "perplexity"
+
+
+def color_of(precision: str) -> str:
+    """One colour for each family of precisions."""
+    if precision.startswith("int4"):
+        return SYMMETRIC if "-symmetric" in precision else INT4
+    return INT8 if precision.startswith("int8") else FILE if precision == "stored" else FLOAT
+
+
+def front_figure(study: PrecisionStudy) -> go.Figure:
+    """Time per token against KL and, of trained weights, perplexity. A line joins the sides than which none is both
+    faster and closer to the reference; a mark shows the time that the memory allows each.
+    """
+    rows = 2 if study.trained else 1
+    figure = make_subplots(rows=rows, cols=1, shared_xaxes=True, vertical_spacing=0.12)
+    slowest = max(max(side.measurement.rounds_ms("per_token")) for side in study.sides)
+    kls = {side.precision: side.evaluation.kl for side in study.sides}
+    least = min((kl.value for kl in kls.values() if kl.value > 0), default=1e-6) / 4  # where 0 is drawn
+
+    def kl_of(side: PrecisionSide) -> Mean:
+        return kls[side.precision].map(lambda nats: max(nats, least))
+
+    _join(figure, study, lambda side: kl_of(side).value)
+    _points(figure, study, kl_of, row=1)
+    if study.trained:
+        _points(figure, study, perplexity_of, row=2)
+        figure.add_annotation(heading(f"<b>{PERPLEXITY}</b>; intervals are of the change from float32"), row=2, col=1)
+        figure.update_yaxes(tickformat="~g", row=2, col=1)
+    figure.add_annotation(heading(f"<b>{KL}</b>; 0 is at the bottom"), row=1, col=1)
+    figure.update_yaxes(type="log", exponentformat="power", dtick=1, row=1, col=1)
+    figure.update_xaxes(range=[0, slowest * 1.05], ticksuffix=" ms", showticklabels=True)
+    figure.update_xaxes(title="ms per token, median; whiskers: fastest and slowest round", row=rows, col=1)
+    finish(figure, "What a token costs, and what it is worth", _subtitle(study), height=120 + 340 * rows)
+    legend = {"orientation": "h", "x": 0, "y": -0.24 / rows, "yanchor": "top", "font": {"size": 12}}
+    return figure.update_layout(showlegend=True, legend=legend, margin={"l": 80, "b": 150})
+
+
+def perplexity_of(side: PrecisionSide) -> Mean:
+    """Of a side, with the interval of its change from the reference: on the same text, that is all that differs."""
+    reference = side.evaluation.reference_perplexity.value
+    return side.evaluation.perplexity_change.map(lambda change: reference * (1 + change))
+
+
+def costs_figure(study: PrecisionStudy) -> go.Figure:
+    """Time per token with the limit of each precision on the left, and what a token reads on the right."""
+    figure = make_subplots(rows=1, cols=2, column_widths=[0.6, 0.4], shared_yaxes=True, horizontal_spacing=0.04)
+    sides = study.by_time
+    names, colors = [side.precision for side in sides], [color_of(side.precision) for side in sides]
+    took = [side.measurement.per_token_ms for side in sides]
+    rounds = [side.measurement.rounds_ms("per_token") for side in sides]
+    figure.add_bar(
+        x=took, y=names, orientation="h", marker_color=colors, width=0.56, showlegend=False,
+        error_x={
+            "type": "data", "array": [max(each) - ms for each, ms in zip(rounds, took, strict=True)],
+            "arrayminus": [ms - min(each) for each, ms in zip(rounds, took, strict=True)], "color": INK,
+            "thickness": 1.4, "width": 5,
+        },
+        hovertemplate="%{y}: %{x:.3g} ms per token<extra></extra>", row=1, col=1,
+    )  # fmt: skip
+    for side, each in zip(sides, rounds, strict=True):
+        text = f"<b>{number(side.measurement.per_token_ms)} ms</b>{_share(side)}"
+        figure.add_annotation(text=text, x=max(each), y=side.precision, xanchor="left", xshift=8, showarrow=False,
+                              font={"size": 12}, row=1, col=1)  # fmt: skip
+    limits = [(side.measurement.floor_ms, side.precision) for side in sides if side.measurement.floor_ms is not None]
+    figure.add_scatter(
+        x=[ms for ms, _ in limits], y=[name for _, name in limits], mode="markers", name="limit of the memory",
+        marker={"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": LIMIT}, "color": LIMIT},
+        hovertemplate="%{y}: at least %{x:.3g} ms<extra></extra>", row=1, col=1,
+    )  # fmt: skip
+    megabytes = [side.measurement.work.decode_bytes / 1e6 if side.measurement.work else 0.0 for side in sides]
+    figure.add_bar(
+        x=megabytes, y=names, orientation="h", marker_color=colors, width=0.56, showlegend=False,
+        text=[f"{number(each)} MB" if each else "not counted" for each in megabytes], textposition="outside",
+        cliponaxis=False, textfont={"size": 12}, hovertemplate="%{y}: %{x:.4g} MB a token<extra></extra>", row=1, col=2,
+    )  # fmt: skip
+    figure.update_xaxes(range=[0, ROOM_FOR_TEXT * max(max(each) for each in rounds)], ticksuffix=" ms", row=1, col=1)
+    figure.update_xaxes(range=[0, 1.35 * max(megabytes) or 1], ticksuffix=" MB", nticks=5, row=1, col=2)
+    figure.update_yaxes(autorange="reversed")
+    figure.add_annotation(heading("<b>per token</b>; whiskers: all rounds"), row=1, col=1)
+    figure.add_annotation(heading("<b>read per token</b>"), row=1, col=2)
+    finish(figure, "Bytes and milliseconds of a token", _subtitle(study), height=210 + 40 * len(sides))
+    legend = {"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top", "font": {"size": 12}}
+    return figure.update_layout(showlegend=True, legend=legend, margin={"l": 200, "b": 84})
+
+
+def precision_table(study: PrecisionStudy) -> str:
+    """Markdown: one row for each precision, the fastest first, and one line for each that the model cannot have."""
+    columns = ["precision", "weights, MB", "ms per token", "of the limit", f"against {study.first.precision}"]
+    columns += ["perplexity"] if study.trained else []
+    columns += ["KL, nats", "same next token", "error of the layers", "of the LM head"]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    lines += ["| " + " | ".join(_row(study, side)) + " |" for side in study.by_time]
+    refused = [f"- `{each.precision}` cannot be: {each.reason}." for each in study.refused]
+    return "\n".join([*lines, "", *refused])
+
+
+def precision_answers(study: PrecisionStudy) -> str:
+    """Markdown with the question, and what each precision answered."""
+    said = {side.precision: side.measurement.answer for side in study.sides}
+    return answers_table(study.first.measurement.question, said)
+
+
+def errors_figure(study: PrecisionStudy) -> go.Figure | str:
+    """A heat map for each way to store the layers: the relative error of each matrix of each layer. Markdown text where
+    nothing was stored in another way than the model has it.
+    """
+    shown = list({each.precision: each for side in study.sides if (each := study.matrices(side))}.values())
+    if not shown:
+        return "No precision among these stores the layers in another way than the model has them."
+    roles = list(dict.fromkeys(error.matrix for error in shown[0].errors))
+    height = HEAD + ROW * len(roles)
+    figure = make_subplots(rows=len(shown), cols=1, shared_xaxes=True, vertical_spacing=HEAD / (height * len(shown)))
+    for row, stored in enumerate(shown, start=1):
+        layers = [error.layer for error in stored.errors if error.matrix == roles[0]]
+        percent = [[100 * e.error or None for e in stored.errors if e.matrix == role] for role in roles]
+        figure.add_heatmap(
+            x=layers, y=roles, z=[[None if each is None else math.log10(each) for each in line] for line in percent],
+            customdata=percent, coloraxis="coloraxis", xgap=1, ygap=1,
+            hovertemplate="layer %{x}, %{y}: %{customdata:.3g} %<extra>" + stored.precision + "</extra>", row=row,
+            col=1,
+        )  # fmt: skip
+        told = "0 %: these weights were such codes before" if stored.exact else f"{number(100 * stored.error)} %"
+        figure.add_annotation(heading(f"<b>{stored.precision}</b>: {told}"), row=row, col=1)
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_xaxes(showgrid=False, showticklabels=False)
+    figure.update_xaxes(title="layer", showticklabels=True, row=len(shown), col=1)
+    ticks = _ticks([100 * error.error for stored in shown for error in stored.errors])
+    bar = {"tickvals": [math.log10(tick) for tick in ticks], "ticktext": [f"{tick:g} %" for tick in ticks],
+           "title": {"text": "error"}, "thickness": 14}  # fmt: skip
+    subtitle = (
+        f"{_model(study)}<br>Frobenius norm of (stored - own) over that of the model's own matrix, on a logarithmic "
+        "scale; above each map that of all"
+    )
+    finish(figure, "Where the error sits: layer by layer, matrix by matrix", subtitle, 130 + height * len(shown))
+    return figure.update_layout(coloraxis={"colorscale": "YlOrRd", "colorbar": bar}, margin={"l": 90, "r": 100})
+
+
+def outliers_figure(study: PrecisionStudy) -> go.Figure:
+    """The numbers of the matrix that loses most in whole rows, and what a scale has to reach for a row and a group."""
+    spread = study.spread
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
+    _histogram(figure, spread.numbers, "numbers", FLOAT, col=1)
+    for part, name, color, median in (
+        (spread.rows, "of a whole row", INT8, spread.row_median),
+        (spread.groups, f"of {spread.group} inputs", INT4, spread.group_median),
+    ):
+        _histogram(figure, part, f"{name}, median {number(median)}", color, col=2, share=True)
+    figure.update_yaxes(type="log", exponentformat="power", title="numbers in a bin", dtick=1, row=1, col=1)
+    figure.update_yaxes(ticksuffix=" %", title="share of rows, of groups", rangemode="tozero", row=1, col=2)
+    figure.update_xaxes(title="standard deviations of the matrix")
+    figure.add_annotation(heading("<b>all numbers</b>"), row=1, col=1)
+    figure.add_annotation(heading("<b>largest magnitude</b>, which the codes have to reach"), row=1, col=2)
+    where = f"{spread.matrix} of layer {spread.layer}, which loses most with 8 bits and a scale for each row"
+    title = "Outliers: what a scale has to reach, for a whole row and for a group"
+    finish(figure, title, f"{_model(study)}<br>{where}", height=460)
+    legend = {"orientation": "h", "x": 1, "xanchor": "right", "y": -0.2, "yanchor": "top", "font": {"size": 12}}
+    return figure.update_layout(barmode="overlay", bargap=0, showlegend=True, legend=legend, margin={"l": 90, "b": 100})
+
+
+def precision_notes(study: PrecisionStudy) -> str:
+    """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
+    front = ", ".join(f"`{side.precision}`" for side in study.front)
+    spread, lines = study.spread, [f"Nothing here is both faster and closer to float32 than {front}."]
+    if study.exact:
+        exact = " and ".join(f"`{name}`" for name in study.exact)
+        lines.append(
+            f"**{exact} loses nothing of the layers, because these weights were such codes before.** Of a model that "
+            "was trained in 16 bits the same codes do lose, as the others do here: take from this model what a token "
+            "costs in them, and not what it is worth."
+        )
+    if not study.trained:
+        lines.append("The weights are random: perplexity means nothing, and is left out. KL still tells how far the "
+                     "stored weights move what the model says; of trained ones it is another.")  # fmt: skip
+    if study.spread.group_median:
+        lines.append(
+            f"In {spread.matrix} of layer {spread.layer}, the scale of a typical row has to reach "
+            f"{number(spread.row_median)} standard deviations, that of a typical group {number(spread.group_median)}: "
+            f"with as many bits its steps are {spread.row_median / spread.group_median:.1f} times as fine."
+        )
+    doubts = [found.trust().sentence for found in study.comparisons.values() if not found.trust().trustworthy]
+    trust = ["", "Before you trust the times:", "", *(f"- {doubt}" for doubt in dict.fromkeys(doubts))]
+    return "\n".join([f"- {line}" for line in lines] + (trust if doubts else []))
+
+
+def _row(study: PrecisionStudy, side: PrecisionSide) -> list[str]:
+    measured, scores = side.measurement, side.evaluation
+    share = "unknown" if measured.floor_share is None else f"{measured.floor_share:.0%}"
+    against = "" if side is study.first else study.comparison(side).claim()
+    cells = [f"`{side.precision}`", number(scores.weight_bytes / 1e6, 4), number(measured.per_token_ms), share, against]
+    if study.trained:
+        cells.append(f"{scores.perplexity.value:.2f}{_interval(perplexity_of(side), '.2f') if scores.kl.value else ''}")
+    stored = study.matrices(side)
+    return [
+        *cells,
+        number(scores.kl.value, 2),
+        f"{scores.agreement.value:.1%}",
+        _percent(stored.error if stored else 0.0),
+        _percent(side.head.error if side.head else 0.0),
+    ]
+
+
+def _percent(error: float) -> str:
+    return f"{number(100 * error, 2)} %"
+
+
+def _interval(mean: Mean, form: str) -> str:
+    return "" if mean.low is None or mean.high is None else f" [{mean.low:{form}}, {mean.high:{form}}]"
+
+
+def _share(side: PrecisionSide) -> str:
+    share = side.measurement.floor_share
+    return "" if share is None else f", {share:.0%} of the limit"
+
+
+def _points(figure: go.Figure, study: PrecisionStudy, value: Callable[[PrecisionSide], Mean], *, row: int) -> None:
+    """Each side at its time and value, with whiskers, and the mark of its limit."""
+    for index, side in enumerate(study.by_time):
+        took, rounds, mean = side.measurement.per_token_ms, side.measurement.rounds_ms("per_token"), value(side)
+        low, high = (mean.value if end is None else end for end in (mean.low, mean.high))
+        if side.measurement.floor_ms is not None:
+            figure.add_scatter(
+                x=[side.measurement.floor_ms, took], y=[mean.value, mean.value], mode="lines+markers",
+                line={"color": LIMIT, "width": 1, "dash": "dot"}, name="limit of the memory", legendgroup="limit",
+                showlegend=index == 0 and row == 1, hoverinfo="skip",
+                marker={"symbol": "line-ns", "size": [16, 0], "line": {"width": 2.4, "color": LIMIT}},
+                row=row, col=1,
+            )  # fmt: skip
+        figure.add_scatter(
+            x=[took], y=[mean.value], mode="markers", name=side.precision, legendgroup=side.precision,
+            showlegend=row == 1,
+            marker={"size": 13, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": color_of(side.precision),
+                    "line": {"width": 1, "color": "white"}},
+            error_x=_whiskers(max(rounds) - took, took - min(rounds)),
+            error_y=_whiskers(max(high - mean.value, 0), max(mean.value - low, 0)),
+            hovertemplate="%{x:.3g} ms, %{y:.3g}<extra>" + side.precision + "</extra>", row=row, col=1,
+        )  # fmt: skip
+
+
+def _join(figure: go.Figure, study: PrecisionStudy, kl: Callable[[PrecisionSide], float]) -> None:
+    front = study.front
+    figure.add_scatter(
+        x=[side.measurement.per_token_ms for side in front], y=[kl(side) for side in front], mode="lines",
+        line={"shape": "hv", "color": SOFT, "width": 1.6}, name="none is both faster and closer", hoverinfo="skip",
+        row=1, col=1,
+    )  # fmt: skip
+
+
+def _whiskers(up: float, down: float) -> dict[str, object]:
+    return {"type": "data", "array": [up], "arrayminus": [down], "color": INK, "thickness": 1.2, "width": 4}
+
+
+def _histogram(
+    figure: go.Figure, histogram: Histogram, name: str, color: str, *, col: int, share: bool = False
+) -> None:
+    whole = sum(histogram.counts)
+    heights = [100 * count / whole if share else count or None for count in histogram.counts]
+    figure.add_bar(
+        x=histogram.middles, y=heights, width=histogram.width, name=name, opacity=0.75,
+        marker={"color": color, "line": {"width": 0}}, showlegend=share,
+        hovertemplate="%{x:.2f}: %{y:.3g}" + (" %" if share else "") + "<extra>" + name + "</extra>", row=1, col=col,
+    )  # fmt: skip
+
+
+def _ticks(percents: Sequence[float]) -> list[float]:
+    """Round numbers between the least and the largest, those that are 0 left out."""
+    found = [each for each in percents if each > 0]
+    if not found:
+        return []
+    every = [digit * 10.0**power for power in range(-6, 4) for digit in (1, 2, 5)]
+    return [each for each in every if min(found) <= each <= max(found)]
+
+
+def _model(study: PrecisionStudy) -> str:
+    case = study.first.measurement.case
+    return f"{case.model} ({case.origin})"
+
+
+def _subtitle(study: PrecisionStudy) -> str:
+    """What was measured, on which machine, and why its times are not trustworthy if they are not."""
+    side = study.first
+    case, text = side.measurement.case, side.evaluation.case
+    runs = f"batch 1, {case.prompt_tokens} prompt + {case.new_tokens} new tokens, {len(side.measurement.runs)} rounds"
+    what = f"{_model(study)}; {runs}; quality on {text.tokens:,} tokens of {text.text}"
+    lines = [what, side.measurement.environment.machine]
+    doubts = [found.trust().sentence for found in study.comparisons.values() if not found.trust().trustworthy]
+    return "".join(in_lines(line) for line in (*lines, *doubts[:1])).removeprefix("<br>")

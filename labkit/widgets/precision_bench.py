@@ -1,0 +1,45 @@
+"""Precisions beside each other, with controls for the settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.studies.precision import PRECISIONS, PrecisionStudy, parse_precisions, study_precision
+from labkit.system.progress import Progress
+from labkit.widgets.bench import Bench
+
+
+class PrecisionBench(Bench[PrecisionStudy]):
+    """Runs `study_precision`."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        precisions: str = PRECISIONS,
+        tokens: int = 2048,
+        new_tokens: int = 32,
+        rounds: int = 6,
+        threads: int = 0,
+        question: str = "",
+    ) -> None:
+        """With `threads` 0 there are as many as torch would use. question: for models that hold conversations."""
+        parse_precisions(precisions)
+        texts = {"model": model, "precisions": precisions, "question": question}
+        sizes = {"tokens": tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
+        super().__init__(texts | sizes, {})
+
+    def measure(self, settings: dict[str, Any], follow: Progress) -> PrecisionStudy:
+        return study_precision(
+            settings["model"],
+            settings["precisions"],
+            tokens=settings["tokens"],
+            new=settings["new_tokens"],
+            rounds=settings["rounds"],
+            threads=settings["threads"] or None,
+            question=settings["question"],
+            progress=follow,
+        )
+
+    def headline(self, found: PrecisionStudy) -> str:
+        return found.headline
