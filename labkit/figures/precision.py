@@ -13,7 +13,7 @@ from labkit.figures.summary import answers_table
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, heading, in_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from labkit.statistics import Mean
     from labkit.studies.matrix_errors import Histogram
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FLOAT, INT8, INT4, SYMMETRIC, FILE = "#7d8896", SIDE_COLORS["candidate"], "#d9702b", "#8159a8", "#2f8f5b"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon", "x")
 ROOM_FOR_TEXT = 1.5  # an axis ends at the longest bar times this
-ROW, HEAD = 34, 30  # pixels of a matrix in a heat map, and of the words above one
+ROW, HEAD = 24, 32  # pixels of a matrix in a heat map, and of the words above one
 KL, PERPLEXITY = "KL divergence from float32, nats a token", "perplexity"
 
 
@@ -53,7 +53,8 @@ def front_figure(study: PrecisionStudy) -> go.Figure:
         figure.add_annotation(heading(f"<b>{PERPLEXITY}</b>; intervals are of the change from float32"), row=2, col=1)
         figure.update_yaxes(tickformat="~g", row=2, col=1)
     figure.add_annotation(heading(f"<b>{KL}</b>; 0 is at the bottom"), row=1, col=1)
-    figure.update_yaxes(type="log", exponentformat="power", dtick=1, row=1, col=1)
+    most = max(max(kl.value, kl.high or 0.0) for kl in kls.values())
+    figure.update_yaxes(type="log", **_powers(max(most, least), least), row=1, col=1)
     figure.update_xaxes(range=[0, slowest * 1.05], ticksuffix=" ms", showticklabels=True)
     figure.update_xaxes(title="ms per token, median; whiskers: fastest and slowest round", row=rows, col=1)
     finish(figure, "What a token costs, and what it is worth", _subtitle(study), height=120 + 340 * rows)
@@ -68,8 +69,8 @@ def perplexity_of(side: PrecisionSide) -> Mean:
 
 
 def costs_figure(study: PrecisionStudy) -> go.Figure:
-    """Time per token with the limit of each precision on the left, and what a token reads on the right."""
-    figure = make_subplots(rows=1, cols=2, column_widths=[0.6, 0.4], shared_yaxes=True, horizontal_spacing=0.04)
+    """Time per token with the limit of each precision above, and what a token reads below."""
+    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.16)
     sides = study.by_time
     names, colors = [side.precision for side in sides], [color_of(side.precision) for side in sides]
     took = [side.measurement.per_token_ms for side in sides]
@@ -84,36 +85,37 @@ def costs_figure(study: PrecisionStudy) -> go.Figure:
         hovertemplate="%{y}: %{x:.3g} ms per token<extra></extra>", row=1, col=1,
     )  # fmt: skip
     for side, each in zip(sides, rounds, strict=True):
-        text = f"<b>{number(side.measurement.per_token_ms)} ms</b>{_share(side)}"
+        text = f"{number(side.measurement.per_token_ms)} ms"
         figure.add_annotation(text=text, x=max(each), y=side.precision, xanchor="left", xshift=8, showarrow=False,
                               font={"size": 12}, row=1, col=1)  # fmt: skip
     limits = [(side.measurement.floor_ms, side.precision) for side in sides if side.measurement.floor_ms is not None]
     figure.add_scatter(
         x=[ms for ms, _ in limits], y=[name for _, name in limits], mode="markers", name="limit of the memory",
-        marker={"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": LIMIT}, "color": LIMIT},
+        marker={"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": LIMIT}, "color": LIMIT},
         hovertemplate="%{y}: at least %{x:.3g} ms<extra></extra>", row=1, col=1,
     )  # fmt: skip
     megabytes = [side.measurement.work.decode_bytes / 1e6 if side.measurement.work else 0.0 for side in sides]
     figure.add_bar(
         x=megabytes, y=names, orientation="h", marker_color=colors, width=0.56, showlegend=False,
         text=[f"{number(each)} MB" if each else "not counted" for each in megabytes], textposition="outside",
-        cliponaxis=False, textfont={"size": 12}, hovertemplate="%{y}: %{x:.4g} MB a token<extra></extra>", row=1, col=2,
+        cliponaxis=False, textfont={"size": 12}, hovertemplate="%{y}: %{x:.4g} MB a token<extra></extra>", row=2, col=1,
     )  # fmt: skip
-    figure.update_xaxes(range=[0, ROOM_FOR_TEXT * max(max(each) for each in rounds)], ticksuffix=" ms", row=1, col=1)
-    figure.update_xaxes(range=[0, 1.35 * max(megabytes) or 1], ticksuffix=" MB", nticks=5, row=1, col=2)
+    longest = max(max(each) for each in rounds)
+    figure.update_xaxes(range=[0, ROOM_FOR_TEXT * longest], ticksuffix=" ms", nticks=6, row=1, col=1)
+    figure.update_xaxes(range=[0, ROOM_FOR_TEXT * max(megabytes) or 1], ticksuffix=" MB", nticks=6, row=2, col=1)
     figure.update_yaxes(autorange="reversed")
     figure.add_annotation(heading("<b>per token</b>; whiskers: all rounds"), row=1, col=1)
-    figure.add_annotation(heading("<b>read per token</b>"), row=1, col=2)
-    finish(figure, "Bytes and milliseconds of a token", _subtitle(study), height=210 + 40 * len(sides))
-    legend = {"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top", "font": {"size": 12}}
-    return figure.update_layout(showlegend=True, legend=legend, margin={"l": 200, "b": 84})
+    figure.add_annotation(heading("<b>read per token</b>"), row=2, col=1)
+    finish(figure, "Bytes and milliseconds of a token", _subtitle(study), height=280 + 60 * len(sides))
+    legend = {"orientation": "h", "x": 0, "y": -0.07, "yanchor": "top", "font": {"size": 12}}
+    return figure.update_layout(showlegend=True, legend=legend, margin={"l": 190, "b": 84})
 
 
 def precision_table(study: PrecisionStudy) -> str:
     """Markdown: one row for each precision, the fastest first, and one line for each that the model cannot have."""
     columns = ["precision", "weights, MB", "ms per token", "of the limit", f"against {study.first.precision}"]
     columns += ["perplexity"] if study.trained else []
-    columns += ["KL, nats", "same next token", "error of the layers", "of the LM head"]
+    columns += ["KL, nats", "same next token", "error of the layers", "error of the LM head"]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     lines += ["| " + " | ".join(_row(study, side)) + " |" for side in study.by_time]
     refused = [f"- `{each.precision}` cannot be: {each.reason}." for each in study.refused]
@@ -127,59 +129,58 @@ def precision_answers(study: PrecisionStudy) -> str:
 
 
 def errors_figure(study: PrecisionStudy) -> go.Figure | str:
-    """A heat map for each way to store the layers: the relative error of each matrix of each layer. Markdown text where
-    nothing was stored in another way than the model has it.
+    """A heat map for each way to store the layers: the error of each matrix of each layer, against that of all of them.
+    Markdown text where nothing lost anything.
     """
-    shown = list({each.precision: each for side in study.sides if (each := study.matrices(side))}.values())
+    stored = list({each.precision: each for side in study.sides if (each := study.matrices(side))}.values())
+    shown, exact = [each for each in stored if not each.exact], [each.precision for each in stored if each.exact]
     if not shown:
-        return "No precision among these stores the layers in another way than the model has them."
+        return "None of these loses anything of the layers: each stores them as the model has them."
     roles = list(dict.fromkeys(error.matrix for error in shown[0].errors))
     height = HEAD + ROW * len(roles)
     figure = make_subplots(rows=len(shown), cols=1, shared_xaxes=True, vertical_spacing=HEAD / (height * len(shown)))
-    for row, stored in enumerate(shown, start=1):
-        layers = [error.layer for error in stored.errors if error.matrix == roles[0]]
-        percent = [[100 * e.error or None for e in stored.errors if e.matrix == role] for role in roles]
+    for row, each in enumerate(shown, start=1):
+        errors = [[error for error in each.errors if error.matrix == role] for role in roles]
         figure.add_heatmap(
-            x=layers, y=roles, z=[[None if each is None else math.log10(each) for each in line] for line in percent],
-            customdata=percent, coloraxis="coloraxis", xgap=1, ygap=1,
-            hovertemplate="layer %{x}, %{y}: %{customdata:.3g} %<extra>" + stored.precision + "</extra>", row=row,
-            col=1,
+            x=[error.layer for error in errors[0]], y=roles, coloraxis="coloraxis", xgap=1, ygap=1,
+            z=[[error.error / each.error for error in line] for line in errors],
+            customdata=[[100 * error.error for error in line] for line in errors],
+            hovertemplate="layer %{x}, %{y}: %{customdata:.3g} %, %{z:.2f}x<extra>" + each.precision + "</extra>",
+            row=row, col=1,
         )  # fmt: skip
-        told = "0 %: these weights were such codes before" if stored.exact else f"{number(100 * stored.error)} %"
-        figure.add_annotation(heading(f"<b>{stored.precision}</b>: {told}"), row=row, col=1)
+        text = f"<b>{each.precision}</b>: {number(100 * each.error)} %, all together"
+        figure.add_annotation(heading(text), row=row, col=1)
     figure.update_yaxes(autorange="reversed", showgrid=False)
     figure.update_xaxes(showgrid=False, showticklabels=False)
     figure.update_xaxes(title="layer", showticklabels=True, row=len(shown), col=1)
-    ticks = _ticks([100 * error.error for stored in shown for error in stored.errors])
-    bar = {"tickvals": [math.log10(tick) for tick in ticks], "ticktext": [f"{tick:g} %" for tick in ticks],
-           "title": {"text": "error"}, "thickness": 14}  # fmt: skip
-    subtitle = (
-        f"{_model(study)}<br>Frobenius norm of (stored - own) over that of the model's own matrix, on a logarithmic "
-        "scale; above each map that of all"
-    )
-    finish(figure, "Where the error sits: layer by layer, matrix by matrix", subtitle, 130 + height * len(shown))
-    return figure.update_layout(coloraxis={"colorscale": "YlOrRd", "colorbar": bar}, margin={"l": 90, "r": 100})
+    what = "Frobenius norm of what was lost over that of the matrix; colours are against that of all matrices"
+    none = f"not drawn, as they lose nothing, the weights being such codes before: {', '.join(exact)}" if exact else ""
+    subtitle = "".join(in_lines(line) for line in (_model(study), what, none)).removeprefix("<br>")
+    finish(figure, "Where the error sits: layer by layer, matrix by matrix", subtitle, 170 + height * len(shown))
+    bar = {"ticksuffix": "x", "thickness": 14, "nticks": 6}
+    return figure.update_layout(coloraxis={"colorscale": "YlOrRd", "colorbar": bar}, margin={"l": 80, "r": 80})
 
 
 def outliers_figure(study: PrecisionStudy) -> go.Figure:
     """The numbers of the matrix that loses most in whole rows, and what a scale has to reach for a row and a group."""
     spread = study.spread
-    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
-    _histogram(figure, spread.numbers, "numbers", FLOAT, col=1)
+    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2)
+    _histogram(figure, spread.numbers, "numbers", FLOAT, row=1)
     for part, name, color, median in (
         (spread.rows, "of a whole row", INT8, spread.row_median),
         (spread.groups, f"of {spread.group} inputs", INT4, spread.group_median),
     ):
-        _histogram(figure, part, f"{name}, median {number(median)}", color, col=2, share=True)
-    figure.update_yaxes(type="log", exponentformat="power", title="numbers in a bin", dtick=1, row=1, col=1)
-    figure.update_yaxes(ticksuffix=" %", title="share of rows, of groups", rangemode="tozero", row=1, col=2)
-    figure.update_xaxes(title="standard deviations of the matrix")
+        _histogram(figure, part, f"{name}, median {number(median)}", color, row=2, share=True)
+    ticks = _powers(max(spread.numbers.counts), 1)
+    figure.update_yaxes(type="log", **ticks, title="numbers in a bin", row=1, col=1)
+    figure.update_yaxes(ticksuffix=" %", title="share of rows, of groups", rangemode="tozero", row=2, col=1)
+    figure.update_xaxes(title="standard deviations of the matrix", row=2, col=1)
     figure.add_annotation(heading("<b>all numbers</b>"), row=1, col=1)
-    figure.add_annotation(heading("<b>largest magnitude</b>, which the codes have to reach"), row=1, col=2)
+    figure.add_annotation(heading("<b>largest magnitude</b>, which the codes have to reach"), row=2, col=1)
     where = f"{spread.matrix} of layer {spread.layer}, which loses most with 8 bits and a scale for each row"
-    title = "Outliers: what a scale has to reach, for a whole row and for a group"
-    finish(figure, title, f"{_model(study)}<br>{where}", height=460)
-    legend = {"orientation": "h", "x": 1, "xanchor": "right", "y": -0.2, "yanchor": "top", "font": {"size": 12}}
+    title = "Outliers: what a scale has to reach"
+    finish(figure, title, f"{_model(study)}<br>{where}", height=620)
+    legend = {"orientation": "h", "x": 0, "y": -0.15, "yanchor": "top", "font": {"size": 12}}
     return figure.update_layout(barmode="overlay", bargap=0, showlegend=True, legend=legend, margin={"l": 90, "b": 100})
 
 
@@ -233,11 +234,6 @@ def _interval(mean: Mean, form: str) -> str:
     return "" if mean.low is None or mean.high is None else f" [{mean.low:{form}}, {mean.high:{form}}]"
 
 
-def _share(side: PrecisionSide) -> str:
-    share = side.measurement.floor_share
-    return "" if share is None else f", {share:.0%} of the limit"
-
-
 def _points(figure: go.Figure, study: PrecisionStudy, value: Callable[[PrecisionSide], Mean], *, row: int) -> None:
     """Each side at its time and value, with whiskers, and the mark of its limit."""
     for index, side in enumerate(study.by_time):
@@ -276,24 +272,21 @@ def _whiskers(up: float, down: float) -> dict[str, object]:
 
 
 def _histogram(
-    figure: go.Figure, histogram: Histogram, name: str, color: str, *, col: int, share: bool = False
+    figure: go.Figure, histogram: Histogram, name: str, color: str, *, row: int, share: bool = False
 ) -> None:
     whole = sum(histogram.counts)
     heights = [100 * count / whole if share else count or None for count in histogram.counts]
     figure.add_bar(
         x=histogram.middles, y=heights, width=histogram.width, name=name, opacity=0.75,
         marker={"color": color, "line": {"width": 0}}, showlegend=share,
-        hovertemplate="%{x:.2f}: %{y:.3g}" + (" %" if share else "") + "<extra>" + name + "</extra>", row=1, col=col,
+        hovertemplate="%{x:.2f}: %{y:.3g}" + (" %" if share else "") + "<extra>" + name + "</extra>", row=row, col=1,
     )  # fmt: skip
 
 
-def _ticks(percents: Sequence[float]) -> list[float]:
-    """Round numbers between the least and the largest, those that are 0 left out."""
-    found = [each for each in percents if each > 0]
-    if not found:
-        return []
-    every = [digit * 10.0**power for power in range(-6, 4) for digit in (1, 2, 5)]
-    return [each for each in every if min(found) <= each <= max(found)]
+def _powers(most: float, least: float) -> dict[str, list[float] | list[str]]:
+    """Ticks of a logarithmic axis, each ten times the one before, as plain numbers."""
+    ticks = [10.0**power for power in range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)]
+    return {"tickvals": ticks, "ticktext": [number(tick, 1) for tick in ticks]}
 
 
 def _model(study: PrecisionStudy) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from pydantic import Field
@@ -118,6 +119,20 @@ def reason_against(source: ModelSource, name: str) -> str | None:
     return None
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Ops of torch run on one thread inside: matrices of this size gain little by more, and where other programs have
+    some of the processors, the threads of an op wait for each other far longer than they compute.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def matrix_errors(
     source: ModelSource, names: Sequence[str], progress: Progress | None = None
 ) -> tuple[StoredMatrices, ...]:
@@ -139,6 +154,7 @@ def matrix_errors(
     )
 
 
+@one_thread()
 def head_error(source: ModelSource, name: str) -> MatrixError:
     """What the precision of this name loses in the LM head, which may be the embedding too."""
     top = _weights(source).top(READ.empty)
