@@ -117,7 +117,8 @@ def default_tile(weight_type: str, batch: int, outputs: int, inputs: int) -> Til
         return Tile(rows=rows, depth=depth, warps=max(2, rows // 16), stages=4)
     in_word = 8 if weight_type.startswith("int4") else 4 if weight_type.startswith("int8") else 1
     whole = 1 << (-(-inputs // in_word) - 1).bit_length()
-    depth = 1024 if weight_type in ("float16", "bfloat16") else 256 if in_word == 8 else 512
+    grouped = weight_type.startswith("int8-")  # whose scales take registers too, as more codes in a word do
+    depth = 1024 if weight_type in ("float16", "bfloat16") else 256 if grouped or in_word == 8 else 512
     return Tile(rows=8, depth=min(whole, depth))
 
 

@@ -43,25 +43,23 @@ def code_of(words, part, BITS: tl.constexpr, RAISED: tl.constexpr):
 @triton.jit
 def scale_tile(
     scales_ptr, rows, row_mask, first, number, BN: tl.constexpr, BK: tl.constexpr,
-    K: tl.constexpr, GROUP: tl.constexpr, NUMBERS: tl.constexpr, ALIGNED: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr, NUMBERS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """float32 [BN, BK], or [BN, 1] where a row is a group: number 0 or 1 of the groups that BK inputs of the rows [BN],
     from `first` on, belong to.
 
-    ALIGNED: groups begin where tiles do, so that each is loaded once and spread over its inputs.
+    STEP: as many consecutive inputs, from `first` on, are of one group: its number is loaded once and spread over them.
     """
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
     if GROUPS == 1:
-        return tl.load(scales_ptr + rows * NUMBERS + number, mask=row_mask, other=0.0).to(tl.float32)[:, None]
-    if ALIGNED:
-        group = first // GROUP + tl.arange(0, BK // GROUP)
+        found = tl.load(scales_ptr + rows * NUMBERS + number, mask=row_mask, other=0.0).to(tl.float32)[:, None]
     else:
-        group = (first + tl.arange(0, BK)) // GROUP
-    at = (rows.to(tl.int64)[:, None] * GROUPS + group[None, :]) * NUMBERS + number
-    mask = row_mask[:, None] & (group < GROUPS)[None, :]
-    found = tl.load(scales_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    if ALIGNED:
-        found = tl.reshape(tl.broadcast_to(found[:, :, None], (BN, BK // GROUP, GROUP)), (BN, BK))
+        group = (first + STEP * tl.arange(0, BK // STEP)) // GROUP
+        at = (rows.to(tl.int64)[:, None] * GROUPS + group[None, :]) * NUMBERS + number
+        mask = row_mask[:, None] & (group < GROUPS)[None, :]
+        found = tl.load(scales_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        if STEP > 1:
+            found = tl.reshape(tl.broadcast_to(found[:, :, None], (BN, BK // STEP, STEP)), (BN, BK))
     return found
 
 
@@ -141,12 +139,12 @@ def decoded(
     BITS: tl.constexpr = CODES[0]
     GROUP: tl.constexpr = CODES[1]
     NUMBERS: tl.constexpr = CODES[2]
-    ALIGNED: tl.constexpr = BK >= GROUP and WIDTH % GROUP == 0 and GROUP & (GROUP - 1) == 0
+    STEP: tl.constexpr = (GROUP | WIDTH | BK) & -(GROUP | WIDTH | BK)  # the largest power of two that divides all
     numbers = code_of(words, part, BITS, NUMBERS == 2)
     if GROUP < K or NUMBERS == 2:
-        numbers *= scale_tile(scales_ptr, rows, row_mask, first, 0, BN, BK, K, GROUP, NUMBERS, ALIGNED)
+        numbers *= scale_tile(scales_ptr, rows, row_mask, first, 0, BN, BK, K, GROUP, NUMBERS, STEP)
     if NUMBERS == 2:
-        numbers += scale_tile(scales_ptr, rows, row_mask, first, 1, BN, BK, K, GROUP, NUMBERS, ALIGNED)
+        numbers += scale_tile(scales_ptr, rows, row_mask, first, 1, BN, BK, K, GROUP, NUMBERS, STEP)
     return numbers
 
 

@@ -50,10 +50,10 @@ def test_logits_of_prompt_and_steps_are_near_float32(name: str, impl: str, quant
 
 @pytest.mark.parametrize(("name", "quant"), crossed(FEW, QUANT))
 def test_both_impls_quantise_alike(name: str, quant: dict[str, object]) -> None:
-    """They differ by the rounding of rows and of the cache only."""
+    """They differ by the rounding of rows and of the cache only, which GPT-Neo, whose scores no root divides, feels most."""
     ids = prompt(2, 13)
     want = int8(name, quant, "reference")(ids).logits
-    assert distance(int8(name, quant)(ids).logits, want) < 5e-2
+    assert distance(int8(name, quant)(ids).logits, want) < (LOGITS if name == "gpt-neo" else 5e-2)
 
 
 @pytest.mark.parametrize("name", SMALL_CONFIGS)
