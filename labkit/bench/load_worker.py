@@ -1,7 +1,7 @@
 """One rank of `labkit.bench.loading`: saves its file of a checkpoint, or loads its share of one when told to.
 
 python -P -m labkit.bench.load_worker save FROM TO RANKS, under torchrun
-python -P -m labkit.bench.load_worker load FROM RANKS RANK [--watch]
+python -P -m labkit.bench.load_worker load FROM RANKS RANK [--precision NAME] [--watch]
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ import torch
 import typer
 
 from labkit.engine import init_inference
+from labkit.engine.options import Options
 from labkit.harness.environment import anonymous_memory
+from labkit.harness.stored_weights import matrix_bytes
 from labkit.models.policies import model_config_of, policy_for
 from labkit.models.shards import Shard, shard
 from labkit.weights.build import build_weights
-from labkit.weights.quantise import Quantization
+from labkit.weights.precision import precision_of
 from labkit.weights.resolve import resolve
 
 WATCHED_EVERY = 0.0005  # seconds
@@ -37,10 +39,17 @@ def save(folder: Path, target: Path, ranks: int) -> None:
 
 
 @app.command()
-def load(folder: Path, ranks: int, rank: int, watch: Annotated[bool, typer.Option()] = False) -> None:
+def load(
+    folder: Path,
+    ranks: int,
+    rank: int,
+    precision: Annotated[str, typer.Option()] = "bfloat16",
+    watch: Annotated[bool, typer.Option()] = False,
+) -> None:
     """Prints "ready", waits for a line, loads, and prints one line of JSON.
 
-    The line has the seconds that loading took and, with --watch, the peak of anonymous memory.
+    The line has the seconds that loading took, the bytes of the packed matrices and, with --watch, the peak of
+    anonymous memory.
     """
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
     config = model_config_of(resolve(folder).hf_config)
@@ -52,14 +61,20 @@ def load(folder: Path, ranks: int, rank: int, watch: Annotated[bool, typer.Optio
     with watched(watch) as peaks:
         began = perf_counter()
         source = resolve(folder)
-        dtype = source.hf_config.dtype
+        options = Options(**precision_of(precision).options)
+        dtype = options.dtype or source.hf_config.dtype
         policy = policy_for(source.hf_config)
         with torch.inference_mode():
-            weights = build_weights(policy, config, source, dtype, "cpp", Quantization(), part=part)
+            weights = build_weights(policy, config, source, dtype, "cpp", options.quant, part=part)
         seconds = perf_counter() - began
     share, largest = sizes(part, dtype)
-    del weights
-    found = {"seconds": seconds, "peak": max(peaks, default=before) - before, "share": share, "largest": largest}
+    found = {
+        "seconds": seconds,
+        "peak": max(peaks, default=before) - before,
+        "share": share,
+        "largest": largest,
+        "packed": matrix_bytes(weights),
+    }
     sys.stdout.write(json.dumps(found) + "\n")
 
 

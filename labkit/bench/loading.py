@@ -4,7 +4,7 @@ python -P -m labkit.bench.loading [--gigabytes 2] [--ranks 2] [--rounds 7] [--ou
 
 A LLaMA of that size is written as one safetensors file for all ranks, and packed as one file for each. A round loads it
 from both: all ranks at once, each in a fresh process, with the files in the page cache. Memory is watched in runs that
-are not timed.
+are not timed; so is that of one process that loads the whole model from the one file in several precisions.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from labkit.bench.page import (
     print_checks,
     verdict,
 )
-from labkit.bench.targets import LOAD_MEMORY, LOAD_RATIO, LOADED
+from labkit.bench.targets import LOAD_MEMORY, LOAD_PRECISIONS, LOAD_RATIO, LOADED, PACKED_MEMORY
 from labkit.harness.environment import Environment, read_environment
-from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement
+from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement, PackedMemory
 from labkit.harness.rounds import random_orders
 from labkit.system.child import run_child
 from labkit.system.command import run_command
@@ -46,6 +46,7 @@ from labkit.weights.source import hf_shapes
 
 DTYPE = torch.bfloat16
 OF_SHARE = BarUnit("{:.2f} of the share", "{:g}")
+OF_PACKED = BarUnit("{:.2f} of the packed weights", "{:g}")
 WORKER = "labkit.bench.load_worker"
 Loads = list[dict[str, float]]  # of each rank
 
@@ -81,9 +82,9 @@ def save_packed(folder: Path, target: Path, ranks: int) -> None:
     run_child([*torchrun, *worker], f"{ranks} ranks could not save the model")
 
 
-def load(folder: Path, ranks: int, *, watch: bool = False) -> Loads:
+def load(folder: Path, ranks: int, precision: str = "bfloat16", *, watch: bool = False) -> Loads:
     """Has all ranks load their shares at the same time, and returns what each of them measured."""
-    more = ["--watch"] if watch else []
+    more = ["--precision", precision, *(["--watch"] if watch else [])]
     workers = [
         subprocess.Popen(
             [sys.executable, "-P", "-m", WORKER, "load", folder, str(ranks), str(rank), *more],
@@ -133,6 +134,7 @@ def measure(gigabytes: float, ranks: int, rounds: int, environment: Environment)
         save_packed(folders[ONE_FILE], folders[OWN_FILES], ranks)
         follow(1, rounds + 2, "watching memory")
         watched = {way: load(folder, ranks, watch=True) for way, folder in folders.items()}
+        alone = {name: load(folders[ONE_FILE], 1, name, watch=True)[0] for name in LOAD_PRECISIONS}
         for done in range(rounds):
             follow(2 + done, rounds + 2, f"round {done + 1} of {rounds}")
             for way in (ways[at] for at in next(orders)):
@@ -147,6 +149,9 @@ def measure(gigabytes: float, ranks: int, rounds: int, environment: Environment)
         environment=environment,
         rounds_s={way: tuple(rounds) for way, rounds in seconds.items()},
         peak_bytes={way: tuple(int(rank["peak"]) for rank in ranks) for way, ranks in watched.items()},
+        precisions={
+            name: PackedMemory(peak=int(one["peak"]), packed=int(one["packed"])) for name, one in alone.items()
+        },
     )
 
 
@@ -156,6 +161,8 @@ def checks(found: LoadMeasurement) -> Iterator[BarCheck]:
     for way in (OWN_FILES, ONE_FILE):
         what = f"peak memory from {way}, beside the largest tensor"
         yield at_most(what, found.peak_share(way), LOAD_MEMORY, OF_SHARE)
+    for name, memory in found.precisions.items():
+        yield at_most(f"peak memory of one process, {name}", memory.share, PACKED_MEMORY, OF_PACKED)
 
 
 def page(found: LoadMeasurement) -> str:
@@ -163,6 +170,10 @@ def page(found: LoadMeasurement) -> str:
     sides = [
         (way, f"{np.median(found.seconds(way)):.2f}", f"{min(found.seconds(way)):.2f}", f"{found.peak_share(way):.2f}")
         for way in (ONE_FILE, OWN_FILES)
+    ]
+    precisions = [
+        (name, f"{memory.packed / 1e6:.0f}", f"{memory.peak / 1e6:.0f}", f"{memory.share:.2f}")
+        for name, memory in found.precisions.items()
     ]
     return page_of(
         f"Loading on {found.environment.machine}",
@@ -172,6 +183,8 @@ def page(found: LoadMeasurement) -> str:
         "of their own, every tensor is held against its digest.",
         verdict([("loading", check) for check in checks(found)]),
         markdown_table(("from", "s, median", "s, fastest", "peak memory less the largest tensor, of the share"), sides),
+        "One process that loads all of it from the one file:",
+        markdown_table(("precision", "packed, MB", "peak memory, MB", "peak / packed"), precisions),
         checks_table(checks(found)),
         found.environment.origin,
     )

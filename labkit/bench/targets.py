@@ -141,6 +141,8 @@ class LlamaSizes:
 
 LOADED = LlamaSizes(hidden=2048, intermediate=5632, vocabulary=32000, heads=16)
 LOAD_RATIO, LOAD_MEMORY = 3.0, 1.15  # at least; at most, of a rank's share beside its largest tensor
+LOAD_PRECISIONS = ("float32", "bfloat16", "int8", "int8+head", "int4", "int4-64+head8", "int4-128+head")
+PACKED_MEMORY = 1.15  # peak while one process loads / packed weights, at most
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from labkit.harness.environment import Environment
 from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
@@ -14,12 +14,26 @@ from labkit.statistics import Ratio, ratio
 ONE_FILE, OWN_FILES = "one file for all", "a file for each rank"
 
 
+class PackedMemory(BaseModel):
+    """Bytes of anonymous memory at most while a whole model was loaded, and of its packed matrices in the end."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    peak: int
+    packed: int
+
+    @property
+    def share(self) -> float:
+        return self.peak / self.packed
+
+
 class LoadMeasurement(FrozenRecord):
     """All ranks load their shares of a model at once, each in a fresh process, from files in the page cache.
 
     `rounds_s`: by way and round, the seconds of each rank. `peak_bytes`: by way, how much anonymous memory each rank
     had at most while it loaded, in runs that are not timed. `share_bytes`, `largest_bytes`: what each rank holds in the
-    end, and the largest tensor of it.
+    end, and the largest tensor of it. `precisions`: what one process takes that loads all of the model in the precision
+    of this name.
     """
 
     kind: Literal["load"] = "load"
@@ -33,6 +47,7 @@ class LoadMeasurement(FrozenRecord):
     environment: Environment
     rounds_s: dict[str, tuple[tuple[float, ...], ...]]
     peak_bytes: dict[str, tuple[int, ...]]
+    precisions: dict[str, PackedMemory] = Field(default_factory=dict)
 
     def seconds(self, way: str) -> list[float]:
         """Of the slowest rank, by round."""

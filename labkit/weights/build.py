@@ -24,7 +24,7 @@ from labkit.weights.gguf.native import NativeWeights
 from labkit.weights.gguf.tensors import GgufTensors
 from labkit.weights.protocol import TensorSource, finite, is_finite
 from labkit.weights.quantise import Quantization, check_schemes
-from labkit.weights.records import Builder, matrices_of
+from labkit.weights.records import Builder, matrices_of, packed_at_once
 
 Keep = Callable[[int | None, Canonical], None]
 
@@ -53,7 +53,7 @@ def build_weights(
     part, canonical = _canonical(policy, source, dtype, impl, quant, part or shard(config))
     room = max(model_bytes(part, each, quant) for each in {dtype, float_dtype(dtype)})  # codes of a file are no larger
     place = Arena.reserved(room) if impl == "cpp" else Heap(device or torch.device("cpu"))
-    builder = Builder(part, dtype, impl, quant, place)
+    builder = Builder(part, dtype, impl, quant, place, packed_at_once(model_bytes(part, dtype, quant)))
     tensors = canonical.top(builder.empty)
     outside = builder.outside(tensors)  # the largest matrices first, while nothing else is in memory
     if keep:

@@ -24,14 +24,21 @@ from labkit.models.shards import SUMMED, Cut, Shard
 from labkit.weights.canonical import Canonical, RowBlocks, Weight, vectors_of
 from labkit.weights.quantise import Quantization, Scheme
 
-AT_ONCE = 1 << 20  # numbers that are packed at once
+AT_ONCE, AT_LEAST = 1 << 20, 1 << 16  # numbers that are packed at once: fewer take longer
+SHARE = 600  # bytes of a model for each of them: quantising takes about 40 bytes beside the result for a number
+
+
+def packed_at_once(size: int) -> int:
+    """How many numbers are packed at once, so that it takes little beside a model of `size` bytes."""
+    return min(AT_ONCE, max(AT_LEAST, size // SHARE))
 
 
 @dataclass(frozen=True)
 class Builder:
     """Turns canonical tensors into weight records for one implementation, in `place`.
 
-    part: what this rank holds. dtype: of the layers' matrices; int8 ones are quantised as `quant` says.
+    part: what this rank holds. dtype: of the layers' matrices; int8 ones are quantised as `quant` says. at_once: about
+    how many numbers are packed at once.
     """
 
     part: Shard
@@ -39,6 +46,7 @@ class Builder:
     impl: str
     quant: Quantization
     place: Place
+    at_once: int = AT_ONCE
 
     @property
     def device(self) -> torch.device:
@@ -97,7 +105,7 @@ class Builder:
         dtype = PACKED[scheme.bits] if scheme else float_dtype(self.dtype)
         panels = self.place.empty(packed_shape(stored, taken[1] - taken[0], dtype), dtype)
         group = 0
-        step = max(BLOCK, AT_ONCE // inputs // BLOCK * BLOCK)
+        step = max(BLOCK, self.at_once // inputs // BLOCK * BLOCK)
         for begin in range(0, stored, step):
             end = min(begin + step, stored)
             rows = rows_of.rows(begin, end)
@@ -209,7 +217,7 @@ class Builder:
         embedding, head = None, None
         if part.embedding:
             embedding = EmbeddingWeights(
-                table=self._table(tensors["embed.weight"], matrix),
+                table=self._tied_table(matrix) if config.tied_head else self._table(tensors["embed.weight"]),
                 packed=matrix if config.tied_head else None,
                 size=config.embedding_size,
                 vocab=part.vocab,
@@ -225,19 +233,21 @@ class Builder:
             )
         return Outside(embedding, self.norm(vectors, "final_norm") if "final_norm.weight" in vectors else None, head)
 
-    def _table(self, rows: Weight, matrix: Linear | None) -> Tensor | None:
-        """The embedding's rows; None where they are looked up in the packed matrix of a tied head."""
-        if self.config.tied_head:
-            assert matrix is not None
-            if self.impl != "reference":
-                return None
-            return matrix.floats() if matrix.scales is not None else matrix.weight
+    def _tied_table(self, head: Linear | None) -> Tensor | None:
+        """The rows of an embedding that the head shares; None where they are looked up in its packed matrix."""
+        assert head is not None
+        if self.impl != "reference":
+            return None
+        return head.floats() if head.scales is not None else head.weight
+
+    def _table(self, rows: Weight) -> Tensor:
+        """The rows of an embedding of its own."""
         if isinstance(rows, Linear):
             table = rows.floats() if rows.scales is not None else rows.weight
             return table.to(self.device, float_dtype(self.dtype)).contiguous()
         matrix_of = RowBlocks.of(rows)
         table = torch.empty(matrix_of.shape, dtype=float_dtype(self.dtype), device=self.device)
-        step = max(1, AT_ONCE // matrix_of.shape[1])
+        step = max(1, self.at_once // matrix_of.shape[1])
         for begin in range(0, len(table), step):
             table[begin : begin + step] = matrix_of.rows(begin, min(begin + step, len(table)))
         return table

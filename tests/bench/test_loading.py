@@ -12,7 +12,7 @@ from labkit.bench.load_worker import sizes
 from labkit.bench.loading import checks, page, save_packed, write_model
 from labkit.bench.targets import LlamaSizes
 from labkit.harness import load_records
-from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement
+from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement, PackedMemory
 from labkit.models.policies import LLAMA
 from labkit.models.shards import shard
 from labkit.system.errors import RunError
@@ -20,8 +20,8 @@ from labkit.system.whole_file import write_whole
 from labkit.weights.resolve import resolve
 
 
-def found(one_s: float = 3.1, *, peak: int = 1_240) -> LoadMeasurement:
-    """Two ranks, the second the slower, that hold 1,000 bytes each, 100 of them in one tensor."""
+def found(one_s: float = 3.1, *, peak: int = 1_240, int8: int = 1_140) -> LoadMeasurement:
+    """Two ranks, the second the slower, that hold 1,000 bytes each, 100 of them in one tensor; one process in int8."""
     return LoadMeasurement(
         ranks=2,
         dtype="bfloat16",
@@ -31,20 +31,22 @@ def found(one_s: float = 3.1, *, peak: int = 1_240) -> LoadMeasurement:
         environment=environment(),
         rounds_s={ONE_FILE: ((1.0, one_s),) * 3, OWN_FILES: ((0.5, 1.0),) * 3},
         peak_bytes={ONE_FILE: (900, peak), OWN_FILES: (1_100, 1_000)},
+        precisions={"int8": PackedMemory(peak=int8, packed=1_000)},
     )
 
 
 def test_ranks_are_judged_by_the_slowest_and_the_largest() -> None:
-    assert [check.met for check in checks(found())] == [True, True, True]
-    assert [check.met for check in checks(found(2.9))] == [False, True, True]
-    assert [check.met for check in checks(found(peak=1_260))] == [True, True, False]
+    assert [check.met for check in checks(found())] == [True, True, True, True]
+    assert [check.met for check in checks(found(2.9))] == [False, True, True, True]
+    assert [check.met for check in checks(found(peak=1_260))] == [True, True, False, True]
+    assert [check.met for check in checks(found(int8=1_160))] == [True, True, True, False]
 
 
 def test_the_record_comes_back_and_its_page_says_the_same(tmp_path: Path) -> None:
     record = found()
     write_whole(tmp_path / "one.jsonl", record.model_dump_json() + "\n")
     assert load_records(tmp_path) == [record]
-    for part in ("3.10x", "1.14 of the share", "≤ 1.15: met"):
+    for part in ("3.10x", "1.14 of the share", "1.14 of the packed weights", "≤ 1.15: met"):
         assert part in page(record)
 
 

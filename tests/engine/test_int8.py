@@ -50,7 +50,7 @@ def test_logits_of_prompt_and_steps_are_near_float32(name: str, impl: str, quant
 
 @pytest.mark.parametrize(("name", "quant"), crossed(FEW, QUANT))
 def test_both_impls_quantise_alike(name: str, quant: dict[str, object]) -> None:
-    """They differ by the rounding of rows and of the cache only, which GPT-Neo, whose scores no root divides, feels most."""
+    """They differ by how rows and the cache are rounded, which GPT-Neo feels most, as it does not divide its scores."""
     ids = prompt(2, 13)
     want = int8(name, quant, "reference")(ids).logits
     assert distance(int8(name, quant)(ids).logits, want) < (LOGITS if name == "gpt-neo" else 5e-2)

@@ -168,13 +168,12 @@ class Merged:
         return Loading(self._part.layer_shapes, lambda name: self._wanted(name, index))
 
     def _wanted(self, name: str, index: int | None) -> Weight:
-        shapes = self._part.top_shapes if index is None else self._part.layer_shapes
         if not (self._floats and is_matrix(name)):
             return self.weight(name, index)
-        if index is not None:
+        if self._dim(name) == 1:
             return self._as_floats(self.weight(name, index))
-        outputs, inputs = shapes[name]
-        return RowBlocks((outputs, inputs), lambda begin, end: self._as_floats(self.weight(name, None, (begin, end))))
+        outputs, inputs = (self._part.top_shapes if index is None else self._part.layer_shapes)[name]
+        return RowBlocks((outputs, inputs), lambda begin, end: self._as_floats(self.weight(name, index, (begin, end))))
 
     def _as_floats(self, weight: Tensor | Linear) -> Tensor:
         return (weight.floats() if isinstance(weight, Linear) else weight).to(self._dtype)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from labkit.kernels.memory import return_freed_memory
 from labkit.models.policies import policy_for
 from labkit.models.policy import Policy
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.files import first_line
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader, ReaderTensor, TensorNameMap
+    from gguf import ReaderTensor, TensorNameMap
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -30,9 +31,7 @@ class GgufFile:
         self.path = path
         _check_header(path)
         try:
-            from gguf import GGUFReader
-
-            self._reader: GGUFReader = GGUFReader(path)
+            self.tensors, self._values = _read(path)
         except DAMAGE as error:
             raise self._damaged(error) from error
         self.architecture = str(self.value("general.architecture"))
@@ -41,15 +40,9 @@ class GgufFile:
                 f"{path} is of architecture {self.architecture!r}; expected one of {', '.join(ARCHITECTURES)}"
             )
 
-    @property
-    def tensors(self) -> dict[str, ReaderTensor]:
-        """By GGUF's names."""
-        return {tensor.name: tensor for tensor in self._reader.tensors}
-
     def value(self, key: str) -> object:
-        """A value of the file's metadata; None where it has none."""
-        field = self._reader.get_field(key)
-        return None if field is None else field.contents()
+        """A value of the file's metadata, but for lists; None where it has none."""
+        return self._values.get(key)
 
     @cached_property
     def config(self) -> PretrainedConfig:
@@ -60,6 +53,7 @@ class GgufFile:
             )
         except DAMAGE as error:
             raise self._damaged(error) from error
+        return_freed_memory()  # of a vocabulary, which was read beside it
         self._complete(config)
         config.architectures = [self.policy_of(config).architecture]
         return config
@@ -129,6 +123,17 @@ class GgufFile:
 
     def _damaged(self, error: Exception) -> UserError:
         return UserError(f"{self.path} is damaged or cut off ({first_line(error)}); download or convert it again")
+
+
+def _read(path: Path) -> tuple[dict[str, ReaderTensor], dict[str, object]]:
+    """The tensors by GGUF's names, and the values that are no lists: the reader makes several objects for each word of
+    a vocabulary, more than the weights of a small model take.
+    """
+    from gguf import GGUFReader, GGUFValueType
+
+    reader = GGUFReader(path)
+    single = {key: field for key, field in reader.fields.items() if field.types[:1] != [GGUFValueType.ARRAY]}
+    return {tensor.name: tensor for tensor in reader.tensors}, {key: one.contents() for key, one in single.items()}
 
 
 def _check_header(path: Path) -> None:

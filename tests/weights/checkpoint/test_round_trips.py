@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from labkit.models.policies import policy_for
 from labkit.models.shards import shard
+from labkit.weights.checkpoint.tensor_stream import TensorStream
 from labkit.weights.resolve import resolve
 
 EIGHT = {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 160, "intermediate_size": 192}
@@ -130,3 +131,22 @@ def test_stored_undoes_what_makes_weights_canonical(name: str) -> None:
         rebuilt |= policy.stored(model_config, canonical, tensor, 1)
     assert rebuilt
     assert all(torch.equal(tensor, state[name]) for name, tensor in rebuilt.items())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_rank_reads_each_tensor_of_its_own_file_once(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second copy of an embedding that the head shares would double what a small model takes."""
+    model = small_model("llama", num_hidden_layers=2, tie_word_embeddings=tied)
+    weights = save(tmp_path, model, model.config, torch.int8, quant=quantization(lm_head=True))
+    read: list[str] = []
+    original = TensorStream.read_into
+
+    def counted(stream: TensorStream, name: str, out: Tensor) -> Tensor:
+        read.append(name)
+        return original(stream, name, out)
+
+    monkeypatch.setattr(TensorStream, "read_into", counted)
+    built(weights, model.config, torch.int8, quant=quantization(lm_head=True))
+    assert len(read) == len(set(read)) > 20
