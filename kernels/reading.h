@@ -42,8 +42,9 @@ inline Reading reading_of(int32_t index) {
   return index >= 0 && index < kReadingCount ? kReadings[index] : kUsualReading;
 }
 
-// `into` is the same for a whole loop, so the compiler takes the question out of it or the processor predicts it.
-inline void prefetch(Into into, const char* line) {
+// `into` is the same for a whole loop, so the compiler takes the question out of it or the processor predicts it. It is
+// inlined at once because GCC 12 finds that the function has no effect and drops calls that are still there later.
+[[gnu::always_inline]] inline void prefetch(Into into, const char* line) {
   if (into == Into::kFirst)
     __builtin_prefetch(line, 0, 0);
   else if (into == Into::kSecond)

@@ -1,8 +1,10 @@
 """Compiling on first use: what is built when, and what is said where nothing can be built."""
 
 import os
+import platform
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -260,6 +262,23 @@ def test_the_kernels_run_right_after_a_build(cache: Path) -> None:
     x = draw.normal(2, 5)
     assert torch.allclose(gemm(x, packed, impl="cpp"), gemm(x, plain, impl="reference"), atol=1e-6)
     assert len(libraries(cache)) == 1
+
+
+TILE = re.compile(r"<_ZN6labkit(?:4tile|9vnni_tile)I(?!.*(?:@plt|constprop)).*>:")  # clones take what is in a cache
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the machine code of x86-64")
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump, of binutils")
+@pytest.mark.parametrize("weight_type", ["bfloat16", "int8"])
+def test_every_tile_that_reads_weights_prefetches(weight_type: str) -> None:
+    """A prefetch has no effect that a compiler knows. GCC 12 dropped those of the quantised GEMM, which took a third
+    longer.
+    """
+    command = ["objdump", "--disassemble", "--no-show-raw-insn", str(build.compile_library(weight_type))]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    tiles = [code for code in listed.split("\n\n") if TILE.search(code.partition("\n")[0])]
+    assert len(tiles) > 3
+    assert not [code.partition("\n")[0] for code in tiles if "prefetch" not in code]
 
 
 def test_every_op_declares_the_arguments_of_its_function() -> None:

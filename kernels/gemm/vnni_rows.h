@@ -1,0 +1,136 @@
+// Activations as the VNNI instruction takes them: bytes.
+//
+// One byte would quantise an activation, so it is two: x = s (256 high + low), with a scale s for 128 inputs. Its error
+// is 2^-16 of the largest of them, a 128th of bfloat16's. Where the activations may be quantised, x = s high, and half
+// of the instructions are saved.
+#pragma once
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define LABKIT_HAS_VNNI 1
+
+#include "quantised.h"
+
+namespace labkit {
+
+constexpr int64_t kSegment = 128;  // inputs that share a scale of the activations; their products fit in 32 bits
+constexpr int64_t kSlice = 1024;   // inputs that all tiles of rows multiply before the next: 16 or 32 KB of a block
+constexpr int kVnniRows = 6;       // of a register tile: 24 sums and the weights fill the 32 registers
+
+// Inputs that share a scale of the activations and one of the weights. Of 4 bits, those in the lower nibbles are
+// multiplied first, then those in the higher ones, which count 16 times as much.
+struct Segment {
+  int64_t begin, end;
+  bool low, high;  // which nibbles there are; codes of 8 bits are in neither
+
+  Segment(const Quantised& matrix, int64_t begin) : begin(begin), low(false), high(false) {
+    const int64_t group_end = (begin / matrix.group() + 1) * matrix.group();
+    end = group_end - begin < kSegment ? group_end : begin + kSegment;
+    if (end > matrix.depth()) end = matrix.depth();
+    if (!matrix.nibbles()) return;
+    low = !matrix.high(begin) || end > (begin / kSpan + 1) * kSpan;
+    high = matrix.high(begin) || end > begin / kSpan * kSpan + kHalf;
+  }
+};
+
+// What a tile reads of a row's segment. The instruction takes one side without a sign, so it gets codes that are
+// counted from 0 on. Unless the group has a minimum, the sums begin with what that adds to them, taken away.
+struct Portion {
+  float scale, total;  // total: the sum of the segment's activations
+  int32_t starts[2];   // of the sums of high and of low terms
+};
+
+// Rows of activations as bytes, a register tile of rows after the other: [K/4][rows of the tile][kTerms][4], so that a
+// tile reads them as one stream.
+template <int kTerms>
+class VnniRows {
+ public:
+  template <class X>
+  VnniRows(const Quantised& matrix, const X* x, int64_t ldx, int64_t inputs, int64_t rows, ThreadScratch& scratch)
+      : rows_(rows), depth_(matrix.depth()), tiles_((rows + kVnniRows - 1) / kVnniRows) {
+    const int64_t most = matrix.groups() + (depth_ + kSegment - 1) / kSegment + 1;
+    const int64_t bytes = (kTerms * rows * depth_ + kLine - 1) / kLine * kLine;
+    char* memory = scratch.bytes.get<char>(size_t(bytes + (rows + 1) * most * int64_t(sizeof(Segment))));
+    static_assert(sizeof(Portion) <= sizeof(Segment));
+    terms_ = reinterpret_cast<int8_t*>(memory);
+    segments_ = reinterpret_cast<Segment*>(memory + bytes);
+    for (int64_t begin = 0; begin < depth_; begin = segments_[count_++].end)
+      new (segments_ + count_) Segment(matrix, begin);
+    portions_ = reinterpret_cast<Portion*>(segments_ + count_);
+    for (int64_t t = 0; t < tiles_; ++t)
+      for (int64_t r = 0; r < size(t); ++r)
+        for (int64_t n = 0; n < count_; ++n) store_segment(matrix, x + (first(t) + r) * ldx, inputs, t, r, n);
+  }
+
+  int64_t tiles() const { return tiles_; }
+  int64_t first(int64_t t) const { return rows_ * t / tiles_; }
+  int64_t size(int64_t t) const { return first(t + 1) - first(t); }
+  const int8_t* terms(int64_t t, int64_t k) const { return terms_ + kTerms * (first(t) * depth_ + k * size(t)); }
+  int64_t segments() const { return count_; }
+  const Segment& segment(int64_t n) const { return segments_[n]; }
+  const Portion& portion(int64_t m, int64_t n) const { return portions_[m * count_ + n]; }
+
+  // The segment behind those from `first` on that make up a slice.
+  int64_t slice_end(int64_t first) const {
+    int64_t n = first;
+    while (n < count_ && segments_[n].end - segments_[first].begin <= kSlice) ++n;
+    return n > first ? n : first + 1;
+  }
+
+ private:
+  // Segment n of the r-th row of tile t, which is `x`.
+  template <class X>
+  void store_segment(const Quantised& matrix, const X* x, int64_t inputs, int64_t t, int64_t r, int64_t n) {
+    const Segment& segment = segments_[n];
+    alignas(64) float floats[kSegment] = {};
+    const int64_t end = segment.end < inputs ? segment.end : inputs;
+    for (int64_t k = segment.begin; k < end; ++k) floats[k - segment.begin] = to_float(x[k]);
+    alignas(64) int8_t split[kTerms][kSegment];
+    portions_[(first(t) + r) * count_ + n] = portion_of(matrix, segment, floats, split);
+    int8_t* to = terms_ + kTerms * (first(t) * depth_ + segment.begin * size(t) + r * kQuad);
+    for (int64_t k = 0; k < segment.end - segment.begin; k += kQuad, to += kTerms * kQuad * size(t))
+      for (int term = 0; term < kTerms; ++term) std::memcpy(to + term * kQuad, split[term] + k, kQuad);
+  }
+
+  // The floats of a segment, with zeros behind them, as terms. Where one is not finite, the scale is no number.
+  static Portion portion_of(const Quantised& matrix, const Segment& segment, const float* x,
+                            int8_t (&terms)[kTerms][kSegment]) {
+    constexpr float kMost = kTerms == 2 ? 127 * 256 : 127;
+    const int64_t count = segment.end - segment.begin;
+    vf top = {}, spoiled = {};
+    for (int64_t k = 0; k < count; k += kWidth) {
+      const vf values = load(x + k);
+      top = max(magnitude(values), top);
+      spoiled += values - values;
+    }
+    const float peak = maximum(top), inverse = peak > 0 ? kMost / peak : 0.0f;
+    __m512i sums[2] = {};
+    for (int64_t k = 0; k < count; k += kWidth) {
+      __m512i high = _mm512_cvtps_epi32((__m512)(load(x + k) * inverse));
+      if constexpr (kTerms == 2) {
+        const __m512i whole = high;
+        high = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8);
+        const __m512i low = _mm512_sub_epi32(whole, _mm512_slli_epi32(high, 8));
+        sums[1] = _mm512_add_epi32(sums[1], low);
+        _mm_store_si128(reinterpret_cast<__m128i*>(terms[1] + k), _mm512_cvtepi32_epi8(low));
+      }
+      sums[0] = _mm512_add_epi32(sums[0], high);
+      _mm_store_si128(reinterpret_cast<__m128i*>(terms[0] + k), _mm512_cvtepi32_epi8(high));
+    }
+    const int32_t high = _mm512_reduce_add_epi32(sums[0]), low = _mm512_reduce_add_epi32(sums[1]);
+    const float scale = peak / kMost + sum(spoiled);
+    // What the higher nibbles alone make is 16 times too large, and so is everything once they have joined in.
+    const int32_t up = segment.high && !segment.low ? 16 : 1;
+    const int32_t taken = matrix.asymmetric() ? 0 : -up * int32_t(matrix.lowest());
+    return {segment.high ? scale / 16 : scale,
+            scale * float(kTerms == 2 ? 256 * high + low : high),
+            {taken * high, taken * low}};
+  }
+
+  int8_t* terms_;
+  Segment* segments_;
+  Portion* portions_;
+  int64_t rows_, depth_, tiles_, count_ = 0;
+};
+
+}  // namespace labkit
+#endif
