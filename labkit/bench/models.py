@@ -1,6 +1,6 @@
 """`make bench`: measure this machine against the targets and write the records, with a page made of them.
 
-python -P -m labkit.bench.models [--quick] [--only MODEL] [--fresh] [--output FOLDER]
+python -P -m labkit.bench.models [--quick] [--only MODEL or CASE] [--fresh] [--output FOLDER]
 
 The files are written again, whole, after each case, so a run that was stopped goes on where it was: a case of the same
 day, machine, commit and settings is kept.
@@ -59,7 +59,7 @@ class Settings:
 
 def main(
     quick: Quick = False,
-    only: Annotated[list[str] | None, typer.Option(help="A model; may be given again.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A model or a case ('gpt2 int8'); may be given again.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is already there.")] = False,
     output: Output = None,
     threads: Threads = None,
@@ -98,12 +98,13 @@ def main(
     raise typer.Exit(1 if failed else 0)
 
 
-def _select(models: Sequence[str] | None) -> list[Target]:
-    known = list(dict.fromkeys(target.model for target in TARGETS))
-    for model in models or ():
-        if model not in known:
-            raise typer.BadParameter(f"got {model!r}, expected one of {', '.join(known)}", param_hint="--only")
-    return [target for target in TARGETS if not models or target.model in models]
+def _select(wanted: Sequence[str] | None) -> list[Target]:
+    models, cases = dict.fromkeys(target.model for target in TARGETS), [target.name for target in TARGETS]
+    for name in wanted or ():
+        if name not in models and name not in cases:
+            expected = f"one of {', '.join(models)}, or one of their cases: {', '.join(cases)}"
+            raise typer.BadParameter(f"got {name!r}, expected {expected}", param_hint="--only")
+    return [target for target in TARGETS if not wanted or {target.model, target.name} & set(wanted)]
 
 
 def _attempt(target: Target, settings: Settings) -> tuple[Comparison, ...] | None:

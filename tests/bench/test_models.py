@@ -229,3 +229,11 @@ def test_a_short_warm_up_leaves_the_runs_of_both_sides_as_long_as_they_were() ->
     assert {len(run.decode_ms) for side in (found.baseline, found.candidate) for run in side.runs} == {4}
     assert found.tokens_equal
     assert found.candidate.stages == ()
+
+
+def test_models_and_cases_are_measured_alone() -> None:
+    names = [target.name for target in bench_module._select(["smollm2-135m", "gpt2 int8"])]
+    assert "gpt2 int8" in names
+    assert {name.split()[0] for name in names if name != "gpt2 int8"} == {"smollm2-135m"}
+    with pytest.raises(typer.BadParameter, match=r"got 'gpt2 int3', expected one of gpt2, gpt2-medium, .*gpt2 int8"):
+        bench_module._select(["gpt2 int3"])
