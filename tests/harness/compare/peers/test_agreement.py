@@ -2,6 +2,7 @@
 they point where vanilla's point, as far as the rounding of the weights allows.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import torch
 from sweeps import sweep
 from torch import Tensor
 
+import labkit
 from labkit.harness.compare.peers.conversion import converted
 from labkit.harness.compare.peers.greedy import GreedySteps
-from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP_GGUF
+from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LLAMA_CPP_GGUF
 from labkit.harness.compare.peers.table import PEER_OF_SIDE, PEERS
+from labkit.weights.box import HOW_TO_GET, boxed_file
 from labkit.weights.resolve import resolve
 
 LEAST = {16: 0.9999, 8: 0.999, 4: 0.98}  # the least cosine, by bits; other weights have none to speak of
@@ -71,3 +74,33 @@ def test_the_logits_of_a_prompt_are_those_of_vanilla(side: str, model: str, monk
     with converted(side, model, dtype="float32", seed=0) as folder:
         loaded = PEER_OF_SIDE[side].load(side, folder, source, torch.float32, threads=1, positions=32)
         assert cosine(logits(loaded.model), vanilla(model)) > LEAST[bits(side)]
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """Root of the mean square difference, relative to the spread of the other."""
+    return float((one - other).square().mean().sqrt() / other.std())
+
+
+@sweep
+@pytest.mark.skipif(MISSING[LLAMA_CPP] is not None, reason=MISSING[LLAMA_CPP] or "")
+@pytest.mark.skipif(boxed_file() is None, reason=f"needs the trained model: {HOW_TO_GET}")
+@torch.inference_mode()
+def test_the_logits_of_a_trained_file_are_those_of_llama_cpp_but_for_the_rounding_of_its_activations(
+    tmp_path: Path,
+) -> None:
+    """Which llama.cpp rounds to 8 bits: what that alone does is measured with the engine, asked to do so too."""
+    source, peer = resolve("smollm2-135m"), PEERS[LLAMA_CPP]
+    ids = source.tokenizer("Paris is the capital of France. Rome is the capital of", return_tensors="pt").input_ids
+    peer.convert(LLAMA_CPP_GGUF, source, "float32", tmp_path)
+    side = peer.load(LLAMA_CPP_GGUF, tmp_path, source, torch.float32, threads=1, positions=64)
+    theirs = torch.from_numpy(np.array(side.model.logits(ids.numpy())))[0]
+    exact = labkit.init_inference(source, dtype=torch.float32)(ids).logits[0, -1]
+    rounded = labkit.init_inference(source, quant={"as_stored": True, "activation": {"enabled": True}})
+    cache = None
+    for at in range(ids.shape[1]):  # rows one by one, for only few are rounded
+        out = rounded(ids[:, at : at + 1], past_key_values=cache)
+        cache = out.past_key_values
+    ours = labkit.init_inference(source)(ids).logits[0, -1]
+    assert apart(ours, exact) < 0.03
+    assert apart(ours, theirs) < 2 * apart(out.logits[0, -1], exact) + apart(ours, exact)
+    assert apart(theirs.roll(1), ours) > 1
