@@ -33,7 +33,7 @@ INLINE = [
     for code in re.findall(r"`([^`\n]+)`", FENCED.sub("", text))
     if "NAME" not in code and "NN_" not in code  # which stand for what a reader adds
 ]
-NOTEBOOK = re.compile(r"(?:labkit run|papermill) (\S+\.ipynb)(?: \S+\.ipynb)?((?: -p \S+ \S+)*)")
+NOTEBOOK = re.compile(r'(?:labkit run|papermill) (\S+\.ipynb)(?: \S+\.ipynb)?((?: -p \S+ (?:"[^"]+"|\S+))*)')
 ROOMS = ("docs", "kernels", "labkit", "notebooks", "profiles", "tests")
 
 
@@ -76,7 +76,7 @@ def test_command_runs(command: str, place: Path, monkeypatch: pytest.MonkeyPatch
         assert done.returncode == 0, done.stderr
     elif found := NOTEBOOK.fullmatch(command):
         known = {parameter.name for parameter in read_parameters(nbformat.read(place / found[1], as_version=4))}
-        assert set(found[2].split()[1::3]) <= known
+        assert set(shlex.split(found[2])[1::3]) <= known
     elif command.startswith("labkit compare "):
         check_options(command)
     else:

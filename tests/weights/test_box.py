@@ -18,7 +18,7 @@ from labkit.weights.source import ModelSource
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for the file of the package."""
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(box, "cache_root", lambda: tmp_path / "cache")  # that of the compiled kernels stays
     written = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), "Q4_1")
     monkeypatch.setattr("labkit.weights.resolve.boxed_file", lambda: written)
     return written
