@@ -21,6 +21,11 @@ IMPLS = ("cpp", "reference")
 FEW = ("gpt2", "gptj", "gpt-neo", "bloom", "opt-post-norm", "llama", "mistral")  # each kind of position, window, norm
 
 
+def distance(got: Tensor, want: Tensor) -> float:
+    """Root of the mean square difference, relative to the standard deviation of what is wanted."""
+    return float((got.float() - want.float()).square().mean().sqrt() / want.float().std())
+
+
 @cache
 def vanilla(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     return small_model(name, dtype=dtype)

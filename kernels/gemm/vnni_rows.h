@@ -16,8 +16,8 @@ constexpr int64_t kSegment = 128;  // inputs that share a scale of the activatio
 constexpr int64_t kSlice = 1024;   // inputs that all tiles of rows multiply before the next: 16 or 32 KB of a block
 constexpr int kVnniRows = 6;       // of a register tile: 24 sums and the weights fill the 32 registers
 
-// Inputs that share a scale of the activations and one of the weights. Of 4 bits, those in the lower nibbles are
-// multiplied first, then those in the higher ones, which count 16 times as much.
+// Inputs that share a scale of the activations and one of the weights. Of 4 bits, those in the higher nibbles count 16
+// times as much.
 struct Segment {
   int64_t begin, end;
   bool low, high;  // which nibbles there are; codes of 8 bits are in neither

@@ -238,13 +238,12 @@ class Builder:
         assert head is not None
         if self.impl != "reference":
             return None
-        return head.floats() if head.scales is not None else head.weight
+        return _rows_of(head)
 
     def _table(self, rows: Weight) -> Tensor:
         """The rows of an embedding of its own."""
         if isinstance(rows, Linear):
-            table = rows.floats() if rows.scales is not None else rows.weight
-            return table.to(self.device, float_dtype(self.dtype)).contiguous()
+            return _rows_of(rows).to(self.device, float_dtype(self.dtype)).contiguous()
         matrix_of = RowBlocks.of(rows)
         table = torch.empty(matrix_of.shape, dtype=float_dtype(self.dtype), device=self.device)
         step = max(1, self.at_once // matrix_of.shape[1])
@@ -302,6 +301,11 @@ def matrices_of(layer: LayerWeights) -> dict[str, Linear]:
         "ff1.weight": layer.mlp.up,
         "ff2.weight": layer.mlp_out,
     }
+
+
+def _rows_of(linear: Linear) -> Tensor:
+    """The rows of a matrix that is not packed into panels: as they are, or of codes the numbers in float32."""
+    return linear.weight if linear.scales is None else linear.floats()
 
 
 def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:

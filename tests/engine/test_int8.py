@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import FEW, IMPLS, fused, greedy, prompt, vanilla
+from engines import FEW, IMPLS, distance, fused, greedy, prompt, vanilla
 from small_models import SMALL_CONFIGS, small_model
 from sweeps import crossed
 from torch import Tensor
@@ -32,11 +32,6 @@ quants = pytest.mark.parametrize("quant", QUANT.values(), ids=QUANT)
 
 def int8(name: str, quant: dict[str, object] | None = None, impl: str = "cpp") -> InferenceEngine:
     return labkit.init_inference(vanilla(name), dtype=torch.int8, quant=quant or {}, impl=impl)
-
-
-def distance(got: Tensor, want: Tensor) -> float:
-    """Root of the mean square difference, relative to the standard deviation of what is wanted."""
-    return float((got - want).square().mean().sqrt() / want.std())
 
 
 @pytest.mark.parametrize(("name", "impl", "quant"), crossed(SMALL_CONFIGS.keys(), IMPLS, QUANT))

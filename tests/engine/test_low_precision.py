@@ -6,10 +6,9 @@ rounded to bfloat16. Vanilla models round every intermediate result, so the engi
 
 import pytest
 import torch
-from engines import IMPLS, greedy, prompt
+from engines import IMPLS, distance, greedy, prompt
 from small_models import SMALL_CONFIGS, small_model
 from sweeps import crossed
-from torch import Tensor
 
 import labkit
 from labkit.engine import InferenceEngine
@@ -25,11 +24,6 @@ def pair(name: str, dtype: torch.dtype, impl: str) -> tuple[InferenceEngine, Inf
         labkit.init_inference(rounded, impl=impl),
         labkit.init_inference(rounded, impl=impl, dtype=torch.float32),
     )
-
-
-def distance(got: Tensor, want: Tensor) -> float:
-    """Root of the mean square difference, relative to the standard deviation of what is wanted."""
-    return float((got - want).square().mean().sqrt() / want.std())
 
 
 @pytest.mark.parametrize(("name", "dtype", "impl"), crossed(SMALL_CONFIGS.keys(), BOUND.keys(), IMPLS))

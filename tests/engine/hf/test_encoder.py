@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from encoders import CONFIGS, FLOAT32, IDS, MASKS, TASKS, answer, assert_same, fused, vanilla
-from engines import IMPLS, profiled
+from engines import IMPLS, distance, profiled
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from torch import Tensor
 from transformers import (
     PreTrainedTokenizerFast,
     pipeline,
@@ -35,11 +34,6 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
 
 
 each_model = pytest.mark.parametrize("name", CONFIGS)
-
-
-def distance(got: Tensor, want: Tensor) -> float:
-    """Root of the mean square difference, relative to the standard deviation of what is wanted."""
-    return float((got.float() - want.float()).square().mean().sqrt() / want.float().std())
 
 
 @pytest.mark.parametrize("impl", IMPLS)

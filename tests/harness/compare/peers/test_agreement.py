@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engines import distance
 from sweeps import sweep
 from torch import Tensor
 
@@ -76,11 +77,6 @@ def test_the_logits_of_a_prompt_are_those_of_vanilla(side: str, model: str, monk
         assert cosine(logits(loaded.model), vanilla(model)) > LEAST[bits(side)]
 
 
-def apart(one: Tensor, other: Tensor) -> float:
-    """Root of the mean square difference, relative to the spread of the other."""
-    return float((one - other).square().mean().sqrt() / other.std())
-
-
 @sweep
 @pytest.mark.skipif(MISSING[LLAMA_CPP] is not None, reason=MISSING[LLAMA_CPP] or "")
 @pytest.mark.skipif(boxed_file() is None, reason=f"needs the trained model: {HOW_TO_GET}")
@@ -101,6 +97,6 @@ def test_the_logits_of_a_trained_file_are_those_of_llama_cpp_but_for_the_roundin
         out = rounded(ids[:, at : at + 1], past_key_values=cache)
         cache = out.past_key_values
     ours = labkit.init_inference(source)(ids).logits[0, -1]
-    assert apart(ours, exact) < 0.03
-    assert apart(ours, theirs) < 2 * apart(out.logits[0, -1], exact) + apart(ours, exact)
-    assert apart(theirs.roll(1), ours) > 1
+    assert distance(ours, exact) < 0.03
+    assert distance(ours, theirs) < 2 * distance(out.logits[0, -1], exact) + distance(ours, exact)
+    assert distance(theirs.roll(1), ours) > 1
