@@ -67,6 +67,8 @@ template <int R, int kTerms>
       const int64_t at = span * kHalf + k;
       prefetch(ahead.into, ahead.from + at * ahead.step);
       prefetch(ahead.into, ahead.from + (at + kQuad / 2) * ahead.step);
+      prefetch_near(ahead.into, w + kNear);
+      prefetch_near(ahead.into, w + kNear + kLine);
       const __m512i low0 = counted_codes<Taken::kLow>(w), low1 = counted_codes<Taken::kLow>(w + kLine);
       const __m512i high0 = counted_codes<Taken::kHigh>(w), high1 = counted_codes<Taken::kHigh>(w + kLine);
 #pragma GCC unroll 8
@@ -103,7 +105,7 @@ struct VnniTotals {
 
   // Adds the sums of segment n.
   [[gnu::always_inline]] void add(int64_t n, const __m512i (&sums)[kTerms][R][2]) {
-    const fp16* scales = matrix.scales(block, rows.segment(n).begin / matrix.group());
+    const fp16* scales = matrix.scales(block, rows.segment(n).group);
     const char* later = reinterpret_cast<const char*>(scales) + kScalesAhead;
     prefetch(into, later);
     if (matrix.asymmetric()) prefetch(into, later + kLine);

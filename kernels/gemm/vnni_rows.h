@@ -8,6 +8,8 @@
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define LABKIT_HAS_VNNI 1
 
+#include <limits>
+
 #include "quantised.h"
 
 namespace labkit {
@@ -16,20 +18,23 @@ constexpr int64_t kSegment = 128;  // inputs that share a scale of the activatio
 constexpr int64_t kSlice = 1024;   // inputs that all tiles of rows multiply before the next: 16 or 32 KB of a block
 constexpr int kVnniRows = 6;       // of a register tile: 24 sums and the weights fill the 32 registers
 
-// Inputs that share a scale of the activations and one of the weights. Of 4 bits, those in the higher nibbles count 16
-// times as much.
+// Inputs that share a scale of the activations and one of the weights, that of a group. Of 4 bits, those in the higher
+// nibbles count 16 times as much.
 struct Segment {
-  int64_t begin, end;
+  int64_t begin, end, group;
   bool low, high;  // which nibbles there are; codes of 8 bits are in neither
 
-  Segment(const Quantised& matrix, int64_t begin) : begin(begin), low(false), high(false) {
-    const int64_t group_end = (begin / matrix.group() + 1) * matrix.group();
+  Segment(const Quantised& matrix, int64_t begin, int64_t group) : begin(begin), group(group), low(false), high(false) {
+    const int64_t group_end = (group + 1) * matrix.group();
     end = group_end - begin < kSegment ? group_end : begin + kSegment;
     if (end > matrix.depth()) end = matrix.depth();
     if (!matrix.nibbles()) return;
     low = !matrix.high(begin) || end > (begin / kSpan + 1) * kSpan;
     high = matrix.high(begin) || end > begin / kSpan * kSpan + kHalf;
   }
+
+  // The group of the segment behind this one.
+  int64_t next_group(const Quantised& matrix) const { return group + (end == (group + 1) * matrix.group()); }
 };
 
 // What a tile reads of a row's segment. The instruction takes one side without a sign, so it gets codes that are
@@ -53,8 +58,11 @@ class VnniRows {
     static_assert(sizeof(Portion) <= sizeof(Segment));
     terms_ = reinterpret_cast<int8_t*>(memory);
     segments_ = reinterpret_cast<Segment*>(memory + bytes);
-    for (int64_t begin = 0; begin < depth_; begin = segments_[count_++].end)
-      new (segments_ + count_) Segment(matrix, begin);
+    for (int64_t begin = 0, group = 0; begin < depth_; ++count_) {
+      const Segment* made = new (segments_ + count_) Segment(matrix, begin, group);
+      begin = made->end;
+      group = made->next_group(matrix);
+    }
     portions_ = reinterpret_cast<Portion*>(segments_ + count_);
     for (int64_t t = 0; t < tiles_; ++t)
       for (int64_t r = 0; r < size(t); ++r)
@@ -81,43 +89,50 @@ class VnniRows {
   template <class X>
   void store_segment(const Quantised& matrix, const X* x, int64_t inputs, int64_t t, int64_t r, int64_t n) {
     const Segment& segment = segments_[n];
-    alignas(64) float floats[kSegment] = {};
-    const int64_t end = segment.end < inputs ? segment.end : inputs;
-    for (int64_t k = segment.begin; k < end; ++k) floats[k - segment.begin] = to_float(x[k]);
-    alignas(64) int8_t split[kTerms][kSegment];
-    portions_[(first(t) + r) * count_ + n] = portion_of(matrix, segment, floats, split);
+    const int64_t count = segment.end - segment.begin, left = inputs - segment.begin;
+    const int64_t held = left < count ? left : count;
+    alignas(64) float floats[kSegment];
+    int64_t k = 0;
+    for (; k + kWidth <= held; k += kWidth) store(floats + k, load(x + segment.begin + k));
+    for (; k % kWidth || k < count; ++k) floats[k] = k < held ? to_float(x[segment.begin + k]) : 0.0f;
     int8_t* to = terms_ + kTerms * (first(t) * depth_ + segment.begin * size(t) + r * kQuad);
-    for (int64_t k = 0; k < segment.end - segment.begin; k += kQuad, to += kTerms * kQuad * size(t))
-      for (int term = 0; term < kTerms; ++term) std::memcpy(to + term * kQuad, split[term] + k, kQuad);
+    portions_[(first(t) + r) * count_ + n] = portion_of(matrix, segment, floats, to, kTerms * kQuad * size(t));
   }
 
-  // The floats of a segment, with zeros behind them, as terms. Where one is not finite, the scale is no number.
-  static Portion portion_of(const Quantised& matrix, const Segment& segment, const float* x,
-                            int8_t (&terms)[kTerms][kSegment]) {
+  // Stores the floats of a segment, with zeros behind them up to a whole vector, as terms: a quad of k at `to`, the
+  // next one a step behind it. Where one is not finite, the scale is no number.
+  static Portion portion_of(const Quantised& matrix, const Segment& segment, const float* x, int8_t* to, int64_t step) {
     constexpr float kMost = kTerms == 2 ? 127 * 256 : 127;
     const int64_t count = segment.end - segment.begin;
-    vf top = {}, spoiled = {};
+    vf top = {};
+    __mmask16 spoiled = 0;
     for (int64_t k = 0; k < count; k += kWidth) {
-      const vf values = load(x + k);
+      const vf values = load(x + k), nothing = values - values;
       top = max(magnitude(values), top);
-      spoiled += values - values;
+      spoiled |= _mm512_cmp_ps_mask((__m512)nothing, (__m512)nothing, _CMP_UNORD_Q);
     }
     const float peak = maximum(top), inverse = peak > 0 ? kMost / peak : 0.0f;
     __m512i sums[2] = {};
     for (int64_t k = 0; k < count; k += kWidth) {
-      __m512i high = _mm512_cvtps_epi32((__m512)(load(x + k) * inverse));
+      __m512i high = _mm512_cvtps_epi32((__m512)(load(x + k) * inverse)), low = {};
       if constexpr (kTerms == 2) {
         const __m512i whole = high;
         high = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8);
-        const __m512i low = _mm512_sub_epi32(whole, _mm512_slli_epi32(high, 8));
-        sums[1] = _mm512_add_epi32(sums[1], low);
-        _mm_store_si128(reinterpret_cast<__m128i*>(terms[1] + k), _mm512_cvtepi32_epi8(low));
+        low = _mm512_sub_epi32(whole, _mm512_slli_epi32(high, 8));
       }
       sums[0] = _mm512_add_epi32(sums[0], high);
-      _mm_store_si128(reinterpret_cast<__m128i*>(terms[0] + k), _mm512_cvtepi32_epi8(high));
+      sums[1] = _mm512_add_epi32(sums[1], low);
+      const __m128i highs = _mm512_cvtepi32_epi8(high), lows = _mm512_cvtepi32_epi8(low);
+      alignas(32) int8_t quads[kWidth * kTerms];
+      auto* parts = reinterpret_cast<__m128i*>(quads);
+      _mm_store_si128(parts, kTerms == 2 ? _mm_unpacklo_epi32(highs, lows) : highs);
+      if constexpr (kTerms == 2) _mm_store_si128(parts + 1, _mm_unpackhi_epi32(highs, lows));
+      const int64_t end = count - k < kWidth ? count - k : kWidth;
+      for (int64_t quad = 0; quad < end; quad += kQuad, to += step)
+        std::memcpy(to, quads + quad * kTerms, size_t(kTerms * kQuad));
     }
     const int32_t high = _mm512_reduce_add_epi32(sums[0]), low = _mm512_reduce_add_epi32(sums[1]);
-    const float scale = peak / kMost + sum(spoiled);
+    const float scale = spoiled ? std::numeric_limits<float>::quiet_NaN() : peak / kMost;
     // What the higher nibbles alone make is 16 times too large, and so is everything once they have joined in.
     const int32_t up = segment.high && !segment.low ? 16 : 1;
     const int32_t taken = matrix.asymmetric() ? 0 : -up * int32_t(matrix.lowest());
