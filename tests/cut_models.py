@@ -42,9 +42,9 @@ class Found:
     transport: str
 
 
-def prompts() -> tuple[Tensor, Tensor]:
+def prompts(vocab: int = VOCAB) -> tuple[Tensor, Tensor]:
     """Token ids [B, T] and a mask with padding on the left, on the right and in between."""
-    ids = torch.randint(1, VOCAB, (BATCH, TOKENS), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(1, vocab, (BATCH, TOKENS), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[1, :3] = 0
     mask[2, 4] = 0
@@ -71,13 +71,14 @@ def against_one_process(
     size: int, dtype: torch.dtype, impl: str, models: dict[str, dict[str, Any]]
 ) -> dict[str, Found]:
     torch.set_num_threads(1)
-    return {name: _found(name, size, dtype, impl, model) for name, model in models.items()}
+    return {
+        name: _found(*(engine(name, ranks, dtype=dtype, impl=impl, **model) for ranks in (1, size)))
+        for name, model in models.items()
+    }
 
 
-def _found(name: str, size: int, dtype: torch.dtype, impl: str, model: dict[str, Any]) -> Found:
-    whole = engine(name, 1, dtype=dtype, impl=impl, **model)
-    cut = engine(name, size, dtype=dtype, impl=impl, **model)
-    ids, mask = prompts()
+def _found(whole: InferenceEngine, cut: InferenceEngine) -> Found:
+    ids, mask = prompts(whole.model_config.vocab_size)
     visible = mask.bool()
     wanted, got = whole(ids, attention_mask=mask).logits, cut(ids, attention_mask=mask).logits
     with cut.module.runner.stage_by_stage():
@@ -121,7 +122,13 @@ def ways_to_generate() -> list[tuple[Tensor, Tensor]]:
 
 
 def with_int8_cache() -> dict[str, Found]:
-    return {name: _found(name, 2, torch.float32, "cpp", {"kv_dtype": torch.int8}) for name in ("gpt2", "llama")}
+    return {name: _found(*(engine(name, size, kv_dtype=torch.int8) for size in (1, 2))) for name in ("gpt2", "llama")}
+
+
+def with_codes_of(file: str) -> dict[str, Found]:
+    """Of a GGUF file, whose codes each rank takes as they are."""
+    whole, cut = (labkit.init_inference(labkit.resolve(file), tensor_parallel={"tp_size": size}) for size in (1, 2))
+    return {file: _found(whole, cut)}
 
 
 def small_models() -> dict[str, dict[str, Any]]:
@@ -225,11 +232,12 @@ def saved_and_loaded(folder: str) -> dict[str, Any]:
 
 
 def two_ranks(folder: str) -> dict[str, Any]:
-    """All that is asked of two ranks. `folder`: an empty one."""
+    """All that is asked of two ranks. `folder`: one with a GGUF file, `model.gguf`."""
     return {
         "float32": against_one_process(2, torch.float32, "cpp", small_models()),
         "reference": against_one_process(2, torch.float32, "reference", few_models()),
         "int8 cache": with_int8_cache(),
+        "codes": with_codes_of(f"{folder}/model.gguf"),
         "ways": ways_to_generate(),
         "stages": stages_of_a_layer(),
         "mistakes": mistakes(),

@@ -66,6 +66,14 @@ def vanilla(name: str, task: str = "base") -> PreTrainedModel:
     return randomised(TASKS[task].from_config(config))
 
 
+def in_groups(name: str) -> PreTrainedModel:
+    """One whose matrices have whole groups of 64 inputs."""
+    config = CONFIGS[name]()
+    config.hidden_size, config.num_attention_heads = 64, 4
+    setattr(config, "hidden_dim" if name == "distilbert" else "intermediate_size", 128)
+    return randomised(AutoModel.from_config(config))
+
+
 @cache
 def fused(name: str, task: str = "base", impl: str = "cpp", dtype: torch.dtype = torch.float32) -> InferenceEngine:
     return labkit.init_inference(vanilla(name, task), dtype=dtype, impl=impl, replace_with_kernel_inject=True)

@@ -7,7 +7,6 @@ python -P -m labkit.bench.load_worker load FROM RANKS RANK [--precision NAME] [-
 from __future__ import annotations
 
 import json
-import math
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from labkit.engine.options import Options
 from labkit.harness.environment import anonymous_memory
 from labkit.harness.stored_weights import matrix_bytes
 from labkit.models.policies import model_config_of, policy_for
-from labkit.models.shards import Shard, shard
+from labkit.models.shards import shard
 from labkit.weights.build import build_weights
 from labkit.weights.precision import precision_of
 from labkit.weights.resolve import resolve
@@ -67,22 +66,12 @@ def load(
         with torch.inference_mode():
             weights = build_weights(policy, config, source, dtype, "cpp", options.quant, part=part)
         seconds = perf_counter() - began
-    share, largest = sizes(part, dtype)
     found = {
         "seconds": seconds,
         "peak": max(peaks, default=before) - before,
-        "share": share,
-        "largest": largest,
         "packed": matrix_bytes(weights),
     }
     sys.stdout.write(json.dumps(found) + "\n")
-
-
-def sizes(part: Shard, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes of all tensors that a rank holds, and of the largest of them."""
-    layers = [list(part.layer_shapes.values())] * part.config.num_layers
-    tensors = [dtype.itemsize * math.prod(shape) for shapes in (part.top_shapes.values(), *layers) for shape in shapes]
-    return sum(tensors), max(tensors)
 
 
 @contextmanager

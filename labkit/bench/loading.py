@@ -38,10 +38,13 @@ from labkit.bench.targets import LOAD_MEMORY, LOAD_PRECISIONS, LOAD_RATIO, LOADE
 from labkit.harness.environment import Environment, read_environment
 from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement, PackedMemory
 from labkit.harness.rounds import random_orders
+from labkit.models.policies import model_config_of
+from labkit.models.shards import shard
 from labkit.system.child import run_child
 from labkit.system.command import run_command
 from labkit.system.progress import progress_bar
 from labkit.weights.checkpoint.tensor_stream import write_tensors
+from labkit.weights.resolve import resolve
 from labkit.weights.source import hf_shapes
 
 DTYPE = torch.bfloat16
@@ -73,6 +76,17 @@ def write_model(folder: Path, gigabytes: float) -> int:
         tensors[name] = noise.repeat(-(-count // len(noise)))[:count].view(shape)
     config.to_json_file(folder / "config.json")
     return write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})[0]
+
+
+def sizes(folder: Path, ranks: int) -> tuple[tuple[int, int], ...]:
+    """Of each rank the bytes of all tensors that it holds, and of the largest of them."""
+    config, found = model_config_of(resolve(folder).hf_config), []
+    for part in (shard(config, ranks, rank) for rank in range(ranks)):
+        layers = [list(part.layer_shapes.values())] * config.num_layers
+        shapes = [shape for each in (part.top_shapes.values(), *layers) for shape in each]
+        tensors = [DTYPE.itemsize * math.prod(shape) for shape in shapes]
+        found.append((sum(tensors), max(tensors)))
+    return tuple(found)
 
 
 def save_packed(folder: Path, target: Path, ranks: int) -> None:
@@ -131,6 +145,7 @@ def measure(gigabytes: float, ranks: int, rounds: int, environment: Environment)
         folders = {ONE_FILE: Path(scratch) / "one", OWN_FILES: Path(scratch) / "packed"}
         follow(0, rounds + 2, "writing the model")
         size = write_model(folders[ONE_FILE], gigabytes)
+        shares, largest = zip(*sizes(folders[ONE_FILE], ranks), strict=True)
         save_packed(folders[ONE_FILE], folders[OWN_FILES], ranks)
         follow(1, rounds + 2, "watching memory")
         watched = {way: load(folder, ranks, watch=True) for way, folder in folders.items()}
@@ -144,8 +159,8 @@ def measure(gigabytes: float, ranks: int, rounds: int, environment: Environment)
         ranks=ranks,
         dtype=str(DTYPE).removeprefix("torch."),
         model_bytes=size,
-        share_bytes=tuple(int(rank["share"]) for rank in watched[OWN_FILES]),
-        largest_bytes=tuple(int(rank["largest"]) for rank in watched[OWN_FILES]),
+        share_bytes=shares,
+        largest_bytes=largest,
         environment=environment,
         rounds_s={way: tuple(rounds) for way, rounds in seconds.items()},
         peak_bytes={way: tuple(int(rank["peak"]) for rank in ranks) for way, ranks in watched.items()},

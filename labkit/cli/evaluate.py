@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from labkit.cli.measuring import AsJson, Model, Output, Precision, Threads
+from labkit.cli.measuring import PRECISIONS, AsJson, Model, Output, Threads
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
 
@@ -19,10 +19,10 @@ err = Console(stderr=True)
 
 def evaluate(
     model: Model,
-    dtype: Precision = "float32",
+    dtype: Annotated[str | None, typer.Option(help=f"{PRECISIONS}; by default float32, or int8 with --quant.")] = None,
     quant: Annotated[
         str | None,
-        typer.Option(metavar="JSON", help='With --dtype int8, in full: {"weight": {"q_groups": 4}, "lm_head": true}.'),
+        typer.Option(metavar="JSON", help='How weights are stored: {"weight": {"num_bits": 4, "group_size": 32}}.'),
     ] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="Of the KV cache: int8, or the engine's own.")] = None,
     rows: Annotated[

@@ -17,7 +17,8 @@ OrTrained = Annotated[
     str | None,
     typer.Argument(help="A preset, a checkpoint folder, a GGUF file, or a hub id. Default: the trained smollm2-135m."),
 ]
-Precision = Annotated[str, typer.Option(help="float32, bfloat16, float16, int8, int4-32, int4-64+head, stored, …")]
+PRECISIONS = "float32, bfloat16, float16, int8, int4-32, int4-64+head, stored, …"
+Precision = Annotated[str, typer.Option(help=PRECISIONS)]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; by default one per core.")]
 Output = Annotated[Path, typer.Option(help="Folder for what was measured, as JSON lines.")]

@@ -51,9 +51,10 @@ def build_weights(
     """
     check_names(policy, config, source, impl)
     part, canonical = _canonical(policy, source, dtype, impl, quant, part or shard(config))
-    room = max(model_bytes(part, each, quant) for each in {dtype, float_dtype(dtype)})  # codes of a file are no larger
+    size = model_bytes(part, dtype, quant)
+    room = max(size, model_bytes(part, float_dtype(dtype), quant))  # codes of a file are no larger
     place = Arena.reserved(room) if impl == "cpp" else Heap(device or torch.device("cpu"))
-    builder = Builder(part, dtype, impl, quant, place, packed_at_once(model_bytes(part, dtype, quant)))
+    builder = Builder(part, dtype, impl, quant, place, packed_at_once(size))
     tensors = canonical.top(builder.empty)
     outside = builder.outside(tensors)  # the largest matrices first, while nothing else is in memory
     if keep:

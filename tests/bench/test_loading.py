@@ -8,16 +8,12 @@ import pytest
 from comparisons import environment
 
 from labkit.bench import loading as load_bench
-from labkit.bench.load_worker import sizes
-from labkit.bench.loading import checks, page, save_packed, write_model
+from labkit.bench.loading import checks, page, save_packed, sizes, write_model
 from labkit.bench.targets import LlamaSizes
 from labkit.harness import load_records
 from labkit.harness.load_record import ONE_FILE, OWN_FILES, LoadMeasurement, PackedMemory
-from labkit.models.policies import LLAMA
-from labkit.models.shards import shard
 from labkit.system.errors import RunError
 from labkit.system.whole_file import write_whole
-from labkit.weights.resolve import resolve
 
 
 def found(one_s: float = 3.1, *, peak: int = 1_240, int8: int = 1_140) -> LoadMeasurement:
@@ -64,6 +60,5 @@ def test_the_model_has_the_size_that_was_asked_for(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(load_bench, "LOADED", LlamaSizes(hidden=64, intermediate=160, vocabulary=320, heads=16))
     size = write_model(tmp_path / "one", 1e-3)
     assert size == pytest.approx(1e6, rel=0.1)
-    config = LLAMA.model_config(resolve(tmp_path / "one").hf_config)
-    shares = [sizes(shard(config, 2, rank), load_bench.DTYPE)[0] for rank in range(2)]
+    shares = [share for share, _ in sizes(tmp_path / "one", 2)]
     assert math.isclose(sum(shares), size, rel_tol=0.05)

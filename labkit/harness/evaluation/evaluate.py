@@ -41,7 +41,7 @@ Logits = Callable[[Tensor], Tensor]
 def evaluate(
     model: str,
     *,
-    dtype: str = "float32",
+    dtype: str | None = None,
     quant: Mapping[str, Any] | None = None,
     kv_dtype: str | None = None,
     rows: int | None = None,
@@ -57,13 +57,13 @@ def evaluate(
 ) -> Evaluation:
     """Lets the fused engine predict the first `tokens` tokens of a text, beside a reference.
 
-    dtype: of the engine, a name of `labkit.weights.precision`. quant: with dtype "int8", how it is stored, as for
-    `init_inference`. kv_dtype: as stored in the KV cache. rows: tokens that the engine reads at a time, into its cache;
-    None: a whole window at once, but `FEW_ROWS` where kernels round activations or keys and values, because they do so
-    for few rows only. against: the reference, the engine in another precision, or "vanilla", transformers' model in
-    float32. text: a UTF-8 file; None: Python's help topics. stride: from one window to the next; None: a whole window.
-    seed: of random weights. output: a folder for the caller's record: it is checked, and made, before anything is
-    computed.
+    dtype: of the engine, a name of `labkit.weights.precision`; None: float32, or int8 with `quant`, which says how the
+    weights are stored, as for `init_inference`. kv_dtype: as stored in the KV cache. rows: tokens that the engine reads
+    at a time, into its cache; None: a whole window at once, but `FEW_ROWS` where kernels round activations or keys and
+    values, because they do so for few rows only. against: the reference, the engine in another precision, or "vanilla",
+    transformers' model in float32. text: a UTF-8 file; None: Python's help topics. stride: from one window to the next;
+    None: a whole window. seed: of random weights. output: a folder for the caller's record: it is checked, and made,
+    before anything is computed.
 
     UserError for an unknown model or precision, for sizes that make no sense, and for a text that is shorter than a
     window or cannot be read.
@@ -80,7 +80,7 @@ def evaluate(
     written, text_name = read_text(text)
     source = resolve(model, seed=seed)
     ids = _tokens(source, written, tokens, window)
-    follow(0, 1, f"loading {model}, {dtype}")
+    follow(0, 1, f"loading {model}, {precision.name}")
     kept = dtype_of(kv_dtype, DTYPES) if kv_dtype else None
     engine = init_inference(source, replace_with_kernel_inject=True, kv_dtype=kept, **precision.options)
     if rows is None and (kept is not None or engine.options.quant.activation.enabled):
@@ -92,7 +92,7 @@ def evaluate(
         case=EvaluationCase(
             model=model,
             origin=source.origin,
-            dtype=dtype,
+            dtype=precision.name,
             quant=dict(precision.quant or {}),
             kv_dtype=kv_dtype,
             rows=rows,
@@ -112,12 +112,12 @@ def evaluate(
     )
 
 
-def _precision(name: str, quant: Mapping[str, Any] | None) -> Precision:
+def _precision(name: str | None, quant: Mapping[str, Any] | None) -> Precision:
     if not quant:
-        return precision_of(name)
-    if name != "int8":
+        return precision_of(name or "float32")
+    if name not in (None, "int8"):
         raise UserError(f"got dtype={name!r} and quant; expected int8 beside quant, or one of the two")
-    return Precision(name, torch.int8, dict(quant))
+    return Precision("int8", torch.int8, dict(quant))
 
 
 def _tokens(source: ModelSource, text: str, most: int, window: int) -> Tensor:

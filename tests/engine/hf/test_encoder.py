@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from encoders import CONFIGS, FLOAT32, IDS, MASKS, TASKS, answer, assert_same, fused, vanilla
+from encoders import CONFIGS, FLOAT32, IDS, MASKS, TASKS, answer, assert_same, fused, in_groups, vanilla
 from engines import IMPLS, distance, profiled
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import nn
 from transformers import (
     PreTrainedTokenizerFast,
     pipeline,
@@ -20,14 +21,24 @@ from labkit.engine.hf import encoder
 from labkit.engine.hf.encoder import FusedEncoder
 from labkit.engine.runners.layer import FusedLayer
 from labkit.kernels import gpu
+from labkit.kernels.codes import quantize
 from labkit.kernels.decode_step import STAGES_PER_LAYER
+from labkit.kernels.types import Linear
 from labkit.models.encoder_policies import ENCODERS
 from labkit.stages import Phase, Stage, message
+from labkit.weights.precision import precision_of
 
 WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "and", "big", "small", "red", "today")
 
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+GROUPS: dict[str, dict[str, Any]] = {
+    "int8-64": {"group": 64, "bits": 8},
+    "int4-64": {"group": 64, "bits": 4, "asymmetric": True},
+    "int4-32-symmetric": {"group": 32, "bits": 4},
+}
 
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
@@ -121,6 +132,21 @@ def test_int8_is_near_float32_and_both_impls_quantise_alike(name: str, quant: di
     assert cpp.dtype == torch.bfloat16
     assert 0 < distance(cpp, want) < 0.05
     assert distance(cpp, reference) < 0.02
+
+
+@pytest.mark.parametrize(("precision", "how"), GROUPS.items())
+@pytest.mark.parametrize("impl", IMPLS)
+@each_model
+def test_groups_of_few_bits_compute_what_their_codes_stand_for(
+    name: str, impl: str, precision: str, how: dict[str, Any]
+) -> None:
+    model, group = in_groups(name), how["group"]
+    engine = labkit.init_inference(model, impl=impl, **precision_of(precision).options)
+    for linear in (each for each in model.modules() if type(each) is nn.Linear):
+        codes, scales = quantize(linear.weight.data, **how)
+        outputs, inputs = linear.weight.shape
+        linear.weight.data = Linear(codes, None, outputs, inputs, "rows", scales, group, how["bits"]).floats()
+    assert 0 < distance(answer(engine).last_hidden_state, answer(model).last_hidden_state) < 0.02
 
 
 @pytest.mark.skipif(not gpu.interpreted(), reason="runs in Triton's interpreter; set TRITON_INTERPRET=1")

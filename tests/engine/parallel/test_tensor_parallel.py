@@ -42,6 +42,11 @@ def test_ranks_keep_their_heads_in_int8_as_one_process_does(of_two: Any) -> None
     check([rank["int8 cache"] for rank in of_two.answers], 2e-2)
 
 
+def test_ranks_take_the_codes_of_a_file_as_one_process_does(of_two: Any) -> None:
+    """Both round the rows of a prompt to bfloat16, here and there to a neighbour."""
+    check([rank["codes"] for rank in of_two.answers], 5e-2)
+
+
 def test_the_reference_is_cut_as_the_kernels_are(of_two: Any) -> None:
     found = [rank["reference"] for rank in of_two.answers]
     check(found, 5e-5)

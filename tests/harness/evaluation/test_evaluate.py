@@ -80,7 +80,8 @@ def test_a_model_against_itself_has_not_moved() -> None:
 
 
 def test_more_groups_move_it_less(int8: Evaluation) -> None:
-    finer = evaluate(MODEL, dtype="int8", quant={"weight": {"q_groups": 8}}, tokens=TOKENS, window=WINDOW)
+    finer = evaluate(MODEL, quant={"weight": {"q_groups": 8}}, tokens=TOKENS, window=WINDOW)
+    assert finer.case.dtype == "int8"
     assert 0 < finer.kl.value < int8.kl.value
     assert finer.weight_bytes > int8.weight_bytes
 
@@ -134,7 +135,7 @@ def test_the_default_text_is_the_same_on_every_machine_and_long() -> None:
         ({"threads": 0}, "got threads = 0"),
         ({"text": "/no/such/file"}, "/no/such/file cannot be read"),
         ({"window": 100_000, "tokens": 100_000}, "positions; use a smaller one"),
-        ({"quant": {"lm_head": True}}, "got dtype='float32' and quant; expected int8 beside quant"),
+        ({"dtype": "float32", "quant": {"lm_head": True}}, "got dtype='float32' and quant; expected int8 beside quant"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(options: dict[str, object], message: str) -> None:
