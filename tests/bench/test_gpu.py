@@ -61,7 +61,7 @@ def test_the_models_with_bars_are_presets() -> None:
 
 
 def test_bad_input_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown baseline 'tf'; expected one of hf-eager"):
+    with pytest.raises(ValueError, match="unknown side 'tf'; expected one of hf-eager"):
         main(model=["tiny-gptj"], against=["tf"], quick=True, output=tmp_path)
     with pytest.raises(ValueError, match="unknown model 'gpt-9'"):
         main(model=["gpt-9"], against=["hf-eager"], quick=True, output=tmp_path)

@@ -132,7 +132,7 @@ def check_baseline(name: str, *, others: Iterable[str] = ()) -> None:
         precision_of(name.removeprefix(IN_PRECISION))
     elif name not in BASELINES:
         known = ", ".join((*BASELINES, *others))
-        raise UserError(f"unknown baseline {name!r}; expected one of {known}, or {IN_PRECISION}int4-64 and the like")
+        raise UserError(f"unknown side {name!r}; expected one of {known}, or {IN_PRECISION}int4-64 and the like")
     if name == "accelerate" and find_spec("accelerate") is None:
         raise UserError("the baseline 'accelerate' needs a package that is not installed; pip install accelerate")
     on_gpu = torch.cuda.is_available()
