@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import plotly.graph_objects as go
 
-from labkit.figures.theme import BASELINE, CANDIDATE, INK, LIMIT, LINE, SIDE_COLORS, SOFT, STAGE_COLORS, finish
+from labkit.figures.theme import BASELINE, CANDIDATE, INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, in_lines
 from labkit.stages import Stage
 
 if TYPE_CHECKING:
@@ -154,5 +154,4 @@ def _small(text: str) -> str:
 
 
 def _subtitle(difference: Difference) -> str:
-    claim = textwrap.wrap(difference.claim, LINE)
-    return "<br>".join([*claim, f"compared: {difference.unit}; thin lines: 95 % intervals over steps"])
+    return in_lines(difference.claim, f"compared: {difference.unit}; thin lines: 95 % intervals over steps")

@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.frames import limit, names, number, sides
 from labkit.figures.summary import machine_line, speedup_line, subtitle_of
-from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, heading
+from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, heading, in_lines
 
 if TYPE_CHECKING:
     from labkit.harness import Comparison, Measurement
@@ -84,7 +84,7 @@ def per_token_figure(comparison: Comparison) -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed")
     _add_floor(figure, comparison)
-    below = f"{subtitle_of(comparison)}<br>{machine_line(comparison)}"
+    below = in_lines(subtitle_of(comparison), machine_line(comparison))
     return finish(figure, speedup_line(comparison), below, height=340)
 
 

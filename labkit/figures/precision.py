@@ -155,7 +155,7 @@ def errors_figure(study: PrecisionStudy) -> go.Figure | str:
     figure.update_xaxes(title="layer", showticklabels=True, row=len(shown), col=1)
     what = "Frobenius norm of what was lost over that of the matrix; colours are against that of all matrices"
     none = f"not drawn, as they lose nothing, the weights being such codes before: {', '.join(exact)}" if exact else ""
-    subtitle = "".join(in_lines(line) for line in (_model(study), what, none)).removeprefix("<br>")
+    subtitle = in_lines(_model(study), what, none)
     finish(figure, "Where the error sits: layer by layer, matrix by matrix", subtitle, 170 + height * len(shown))
     bar = {"ticksuffix": "x", "thickness": 14, "nticks": 6}
     return figure.update_layout(coloraxis={"colorscale": "YlOrRd", "colorbar": bar}, margin={"l": 80, "r": 80})
@@ -302,4 +302,4 @@ def _subtitle(study: PrecisionStudy) -> str:
     what = f"{_model(study)}; {runs}; quality on {text.tokens:,} tokens of {text.text}"
     lines = [what, side.measurement.environment.machine]
     doubts = [found.trust().sentence for found in study.comparisons.values() if not found.trust().trustworthy]
-    return "".join(in_lines(line) for line in (*lines, *doubts[:1])).removeprefix("<br>")
+    return in_lines(*lines, *doubts[:1])

@@ -71,10 +71,9 @@ def regions_figure(study: KernelStudy) -> go.Figure:
         most = max(high for _, high in quartiles)
         figure.update_xaxes(range=[0, most * 1.35], ticksuffix=" µs", row=index, col=1)
     figure.update_yaxes(autorange="reversed")
-    subtitle = f"{case_line(rows[0].case)}<br>dashed: the least time that reading the region's bytes takes here"
-    for row in rows:
-        if not row.trust.trustworthy:
-            subtitle += in_lines(f"{row.region}: {row.trust.sentence}")
+    doubts = [f"{row.region}: {row.trust.sentence}" for row in rows if not row.trust.trustworthy]
+    dashed = "dashed: the least time that reading the region's bytes takes here"
+    subtitle = in_lines(case_line(rows[0].case), dashed, *doubts)
     finished = finish(figure, "Each region, unfused and fused", subtitle, height=120 + 210 * len(rows))
     return finished.update_layout(margin={"l": 200})
 
@@ -135,8 +134,8 @@ def ladder_figure(study: KernelStudy) -> go.Figure:
         figure.add_vline(x=floor, line={"color": LIMIT, "dash": "dash", "width": 1.6})
     figure.update_xaxes(range=[0, max(medians) * 1.75], ticksuffix=" µs")
     figure.update_yaxes(autorange="reversed")
-    subtitle = f"{case_line(ladder.case)}<br>a whole step, time of one layer; dashed: reading its bytes"
-    subtitle += in_lines(ladder.trust.sentence)
+    what = "a whole step, time of one layer; dashed: reading its bytes"
+    subtitle = in_lines(case_line(ladder.case), what, ladder.trust.sentence)
     return finish(figure, "One region after another", subtitle, height=430).update_layout(margin={"l": 180})
 
 

@@ -28,7 +28,7 @@ def case_line(comparison: Comparison) -> str:
 
 def subtitle_of(comparison: Comparison) -> str:
     """What a figure shows, and why its ratio is not trustworthy if it is not."""
-    return case_line(comparison) + in_lines(comparison.trust().sentence)
+    return in_lines(case_line(comparison), comparison.trust().sentence)
 
 
 def stages_subtitle(comparison: Comparison) -> str:
@@ -37,7 +37,7 @@ def stages_subtitle(comparison: Comparison) -> str:
     if not taxes:
         return subtitle_of(comparison)
     origin = f"stages are from one run, so without an interval; its steps against the timed ones: {', '.join(taxes)}"
-    return subtitle_of(comparison) + in_lines(origin)
+    return in_lines(subtitle_of(comparison), origin)
 
 
 def machine_line(comparison: Comparison) -> str:

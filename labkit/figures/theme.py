@@ -26,6 +26,7 @@ SIDE_COLORS = {BASELINE: "#9aa5b1", CANDIDATE: "#0b6e99"}
 LIMIT = "#b42318"
 PUBLISHED = "#a07a2c"
 LINE = 110  # letters in a line of a subtitle: as many as a notebook's output shows in a window of 1200 pixels
+LINE_HEIGHT, BREAK = 18, "<br>"
 INK, SOFT, GRID = "#1f2933", "#5f6c7b", "#e6e9ed"
 PAPER, PUBLISHED_PAPER = "#ffffff", "#faf6ec"
 
@@ -54,19 +55,22 @@ THEME = go.layout.Template(
 )
 
 
-def in_lines(text: str) -> str:
-    """Lines to add to a subtitle; none for no text."""
-    return "".join(f"<br>{line}" for line in textwrap.wrap(text, LINE))
+def in_lines(*texts: str) -> str:
+    """A subtitle of these texts, each on a line of its own; nothing for one without letters."""
+    return BREAK.join(text for text in texts if text)
 
 
 def finish(figure: go.Figure, title: str, subtitle: str, height: int) -> go.Figure:
-    """Gives `figure` the theme, a title, a subtitle that says what was measured, and a height in pixels."""
-    lines = subtitle.count("<br>") + 1
+    """Gives `figure` the theme, a title, a subtitle that says what was measured, and a height in pixels, which grows
+    with each line of the subtitle that has to be broken.
+    """
+    asked = subtitle.split(BREAK)
+    lines = [line for text in asked for line in textwrap.wrap(text, LINE)]
     return figure.update_layout(
         template=THEME,
-        height=height,
-        margin_t=74 + 18 * lines,
-        title={"text": title, "subtitle": {"text": subtitle, "font": {"size": 13, "color": SOFT}}},
+        height=height + LINE_HEIGHT * (len(lines) - len(asked)),
+        margin_t=74 + LINE_HEIGHT * len(lines),
+        title={"text": title, "subtitle": {"text": BREAK.join(lines), "font": {"size": 13, "color": SOFT}}},
         showlegend=False,
     )
 
