@@ -38,6 +38,7 @@ _HOME = {
     "measure_latency": "labkit.harness",
     "resolve": "labkit.weights.resolve",
 }
+_PACKAGES = ("conversation", "figures", "harness", "notebooks", "nsys", "stages", "widgets")
 
 # Torch and the engine are loaded on first use, so that `import labkit` and its tools for traces stay light.
-__getattr__ = lazy_parts(__name__, _HOME)
+__getattr__, __dir__ = lazy_parts(__name__, _HOME | {name: f"labkit.{name}" for name in _PACKAGES})

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from labkit import __version__
 from labkit.cli import launch as launch_cli
 from labkit.cli import trace as trace_cli
 from labkit.cli.chat import chat
@@ -31,9 +32,8 @@ from labkit.system.progress import progress_bar
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help="Make transformer inference fast, and measure how fast it really is.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 out = Console()
 err = Console(stderr=True)
@@ -42,6 +42,21 @@ for measuring in (compare, kernels):
     app.command(cls=MeasuringCommand)(measuring)
 for plain in (evaluate, generate, chat):
     app.command()(plain)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"labkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def labkit(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    """Make transformer inference fast, and measure how fast it really is."""
 
 
 @app.command()

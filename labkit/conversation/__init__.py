@@ -17,4 +17,4 @@ _HOME = {
     "speak": "labkit.conversation.answer",
 }
 
-__getattr__ = lazy_parts(__name__, _HOME)
+__getattr__, __dir__ = lazy_parts(__name__, _HOME)

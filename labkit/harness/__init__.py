@@ -44,4 +44,4 @@ _HOME = {
 }
 
 # Each part is loaded on first use: figures take the names of a region's sides from here, and need no torch.
-__getattr__ = lazy_parts(__name__, _HOME)
+__getattr__, __dir__ = lazy_parts(__name__, _HOME)

@@ -1,7 +1,6 @@
 """The parameters of a notebook, read from its cell tagged `parameters`, and values checked against their types."""
 
 import ast
-import difflib
 import io
 import tokenize
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from nbformat import NotebookNode
 
 from labkit.system.errors import UserError
+from labkit.system.nearest import did_you_mean
 
 TAG = "parameters"
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}
@@ -104,8 +104,7 @@ def checked_values(parameters: Sequence[Parameter], values: Mapping[str, object]
     problems, checked = [], {}
     for name, value in values.items():
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            problems.append(f"unknown parameter {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            problems.append(f"unknown parameter {name!r}{did_you_mean(name, known)}")
             continue
         try:
             checked[name] = known[name].convert(value)

@@ -62,4 +62,4 @@ _HOME = {
 }
 
 # Each part is loaded on first use: a profiled process imports this package, and should not pay for frames.
-__getattr__ = lazy_parts(__name__, _HOME)
+__getattr__, __dir__ = lazy_parts(__name__, _HOME)

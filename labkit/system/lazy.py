@@ -7,12 +7,18 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_parts(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package: `homes` says for each of its names which module has it."""
+def lazy_parts(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and the `__dir__` of a package: `homes` says for each of its names which module has it, or is
+    it. `dir` has all of them before any is loaded, which is what completion shows.
+    """
 
     def part(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        module = import_module(homes[name])
+        return module if homes[name] == f"{package}.{name}" else getattr(module, name)
 
-    return part
+    def names() -> list[str]:
+        return sorted({*homes, *(name for name in vars(import_module(package)) if name.startswith("__"))})
+
+    return part, names

@@ -10,6 +10,7 @@ import torch
 
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.errors import UserError
+from labkit.system.nearest import did_you_mean
 from labkit.weights.quantise import GROUP_SIZES
 
 STORED = "stored"
@@ -18,6 +19,7 @@ INTEGERS = re.compile(
 )
 GROUPS = {8: "row", 4: "32"}  # where a name does not say how many inputs share a scale
 TYPES = {8: "symmetric", 4: "asymmetric"}  # where it does not say which kind
+EXAMPLES = (*FLOAT_DTYPES, "int8", "int8-32", "int4", "int4-32", "int4-64", "int4-128", "int4-32+head", STORED)
 KNOWN = (
     f"{', '.join(FLOAT_DTYPES)}, int8, int4, either with groups (int4-32, int4-64, int4-128, int8-row), with "
     f"-symmetric or -asymmetric, the LM head (+head, or +head8 for 8 bits) and rounded activations (+a8), or {STORED}"
@@ -48,7 +50,7 @@ def precision_of(name: str) -> Precision:
     if name == STORED or name in FLOAT_DTYPES:
         return Precision(name, FLOAT_DTYPES.get(name))
     if (found := INTEGERS.fullmatch(name)) is None:
-        raise UserError(f"unknown precision {name!r}; expected one of {KNOWN}")
+        raise UserError(f"unknown precision {name!r}{did_you_mean(name, EXAMPLES)}; expected one of {KNOWN}")
     bits = int(found["bits"])
     group, q_type = found["group"] or GROUPS[bits], found["q_type"] or TYPES[bits]
     if group != "row" and int(group) not in GROUP_SIZES:

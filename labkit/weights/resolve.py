@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from pathlib import Path
 
 from labkit.models.presets import PRESETS, find_preset
 from labkit.system.errors import UserError
+from labkit.system.nearest import did_you_mean
 from labkit.weights.box import HOW_TO_GET, NAME, boxed_file, boxed_source
 from labkit.weights.gguf.file import SUFFIX
 from labkit.weights.hub import checkpoint_folder
@@ -50,9 +50,7 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSour
 
 
 def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name.lower(), PRESETS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
     return (
-        f"unknown model {name!r}{hint}; expected a checkpoint folder, the id of a model on a hub that can be reached, "
-        f"or one of {', '.join(PRESETS)}"
+        f"unknown model {name!r}{did_you_mean(name, PRESETS)}; expected a checkpoint folder, a GGUF file, the id of a "
+        f"model on a hub that can be reached, or one of {', '.join(PRESETS)}"
     )

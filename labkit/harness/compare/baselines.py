@@ -31,6 +31,7 @@ from labkit.kernels.gpu import CPU
 from labkit.kernels.types import Linear
 from labkit.models.policies import policy_for
 from labkit.system.errors import UserError
+from labkit.system.nearest import did_you_mean
 from labkit.weights.build import has_codes
 from labkit.weights.precision import STORED, precision_of
 from labkit.weights.source import ModelSource
@@ -131,8 +132,11 @@ def check_baseline(name: str, *, others: Iterable[str] = ()) -> None:
     if name.startswith(IN_PRECISION):
         precision_of(name.removeprefix(IN_PRECISION))
     elif name not in BASELINES:
-        known = ", ".join((*BASELINES, *others))
-        raise UserError(f"unknown side {name!r}; expected one of {known}, or {IN_PRECISION}int4-64 and the like")
+        known = (*BASELINES, *others)
+        raise UserError(
+            f"unknown side {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}, or "
+            f"{IN_PRECISION}int4-64 and the like"
+        )
     if name == "accelerate" and find_spec("accelerate") is None:
         raise UserError("the baseline 'accelerate' needs a package that is not installed; pip install accelerate")
     on_gpu = torch.cuda.is_available()

@@ -32,6 +32,7 @@ from labkit.kernels.build import load
 from labkit.models.dtypes import dtype_of
 from labkit.stages import FUSED_REGIONS, Stage
 from labkit.system.errors import UserError
+from labkit.system.nearest import did_you_mean
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import Progress, unheard
 
@@ -242,5 +243,5 @@ def _chosen(regions: Iterable[str] | None) -> tuple[Stage, ...]:
     chosen = tuple(dict.fromkeys(regions))
     for name in chosen:
         if name not in REGIONS:
-            raise UserError(f"unknown op {name!r}; expected one of {', '.join(REGIONS)}")
+            raise UserError(f"unknown op {name!r}{did_you_mean(name, REGIONS)}; expected one of {', '.join(REGIONS)}")
     return tuple(Stage(name) for name in chosen) or FUSED_REGIONS

@@ -30,6 +30,7 @@ from labkit.kernels.build import BuildError, load
 from labkit.models.dtypes import dtype_of
 from labkit.stages import Stage
 from labkit.system.errors import RunError, UserError
+from labkit.system.nearest import did_you_mean
 
 SECONDS = 120
 SHAPES = ("tiny-gpt2", "tiny-llama")
@@ -59,7 +60,7 @@ class Trial:
 def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = None) -> Trial:
     """Compiles the kernels as their sources are now and tries `region`. ValueError for an unknown region or dtype."""
     if region not in OP_OF:
-        raise UserError(f"unknown op {region!r}; expected one of {', '.join(OP_OF)}")
+        raise UserError(f"unknown op {region!r}{did_you_mean(region, OP_OF)}; expected one of {', '.join(OP_OF)}")
     dtype_of(dtype)
     threads = torch.get_num_threads() if threads is None else threads
     command = [sys.executable, "-P", "-m", "labkit.harness.regions.trial", region, dtype, str(threads)]

@@ -85,7 +85,10 @@ def test_the_figures_are_plain_json(compared: tuple[Comparison, Path, Any]) -> N
     ("changes", "message"),
     [
         ({"model": "gpt-17"}, "gpt-17"),
-        ({"baseline": "hf-lazy"}, "unknown side 'hf-lazy'; expected one of hf-eager"),
+        (
+            {"baseline": "hf-lazy"},
+            r"unknown side 'hf-lazy' \(did you mean .*'hf-eager'.*\?\); expected one of hf-eager",
+        ),
         ({"candidate": "fast"}, "unknown side 'fast'"),
         ({"dtype": "int3"}, "unsupported dtype 'int3'; expected one of float32"),
         ({"threads": 0}, "got threads = 0, expected at least 1"),

@@ -184,7 +184,10 @@ def test_the_share_of_the_limit_is_that_of_the_bytes(measured: tuple[tuple[Regio
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"regions": ["qvk"]}, "unknown op 'qvk'; expected one of qkv, attention, attn_out, mlp, mlp_out, residual"),
+        (
+            {"regions": ["qvk"]},
+            r"unknown op 'qvk' \(did you mean 'qkv'\?\); expected one of qkv, attention, attn_out, mlp",
+        ),
         ({"impl": "cuda"}, "unknown impl 'cuda'; expected one of cpp"),
         ({"dtype": "float64"}, "unsupported dtype 'float64'; expected one of float32, bfloat16, float16, int8"),
         ({"model": "gpt-17"}, "gpt-17"),
@@ -203,7 +206,7 @@ def test_a_mistake_is_explained(wrong: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"regions": ["qvk"]}, "unknown op 'qvk'; expected one of qkv"),
+        ({"regions": ["qvk"]}, r"unknown op 'qvk' \(did you mean 'qkv'\?\); expected one of qkv"),
         ({"rounds": 1}, "got rounds = 1, expected at least 2"),
         ({"batch": 0}, "got batch = 0"),
     ],

@@ -10,6 +10,7 @@ from labkit.harness.compare.peers.openvino import OpenVino
 from labkit.harness.compare.peers.peer import Peer
 from labkit.harness.compare.peers.torchao import TorchAo
 from labkit.system.errors import UserError
+from labkit.system.nearest import did_you_mean
 
 PEERS: dict[str, Peer] = {
     peer.name: peer for peer in (LlamaCpp(), OnnxRuntime(), OpenVino(), CTranslate2(), TorchAo(), BitsAndBytes())
@@ -20,5 +21,5 @@ PEER_OF_SIDE: dict[str, Peer] = {side: peer for peer in PEERS.values() for side 
 def peer_named(name: str) -> Peer:
     """UserError for a name that is unknown."""
     if name not in PEERS:
-        raise UserError(f"unknown peer {name!r}; expected one of {', '.join(PEERS)}")
+        raise UserError(f"unknown peer {name!r}{did_you_mean(name, PEERS)}; expected one of {', '.join(PEERS)}")
     return PEERS[name]

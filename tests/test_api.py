@@ -1,0 +1,35 @@
+"""The names that `import labkit` gives: all are seen before any is loaded, and each can be had."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+PACKAGES = ("labkit", "labkit.conversation", "labkit.figures", "labkit.harness", "labkit.notebooks", "labkit.nsys",
+            "labkit.statistics", "labkit.widgets")  # fmt: skip
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_completion_shows_the_whole_api(package: str) -> None:
+    module = import_module(package)
+    assert set(module.__all__) <= set(dir(module))
+    assert all(getattr(module, name) is not None for name in module.__all__)
+
+
+def test_looking_at_the_names_loads_nothing_large() -> None:
+    look = "import sys, labkit, labkit.nsys; dir(labkit), dir(labkit.nsys); print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-P", "-c", look], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"torch", "pandas", "plotly", "transformers"} & set(loaded)
+
+
+def test_packages_are_there_without_an_import_of_their_own() -> None:
+    look = "import labkit; assert 'nsys' in dir(labkit); labkit.nsys.read, labkit.figures.timeline, labkit.stages.parse"
+    subprocess.run([sys.executable, "-P", "-c", look], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'labkit' has no attribute 'init_interference'"):
+        _ = import_module("labkit").init_interference
