@@ -19,6 +19,7 @@ NVTX, RUNTIME = "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME"
 KERNEL, MEMCPY, MEMSET, GRAPH = (
     f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
 )
+OSRT, GPUS, CUDA_DEVICES = "OSRT_API", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE"
 START_TIME = "TARGET_INFO_SESSION_START_TIME"
 
 WORK = "start! end! deviceId! contextId! streamId! correlationId globalPid"
@@ -38,6 +39,9 @@ TABLES = {  # columns in the order of the exports, INTEGER unless they say other
     GRAPH: f"{WORK} graphId! graphExecId!",
     "CUDA_GRAPH_EVENTS": NODES,
     "CUDA_GRAPH_NODE_EVENTS": NODES,
+    OSRT: "start! end! eventClass! globalTid correlationId nameId! returnValue! nestingLevel callchainId!",
+    GPUS: "vmId! id! name:TEXT busLocation:TEXT totalMemory memoryBandwidth smCount",
+    CUDA_DEVICES: "gpuId cudaId! pid! uuid:TEXT numMultiprocessors",
     "PROCESSES": "globalPid pid name:TEXT",
     "ThreadNames": "nameId! priority globalTid",
     START_TIME: "utcEpochNs utcTime:TEXT localTime:TEXT",
@@ -90,8 +94,15 @@ class Export:
         memory = {"registersPerThread": 32, "staticSharedMemory": 1024, "dynamicSharedMemory": 512}
         self.add(KERNEL, {**_work(start, end, pid, correlation), **names, **sizes, **memory})
 
-    def copy(self, start: int, end: int, pid: int, correlation: int | None, kind: int = 1) -> None:
-        self.add(MEMCPY, _work(start, end, pid, correlation) | {"bytes": 4096, "copyKind": kind})
+    def os(self, start: int, end: int, tid: int, name: str) -> None:
+        row = {"start": start, "end": end, "eventClass": 27, "globalTid": tid, "correlationId": 0, "returnValue": 0}
+        self.add(OSRT, row | {"nameId": self.string(name), "callchainId": 0})
+
+    def copy(
+        self, start: int, end: int, pid: int, correlation: int | None, kind: int = 1, memory: tuple[int, int] = (0, 2)
+    ) -> None:
+        work = _work(start, end, pid, correlation) | {"bytes": 4096, "copyKind": kind}
+        self.add(MEMCPY, work | {"srcKind": memory[0], "dstKind": memory[1]})
 
     def memset(self, start: int, end: int, pid: int, correlation: int | None) -> None:
         self.add(MEMSET, _work(start, end, pid, correlation) | {"bytes": 512, "value": 0})

@@ -36,19 +36,24 @@ OPERATIONS = {
     "correlation": "int64",  # to the API call of the same process; 0: none
     "graph_node": "int64",  # of a kernel that a CUDA graph played; 0: none
     "bytes": "int64",  # of copies and memsets; 0: not a copy
+    "memory": "category",  # of a copy: "Pageable -> Device"; "" where the file does not tell
     "grid": "category",  # "108 x 1 x 1"; "" where there is none
     "block": "category",
     "registers": "int32",  # per thread
     "shared_bytes": "int32",  # static and dynamic shared memory of a block
+    "external": "int64",  # to the operator of PyTorch that it works for; 0: none
+    "collective": "category",  # of a kernel of NCCL: what it exchanges, see COLLECTIVE, as JSON; "" where unknown
 }
 CALLS = {
     "start_ns": "int64",
     "end_ns": "int64",
     "process": "int32",
     "tid": "int64",
-    "kind": "category",  # "api": CUDA runtime or driver; "op": an operator of PyTorch on the CPU
+    "kind": "category",  # one of CALL_KINDS
     "name": "category",
     "correlation": "int64",  # 0: none
+    "external": "int64",  # of an operator: its own number, which `operations` name; of an API call: its operator's
+    "inputs": "category",  # of an operator: what it was called with, see INPUTS, as JSON; "" where it was not recorded
 }
 GRAPH_NODES = {  # when the nodes of CUDA graphs were made, and by whom: that is where their NVTX ranges are
     "node": "int64",
@@ -67,6 +72,27 @@ THREADS = {
     "tid": "int64",
     "name": "category",
 }
+DEVICES = {
+    "process": "int32",
+    "device": "int32",
+    "name": "category",
+    "bandwidth_gb_s": "float64",  # of its memory, as its maker says; 0: not told
+}
+CALL_KINDS = ("api", "op", "os")  # CUDA's runtime or driver; an operator of PyTorch on the CPU; the system's libraries
+INPUTS = {"dims": "Input Dims", "types": "Input type", "strides": "Input Strides", "values": "Concrete Inputs"}
+COLLECTIVE = {  # names here and in PyTorch's traces
+    "name": "Collective name",
+    "group": "Process Group Name",
+    "description": "Process Group Description",
+    "ranks": "Process Group Ranks",
+    "size": "Group size",
+    "sequence": "Seq",
+    "dtype": "dtype",
+    "in_elements": "In msg nelems",
+    "out_elements": "Out msg nelems",
+    "in_split": "In split size",
+    "out_split": "Out split size",
+}
 KINDS = ("kernel", "memcpy", "memset", "graph")  # "graph": a whole CUDA graph, traced without its nodes
 SCHEMA: Mapping[str, Mapping[str, str]] = {
     "ranges": RANGES,
@@ -75,6 +101,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     "graph_nodes": GRAPH_NODES,
     "processes": PROCESSES,
     "threads": THREADS,
+    "devices": DEVICES,
 }
 
 
@@ -84,13 +111,17 @@ class TraceError(UserError):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a trace comes from. `skipped`: one line for each thing in the file that was left out, and why."""
+    """Where a trace comes from. `skipped`: one line for each thing in the file that was left out, and why.
+
+    `unread`: the kinds of events that a Trace has no place for, with their numbers: "4,262 python_function".
+    """
 
     profiler: str  # "nsys" or "torch.profiler"
     version: str  # of the profiler's file: "2022.4.2.1, schema 3.0.0"; "" where the file does not tell
     files: tuple[str, ...]  # names without their folders
     started_ns: int | None = None  # of the capture's clock 0, since the epoch
     skipped: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 def empty(frame: str) -> pd.DataFrame:
@@ -128,6 +159,7 @@ class Trace:
     graph_nodes: pd.DataFrame = field(default_factory=lambda: empty("graph_nodes"))
     processes: pd.DataFrame = field(default_factory=lambda: empty("processes"))
     threads: pd.DataFrame = field(default_factory=lambda: empty("threads"))
+    devices: pd.DataFrame = field(default_factory=lambda: empty("devices"))
 
     @property
     def on_gpu(self) -> bool:

@@ -45,11 +45,11 @@ GPU: list[Event] = [
     {"ph": "M", "name": "process_name", "ts": 0, "pid": 77, "tid": 0, "args": {"name": "python"}},
     {"ph": "M", "name": "thread_name", "ts": 0, "pid": 77, "tid": 78, "args": {"name": "main"}},
     event("user_annotation", "decode/layer.0/qkv", 1.0, 50.5),
-    event("cpu_op", "aten::mm", 2, 40, **{"External id": 3}),
+    event("cpu_op", "aten::mm", 2, 40, **{"External id": 3, "Input Dims": [[2, 3], [3]], "Input type": ["float"] * 2}),
     event("cuda_runtime", "cudaLaunchKernel", 3.001, 4.002, correlation=9),
     event(
         "kernel", "void gemm<float>()", 20.25, 10, 0, 7, device=0, stream=7, correlation=9, grid=[2, 1, 1],
-        block=[128, 1, 1], **{"registers per thread": 32, "shared memory": 1024, "graph node id": 5},
+        block=[128, 1, 1], **{"registers per thread": 32, "shared memory": 1024, "graph node id": 5, "External id": 3},
     ),
     event("cuda_driver", "cuMemcpyDtoHAsync", 35, 1, correlation=10),
     event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 40, 2.5, 0, 7, device=0, stream=7, correlation=10, bytes=64),
@@ -75,19 +75,61 @@ def test_every_kind_of_event_has_its_place(name: str, bare: bool, tmp_path: Path
     assert trace.source.profiler == "torch.profiler"
     assert rows(trace.ranges) == [(3, 1000, 51500, 0, 78, "labkit", "decode/layer.0/qkv", "PushPop", False)]
     assert rows(trace.calls) == [
-        (2000, 42000, 0, 78, "op", "aten::mm", 0),
-        (3001, 7003, 0, 78, "api", "cudaLaunchKernel", 9),
-        (35000, 36000, 0, 78, "api", "cuMemcpyDtoHAsync", 10),
+        (2000, 42000, 0, 78, "op", "aten::mm", 0, 3, '{"dims": [[2, 3], [3]], "types": ["float", "float"]}'),
+        (3001, 7003, 0, 78, "api", "cudaLaunchKernel", 9, 0, ""),
+        (35000, 36000, 0, 78, "api", "cuMemcpyDtoHAsync", 10, 0, ""),
     ]
     assert rows(trace.operations) == [
-        (20250, 30250, 0, "kernel", "void gemm<float>()", 0, 7, 9, 5, 0, "2 x 1 x 1", "128 x 1 x 1", 32, 1024),
-        (40000, 42500, 0, "memcpy", "DtoH", 0, 7, 10, 0, 64, "", "", 0, 0),
-        (44000, 45000, 0, "memset", "memset", 0, 9, 0, 0, 32, "", "", 0, 0),
+        (
+            20250,
+            30250,
+            0,
+            "kernel",
+            "void gemm<float>()",
+            0,
+            7,
+            9,
+            5,
+            0,
+            "",
+            "2 x 1 x 1",
+            "128 x 1 x 1",
+            32,
+            1024,
+            3,
+            "",
+        ),
+        (40000, 42500, 0, "memcpy", "DtoH", 0, 7, 10, 0, 64, "Device -> Pinned", "", "", 0, 0, 0, ""),
+        (44000, 45000, 0, "memset", "memset", 0, 9, 0, 0, 32, "", "", "", 0, 0, 0, ""),
     ]
     assert rows(trace.processes) == [(77, -1, "python")]
     assert rows(trace.threads) == [(0, 78, "main")]
     assert project(trace)["operations"].tolist() == [2]
     assert list(attribute(trace).how) == ["call", "call", "none"]
+    assert sorted(trace.source.unread) == ["1 Trace", "1 gpu_user_annotation", "1 marks"]
+
+
+def test_the_categories_of_old_versions_and_the_devices_are_known(tmp_path: Path) -> None:
+    """PyTorch up to 1.10 called them otherwise; a device's name is told beside the events."""
+    events = [
+        event("Operator", "aten::mm", 2, 40),
+        event("Runtime", "cudaLaunchKernel", 3, 4, correlation=9),
+        event("Kernel", "gemm", 20, 10, 0, 7, device=2, stream=7, correlation=9),
+        event("Memcpy", "Memcpy HtoD (Pageable -> Device)", 40, 2, 0, 7, device=2, stream=7, correlation=0, bytes=64),
+    ]
+    devices = [{"id": number, "name": f"GPU {number}", "numSms": 8} for number in range(4)]
+    trace = read(written(tmp_path, {"deviceProperties": devices, "traceEvents": events}), cache=False)
+    assert trace.calls["kind"].tolist() == ["op", "api"]
+    assert trace.operations["kind"].tolist() == ["kernel", "memcpy"]
+    assert rows(trace.devices) == [(0, 2, "GPU 2", 0.0)]
+
+
+def test_what_a_kernel_of_nccl_exchanges_is_kept(tmp_path: Path) -> None:
+    told = {"Collective name": "allreduce", "In msg nelems": 1024, "dtype": "Half", "Group size": 2, "Seq": 7}
+    kernel = event("kernel", "ncclDevKernel", 20, 10, 0, 7, device=0, stream=7, correlation=9, **told)
+    trace = read(written(tmp_path, [kernel]), cache=False)
+    kept = json.loads(trace.operations["collective"].iloc[0])
+    assert kept == {"name": "allreduce", "in_elements": 1024, "dtype": "Half", "size": 2, "sequence": 7}
 
 
 def rows(frame: pd.DataFrame) -> list[tuple]:

@@ -11,7 +11,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from nsys_databases import random_database
-from nsys_exports import GENERATIONS, KERNEL, MARK, NVTX, RUNTIME, START_END, Export, global_pid, global_tid
+from nsys_exports import (
+    CUDA_DEVICES,
+    GENERATIONS,
+    GPUS,
+    KERNEL,
+    MARK,
+    NVTX,
+    RUNTIME,
+    START_END,
+    Export,
+    global_pid,
+    global_tid,
+)
 
 from labkit.nsys.reader.reading import read
 from labkit.nsys.trace import SCHEMA, Trace, TraceError
@@ -59,9 +71,12 @@ def test_every_column_has_its_value(generation: str, tmp_path: Path) -> None:
     export.call(10, 20, TID, 1)
     export.call(21, 22, TID, 2, "cuMemcpyDtoHAsync_v2")
     export.kernel(30, 40, PID, 1, "void gemm<float>()", node=5)
-    export.copy(50, 60, PID, 2, kind=2)
+    export.copy(50, 60, PID, 2, kind=2, memory=(2, 1))
     export.memset(70, 71, PID, None)
     export.node(3, TID, 5, original=4)
+    export.os(40, 60, TID, "poll")
+    export.add(GPUS, {"vmId": 1, "id": 3, "name": "NVIDIA H100", "memoryBandwidth": 3_352_320_000_000})
+    export.add(CUDA_DEVICES, {"gpuId": 3, "cudaId": 0, "pid": 77})
     if not export.old:
         export.graph(80, 99, PID, 2)
     trace = opened(export, tmp_path)
@@ -71,18 +86,20 @@ def test_every_column_has_its_value(generation: str, tmp_path: Path) -> None:
     assert trace.source.skipped == ()
     assert rows(trace.ranges) == [(2, 5, 90, 0, 78, "labkit", "decode/step", "PushPop", False)]
     launch = ("108 x 1 x 1", "128 x 1 x 1", 32, 1536)
-    none = ("", "", 0, 0)
+    none = ("", "", 0, 0, 0, "")
     operations = [
-        (30, 40, 0, "kernel", "void gemm<float>()", 0, 7, 1, 5, 0, *launch),
-        (50, 60, 0, "memcpy", "DtoH", 0, 7, 2, 0, 4096, *none),
-        (70, 71, 0, "memset", "memset", 0, 7, 0, 0, 512, *none),
-        (80, 99, 0, "graph", "graph", 0, 7, 2, 0, 0, *none),
+        (30, 40, 0, "kernel", "void gemm<float>()", 0, 7, 1, 5, 0, "", *launch, 0, ""),
+        (50, 60, 0, "memcpy", "DtoH", 0, 7, 2, 0, 4096, "Device -> Pinned", *none),
+        (70, 71, 0, "memset", "memset", 0, 7, 0, 0, 512, "", *none),
+        (80, 99, 0, "graph", "graph", 0, 7, 2, 0, 0, "", *none),
     ]
     assert rows(trace.operations) == operations[: 3 if export.old else 4]
     assert rows(trace.calls) == [
-        (10, 20, 0, 78, "api", "cudaLaunchKernel", 1),
-        (21, 22, 0, 78, "api", "cuMemcpyDtoHAsync_v2", 2),
+        (10, 20, 0, 78, "api", "cudaLaunchKernel", 1, 0, ""),
+        (21, 22, 0, 78, "api", "cuMemcpyDtoHAsync_v2", 2, 0, ""),
+        (40, 60, 0, 78, "os", "poll", 0, 0, ""),
     ]
+    assert rows(trace.devices) == [(0, 0, "NVIDIA H100", 3352.32)]
     assert rows(trace.graph_nodes) == [(5, 4, 3, 0, 78)]
     assert rows(trace.processes) == [(77, -1, "python")]
     assert rows(trace.threads) == [(0, 78, "main")]
@@ -156,7 +173,7 @@ def test_what_has_no_thread_is_left_out_and_said(tmp_path: Path) -> None:
     assert len(trace.calls) == 1
     assert trace.source.skipped == (
         "1 NVTX ranges without a thread: left out",
-        "1 API calls without a thread: left out",
+        "1 calls of CUPTI_ACTIVITY_KIND_RUNTIME without a thread: left out",
     )
 
 
@@ -203,13 +220,14 @@ def test_a_newer_schema_is_read_and_what_it_adds_is_named(tmp_path: Path) -> Non
     path = kernels("2026.1").write(tmp_path / "newer.sqlite", schema="4.1.0")
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_TELEPORT (start INTEGER, end INTEGER, globalPid INTEGER)")
+        database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_TELEPORT VALUES (1, 2, 3)")
         database.execute("CREATE TABLE ENUM_TELEPORT (id INTEGER, name TEXT)")
         database.execute(f"ALTER TABLE {KERNEL} ADD COLUMN flavour INTEGER")
     trace = read(path, cache=False)
     assert len(trace.operations) == 1
     (line,) = trace.source.skipped
     assert "schema 4.1.0 is newer than 3.25" in line
-    assert line.endswith("CUPTI_ACTIVITY_KIND_TELEPORT")
+    assert trace.source.unread == ("1 CUPTI_ACTIVITY_KIND_TELEPORT",)
 
 
 def test_the_newest_schema_known_is_not_called_newer(tmp_path: Path) -> None:

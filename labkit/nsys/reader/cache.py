@@ -70,7 +70,8 @@ def _load(folder: Path, name: str) -> Trace:
     about = json.loads((folder / ABOUT).read_text())
     frames = {frame: _frame(frame, folder / f"{frame}.arrow", about["crc"][frame]) for frame in SCHEMA}
     source = Source(**about["source"])
-    return Trace(replace(source, files=(name,), skipped=tuple(source.skipped)), **frames)
+    kept = {"skipped": tuple(source.skipped), "unread": tuple(source.unread)}
+    return Trace(replace(source, files=(name,), **kept), **frames)
 
 
 def _frame(frame: str, file: Path, crc: int) -> pd.DataFrame:

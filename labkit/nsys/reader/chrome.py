@@ -7,6 +7,7 @@ missing: too many digits for a float, so they are read as decimals.
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import zlib
 from contextlib import ExitStack
@@ -19,10 +20,10 @@ import numpy as np
 import pandas as pd
 
 from labkit.nsys.arrays import Ints
-from labkit.nsys.reader.chrome_events import CALL_KINDS, COLUMNS, Events
+from labkit.nsys.reader.chrome_events import COLUMNS, Events
 from labkit.nsys.reader.limits import LATEST_NS, rank_number
 from labkit.nsys.reader.names import Names
-from labkit.nsys.trace import KINDS, Source, Trace, TraceError, typed
+from labkit.nsys.trace import CALL_KINDS, KINDS, Source, Trace, TraceError, typed
 
 GZIP = b"\x1f\x8b"
 ENDS_BYTES = 1 << 16  # of both ends of the text, where everything but the events is
@@ -31,6 +32,8 @@ ABOUT = {
     "rank": re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d+)'),
     "schema": re.compile(rb'"schemaVersion"\s*:\s*(\d+)'),
 }
+DEVICES = re.compile(rb'"deviceProperties"\s*:\s*\[([^\]]*)')
+DEVICE = re.compile(rb'"id"\s*:\s*(\d{1,9})\s*,\s*"name"\s*:\s*("[^"\\]*")')
 DIGITS = 30  # more than any of these numbers has; Python turns no text of thousands of digits into a number
 DAY_NS = 86_400_000_000_000
 EXPECTED = 'expected a Chrome trace, {"traceEvents": [...]} or a list of events, as torch.profiler exports it'
@@ -59,7 +62,7 @@ def read_chrome(path: Path) -> Trace:
             raise TraceError(f"{path.name}: element {events.count} is no event ({error!r}); {EXPECTED}") from None
     if not events.known and (events.count or not (text.is_list or b'"traceEvents"' in text.ends)):
         raise TraceError(f"{path.name} is JSON, but no trace; {EXPECTED}")
-    return _trace(events, _about(text.ends, path.name), path.name)
+    return _trace(events, _about(text.ends, path.name), _devices_of(text.ends), path.name)
 
 
 def _about(ends: bytes, name: str) -> dict[str, int]:
@@ -70,6 +73,12 @@ def _about(ends: bytes, name: str) -> dict[str, int]:
     if about.get("base", 0) >= LATEST_NS:
         raise TraceError(f"got baseTimeNanoseconds = {about['base']} in {name}, expected less than {LATEST_NS}")
     return about
+
+
+def _devices_of(ends: bytes) -> dict[int, str]:
+    """The names of the devices by their numbers."""
+    told = DEVICES.search(ends)
+    return {int(number): json.loads(name) for number, name in DEVICE.findall(told[1])} if told else {}
 
 
 class _Text:
@@ -98,7 +107,7 @@ class _Text:
         return chunk
 
 
-def _trace(events: Events, about: dict[str, int], name: str) -> Trace:
+def _trace(events: Events, about: dict[str, int], devices: dict[int, str], name: str) -> Trace:
     """The trace of the events. Its clock starts where the file's does, or at the first event if that is a day later."""
     tables = {table: events.table(table) for table in COLUMNS}
     first = min((int(table["start_ns"].min()) for table in tables.values() if len(table["pid"])), default=0)
@@ -124,12 +133,14 @@ def _trace(events: Events, about: dict[str, int], name: str) -> Trace:
             (name,),
             base or None,
             tuple(f"{count} events {why}" for count, why in left_out if count),
+            tuple(f"{count:,} {category}" for category, count in events.unread.most_common()),
         ),
         _ranges(events, frames["ranges"]),
         _operations(events, frames["operations"]),
         _calls(events, frames["calls"]),
         processes=_processes(events, pids, about.get("rank", -1)),
         threads=_threads(events, frames["ranges"], frames["calls"]),
+        devices=_devices(devices, frames["operations"]),
     )
 
 
@@ -156,10 +167,12 @@ def _ranges(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
 
 
 def _calls(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
-    name = events.names.categorical(columns["name"]).remove_unused_categories()
-    return typed(
-        "calls", {**columns, "name": name, "kind": pd.Categorical.from_codes(columns["kind"], list(CALL_KINDS))}
-    )
+    texts = {
+        "kind": pd.Categorical.from_codes(columns["kind"], list(CALL_KINDS)),
+        "name": events.names.categorical(columns["name"]).remove_unused_categories(),
+        "inputs": events.told.categorical(columns["inputs"]).remove_unused_categories(),
+    }
+    return typed("calls", {**columns, **texts})
 
 
 def _operations(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
@@ -168,6 +181,8 @@ def _operations(events: Events, columns: dict[str, Ints]) -> pd.DataFrame:
         "name": events.names.categorical(columns["name"]).remove_unused_categories(),
         "grid": events.shapes.categorical(columns["grid"]),
         "block": events.shapes.categorical(columns["block"]),
+        "memory": events.shapes.categorical(columns["memory"]).remove_unused_categories(),
+        "collective": events.told.categorical(columns["collective"]).remove_unused_categories(),
     }
     return typed("operations", {**columns, **texts})
 
@@ -186,3 +201,12 @@ def _threads(events: Events, *used: dict[str, Ints]) -> pd.DataFrame:
     names = Names()
     name = names.categorical(names.codes(events.thread_names.get((pid, tid), "") for _, pid, tid in places.tolist()))
     return typed("threads", {"process": places[:, 0], "tid": places[:, 2], "name": name})
+
+
+def _devices(named: dict[int, str], operations: dict[str, Ints]) -> pd.DataFrame:
+    """The named devices that operations ran on."""
+    used = np.unique(np.column_stack([operations["process"], operations["device"]]), axis=0)
+    used = used[np.isin(used[:, 1], [number for number, name in named.items() if name])]
+    names = Names()
+    name = names.categorical(names.codes(named[device] for device in used[:, 1].tolist()))
+    return typed("devices", {"process": used[:, 0], "device": used[:, 1], "name": name})

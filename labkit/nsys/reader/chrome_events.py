@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
+from collections import Counter
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -13,14 +15,19 @@ import numpy as np
 from labkit.nsys.arrays import Ints
 from labkit.nsys.reader.limits import LATEST_NS, rank_number
 from labkit.nsys.reader.names import Names
-from labkit.nsys.trace import KINDS, TraceError
+from labkit.nsys.trace import CALL_KINDS, COLLECTIVE, INPUTS, KINDS, TraceError
 from labkit.stages import DOMAIN, parse
 
 RANGE = "user_annotation"
-CALLS = {"cuda_runtime": "api", "cuda_driver": "api", "cpu_op": "op"}
-OPERATIONS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "gpu_graph": "graph"}
-CALL_KINDS = ("api", "op")
-COPY = re.compile(r"Memcpy (?P<kind>[^(]*\w)")  # "Memcpy HtoD (Pageable -> Device)"
+# The second line of each is what PyTorch called its categories before 1.11.
+CALLS = {"cuda_runtime": "api", "cuda_driver": "api", "cpu_op": "op", "os": "os"} | {
+    "Runtime": "api", "Operator": "op", "Operator range": "op"
+}  # fmt: skip
+OPERATIONS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "gpu_graph": "graph"} | {
+    "Kernel": "kernel", "Memcpy": "memcpy", "Memset": "memset"
+}  # fmt: skip
+TIMELESS = ("M", "s", "t", "f", "b", "e", "n", "N", "D")  # names, arrows and objects
+COPY = re.compile(r"Memcpy (?P<kind>[^(]*\w)(?: \((?P<memory>[^()]*)\))?")  # "Memcpy HtoD (Pageable -> Device)"
 RANK = re.compile(r"rank (\d+)")
 LATEST_US = LATEST_NS // 1000
 
@@ -28,22 +35,26 @@ EVERY = ("pid", "tid", "start_ns", "end_ns", "name")
 LAUNCH = ("device", "stream", "correlation", "graph_node", "bytes", "grid", "block", "registers", "shared_bytes")
 COLUMNS = {
     "ranges": (*EVERY, "range_id", "domain"),
-    "calls": (*EVERY, "kind", "correlation"),
-    "operations": (*EVERY, "kind", *LAUNCH),
+    "calls": (*EVERY, "kind", "correlation", "external", "inputs"),
+    "operations": (*EVERY, "kind", *LAUNCH, "external", "memory", "collective"),
 }
 
 
 class Events:
-    """Events of the kinds that a Trace has. The rows hold the numbers of texts, which are in `names` and `shapes`.
+    """Events of the kinds that a Trace has. The rows hold the numbers of texts, which are in `names`, `shapes` (grids,
+    blocks, memories) and `told` (inputs of operators, arguments of collectives, as JSON).
 
     labkit's own files say more than torch.profiler's: the domain of a range, which process launched an operation, and
     the thread of what is drawn beside it. `count`: elements so far, `known`: those that are events of any kind,
-    `unpaired`: those with a begin or an end only, `backwards`: those that end before they start.
+    `unpaired`: those with a begin or an end only, `backwards`: those that end before they start, `unread`: how many
+    there are of each category that a Trace has no place for.
     """
 
     def __init__(self) -> None:
         self.count = self.known = self.unpaired = self.backwards = 0
-        self.names, self.shapes = Names(), Names()
+        self.names, self.shapes, self.told = Names(), Names(), Names()
+        self.told.code("")
+        self.unread: Counter[str] = Counter()
         self.process_names: dict[int, str] = {}
         self.ranks: dict[int, int] = {}
         self.thread_names: dict[tuple[int, int], str] = {}
@@ -64,10 +75,14 @@ class Events:
                 self._operation(event, OPERATIONS[category])
             elif category == RANGE:
                 self._range(event)
+            else:
+                self.unread[category] += 1
         elif phase == "M":
             self._name(event)
         elif phase in ("B", "E"):
             self.unpaired += 1
+        elif phase not in TIMELESS:
+            self.unread[str(category or "marks")] += 1
 
     def table(self, name: str) -> dict[str, Ints]:
         columns = COLUMNS[name]
@@ -93,12 +108,15 @@ class Events:
     def _call(self, event: Mapping[str, Any], kind: str) -> None:
         args = event.get("args", {})
         correlation = int(args.get("correlation", 0)) if kind == "api" else 0
-        self._rows["calls"].extend((*self._start(event), CALL_KINDS.index(kind), correlation))
+        external = int(args.get("External id", args.get("external id", 0)))
+        inputs = {name: args[key] for name, key in INPUTS.items() if key in args} if "Input Dims" in args else {}
+        told = self.told.code(json.dumps(inputs, default=str) if inputs else "")
+        self._rows["calls"].extend((*self._start(event), CALL_KINDS.index(kind), correlation, external, told))
 
     def _operation(self, event: Mapping[str, Any], kind: str) -> None:
-        args, name = event.get("args", {}), str(event["name"])
+        args, name, memory = event.get("args", {}), str(event["name"]), ""
         if kind == "memcpy" and (copy := COPY.match(name)):
-            name = copy["kind"]
+            name, memory = copy["kind"], copy["memory"] or ""
         elif kind in ("memset", "graph"):
             name = kind
         start = self._start(event, name)
@@ -112,6 +130,9 @@ class Events:
             self.shapes.code(" x ".join(map(str, args.get("block", ())))),
             int(args.get("registers per thread", 0)),
             int(args.get("shared memory", 0)),
+            int(args.get("External id", args.get("external id", 0))),
+            self.shapes.code(memory),
+            self.told.code(_collective(args) if "Collective name" in args else ""),
         )
         self._rows["operations"].extend((*start, KINDS.index(kind), *launch))
 
@@ -135,6 +156,10 @@ class Events:
             return int(str(word))
         except ValueError:
             return -1 - self._words.code(str(word))
+
+
+def _collective(args: Mapping[str, Any]) -> str:
+    return json.dumps({name: args[key] for name, key in COLLECTIVE.items() if key in args}, default=str)
 
 
 def _ns(microseconds: int | Decimal | str) -> int:

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from labkit.nsys.reader.database import NULL, Column, Export
 from labkit.nsys.reader.names import Names
-from labkit.nsys.trace import KINDS, typed
+from labkit.nsys.trace import CALL_KINDS, KINDS, typed
 
-CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"  # holds the driver's calls too
+CALLS = {"CUPTI_ACTIVITY_KIND_RUNTIME": "api", "OSRT_API": "os"}  # the first one holds the driver's calls too
 NODES = ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS")  # where the nodes are: the second one up to 2023.4
 WORK = ("deviceId", "streamId", "correlationId", "globalPid")
 OPERATIONS = {  # by table: the kind, and the columns besides the times
     "CUPTI_ACTIVITY_KIND_KERNEL": ("kernel", (*WORK, "graphNodeId", "demangledName", "registersPerThread")),
-    "CUPTI_ACTIVITY_KIND_MEMCPY": ("memcpy", (*WORK, "graphNodeId", "copyKind", "bytes")),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": ("memcpy", (*WORK, "graphNodeId", "copyKind", "bytes", "srcKind", "dstKind")),
     "CUPTI_ACTIVITY_KIND_MEMSET": ("memset", (*WORK, "graphNodeId", "bytes")),
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ("graph", WORK),
 }
@@ -25,6 +25,10 @@ COPIES = (  # by copyKind
     *("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
     *("HtoD unified", "DtoH unified", "DtoD unified"),
 )
+MEMORIES = (  # by srcKind and dstKind
+    *("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static"),
+)
+GPUS, CUDA_DEVICES = "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE"
 GRID, BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
 SHARED = ("staticSharedMemory", "dynamicSharedMemory")
 VERSION = re.compile(r"_v\d{4,5}$")  # of CUDA, at the end of the names of runtime calls
@@ -41,14 +45,15 @@ def read_operations(export: Export) -> pd.DataFrame:
     columns = {name: column[order] for name, column in columns.items()}
     kind = pd.Categorical.from_codes(columns.pop("kind"), list(KINDS))
     name = names.categorical(columns.pop("name"))
-    grid, block = (shapes.categorical(columns.pop(each)) for each in ("grid", "block"))
-    return typed("operations", {**columns, "kind": kind, "name": name, "grid": grid, "block": block})
+    texts = {each: shapes.categorical(columns.pop(each)) for each in ("grid", "block", "memory")}
+    return typed("operations", {**columns, "kind": kind, "name": name, **texts})
 
 
 def _operations(export: Export, table: str, names: Names, shapes: Names) -> dict[str, NDArray] | None:
     """The columns of one table. Texts are given as their numbers in `names` and `shapes`."""
     kind, wanted = OPERATIONS[table]
-    rows = export.read(table, wanted, may_lack=("graphNodeId",), computed=_launch(export, table))
+    may_lack = ("graphNodeId", "srcKind", "dstKind")
+    rows = export.read(table, wanted, may_lack=may_lack, computed=_launch(export, table))
     if rows is None:
         return None
     count = len(rows["start"])
@@ -76,6 +81,7 @@ def _operations(export: Export, table: str, names: Names, shapes: Names) -> dict
         "correlation": known("correlationId"),
         "graph_node": known("graphNodeId"),
         "bytes": known("bytes"),
+        "memory": _memories(rows, shapes) if kind == "memcpy" else np.full(count, shapes.code("")),
         "grid": _shapes(known("grid"), shapes),
         "block": _shapes(known("block"), shapes),
         "registers": known("registersPerThread"),
@@ -98,28 +104,80 @@ def _shapes(packed: Column, shapes: Names) -> NDArray[np.int32]:
     return shapes.codes(f"{n >> 32} x {n >> 16 & 0xFFFF} x {n & 0xFFFF}" if n else "" for n in used.tolist())[where]
 
 
+def _memories(rows: dict[str, Column], shapes: Names) -> NDArray[np.int32]:
+    """ "Pageable -> Device" of each copy; "" where the file does not tell."""
+    known = len(MEMORIES)
+    kinds = [np.where((rows[name] >= 0) & (rows[name] < known), rows[name], known) for name in ("srcKind", "dstKind")]
+    where, used = pd.factorize(kinds[0] * (known + 1) + kinds[1])
+    pairs = (divmod(pair, known + 1) for pair in used.tolist())
+    texts = (f"{MEMORIES[a]} -> {MEMORIES[b]}" if a < known and b < known else "" for a, b in pairs)
+    return shapes.codes(texts)[where]
+
+
 def read_calls(export: Export) -> pd.DataFrame:
-    """Calls of CUDA's runtime and driver, in the order of their starts."""
-    rows = export.read(CALLS, ("globalTid", "correlationId", "nameId"))
-    if rows is None:
+    """Calls of CUDA's runtime and driver and of the system's libraries, in the order of their starts."""
+    parts = [part for table, kind in CALLS.items() if (part := _calls(export, table, kind)) is not None]
+    if not parts:
         return typed("calls", {})
-    if homeless := int((rows["globalTid"] == NULL).sum()):
-        export.skipped.append(f"{homeless} API calls without a thread: left out")
-        rows = {name: column[rows["globalTid"] != NULL] for name, column in rows.items()}
-    ends = export.ends(rows, "API calls")
-    order = np.lexsort((-ends, rows["start"]))
-    rows = {name: column[order] for name, column in rows.items()}
+    columns = {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
     names = Names()
-    codes = export.codes(rows["nameId"], names, clean=lambda name: VERSION.sub("", name))
+    order = np.lexsort((-columns["end"], columns["start"]))
+    columns = {name: column[order] for name, column in columns.items()}
+    codes = export.codes(columns["nameId"], names, clean=lambda name: VERSION.sub("", name))
     return typed(
         "calls",
         {
-            "start_ns": rows["start"],
-            "end_ns": ends[order],
-            **export.threads(rows["globalTid"]),
-            "kind": pd.Categorical.from_codes(np.zeros(len(order), np.int8), ["api"]),
+            "start_ns": columns["start"],
+            "end_ns": columns["end"],
+            **export.threads(columns["globalTid"]),
+            "kind": pd.Categorical.from_codes(columns["kind"], list(CALL_KINDS)),
             "name": names.categorical(codes),
-            "correlation": np.where(rows["correlationId"] == NULL, 0, rows["correlationId"]),
+            "correlation": columns["correlationId"],
+        },
+    )
+
+
+def _calls(export: Export, table: str, kind: str) -> dict[str, Column] | None:
+    """The calls of one table, those without a thread left out."""
+    rows = export.read(table, ("globalTid", "correlationId", "nameId"))
+    if rows is None:
+        return None
+    homeless = rows["globalTid"] == NULL
+    if homeless.any():
+        export.skipped.append(f"{int(homeless.sum())} calls of {table} without a thread: left out")
+        rows = {name: column[~homeless] for name, column in rows.items()}
+    linked = (rows["correlationId"] != NULL) & (kind == "api")
+    return rows | {
+        "end": export.ends(rows, f"calls of {table}"),
+        "correlationId": np.where(linked, rows["correlationId"], 0),
+        "kind": np.full(len(rows["start"]), CALL_KINDS.index(kind), np.int8),
+    }
+
+
+def read_devices(export: Export) -> pd.DataFrame:
+    """The GPUs of each process by the numbers that CUDA gave them there.
+
+    Without a table of those numbers, that of the GPU is taken for each process.
+    """
+    if not {"id", "name"} <= export.nullable(GPUS).keys() or not export.processes:
+        return typed("devices", {})
+    rate = "coalesce(memoryBandwidth, 0) / 1e9" if "memoryBandwidth" in export.nullable(GPUS) else "0.0"
+    gpus = {
+        gpu: (str(name or ""), float(gb_s)) for gpu, name, gb_s in export.rows(f"SELECT id, name, {rate} FROM {GPUS}")
+    }
+    pairs = {(number, gpu): gpu for number in export.processes.values() for gpu in gpus}
+    if {"gpuId", "cudaId", "pid"} <= export.nullable(CUDA_DEVICES).keys():
+        numbers = {key & 0xFFFFFF: number for key, number in export.processes.items()}
+        rows = export.rows(f"SELECT pid, cudaId, gpuId FROM {CUDA_DEVICES} WHERE gpuId IS NOT NULL")
+        pairs = {(numbers[pid], device): gpu for pid, device, gpu in rows if pid in numbers and gpu in gpus} or pairs
+    names = Names()
+    return typed(
+        "devices",
+        {
+            "process": np.array([process for process, _ in pairs], np.int32),
+            "device": np.array([device for _, device in pairs], np.int32),
+            "name": names.categorical(names.codes(gpus[gpu][0] for gpu in pairs.values())),
+            "bandwidth_gb_s": np.array([gpus[gpu][1] for gpu in pairs.values()], np.float64),
         },
     )
 

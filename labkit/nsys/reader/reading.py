@@ -84,7 +84,7 @@ def _joined(traces: Sequence[Trace]) -> Trace:
     known = [trace.source.started_ns for trace in traces if trace.source.started_ns is not None]
     began = min(known, default=None)
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in SCHEMA}
-    skipped, processes = [], 0
+    skipped, unread, processes = [], [], 0
     for trace in traces:
         started, file = trace.source.started_ns, " ".join(trace.source.files)
         if started is None or began is None:
@@ -93,6 +93,7 @@ def _joined(traces: Sequence[Trace]) -> Trace:
         else:
             shift = started - began
         skipped += [f"{file}: {line}" for line in trace.source.skipped]
+        unread += [f"{file}: {line}" for line in trace.source.unread]
         for name, frame in trace.frames.items():
             moved = {column: frame[column] + shift for column in ("start_ns", "end_ns") if column in frame}
             if "process" in frame:
@@ -106,6 +107,7 @@ def _joined(traces: Sequence[Trace]) -> Trace:
         tuple(file for source in sources for file in source.files),
         began,
         tuple(skipped),
+        tuple(unread),
     )
     return Trace(source, **{name: _stacked(name, frames) for name, frames in parts.items()})
 

@@ -7,6 +7,7 @@ with the last timestamp of all NVTX events, those with META_DATA_EXPORT (2023.4 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from labkit.nsys.trace import Source, Trace, TraceError, typed
 NEWEST_SCHEMA = (3, 25)
 OLD_META, META = "EXPORT_META_DATA", "META_DATA_EXPORT"
 START_TIME = "TARGET_INFO_SESSION_START_TIME"
-READ = frozenset({nvtx.TABLE, cuda.CALLS, *cuda.NODES, *cuda.OPERATIONS})
+READ = frozenset({nvtx.TABLE, *cuda.CALLS, *cuda.NODES, *cuda.OPERATIONS})
 
 
 def read_sqlite(path: Path) -> Trace:
@@ -36,25 +37,32 @@ def read_sqlite(path: Path) -> Trace:
         ranges = nvtx.read_ranges(export, last_of_all=OLD_META in export.tables)
         operations, calls, nodes = cuda.read_operations(export), cuda.read_calls(export), cuda.read_graph_nodes(export)
         processes, threads = _processes(export), _threads(export)
-        source = Source("nsys", version, (path.name,), _started(export), tuple(export.skipped))
-        return Trace(source, ranges, operations, calls, nodes, processes, threads)
+        devices, unread = cuda.read_devices(export), tuple(_unread(export))
+        source = Source("nsys", version, (path.name,), _started(export), tuple(export.skipped), unread)
+        return Trace(source, ranges, operations, calls, nodes, processes, threads, devices)
 
 
 def _version(export: Export) -> str:
-    """The versions in words. A newer schema is noted, with the events that this reader does not know."""
+    """The versions in words. A newer schema is noted."""
     meta = next((table for table in (META, OLD_META) if table in export.tables), None)
     if meta is None:
         return ""
     values = {str(name): str(value) for name, value in export.rows(f"SELECT name, value FROM {meta}")}
     schema = values.get("EXPORT_SCHEMA_VERSION", "unknown")
     if tuple(int(part) for part in re.findall(r"\d+", schema)[:2]) > NEWEST_SCHEMA:
-        events = [table for table in sorted(export.tables - READ) if {"start", "end"} <= export.nullable(table).keys()]
         newest = ".".join(map(str, NEWEST_SCHEMA))
-        export.skipped.append(
-            f"schema {schema} is newer than {newest}, the newest known; tables with events that were not read: "
-            f"{', '.join(events) or 'none'}"
-        )
+        export.skipped.append(f"schema {schema} is newer than {newest}, the newest known")
     return f"{values.get('EXPORT_PRODUCT_VERSION', 'unknown version')}, schema {schema}"
+
+
+def _unread(export: Export) -> Iterator[str]:
+    """The tables with events that a Trace has no place for, with how many there are."""
+    for table in sorted(export.tables - READ):
+        columns = export.nullable(table)
+        if columns.keys() & {"start", "timestamp", "rawTimestamp"}:
+            count = next(count for (count,) in export.rows(f'SELECT count(*) FROM "{table}"'))
+            if count:
+                yield f"{count:,} {table}"
 
 
 def _started(export: Export) -> int | None:

@@ -122,6 +122,7 @@ def _calls(trace: Trace, where: Tracks) -> Iterator[str]:
     driver = [bool(DRIVER.match(text)) for text in calls["name"].cat.categories]
     categories = np.where(_of(calls["name"], driver).astype(bool), "cuda_driver", "cuda_runtime")
     categories = np.where(calls["kind"] == "op", "cpu_op", categories)
+    categories = np.where(calls["kind"] == "os", "os", categories)
     yield from _spans(calls, where.calls, categories, [_numbers(calls, "correlation")])
 
 
