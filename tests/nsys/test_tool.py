@@ -9,6 +9,7 @@ from installations import fake_nsys, nsys_here, script, without_host_folder
 from nsys_help import reports, supports
 
 from labkit.nsys import tool
+from labkit.nsys.reader.reading import read
 from labkit.nsys.tool import Nsys, find_nsys
 
 IMPORTER = "QdstrmImporter"
@@ -164,6 +165,10 @@ def test_a_missing_importer_is_found_and_its_repair_works(
     assert found().importer_problem() is None
     done = capture(program, tmp_path / "after")
     assert {each.suffix for each in tmp_path.glob("after*")} == {".nsys-rep", ".sqlite"}, done.stderr
+    report, export = (read(tmp_path / f"after{suffix}", cache=False) for suffix in (".nsys-rep", ".sqlite"))
+    assert report.source.files == ("after.nsys-rep",)
+    assert report.ranges.equals(export.ranges)
+    assert report.ranges["name"].tolist() == ["a"]
 
 
 def test_the_importer_must_run_and_be_of_the_same_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

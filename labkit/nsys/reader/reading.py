@@ -15,19 +15,25 @@ from pandas.api.types import union_categoricals
 from labkit.nsys.reader.cache import cached
 from labkit.nsys.reader.chrome import GZIP, read_chrome
 from labkit.nsys.reader.limits import rank_number
+from labkit.nsys.reader.report import read_report
 from labkit.nsys.reader.sqlite import read_sqlite
 from labkit.nsys.trace import SCHEMA, Source, Trace, TraceError, typed
 
 SQLITE = b"SQLite format 3\0"
 STREAM, REPORT = b"NVIDIA Nsight Systems Stream", b"NVIDIA Tegra Profiler Report"
 RANK = re.compile(r"(?:^|[^a-z])r(?:ank)?[-_.]?(\d+)(?:[^a-z0-9]|$)", re.IGNORECASE)
-EXPECTED = "expected a .sqlite export of nsys or a Chrome trace of torch.profiler (.json, .json.gz)"
+EXPECTED = (
+    "expected a .sqlite export or a .nsys-rep report of nsys, or a Chrome trace of torch.profiler (.json, .json.gz)"
+)
+
+SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")
 
 PathLike = str | os.PathLike[str]
 
 
 def read(paths: PathLike | Sequence[PathLike], *, cache: bool = True) -> Trace:
-    """The trace in a file, or in several, such as one per rank: a SQLite export of nsys or a Chrome trace (JSON, gzip).
+    """The trace in a file, or in several, such as one per rank: a SQLite export of nsys, its own report (which the
+    installed nsys exports first), or a Chrome trace (JSON, gzip).
 
     The kind of a file is seen by its contents, not by its name. Several files are put on one clock by their start
     times. A file without one is noted in `source.skipped`, as is everything that was left out. The rank is the one that
@@ -54,7 +60,7 @@ def _read_one(path: Path, cache: bool) -> Trace:
 def _reader(path: Path) -> Callable[[Path], Trace]:
     """The reader for this file, chosen by its first bytes."""
     if path.is_dir():
-        inside = sorted(file.name for file in path.iterdir() if file.name.endswith((".sqlite", ".json", ".json.gz")))
+        inside = sorted(file.name for file in path.iterdir() if file.name.endswith(SUFFIXES))
         raise TraceError(f"{path} is a folder; name the files in it ({', '.join(inside) or 'no trace is there'})")
     if not path.exists():
         raise TraceError(f"got {path}, which does not exist; {EXPECTED}")
@@ -70,10 +76,7 @@ def _reader(path: Path) -> Callable[[Path], Trace]:
             f"was killed; `labkit doctor` says how to repair the installation, then record again. {EXPECTED}"
         )
     if REPORT in head:
-        raise TraceError(
-            f"{path.name} is a report of nsys itself; export it: nsys export --type sqlite {path.name}, or record with "
-            "`labkit profile`, which does so"
-        )
+        return read_report
     if not head:
         raise TraceError(f"{path.name} is empty: it was cut short, or the disk was full; {EXPECTED}. Record again")
     raise TraceError(f"{path.name} begins with {head[:16]!r}; {EXPECTED}")

@@ -1,0 +1,34 @@
+"""Reads nsys's own report (.nsys-rep): has the installed nsys export it, and reads the export."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from labkit.nsys.reader.sqlite import read_sqlite
+from labkit.nsys.tool import find_nsys
+from labkit.nsys.trace import Trace, TraceError
+
+EXPORT = "nsys export --type sqlite {name}"
+
+
+def read_report(path: Path) -> Trace:
+    """The trace of a report. TraceError: there is no nsys, or it cannot export this report."""
+    by_hand = f"export it where it was recorded, and read the .sqlite: {EXPORT.format(name=path.name)}"
+    nsys = find_nsys()
+    if nsys is None:
+        raise TraceError(f"{path.name} is a report of nsys itself, which only nsys reads, and there is none; {by_hand}")
+    with tempfile.TemporaryDirectory(prefix="labkit-export-") as folder:
+        export = Path(folder, "report.sqlite")
+        command = [nsys.path, "export", "--type", "sqlite", "--output", export, path.resolve()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+        if done.returncode or not export.exists():
+            said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+            raise TraceError(
+                f"{path.name}: nsys {nsys.version_text} cannot export it ({said[-1]}); a report of a newer version "
+                f"needs that version: {by_hand}"
+            )
+        trace = read_sqlite(export)
+    return replace(trace, source=replace(trace.source, files=(path.name,)))
