@@ -31,6 +31,7 @@ LABKIT = Path(__file__).parents[2]
 CODE = (  # what a trace depends on
     LABKIT / "stages.py",
     LABKIT / "system" / "nvtx_ranges.py",
+    LABKIT / "nsys" / "tool.py",
     LABKIT / "nsys" / "trace.py",
     *sorted(Path(__file__).parent.glob("*.py")),
 )
