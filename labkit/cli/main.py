@@ -26,6 +26,7 @@ from labkit.cli.generate import generate
 from labkit.cli.kernels import kernels
 from labkit.cli.measuring import MeasuringCommand
 from labkit.cli.peers import peers
+from labkit.cli.traces import trace
 from labkit.system.command import run_command
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
@@ -155,6 +156,7 @@ def run(
 for command in (trace_cli.profile, trace_cli.doctor, trace_cli.stages, trace_cli.explain, trace_cli.timeline):
     app.command()(command)
 app.add_typer(peers, name="peers")
+app.add_typer(trace, name="trace")
 app.command(context_settings={"allow_interspersed_args": False})(launch_cli.launch)
 
 

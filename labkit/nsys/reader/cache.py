@@ -71,8 +71,8 @@ def _load(folder: Path, name: str) -> Trace:
     about = json.loads((folder / ABOUT).read_text())
     frames = {frame: _frame(frame, folder / f"{frame}.arrow", about["crc"][frame]) for frame in SCHEMA}
     source = Source(**about["source"])
-    kept = {"skipped": tuple(source.skipped), "unread": tuple(source.unread)}
-    return Trace(replace(source, files=(name,), **kept), **frames)
+    told = {each: tuple(getattr(source, each)) for each in ("skipped", "unread")}
+    return Trace(replace(source, files=(name,), skipped=told["skipped"], unread=told["unread"]), **frames)
 
 
 def _frame(frame: str, file: Path, crc: int) -> pd.DataFrame:

@@ -22,7 +22,7 @@ def read_report(path: Path) -> Trace:
         raise TraceError(f"{path.name} is a report of nsys itself, which only nsys reads, and there is none; {by_hand}")
     with tempfile.TemporaryDirectory(prefix="labkit-export-") as folder:
         export = Path(folder, "report.sqlite")
-        command = [nsys.path, "export", "--type", "sqlite", "--output", export, path.resolve()]
+        command: list[str | Path] = [nsys.path, "export", "--type", "sqlite", "--output", export, path.resolve()]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
         if done.returncode or not export.exists():
             said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]

@@ -1,0 +1,170 @@
+"""Frames for people and for programs: tables that fit a terminal, Markdown, CSV, JSON, Parquet.
+
+The unit of a column is the end of its name, and people see it in the column's title: `total_ns` becomes "total ms" or
+"total µs". Programs get the columns as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+NAMES = ("name", "awaited", "next", "before", "path", "evidence")  # columns of texts that may be cut
+PER_EVENT = ("avg_ns", "median_ns", "p95_ns", "min_ns", "max_ns")  # have one unit
+NARROWEST = 16
+TimeUnit = tuple[str, float, int]  # its name, in nanoseconds, and how many digits are shown
+ELLIPSIS = "…"
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet computes
+TITLES = {
+    "bytes": "moved",
+    "gb_s": "GB/s",
+    "tb_s": "TB/s",
+    "tflop_s": "TFLOP/s",
+    "p95_ns": "P95",
+    "avg_ns": "average",
+    "span_ns": "span",
+    "range_total_ns": "on the CPU",
+    "busy_share": "GPU busy",
+    "exposed_communication_share": "comm. alone",
+    "exposed_copy_share": "copies alone",
+}
+
+
+def cut(text: str, width: int) -> str:
+    """The text in `width` characters: its middle is left out, because names differ at both ends."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 3
+    return f"{text[: width - 1 - tail]}{ELLIPSIS}{text[len(text) - tail :] if tail else ''}"
+
+
+def terminal_table(frame: pd.DataFrame, columns: Sequence[str], width: int, title: str = "") -> Table:
+    """The columns of a frame as a table of this width, if its numbers leave the names room enough."""
+    titles, cells = _written(frame, columns)
+    texts = [name for name in columns if name in NAMES]
+    needed = {name: max(_widest_word(titles[name]), *map(len, cells[name]), 1) for name in columns}
+    left = width - 1 - sum(3 + needed[name] for name in columns if name not in texts)
+    waiting = sorted(texts, key=needed.__getitem__)
+    while waiting:  # what a short one does not need, longer ones get
+        name = waiting[0]
+        needed[name] = min(needed[name], max(left // len(waiting) - 3, NARROWEST))
+        left -= needed[waiting.pop(0)] + 3
+    table = Table(title=title or None, title_justify="left", title_style="bold")
+    for name in columns:
+        numeric = _is_numeric(frame[name])
+        table.add_column(titles[name], justify="right" if numeric else "left", width=needed[name], no_wrap=not numeric)
+    for row in zip(*(cells[name] for name in columns), strict=True):
+        table.add_row(
+            *(cut(cell, needed[name]) if name in texts else cell for name, cell in zip(columns, row, strict=True))
+        )
+    return table
+
+
+def markdown(frame: pd.DataFrame, columns: Sequence[str]) -> str:
+    """The columns of a frame as a table in Markdown."""
+    titles, cells = _written(frame, columns)
+    lines = [_markdown_row([titles[name] for name in columns])]
+    lines.append("|" + "|".join(" ---: " if _is_numeric(frame[name]) else " --- " for name in columns) + "|")
+    lines += [_markdown_row(row) for row in zip(*(cells[name] for name in columns), strict=True)]
+    return "\n".join(lines)
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    escaped = (re.sub(r"([\\|<>*_`\[\]])", r"\\\1", cell).replace("\n", " ") for cell in cells)
+    return "| " + " | ".join(escaped) + " |"
+
+
+def csv(frame: pd.DataFrame) -> str:
+    """The whole frame as CSV. A text that a spreadsheet would compute is quoted with an apostrophe."""
+    safe = frame.copy()
+    for name in safe.columns:
+        if not _is_numeric(safe[name]):
+            safe[name] = [_harmless(str(cell)) if pd.notna(cell) else "" for cell in safe[name]]
+    return safe.to_csv(index=False)
+
+
+def _harmless(cell: str) -> str:
+    return f"'{cell}" if cell.startswith(FORMULA) else cell
+
+
+def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The whole frame as JSON has it: null where there is no value."""
+    return json.loads(frame.to_json(orient="records"))
+
+
+def fit(console: Console) -> int:
+    """The width that tables may take."""
+    return max(console.width, 40)
+
+
+def _written(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[Mapping[str, str], Mapping[str, list[str]]]:
+    titles, cells = {}, {}
+    each = _time_unit(frame[[name for name in columns if name in PER_EVENT]].to_numpy(float, na_value=0.0))
+    for name in columns:
+        titles[name], cells[name] = _column(name, frame[name], each)
+    return titles, cells
+
+
+def _column(name: str, values: pd.Series, per_event: TimeUnit) -> tuple[str, list[str]]:
+    """A column's title with its unit, and its cells; "" where there is no value."""
+    title, unit, form = TITLES.get(name, _words(name)), "", None
+    if name.endswith("_ns"):
+        unit, scale, digits = per_event if name in PER_EVENT else _time_unit(values.to_numpy(float, na_value=0.0))
+        form = lambda each: f"{each / scale:,.{digits}f}"  # noqa: E731
+    elif name.endswith(("share", "hidden")):
+        form = "{:.1%}".format
+    elif name == "bytes":
+        unit, scale = _byte_unit(values)
+        form = lambda each: f"{each / scale:,.1f}"  # noqa: E731
+    elif pd.api.types.is_float_dtype(values):
+        form = _three_digits
+    elif _is_numeric(values):
+        form = "{:,}".format
+    else:
+        form = str
+    return f"{title} {unit}".strip(), ["" if pd.isna(each) else form(each) for each in values.tolist()]
+
+
+def _three_digits(value: float) -> str:
+    """At least three digits that count, and all of those before the point."""
+    return f"{value:,.{max(0, 2 - int(np.floor(np.log10(abs(value)))))}f}" if abs(value) >= 1e-3 else f"{value:.3g}"
+
+
+def _words(name: str) -> str:
+    for ending in ("_ns", "_share"):
+        name = name.removesuffix(ending)
+    return name.replace("_", " ")
+
+
+def _time_unit(values_ns: NDArray[np.float64]) -> TimeUnit:
+    most = float(np.abs(values_ns).max(initial=0.0))
+    if most < 1e6:
+        return "µs", 1e3, 2
+    if most < 1e10:
+        return "ms", 1e6, 3 if most < 1e9 else 2
+    return "s", 1e9, 3
+
+
+def _byte_unit(values: pd.Series) -> tuple[str, float]:
+    most = float(values.max()) if len(values) else 0.0
+    return next(
+        (unit, scale)
+        for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3), ("B", 1.0))
+        if most >= scale or scale == 1.0
+    )
+
+
+def _widest_word(title: str) -> int:
+    return max(map(len, title.split(" ")), default=0)
+
+
+def _is_numeric(values: pd.Series) -> bool:
+    return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)

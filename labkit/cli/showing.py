@@ -1,0 +1,150 @@
+"""Where tables go: the terminal, or a file or pipe as JSON, CSV, Markdown or Parquet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import typer
+from rich.console import Console
+
+from labkit.cli.frames import csv, fit, markdown, rows, terminal_table
+from labkit.nsys.tables.kernel_names import brief
+from labkit.system.errors import UserError
+from labkit.system.whole_file import whole_file, write_whole
+
+out = Console(markup=False, highlight=False)
+err = Console(stderr=True, markup=False, highlight=False)
+
+TOP = 20
+MOST_UNREAD = 8
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What people see of a table: its columns, its title, and in which columns names of kernels are shortened."""
+
+    columns: tuple[str, ...]
+    title: str
+    kernels: tuple[str, ...] = ()
+
+
+class Form(StrEnum):
+    TERMINAL = "terminal"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+    PARQUET = "parquet"
+
+    @classmethod
+    def of(cls, *, output: Path | None, **wanted: bool) -> Form:
+        """The one form that is wanted. UserError for two, and for a form that needs a file without one."""
+        asked = [name for name, on in wanted.items() if on]
+        if len(asked) > 1:
+            raise UserError(f"got {' and '.join(f'--{name}' for name in asked)}; give one of them")
+        form = cls(asked[0]) if asked else cls.TERMINAL
+        if form is cls.PARQUET and output is None:
+            raise UserError("got --parquet without --output; a file of bytes needs a name: add --output NAME.parquet")
+        if form is cls.TERMINAL and output is not None:
+            raise UserError(f"got --output {output} without a form; add --json, --csv, --markdown or --parquet")
+        return form
+
+
+def show(
+    tables: Mapping[str, tuple[Shown, pd.DataFrame]],
+    form: Form,
+    *,
+    output: Path | None,
+    top: int | None,
+    about: Mapping[str, Any],
+) -> None:
+    """Shows tables by name, each with at most `top` rows (None: TOP for people, all for programs; 0: all).
+
+    `about`: what programs get beside the tables; its "remarks", "skipped" and "unread" are said to people on stderr.
+    """
+    limit = (TOP if form in (Form.TERMINAL, Form.MARKDOWN) else 0) if top is None else top
+    kept = {name: frame.head(limit) if limit else frame for name, (_, frame) in tables.items()}
+    people = {name: _brief(frame, tables[name][0]) for name, frame in kept.items()}
+    if form is Form.TERMINAL:
+        for name, (shown, frame) in tables.items():
+            if len(frame):
+                out.print()
+                out.print(terminal_table(people[name], _present(shown, frame), fit(out), shown.title))
+                _say_cut(len(kept[name]), len(frame))
+            elif len(tables) == 1:
+                out.print(f"{shown.title}: none")
+        _say(about)
+    elif form is Form.PARQUET and output is not None:
+        _write_parquet(kept, output)
+        _say(about)
+    else:
+        text = _text(tables, people if form is Form.MARKDOWN else kept, form, about)
+        if output is None:
+            typer.echo(text)
+        else:
+            write_whole(output, text + "\n")
+            out.print(str(output), soft_wrap=True)
+        if form is not Form.JSON:
+            _say(about)
+
+
+def _text(
+    tables: Mapping[str, tuple[Shown, pd.DataFrame]],
+    kept: Mapping[str, pd.DataFrame],
+    form: Form,
+    about: Mapping[str, Any],
+) -> str:
+    if form is Form.JSON:
+        return json.dumps({**about, **{name: rows(frame) for name, frame in kept.items()}})
+    if form is Form.CSV:
+        several = len(kept) > 1
+        return "\n".join((f"{name}\n" if several else "") + csv(frame) for name, frame in kept.items()).rstrip("\n")
+    titled = (
+        f"### {shown.title}\n\n{markdown(kept[name], _present(shown, frame))}"
+        for name, (shown, frame) in tables.items()
+        if len(frame)
+    )
+    return "\n\n".join(titled)
+
+
+def _brief(frame: pd.DataFrame, shown: Shown) -> pd.DataFrame:
+    return frame.assign(**{name: frame[name].astype("str").map(brief) for name in shown.kernels})
+
+
+def _present(shown: Shown, frame: pd.DataFrame) -> list[str]:
+    """The columns that say something: those of one rank, or without any value, are left out."""
+    return [
+        name
+        for name in shown.columns
+        if frame[name].notna().any() and not (name in ("rank", "device") and frame[name].nunique() == 1)
+    ]
+
+
+def _write_parquet(kept: Mapping[str, pd.DataFrame], output: Path) -> None:
+    """One file, or for several tables a folder with a file for each."""
+    files = {output: next(iter(kept.values()))} if len(kept) == 1 else {}
+    files |= {output / f"{name}.parquet": frame for name, frame in kept.items()} if not files else {}
+    for path, frame in files.items():
+        with whole_file(path) as unfinished:
+            frame.to_parquet(unfinished, index=False)
+        out.print(str(path), soft_wrap=True)
+
+
+def _say_cut(shown: int, there: int) -> None:
+    if shown < there:
+        err.print(f"{shown} of {there:,} rows; --top 0 shows all", style="dim")
+
+
+def _say(about: Mapping[str, Any]) -> None:
+    for remark in about.get("remarks", ()):
+        err.print(f"note: {remark}", style="yellow", soft_wrap=True)
+    for line in about["skipped"]:
+        err.print(f"skipped: {line}", style="dim", soft_wrap=True)
+    if unread := about["unread"]:
+        more = f" and {len(unread) - MOST_UNREAD} more kinds" if len(unread) > MOST_UNREAD else ""
+        err.print(f"not read: {', '.join(unread[:MOST_UNREAD])}{more}", style="dim", soft_wrap=True)

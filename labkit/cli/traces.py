@@ -1,0 +1,157 @@
+"""`labkit trace`: any trace, annotated or not, as tables. A thin layer over `labkit.nsys.tables`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from labkit.cli.showing import Form, Shown, show
+from labkit.system.errors import UserError
+from labkit.system.nearest import did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from labkit.nsys.tables.selection import Selection
+    from labkit.nsys.trace import Trace
+
+    Tables = dict[str, pd.DataFrame]
+    Build = Callable[[Trace, Selection], tuple[Tables, tuple[str, ...]]]  # and remarks
+
+trace = typer.Typer(
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Read any trace of nsys (.sqlite, .nsys-rep) or torch.profiler (.json, .json.gz), annotated or not.",
+)
+
+Files = Annotated[list[Path], typer.Argument(help="One trace, or those of all ranks.")]
+Window = Annotated[str | None, typer.Option(help="FROM:TO in ms from the capture's start; either may be left out.")]
+Name = Annotated[str | None, typer.Option("--name", help="A regular expression that names must match somewhere.")]
+Rank = Annotated[list[int] | None, typer.Option(help="May be given again.")]
+Device = Annotated[list[int] | None, typer.Option(help="May be given again.")]
+Stream = Annotated[list[int] | None, typer.Option(help="May be given again.")]
+Range = Annotated[str | None, typer.Option("--range", help="Only what NVTX ranges whose name matches this hold.")]
+Top = Annotated[int | None, typer.Option(min=0, help="Rows of a table; 0: all. Default: 20, for programs all.")]
+Sort = Annotated[str | None, typer.Option(help="The column to sort by, the largest first.")]
+Ascending = Annotated[bool, typer.Option("--ascending", help="Sort the smallest first.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object, with all columns.")]
+Csv = Annotated[bool, typer.Option("--csv", help="CSV, with all columns.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown.")]
+Parquet = Annotated[bool, typer.Option("--parquet", help="Parquet, with all columns; needs --output.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of the terminal.")]
+
+OPEN_NS = 1 << 62  # beyond any trace
+OF_SUMMARY = 8  # rows of each of its tables
+TIMES = ("count", "total_ns", "share", "median_ns", "p95_ns")
+BUDGET = ("busy", "compute", "exposed_communication", "exposed_copy", "idle")
+SHOWN = {
+    "contents": Shown(("rank", "what", "count", "start_ns", "end_ns"), "What is in it"),
+    "budget": Shown(("rank", "device", "span_ns", *(f"{part}_share" for part in BUDGET)), "Where the GPU's time goes"),
+    "idle": Shown(("rank", "device", "cause", "gaps", "time_ns", "share"), "What the idle GPU waited for"),
+    "kernels": Shown(("name", *TIMES), "Kernels", ("name",)),
+    "copies": Shown(("name", "memory", "size", "count", "bytes", "total_ns", "gb_s"), "Copies and memsets"),
+    "calls": Shown(("library", "name", *TIMES), "Calls on the CPU"),
+    "ranges": Shown(("name", "count", "total_ns", "median_ns", "operations", "busy_share"), "NVTX ranges"),
+    "gaps": Shown(("rank", "start_ns", "time_ns", "cause", "awaited", "next"), "Gaps", ("next",)),
+    "projection": Shown(("rank", "name", "start_ns", "duration_ns", "operations", "level"), "NVTX ranges on the GPU"),
+}
+
+
+def window_of(text: str | None) -> tuple[int, int] | None:
+    """The window in nanoseconds that `FROM:TO` gives in ms; an end that is left out is open."""
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    try:
+        opens = round(float(first) * 1e6) if first else -OPEN_NS
+        closes = round(float(last) * 1e6) if last else OPEN_NS
+    except (ValueError, OverflowError):
+        colon = ""
+    if not colon:
+        raise UserError(f"got the window {text!r}, expected FROM:TO in ms from the capture's start, such as 1.5:20")
+    return opens, closes
+
+
+def _add(name: str, build: Build, help_: str) -> None:
+    """Adds a command. All of them take the same options."""
+
+    @trace.command(name, help=help_)
+    def command(
+        files: Files,
+        window: Window = None,
+        pattern: Name = None,
+        rank: Rank = None,
+        device: Device = None,
+        stream: Stream = None,
+        range_: Range = None,
+        top: Top = None,
+        sort: Sort = None,
+        ascending: Ascending = False,
+        as_json: Json = False,
+        csv: Csv = False,
+        markdown: Markdown = False,
+        parquet: Parquet = False,
+        output: Output = None,
+    ) -> None:
+        from labkit.nsys.reader.reading import read
+        from labkit.nsys.tables.selection import Selection
+
+        form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output)
+        ranks, devices, streams = (tuple(each or ()) for each in (rank, device, stream))
+        selection = Selection(window_of(window), pattern, ranks, devices, streams, range_)
+        opened = read(files)
+        tables, remarks = build(opened, selection)
+        if len(tables) == 1:
+            tables = {each: _sorted(frame, sort, ascending) for each, frame in tables.items()}
+        elif sort is not None:
+            raise UserError(
+                f"got --sort {sort} for {len(tables)} tables; ask for one: labkit trace {', '.join(tables)}"
+            )
+        elif top is None and form in (Form.TERMINAL, Form.MARKDOWN):
+            top = OF_SUMMARY
+        source = opened.source
+        told = {"files": source.files, "remarks": remarks, "skipped": source.skipped, "unread": source.unread}
+        named = {each: (SHOWN[each], frame) for each, frame in tables.items()}
+        show(named, form, output=output, top=top, about=told)
+
+
+def _sorted(frame: pd.DataFrame, by: str | None, ascending: bool) -> pd.DataFrame:
+    if by is None:
+        return frame.iloc[::-1].reset_index(drop=True) if ascending else frame
+    known = {column.removesuffix("_ns"): column for column in frame} | {column: column for column in frame}
+    if by not in known:
+        raise UserError(f"got --sort {by}{did_you_mean(by, known)}, expected one of {', '.join(frame.columns)}")
+    return frame.sort_values(known[by], ascending=ascending, kind="stable", ignore_index=True)
+
+
+def _summary(opened: Trace, selection: Selection) -> tuple[Tables, tuple[str, ...]]:
+    from labkit.nsys.tables.summary import summarise
+
+    found = summarise(opened, selection)
+    return found.frames, found.remarks
+
+
+def _one(name: str, module: str, function: str) -> Build:
+    """The table of this name, from a function of `labkit.nsys.tables` that is loaded when it is called."""
+
+    def build(opened: Trace, selection: Selection) -> tuple[Tables, tuple[str, ...]]:
+        found = getattr(import_module(f"labkit.nsys.tables.{module}"), function)(opened, selection)
+        return {name: found}, ()
+
+    return build
+
+
+_add("summary", _summary, "Say what is in a trace and where its time goes.")
+for _name, _module, _function, _help in (
+    ("kernels", "operations", "kernels", "List kernels by name: how many, how long."),
+    ("ranges", "ranges", "ranges", "List NVTX ranges by name: how long on the GPU, and how busy it was."),
+    ("copies", "operations", "copies", "List copies and memsets by kind, memory and size: how many, how fast."),
+    ("calls", "calls", "calls", "List what the CPU called: CUDA, operators of PyTorch, the system's libraries."),
+    ("gaps", "gaps", "gaps", "List when the GPU was idle, and what it waited for."),
+    ("projection", "ranges", "projection", "List every NVTX range with its time on the GPU."),
+):
+    _add(_name, _one(_name, _module, _function), _help)

@@ -1,0 +1,46 @@
+"""Names of kernels, which run to thousands of characters, in the few that tell them apart."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+SPACES = re.compile(r"\b(?:\w+::)+(?=[\w(])")  # namespaces
+CASTS = re.compile(r"\((?:unsigned )?(?:int|long|bool)\)(?=[\w-])")  # nsys writes "(int)4"
+# Kernels of PyTorch, CUTLASS and others that are templates for any work: an argument tells what they do.
+TEMPLATES = re.compile(
+    r"^(?:\w*elementwise_kernel\w*|reduce_kernel|Kernel2?|kernel|\w*DeviceScan\w*|index_\w*kernel\w*)$"
+)
+DOES = re.compile(r"\b(?!(?:gpu_kernel_impl|TensorIterator|Array|OffsetCalculator|TrivialOffset)\w*)"
+                  r"(\w*(?:Functor\w*|_kernel\w*|cutlass\w+|gemm\w+|Ops)|\w+Kernel\w*)\b")  # fmt: skip
+
+WRAPS = re.compile(r"(?:[AB]?Unary|Binary)Functor\w*")  # around the one that does the work
+ENDS = re.compile(r"(?:_kernel)?(?:_(?:cuda|impl))*$")
+
+
+@lru_cache(maxsize=100_000)
+def brief(name: str) -> str:
+    """A kernel's name without its result's type, namespaces, casts and parameters; of a template that may do anything,
+    the name and the arguments that say what it does: "reduce_kernel<MeanOps>".
+    """
+    text = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    text = _without_parameters(CASTS.sub("", SPACES.sub("", text)))
+    head, bracket, inner = text.partition("<")
+    if bracket and TEMPLATES.match(head):
+        told = list(dict.fromkeys(each for each in DOES.findall(inner) if each != head))
+        told = [each for each in told if not WRAPS.fullmatch(each)] or told
+        if told:
+            return f"{head}<{', '.join(ENDS.sub('', each) for each in told[:2])}>"
+    return text
+
+
+def _without_parameters(text: str) -> str:
+    """The text without the brackets at its end."""
+    if not text.endswith(")"):
+        return text
+    depth = 0
+    for at in range(len(text) - 1, -1, -1):
+        depth += {")": 1, "(": -1}.get(text[at], 0)
+        if depth == 0:
+            return text[:at].strip() or text
+    return text

@@ -1,0 +1,54 @@
+"""Kernels and copies by what they are: how many, how long, how much they moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.tables.places import rank_of
+from labkit.nsys.tables.selection import EVERYTHING, Selection
+from labkit.nsys.tables.spread import spread
+from labkit.nsys.trace import Trace
+from labkit.system.errors import UserError
+from labkit.system.nearest import did_you_mean
+
+KERNEL_KEYS = ("name", "rank", "device", "stream", "grid", "block")
+SIZES = {"< 4 KB": 4e3, "4-64 KB": 64e3, "64 KB-1 MB": 1e6, "1-16 MB": 16e6, "> 16 MB": np.inf}
+
+
+def kernels(trace: Trace, selection: Selection = EVERYTHING, by: Sequence[str] = ("name",)) -> pd.DataFrame:
+    """The kernels by name, or by any of KERNEL_KEYS, those with the most time first: see `spread`.
+
+    The times of kernels that run at the same time add up, so `share` is one of all kernels' time, not of the run's.
+    CUDA graphs that were traced as a whole count as kernels of the name "graph".
+    """
+    if unknown := [key for key in by if key not in KERNEL_KEYS]:
+        raise UserError(
+            f"got the key {unknown[0]!r}{did_you_mean(unknown[0], KERNEL_KEYS)}, expected some of "
+            f"{', '.join(KERNEL_KEYS)}"
+        )
+    asked = selection.of(trace, "operations", among=trace.operations["kind"].isin(["kernel", "graph"]).to_numpy())
+    return spread(_timed(trace, asked), list(by))
+
+
+def copies(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """Copies and memsets by kind, memory and size: see `spread`; bytes: altogether; gb_s: bytes / total_ns.
+
+    `memory` is "Pageable -> Device" or the like, "" where the file does not tell; `size` a class of SIZES.
+    """
+    asked = selection.of(trace, "operations", among=trace.operations["kind"].isin(["memcpy", "memset"]).to_numpy())
+    rows = _timed(trace, asked)
+    rows["size"] = pd.cut(rows["bytes"], [-1.0, *SIZES.values()], right=False, labels=list(SIZES))
+    keys = ["name", "memory", "size"]
+    table = spread(rows, keys)
+    moved = rows.groupby(keys, observed=True)["bytes"].sum().reset_index().astype(dict.fromkeys(keys, "str"))
+    table = table.merge(moved, on=keys)
+    table["gb_s"] = table["bytes"] / table["total_ns"].clip(lower=1)
+    return table
+
+
+def _timed(trace: Trace, asked: np.ndarray) -> pd.DataFrame:
+    rows = trace.operations[asked]
+    return rows.assign(time_ns=(rows["end_ns"] - rows["start_ns"]).clip(lower=0), rank=rank_of(trace, rows))

@@ -1,0 +1,66 @@
+"""NVTX ranges by name, with what they did on the GPU."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.analysis.intervals import Union
+from labkit.nsys.analysis.projection import project
+from labkit.nsys.tables.places import rank_of
+from labkit.nsys.tables.selection import EVERYTHING, Selection
+from labkit.nsys.tables.spread import spread
+from labkit.nsys.trace import Trace
+
+NUMBERED = re.compile(r", (?:seq|op_id) = .*$", re.DOTALL)
+
+
+def projection(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """The rows of `labkit.nsys.project` whose ranges are asked about, with their rank and busy_ns: how much of the
+    projected time their process had work on a GPU.
+    """
+    asked = selection.of(trace, "ranges")
+    rows = project(trace, graphs=True)
+    rows = rows[asked[rows["range"].to_numpy()]].reset_index(drop=True)
+    return rows.assign(rank=rank_of(trace, rows), busy_ns=_busy_ns(trace, rows))
+
+
+def ranges(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """The ranges by name, those with the most time first. Columns as in `spread`, of the time on the GPU from their
+    first operation to their last one, without a GPU of the range itself; beside them:
+
+    range_total_ns: on the CPU; operations: calls that led to GPU work; busy_share: the share of the GPU's time in which
+    anything ran there (<NA> without a GPU). Ranges that launched nothing have no time on a GPU and are left out. The
+    numbers that torch.autograd.profiler.emit_nvtx adds to names ("aten::mul, seq = 46, op_id = 9") do not count.
+    """
+    rows = projection(trace, selection).rename(columns={"duration_ns": "time_ns"})
+    rows["name"] = _without_numbers(rows["name"].array)
+    table = spread(rows, ["name"])
+    sums = rows.groupby("name", observed=True)[["range_duration_ns", "operations", "busy_ns", "time_ns"]].sum()
+    sums = sums.reindex(table["name"])
+    busy = (sums["busy_ns"] / sums["time_ns"].clip(lower=1)).to_numpy()
+    return table.assign(
+        range_total_ns=sums["range_duration_ns"].to_numpy(),
+        operations=sums["operations"].to_numpy(),
+        busy_share=pd.array(busy if trace.on_gpu else [pd.NA] * len(table), dtype="Float64"),
+    )
+
+
+def _without_numbers(names: pd.Categorical) -> pd.Categorical:
+    texts, categories = pd.factorize(np.array([NUMBERED.sub("", str(name)) for name in names.categories], object))
+    return pd.Categorical.from_codes(texts[names.codes], pd.Index(categories, dtype="str"))
+
+
+def _busy_ns(trace: Trace, rows: pd.DataFrame) -> np.ndarray:
+    """Of each row's projected time, how much the union of its process's GPU work covers."""
+    busy = np.zeros(len(rows), np.int64)
+    of_row, of_operation = rows["process"].to_numpy(), trace.operations["process"].to_numpy()
+    start, end = (trace.operations[name].to_numpy() for name in ("start_ns", "end_ns"))
+    for process in np.unique(of_row):
+        mine, work = of_row == process, of_operation == process
+        opens = rows["start_ns"].to_numpy()[mine]
+        union = Union.of(start[work], end[work])
+        busy[mine] = union.covered_ns(opens, opens + rows["duration_ns"].to_numpy()[mine])
+    return busy

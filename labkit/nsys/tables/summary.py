@@ -1,0 +1,106 @@
+"""What is in a trace and where its time goes: the tables that a first look needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from labkit.nsys.tables.budget import budget
+from labkit.nsys.tables.calls import calls
+from labkit.nsys.tables.gaps import gaps, idle_by_cause
+from labkit.nsys.tables.operations import copies, kernels
+from labkit.nsys.tables.places import ranks, ranks_are_known
+from labkit.nsys.tables.ranges import ranges
+from labkit.nsys.tables.selection import EVERYTHING, Selection
+from labkit.nsys.trace import Source, Trace
+
+WHOLE_GRAPHS = "CUDA graphs were traced whole: idle time inside of them is not seen, and their kernels have no rows"
+
+
+@dataclass(frozen=True)
+class TraceSummary:
+    """The tables of one trace, each of them empty where the trace has nothing of the kind.
+
+    `contents`: what (kernels, copies, ...), process, rank, count, start_ns, end_ns. The others are those of the modules
+    here: `budget`, `idle`, `kernels`, `copies`, `calls`, `ranges`. `remarks`: what a reader must know before trusting
+    them; `skipped` and `unread`: as in a trace's source.
+    """
+
+    source: Source
+    contents: pd.DataFrame
+    budget: pd.DataFrame
+    idle: pd.DataFrame
+    kernels: pd.DataFrame
+    copies: pd.DataFrame
+    calls: pd.DataFrame
+    ranges: pd.DataFrame
+    remarks: tuple[str, ...]
+
+    @property
+    def frames(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        names = ("contents", "budget", "idle", "kernels", "copies", "calls", "ranges")
+        return {name: getattr(self, name) for name in names}
+
+
+def summarise(trace: Trace, selection: Selection = EVERYTHING) -> TraceSummary:
+    """All tables of a trace, or of a part of it."""
+    found = budget(trace, selection)
+    told = found["idle_ns"].notna().any()
+    return TraceSummary(
+        source=trace.source,
+        contents=contents(trace),
+        budget=found,
+        idle=idle_by_cause(gaps(trace, selection)) if told else idle_by_cause(NO_GAPS),
+        kernels=kernels(trace, selection),
+        copies=copies(trace, selection),
+        calls=calls(trace, selection),
+        ranges=ranges(trace, selection),
+        remarks=tuple(_remarks(trace, found)),
+    )
+
+
+NO_GAPS = pd.DataFrame(
+    {
+        name: pd.Series(dtype="int64" if name.endswith("_ns") else "object")
+        for name in ("rank", "device", "time_ns", "host_cause", "host_ns", "launch_ns", "latency_ns", "queued_ns")
+    }
+    | {"unknown_ns": pd.Series(dtype="int64")}
+)
+
+
+def contents(trace: Trace) -> pd.DataFrame:
+    """How much of what each process recorded, and from when to when: what, process, rank, count, start_ns, end_ns."""
+    kinds = {"ranges": "NVTX ranges", "api": "CUDA calls", "op": "PyTorch operators", "os": "system calls"}
+    kinds |= {"kernel": "kernels", "memcpy": "copies", "memset": "memsets", "graph": "CUDA graphs, whole"}
+    of_rank = ranks(trace)
+    parts = []
+    for frame, what in (
+        (trace.operations, trace.operations["kind"].astype("str")),
+        (trace.calls, trace.calls["kind"].astype("str")),
+        (trace.ranges, pd.Series("ranges", index=trace.ranges.index)),
+    ):
+        groups = frame.groupby([what.map(kinds).rename("what"), "process"], observed=True)
+        part = groups.agg(count=("start_ns", "size"), start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
+        parts.append(part.reset_index())
+    found = pd.concat(parts, ignore_index=True)
+    found.insert(2, "rank", of_rank[found["process"].to_numpy(int)])
+    return found.sort_values(["rank", "what"], ignore_index=True)
+
+
+def _remarks(trace: Trace, found: pd.DataFrame) -> list[str]:
+    remarks = []
+    if not trace.on_gpu:
+        remarks.append("no GPU work was recorded, so times of ranges are those on the CPU")
+    unseen = int(found.drop_duplicates("process")["graphs_unseen"].sum()) if len(found) else 0
+    if unseen:
+        remarks.append(
+            f"{unseen} launches of CUDA graphs have none of their kernels in the trace, so idle time is not known; "
+            "record their nodes (nsys: --cuda-graph-trace=node)"
+        )
+    if (trace.operations["kind"] == "graph").any():
+        remarks.append(WHOLE_GRAPHS)
+    if len(trace.processes) > 1 and not ranks_are_known(trace):
+        remarks.append("the ranks of the processes are not known; they are numbered in the order of the trace")
+    return remarks

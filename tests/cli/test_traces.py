@@ -1,0 +1,112 @@
+"""`labkit trace` as a user meets it: tables that fit, files for programs, and what bad requests are told."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command_line import Labkit, command_line
+from traces import Recorder
+
+from labkit.cli import showing
+from labkit.nsys.timeline.export import write_chrome
+
+COMMANDS = ("summary", "kernels", "ranges", "copies", "calls", "gaps", "projection")
+EVIL = '=HYPERLINK("http://example.com")|<b>[red]'
+WIDTH = 80
+
+
+@pytest.fixture
+def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labkit:
+    """Runs a command line in the test's folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    for console in (showing.out, showing.err):
+        monkeypatch.setattr(console, "_width", WIDTH)
+    return command_line(monkeypatch, capsys)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> str:
+    """A trace without stages: kernels of long and of evil names, a copy, a gap."""
+    recorder = Recorder()
+    recorder.range("forward " * 30, 0, 400, domain="")
+    for index in range(30):
+        recorder.kernel(
+            10 * index, 10 * index + 5, 10 * index + 9, name=f"void at::native::kernel_{index}<{'T, ' * 40}>"
+        )
+    recorder.kernel(350, 355, 360, name=EVIL)
+    recorder.kernel(370, 380, 390, name="HtoD")
+    recorder.operations[-1] |= {"kind": "memcpy", "bytes": 4096, "memory": "Pageable -> Device"}
+    return str(write_chrome(recorder.trace(), tmp_path / "made.json"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_tables_fit_the_terminal(command: str, labkit: Labkit, recorded: str) -> None:
+    code, said, errors = labkit("trace", command, recorded)
+    assert code == 0, errors
+    assert max(map(len, said.splitlines())) <= WIDTH
+    assert not {"nan", "None", "<NA>", "_ns"} & set(said.replace("┃", " ").replace("│", " ").split())
+
+
+def test_programs_get_all_columns_and_rows(labkit: Labkit, recorded: str, tmp_path: Path) -> None:
+    _, said, _ = labkit("trace", "kernels", recorded, "--json")
+    told = json.loads(said)
+    names = {row["name"] for row in told["kernels"]}
+    assert len(names) == 31
+    assert EVIL in names
+    assert told["files"] == ["made.json"]
+    assert told["skipped"] == []
+    _, said, _ = labkit("trace", "kernels", recorded, "--csv")
+    rows = list(csv.DictReader(io.StringIO(said)))
+    assert {row["name"] for row in rows} == names - {EVIL} | {f"'{EVIL}"}  # a spreadsheet would follow the link
+    assert [int(row["total_ns"]) for row in rows] == [row["total_ns"] for row in told["kernels"]]
+    labkit("trace", "kernels", recorded, "--parquet", "-o", "kernels.parquet")
+    read = pd.read_parquet(tmp_path / "kernels.parquet")
+    assert read["total_ns"].tolist() == [row["total_ns"] for row in told["kernels"]]
+    _, said, _ = labkit("trace", "summary", recorded, "--json")
+    assert {"contents", "budget", "idle", "kernels", "remarks", "unread"} <= json.loads(said).keys()
+    assert labkit("trace", "summary", recorded, "--parquet", "-o", "tables")[0] == 0
+    assert (tmp_path / "tables" / "budget.parquet").exists()
+
+
+def test_markdown_escapes_what_it_would_take_for_its_own(labkit: Labkit, recorded: str) -> None:
+    _, said, _ = labkit("trace", "kernels", recorded, "--markdown", "--name", "HYPER")
+    title, _, head, line, row = said.strip().splitlines()
+    assert title == "### Kernels"
+    assert row.startswith(r'| =HYPERLINK("http://example.com")\|\<b\>\[red\] | 1 | ')
+    assert head.count("|") == line.count("|") == row.replace("\\|", "").count("|")
+
+
+def test_filters_and_sorting(labkit: Labkit, recorded: str) -> None:
+    _, said, _ = labkit("trace", "gaps", recorded, "--json", "--window", "0.3:", "--sort", "start", "--ascending")
+    starts = [row["start_ns"] for row in json.loads(said)["gaps"]]
+    assert starts == sorted(starts)
+    assert min(starts) >= 300_000
+    _, said, errors = labkit("trace", "kernels", recorded, "--top", "3")
+    assert said.count("% │") == 3
+    assert "3 of 31 rows; --top 0 shows all" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--json", "--csv"), "got --json and --csv; give one of them"),
+        (("--parquet",), "got --parquet without --output"),
+        (("-o", "x"), "got --output x without a form"),
+        (("--window", "3"), "got the window '3', expected FROM:TO in ms"),
+        (("--window", "5:1"), "got a window from 5 ms to 1 ms"),
+        (("--window", "5:9"), "in which no GPU operation runs; expected one within 0.005 to 0.360 ms"),
+        (("--name", "kernel_99"), "got the name 'kernel_99'"),
+        (("--sort", "totl"), "got --sort totl (did you mean 'total'"),
+        (("--rank", "4"), "got rank 4, of which there are no GPU operations; expected of 0"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_a_request_that_cannot_be_served_says_what_was_expected(
+    arguments: tuple[str, ...], message: str, labkit: Labkit, recorded: str
+) -> None:
+    code, said, errors = labkit("trace", "kernels", recorded, *arguments)
+    assert (code, said) == (2, "")
+    assert message in errors.replace("\n", " ")

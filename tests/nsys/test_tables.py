@@ -1,0 +1,226 @@
+"""Tables of any trace, held against plain computations: over every stretch of time, and with pandas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+from traces import Recorder, disorder
+
+from labkit.nsys.tables.budget import budget
+from labkit.nsys.tables.calls import calls
+from labkit.nsys.tables.gaps import ALLOCATED, HOST, QUEUED, SYNCHRONISED, gaps, idle_by_cause
+from labkit.nsys.tables.kernel_names import brief
+from labkit.nsys.tables.operations import copies, kernels
+from labkit.nsys.tables.ranges import ranges
+from labkit.nsys.tables.selection import Selection
+from labkit.nsys.tables.summary import summarise
+from labkit.nsys.tables.work_kinds import COMMUNICATION, COMPUTE, COPY, KINDS_OF_WORK, work_kinds
+from labkit.nsys.trace import Trace, TraceError
+from labkit.system.errors import UserError
+
+WINDOW = (20_000, 90_000)
+
+
+def plain_budget(trace: Trace, process: int, window: tuple[int, int] | None) -> dict[str, int]:
+    """The time of each stretch between two bounds of anything, for what runs in it."""
+    rows = trace.operations[(trace.operations["process"] == process).to_numpy()]
+    kinds = work_kinds(trace.operations)[rows.index]
+    opens, closes = int(rows["start_ns"].min()), int(rows["end_ns"].max())
+    if window:
+        opens, closes = max(opens, window[0]), min(closes, window[1])
+    bounds = np.unique(np.clip(np.concatenate([rows["start_ns"], rows["end_ns"], [opens, closes]]), opens, closes))
+    sums = dict.fromkeys((COMPUTE, COMMUNICATION, COPY, "idle"), 0)
+    for low, high in pairwise(bounds.tolist()):
+        running = kinds[((rows["start_ns"] <= low) & (rows["end_ns"] >= high)).to_numpy()]
+        what = next((kind for at, kind in enumerate(KINDS_OF_WORK) if at in running), "idle")
+        sums[what] += high - low
+    return sums
+
+
+def mixed(seed: int) -> Trace:
+    """Two ranks whose operations are kernels, NCCL's kernels and copies, on several streams at once."""
+    trace = disorder(seed, ranks=2)
+    random = np.random.default_rng(seed)
+    copied = random.random(len(trace.operations)) < 0.3
+    kind = trace.operations["kind"].astype("str").where(~copied, "memcpy").astype("category")
+    return replace(trace, operations=trace.operations.assign(kind=kind))
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_parts_of_a_budget_are_those_of_every_stretch_of_time(seed: int, window: tuple[int, int] | None) -> None:
+    trace = mixed(seed)
+    found = budget(trace, Selection(window_ns=window))
+    assert found["rank"].tolist() == [0, 1]
+    for row in found.to_dict("records"):
+        plain = plain_budget(trace, row["process"], window)
+        assert row["compute_ns"] == plain[COMPUTE]
+        assert row["exposed_communication_ns"] == plain[COMMUNICATION]
+        assert row["exposed_copy_ns"] == plain[COPY]
+        assert row["idle_ns"] == plain["idle"]
+        assert row["span_ns"] == sum(plain.values())
+        if row["communication_ns"]:
+            assert row["communication_hidden"] == pytest.approx(1 - plain[COMMUNICATION] / row["communication_ns"])
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize("seed", range(3))
+def test_gaps_and_their_causes_add_up_to_the_idle_time(seed: int, window: tuple[int, int] | None) -> None:
+    trace = mixed(seed)
+    selection = Selection(window_ns=window)
+    found = gaps(trace, selection)
+    idle = budget(trace, selection).set_index("rank")["idle_ns"]
+    parts = found[["host_ns", "launch_ns", "latency_ns", "queued_ns", "unknown_ns"]]
+    assert (parts >= 0).all(axis=None)
+    assert (parts.sum(axis=1) == found["time_ns"]).all()
+    assert found.groupby("rank")["time_ns"].sum().to_dict() == idle[idle > 0].to_dict()
+    causes = idle_by_cause(found)
+    assert causes.groupby("rank")["time_ns"].sum().to_dict() == idle[idle > 0].to_dict()
+    assert np.allclose(causes.groupby("rank")["share"].sum(), 1)
+
+
+def waiting(call: str, start: float, end: float, *, kind: str = "api") -> Trace:
+    """A kernel until 20 µs, the next one launched at 100 µs; the thread that launches it is in `call` for a while."""
+    recorder = Recorder()
+    recorder.range("batch", 0, 200, domain="")
+    recorder.kernel(5, 10, 20, name="first")
+    recorder.kernel(100, 105, 120, name="second")
+    recorder.kernel(101, 122, 130, name="third")
+    trace = recorder.trace()
+    times = {"start_ns": round(start * 1e3), "end_ns": round(end * 1e3), "process": 0, "tid": 1}
+    added = pd.DataFrame([{**times, "kind": kind, "name": call, "correlation": 0, "external": 0, "inputs": ""}])
+    calls = pd.concat([trace.calls.astype({"kind": str, "name": str, "inputs": str}), added])
+    calls = calls.astype({"kind": "category", "name": "category", "inputs": "category"})
+    return replace(trace, calls=calls.sort_values("start_ns", ignore_index=True))
+
+
+@pytest.mark.parametrize(
+    ("call", "start", "end", "cause", "awaited"),
+    [
+        ("cudaStreamSynchronize", 8, 22, SYNCHRONISED, "cudaStreamSynchronize"),  # in it as the gap begins
+        ("cudaDeviceSynchronize", 30, 95, SYNCHRONISED, "cudaDeviceSynchronize"),
+        ("cudaMalloc", 30, 95, ALLOCATED, "cudaMalloc"),
+        ("cudaMalloc", 30, 40, HOST, "batch"),
+        ("cudaEventRecord", 30, 95, "other CUDA calls", "cudaEventRecord"),
+    ],
+)
+def test_a_gap_names_what_the_launching_thread_did(
+    call: str, start: float, end: float, cause: str, awaited: str
+) -> None:
+    longest, shortest = gaps(waiting(call, start, end)).to_dict("records")
+    assert (longest["time_ns"], longest["cause"], longest["awaited"]) == (85_000, cause, awaited)
+    assert (longest["before"], longest["next"]) == ("first", "second")
+    assert (longest["host_ns"], longest["launch_ns"], longest["latency_ns"]) == (80_000, 100, 4_900)
+    assert (shortest["time_ns"], shortest["cause"], shortest["queued_ns"]) == (2_000, QUEUED, 2_000)
+
+
+def test_idle_time_is_not_told_where_graphs_lack_their_kernels() -> None:
+    trace = waiting("cudaGraphLaunch", 30, 95)
+    found = budget(trace)
+    assert found["idle_ns"].isna().all()
+    assert found["graphs_unseen"].tolist() == [1]
+    with pytest.raises(TraceError, match=r"1 launches of CUDA graphs without any of their kernels.*node"):
+        gaps(trace)
+    summary = summarise(trace)
+    assert summary.idle.empty
+    assert "idle time is not known" in " ".join(summary.remarks)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kernels_copies_and_calls_are_those_of_pandas(seed: int) -> None:
+    trace = mixed(seed)
+    rows = trace.operations.assign(time=trace.operations["end_ns"] - trace.operations["start_ns"])
+    plain = rows[rows["kind"] == "kernel"].groupby("name", observed=True)["time"]
+    found = kernels(trace).set_index("name")
+    assert found["total_ns"].to_dict() == plain.sum().to_dict()
+    assert found["median_ns"].to_dict() == plain.median().to_dict()
+    assert found["share"].sum() == pytest.approx(1)
+    assert found["total_ns"].is_monotonic_decreasing
+    many = plain.size() >= 59
+    assert (found["p95_ns"].notna() == many.reindex(found.index)).all()
+    assert copies(trace)["count"].sum() == (rows["kind"] == "memcpy").sum()
+    assert calls(trace)["count"].sum() == len(trace.calls)
+
+
+def test_a_range_is_as_busy_as_its_part_of_the_gpu() -> None:
+    recorder = Recorder()
+    recorder.range("half", 0, 40, domain="")
+    recorder.kernel(1, 10, 20)
+    recorder.kernel(2, 40, 50)
+    recorder.range("aten::mm, seq = 7, op_id = 9", 60, 70, domain="")
+    recorder.kernel(61, 65, 75)
+    (half, whole) = ranges(recorder.trace()).to_dict("records")
+    assert (half["name"], half["total_ns"], half["busy_share"]) == ("half", 40_000, 0.5)
+    assert (whole["name"], whole["total_ns"], whole["busy_share"]) == ("aten::mm", 10_000, 1.0)
+
+
+def test_a_selection_takes_what_it_says() -> None:
+    trace = mixed(0)
+    operations = trace.operations
+    start, end = operations["start_ns"].to_numpy(), operations["end_ns"].to_numpy()
+    within = Selection(window_ns=WINDOW).of(trace, "operations")
+    assert (within == ((start < WINDOW[1]) & (np.maximum(end, start + 1) > WINDOW[0]))).all()
+    assert (Selection(ranks=(1,)).of(trace, "operations") == (operations["process"] == 1)).all()
+    assert (Selection(streams=(0, 2)).of(trace, "operations") == operations["stream"].isin([0, 2])).all()
+    assert (Selection(name="NCCL").of(trace, "operations") == operations["name"].str.contains("nccl")).all()
+    launched = Selection(range=r"mlp$").of(trace, "operations")
+    called = Selection(range=r"mlp$").of(trace, "calls")
+    wanted = trace.calls[called & (trace.calls["correlation"] > 0)][["process", "correlation"]]
+    assert sorted(map(tuple, operations[launched][["process", "correlation"]].to_numpy())) == sorted(
+        map(tuple, wanted.to_numpy())
+    )
+
+
+@pytest.mark.parametrize(
+    ("selection", "says"),
+    [
+        (Selection(window_ns=(10**15, 10**16)), r"got the window 1e\+09 to 1e\+10 ms.*within 0\.\d+ to \d\.\d+ ms"),
+        (Selection(name="kernels"), r"got the name 'kernels' \(did you mean 'kernel'\?\), which none of the 2 names"),
+        (Selection(ranks=(7,)), "got rank 7, of which there are no GPU operations; expected of 0, 1"),
+        (Selection(streams=(9,)), "got stream 9.*expected of 0, 1, 2"),
+        (Selection(range="nowhere"), "got the range 'nowhere', which none of the"),
+    ],
+)
+def test_a_selection_of_nothing_says_what_there_is(selection: Selection, says: str) -> None:
+    with pytest.raises(TraceError, match=says):
+        selection.of(mixed(0), "operations")
+
+
+def test_a_selection_that_cannot_be_is_refused() -> None:
+    with pytest.raises(UserError, match="got a window from 2 ms to 1 ms; expected an end after its start"):
+        Selection(window_ns=(2_000_000, 1_000_000))
+    with pytest.raises(UserError, match="expected a regular expression"):
+        Selection(name="(").of(mixed(0), "operations")
+    with pytest.raises(UserError, match="got the key 'streem' \\(did you mean 'stream'"):
+        kernels(mixed(0), by=["streem"])
+
+
+@pytest.mark.parametrize("trace", [disorder(0, gpu=False), Recorder().trace(), mixed(1)], ids=["cpu", "empty", "gpu"])
+def test_a_summary_has_every_table_of_any_trace(trace: Trace) -> None:
+    found = summarise(trace)
+    assert found.contents["count"].sum() == len(trace.operations) + len(trace.calls) + len(trace.ranges)
+    assert len(found.budget) == (2 if trace.on_gpu else 0)
+    assert any("no GPU work" in remark for remark in found.remarks) == (not trace.on_gpu)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<(unsigned long)4096>)", "ncclDevKernel_SendRecv"),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_64x64_8x5_tn_align1>(T1::Params)",
+         "Kernel2<cutlass_80_simt_sgemm_64x64_8x5_tn_align1>"),
+        ("void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::MeanOps<float>>>(T)",
+         "reduce_kernel<MeanOps>"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, float, "
+         "at::native::binary_internal::MulFunctor<float> >, std::array<char*, 3ul> >(int)",
+         "vectorized_elementwise_kernel<MulFunctor>"),
+        ("Cijk_Alik_Bljk_SB", "Cijk_Alik_Bljk_SB"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_a_short_name_of_a_kernel_tells_what_it_does(name: str, short: str) -> None:
+    assert brief(name) == short
