@@ -85,6 +85,13 @@ def stack(nsys: Nsys, database: Path) -> list[dict[str, object]]:
     return _reports(nsys, database, {"nvtxpptrace" if is_old(nsys) else "nvtx_pushpop_trace": "stack"})["stack"]
 
 
+def sums(nsys: Nsys, database: Path) -> dict[str, list[dict[str, object]]]:
+    """The rows of the reports that sum up kernels, copies and calls, by their names from 2023 on."""
+    old = {"gpukernsum": "cuda_gpu_kern_sum", "gpumemtimesum": "cuda_gpu_mem_time_sum", "cudaapisum": "cuda_api_sum"}
+    old |= {"osrtsum": "osrt_sum"}
+    return _reports(nsys, database, old if is_old(nsys) else {name: name for name in old.values()})
+
+
 def _reports(nsys: Nsys, database: Path, names: dict[str, str]) -> dict[str, list[dict[str, object]]]:
     command = [str(nsys.path), "stats", "--format", "json", "-r", ",".join(names), str(database)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

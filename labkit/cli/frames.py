@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-NAMES = ("name", "awaited", "next", "before", "path", "evidence")  # columns of texts that may be cut
+NAMES = (  # columns of texts that may be cut
+    *("name", "awaited", "next", "before", "path", "evidence"),
+    *("Name", "Range", "NVTX Range", "Kernel Name", "Operation"),
+)
 PER_EVENT = ("avg_ns", "median_ns", "p95_ns", "min_ns", "max_ns")  # have one unit
 NARROWEST = 16
 TimeUnit = tuple[str, float, int]  # its name, in nanoseconds, and how many digits are shown
@@ -50,7 +53,7 @@ def terminal_table(frame: pd.DataFrame, columns: Sequence[str], width: int, titl
     """The columns of a frame as a table of this width, if its numbers leave the names room enough."""
     titles, cells = _written(frame, columns)
     texts = [name for name in columns if name in NAMES]
-    needed = {name: max(_widest_word(titles[name]), *map(len, cells[name]), 1) for name in columns}
+    needed = {name: max(_narrowest(titles[name], name in texts), *map(len, cells[name])) for name in columns}
     left = width - 1 - sum(3 + needed[name] for name in columns if name not in texts)
     waiting = sorted(texts, key=needed.__getitem__)
     while waiting:  # what a short one does not need, longer ones get
@@ -124,6 +127,8 @@ def _column(name: str, values: pd.Series, per_event: TimeUnit) -> tuple[str, lis
     elif name == "bytes":
         unit, scale = _byte_unit(values)
         form = lambda each: f"{each / scale:,.1f}"  # noqa: E731
+    elif name.endswith("(%)"):
+        form = "{:.1f}".format
     elif pd.api.types.is_float_dtype(values):
         form = _three_digits
     elif _is_numeric(values):
@@ -162,8 +167,9 @@ def _byte_unit(values: pd.Series) -> tuple[str, float]:
     )
 
 
-def _widest_word(title: str) -> int:
-    return max(map(len, title.split(" ")), default=0)
+def _narrowest(title: str, whole: bool) -> int:
+    """The width of a title, or, where it may be broken into lines, of its longest word."""
+    return max(map(len, [title] if whole else title.split(" ")), default=1)
 
 
 def _is_numeric(values: pd.Series) -> bool:

@@ -59,6 +59,22 @@ SHOWN = {
     "gaps": Shown(("rank", "start_ns", "time_ns", "cause", "awaited", "next"), "Gaps", ("next",)),
     "projection": Shown(("rank", "name", "start_ns", "duration_ns", "operations", "level"), "NVTX ranges on the GPU"),
 }
+SUMS = ("Time (%)", "Total Time (ns)", "Med (ns)")
+OF_NSYS = {
+    "nvtx_gpu_proj_trace": Shown(
+        ("Name", "Projected Start (ns)", "Projected Duration (ns)", "NumGPUOps", "Lvl"), "NVTX ranges on the GPU"
+    ),
+    "nvtx_gpu_proj_sum": Shown(
+        ("Range", "Total Proj Time (ns)", "Range Instances", "Proj Med (ns)", "Total GPU Ops"), "NVTX ranges by name"
+    ),
+    "nvtx_kern_sum": Shown(
+        ("NVTX Range", "Kern Inst", "Total Time (ns)", "Med (ns)", "Kernel Name"), "Kernels of ranges", ("Kernel Name",)
+    ),
+    "cuda_gpu_kern_sum": Shown((*SUMS, "Instances", "Name"), "Kernels by name", ("Name",)),
+    "cuda_gpu_mem_time_sum": Shown((*SUMS, "Count", "Operation"), "Copies and memsets by kind"),
+    "cuda_api_sum": Shown((*SUMS, "Num Calls", "Name"), "Calls of CUDA by name"),
+    "osrt_sum": Shown((*SUMS, "Num Calls", "Name"), "Calls of the system's libraries by name"),
+}
 
 
 def window_of(text: str | None) -> tuple[int, int] | None:
@@ -76,10 +92,10 @@ def window_of(text: str | None) -> tuple[int, int] | None:
     return opens, closes
 
 
-def _add(name: str, build: Build, help_: str) -> None:
+def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
     """Adds a command. All of them take the same options."""
 
-    @trace.command(name, help=help_)
+    @trace.command(name, help=help_, rich_help_panel=panel)
     def command(
         files: Files,
         window: Window = None,
@@ -115,7 +131,7 @@ def _add(name: str, build: Build, help_: str) -> None:
             top = OF_SUMMARY
         source = opened.source
         told = {"files": source.files, "remarks": remarks, "skipped": source.skipped, "unread": source.unread}
-        named = {each: (SHOWN[each], frame) for each, frame in tables.items()}
+        named = {each: ((SHOWN | OF_NSYS)[each], frame) for each, frame in tables.items()}
         show(named, form, output=output, top=top, about=told)
 
 
@@ -155,3 +171,6 @@ for _name, _module, _function, _help in (
     ("projection", "ranges", "projection", "List every NVTX range with its time on the GPU."),
 ):
     _add(_name, _one(_name, _module, _function), _help)
+for _name, _shown in OF_NSYS.items():
+    _help = f"{_shown.title}, with the columns and rows of nsys."
+    _add(_name, _one(_name, "nsys_reports", _name), _help, "Reports of nsys stats, by its names")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from labkit.nsys.analysis.containment import NONE, Intervals, matches, on_one_line, over_windows, parents, runs, windows
 from labkit.nsys.analysis.launches import launches
@@ -123,9 +124,13 @@ def _count(outer: Intervals, inner: Intervals) -> Ints:
     return sum((high - low for _, low, high in windows(outer, inner)), np.zeros(len(outer), np.int64))
 
 
-def projection_summary(trace: Trace, *, graphs: bool = False) -> pd.DataFrame:
-    """The rows of `project` that have a name, by name and style, those with the most projected time first."""
+def projection_summary(trace: Trace, *, graphs: bool = False, among: NDArray[np.bool_] | None = None) -> pd.DataFrame:
+    """The rows of `project` that have a name, by name and style, those with the most projected time first. `among`:
+    which rows of `trace.ranges` count.
+    """
     rows = project(trace, graphs=graphs)
+    if among is not None:
+        rows = rows[among[rows["range"].to_numpy()]]
     groups = rows[(rows["name"] != "").to_numpy()].groupby(["name", "style"], observed=True)
     summary = {
         "total_ns": groups["duration_ns"].sum(),
@@ -151,13 +156,15 @@ def _spread(times: pd.api.typing.SeriesGroupBy) -> dict[str, pd.Series]:
     }
 
 
-def kernel_summary(trace: Trace) -> pd.DataFrame:
+def kernel_summary(trace: Trace, *, among: NDArray[np.bool_] | None = None) -> pd.DataFrame:
     """Kernels by name and style of the ranges that launched them, and by thread; in that order, the longest first.
 
     A kernel counts for every range around its API call, and in the times twice for two ranges of one name. Kernels
-    outside any range have range "" and style "", those without an API call also pid and tid -1.
+    outside any range have range "" and style "", those without an API call also pid and tid -1. `among`: which rows of
+    `trace.operations` count.
     """
-    kernels = trace.operations[(trace.operations["kind"] == "kernel").to_numpy()]
+    kept = (trace.operations["kind"] == "kernel").to_numpy()
+    kernels = trace.operations[kept if among is None else kept & among]
     calls, of_call, of_kernel = launches(trace, kernels)
     kernel, call = matches(of_kernel, of_call)
     around, within = _pairs(*on_one_line([trace.ranges, calls]))

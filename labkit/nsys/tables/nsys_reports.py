@@ -1,0 +1,176 @@
+"""The reports of `nsys stats` by nsys's own names, with the columns and rows of versions from 2023 on.
+
+Shares are of the rows that are listed, as nsys has them. Names of CUDA's runtime calls lack the version at their end,
+of which nsys leaves those of five digits. Where nsys is wrong about levels and parents, see
+labkit.nsys.analysis.projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.analysis.projection import kernel_summary, project, projection_summary
+from labkit.nsys.tables.selection import EVERYTHING, Selection
+from labkit.nsys.trace import Trace
+
+SPREAD = {
+    "avg_ns": "Avg (ns)",
+    "med_ns": "Med (ns)",
+    "min_ns": "Min (ns)",
+    "max_ns": "Max (ns)",
+    "std_ns": "StdDev (ns)",
+}
+COPY_NAMES = {"H": "Host", "D": "Device", "A": "Array", "P": "Peer"}
+PROJECTION = {
+    "name": "Name",
+    "start_ns": "Projected Start (ns)",
+    "duration_ns": "Projected Duration (ns)",
+    "range_start_ns": "Orig Start (ns)",
+    "range_duration_ns": "Orig Duration (ns)",
+    "style": "Style",
+    "pid": "PID",
+    "tid": "TID",
+    "operations": "NumGPUOps",
+    "level": "Lvl",
+    "children": "NumChild",
+    "range_id": "RangeId",
+    "parent_id": "ParentId",
+    "stack": "RangeStack",
+}
+PROJECTION_SUM = {
+    "name": "Range",
+    "style": "Style",
+    "total_ns": "Total Proj Time (ns)",
+    "range_total_ns": "Total Range Time (ns)",
+    "instances": "Range Instances",
+    **{column: f"Proj {name}" for column, name in SPREAD.items()},
+    "operations": "Total GPU Ops",
+    "avg_operations": "Avg GPU Ops",
+    "avg_level": "Avg Range Lvl",
+    "avg_children": "Avg Num Child",
+}
+KERNELS_OF_RANGES = {
+    "range": "NVTX Range",
+    "style": "Style",
+    "pid": "PID",
+    "tid": "TID",
+    "instances": "NVTX Inst",
+    "kernels": "Kern Inst",
+    "total_ns": "Total Time (ns)",
+    **SPREAD,
+    "kernel": "Kernel Name",
+}
+
+
+def nvtx_gpu_proj_trace(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """Every range with its time on the GPU."""
+    rows = project(trace)
+    shown = rows[selection.of(trace, "ranges")[rows["range"].to_numpy()]]
+    return _renamed(shown.assign(stack=_stacks(rows).loc[shown.index]), PROJECTION)
+
+
+def nvtx_gpu_proj_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """The same by name and style."""
+    return _renamed(projection_summary(trace, among=selection.of(trace, "ranges")), PROJECTION_SUM)
+
+
+def nvtx_kern_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """Kernels by the ranges that launched them."""
+    return _renamed(
+        kernel_summary(trace, among=selection.of(trace, "operations", among=_are(trace, "kernel"))), KERNELS_OF_RANGES
+    )
+
+
+def cuda_gpu_kern_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """Kernels by name."""
+    return _sum(trace.operations[selection.of(trace, "operations", among=_are(trace, "kernel"))], "Instances", "Name")
+
+
+def cuda_gpu_mem_time_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """Copies and memsets by kind."""
+    rows = trace.operations[selection.of(trace, "operations", among=_are(trace, "memcpy", "memset"))]
+    names = rows["name"].cat.remove_unused_categories()
+    return _sum(rows.assign(name=names.cat.rename_categories(_operation_name)), "Count", "Operation")
+
+
+def cuda_api_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """Calls of CUDA by name."""
+    among = (trace.calls["kind"] == "api").to_numpy()
+    return _sum(trace.calls[selection.of(trace, "calls", among=among)], "Num Calls", "Name")
+
+
+def osrt_sum(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """Calls of the system's libraries by name."""
+    among = (trace.calls["kind"] == "os").to_numpy()
+    return _sum(trace.calls[selection.of(trace, "calls", among=among)], "Num Calls", "Name")
+
+
+REPORTS: Mapping[str, Callable[[Trace, Selection], pd.DataFrame]] = {
+    report.__name__: report
+    for report in (
+        *(nvtx_gpu_proj_trace, nvtx_gpu_proj_sum, nvtx_kern_sum, cuda_gpu_kern_sum, cuda_gpu_mem_time_sum),
+        *(cuda_api_sum, osrt_sum),
+    )
+}
+
+
+def _are(trace: Trace, *kinds: str) -> np.ndarray:
+    return trace.operations["kind"].isin(kinds).to_numpy()
+
+
+def _sum(rows: pd.DataFrame, counted: str, named: str) -> pd.DataFrame:
+    groups = (rows["end_ns"] - rows["start_ns"]).groupby(rows["name"], observed=True)
+    total = groups.sum()
+    table = pd.DataFrame(
+        {
+            "Time (%)": (total * 100 / max(int(total.sum()), 1)).round(1),
+            "Total Time (ns)": total,
+            counted: groups.size(),
+            "Avg (ns)": groups.mean().round(1),
+            "Med (ns)": groups.median().round(1),
+            "Min (ns)": groups.min(),
+            "Max (ns)": groups.max(),
+            "StdDev (ns)": groups.std(ddof=1).fillna(0.0).round(1),
+        }
+    )
+    table[named] = table.index.astype("str")
+    return table.sort_values(["Total Time (ns)", named], ascending=[False, True], ignore_index=True)
+
+
+def _operation_name(name: str) -> str:
+    """ "[CUDA memcpy Host-to-Device]" of "HtoD"."""
+    kind, _, unified = name.partition(" ")
+    ends = kind.split("to")
+    if len(ends) == 2 and set(ends) <= COPY_NAMES.keys():
+        kind = "-to-".join(COPY_NAMES[end] for end in ends)
+        return f"[CUDA memcpy Unified {kind}]" if unified else f"[CUDA memcpy {kind}]"
+    return f"[CUDA {name}]" if name == "memset" else f"[CUDA memcpy {name}]"
+
+
+def _stacks(rows: pd.DataFrame) -> pd.Series:
+    """The ids of the ranges around each row and its own, the outermost first: ":3:7"."""
+    parent = dict(zip(zip(rows["process"], rows["range_id"], strict=True), rows["parent_id"], strict=True))
+    found: dict[tuple[int, int], str] = {}
+
+    def stack(process: int, range_id: int) -> str:
+        chain = []
+        while range_id and (process, range_id) not in found:
+            chain.append(range_id)
+            range_id = parent.get((process, range_id), 0)
+        text = found.get((process, range_id), "")
+        for each in reversed(chain):
+            text = found[process, each] = f"{text}:{each}"
+        return text
+
+    return pd.Series(
+        [stack(*key) for key in zip(rows["process"], rows["range_id"], strict=True)], rows.index, dtype="str"
+    )
+
+
+def _renamed(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
+    rounded = {name: frame[name].round(1) for name in frame if pd.api.types.is_float_dtype(frame[name])}
+    texts = {name: "str" for name in frame if isinstance(frame[name].dtype, pd.CategoricalDtype)}
+    return frame.assign(**rounded).astype(texts)[list(columns)].rename(columns=columns).reset_index(drop=True)
