@@ -29,6 +29,12 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadshe
 TITLES = {
     "bytes": "moved",
     "gb_s": "GB/s",
+    "bus_gb_s": "bus GB/s",
+    "algorithm_gb_s": "algorithm GB/s",
+    "wait_ns": "waited",
+    "exchange_ns": "exchanging",
+    "offset_ns": "clock set by",
+    "residual_ns": "known to",
     "tb_s": "TB/s",
     "tflop_s": "TFLOP/s",
     "p95_ns": "P95",

@@ -57,6 +57,10 @@ SHOWN = {
     "calls": Shown(("library", "name", *TIMES), "Calls on the CPU"),
     "ranges": Shown(("name", "count", "total_ns", "median_ns", "operations", "busy_share"), "NVTX ranges"),
     "gaps": Shown(("rank", "start_ns", "time_ns", "cause", "awaited", "next"), "Gaps", ("next",)),
+    "ranks": Shown(("rank", "collectives", "last", "wait_ns", "exchange_ns", "offset_ns", "residual_ns"), "Ranks"),
+    "collectives": Shown(
+        ("start_ns", "kind", "bytes", "skew_ns", "transfer_ns", "bus_gb_s", "last", "range"), "Collectives"
+    ),
     "projection": Shown(("rank", "name", "start_ns", "duration_ns", "operations", "level"), "NVTX ranges on the GPU"),
 }
 SUMS = ("Time (%)", "Total Time (ns)", "Med (ns)")
@@ -151,6 +155,13 @@ def _summary(opened: Trace, selection: Selection) -> tuple[Tables, tuple[str, ..
     return found.frames, found.remarks
 
 
+def _collectives(opened: Trace, selection: Selection) -> tuple[Tables, tuple[str, ...]]:
+    from labkit.nsys.tables.rank_waits import rank_waits
+
+    found = rank_waits(opened, selection)
+    return {"ranks": found.ranks, "collectives": found.frame}, found.remarks
+
+
 def _one(name: str, module: str, function: str) -> Build:
     """The table of this name, from a function of `labkit.nsys.tables` that is loaded when it is called."""
 
@@ -162,6 +173,7 @@ def _one(name: str, module: str, function: str) -> Build:
 
 
 _add("summary", _summary, "Say what is in a trace and where its time goes.")
+_add("collectives", _collectives, "List what ranks exchange: who comes last, how long the others wait, how fast it is.")
 for _name, _module, _function, _help in (
     ("kernels", "operations", "kernels", "List kernels by name: how many, how long."),
     ("ranges", "ranges", "ranges", "List NVTX ranges by name: how long on the GPU, and how busy it was."),

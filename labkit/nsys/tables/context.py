@@ -1,0 +1,29 @@
+"""Where on the CPU the work of a GPU was launched."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.nsys.analysis.containment import NONE, on_one_line, tightest
+from labkit.nsys.analysis.launches import first_calls
+from labkit.nsys.analysis.projection import full_names
+from labkit.nsys.arrays import Ints
+from labkit.nsys.trace import Trace
+
+
+def ranges_around(trace: Trace, operations: Ints, among: NDArray[np.bool_] | None = None) -> NDArray[np.object_]:
+    """For rows of `trace.operations`, the name of the innermost NVTX range around their launch; "" where none is.
+
+    `among`: which rows of `trace.ranges` count.
+    """
+    ranges = trace.ranges if among is None else trace.ranges[among]
+    names = np.append(np.asarray(full_names(ranges).astype(str), object), "")
+    if not len(operations):
+        return np.zeros(0, object)
+    call = first_calls(trace)[operations]
+    held = call != NONE
+    found = np.full(len(operations), NONE)
+    calls = trace.calls[["start_ns", "end_ns", "process", "tid"]].iloc[call[held]]
+    found[held] = tightest(*on_one_line([ranges, calls]))
+    return names[found]

@@ -1,0 +1,197 @@
+"""Collectives of all ranks side by side: who waits for whom, and how fast the data then moves.
+
+A collective that synchronises (all-reduce, all-gather, reduce-scatter, all-to-all, barrier) ends for nobody before its
+last rank has arrived. So its time has two parts: the skew, from the first arrival to the last, in which ranks spin
+without sending; and the transfer, from the last arrival on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from labkit.nsys.tables.clocks import UNKNOWN_NS, Offset, aligned, matched, matched_by_ends
+from labkit.nsys.tables.context import ranges_around
+from labkit.nsys.tables.dtypes import element_bytes
+from labkit.nsys.tables.places import rank_of
+from labkit.nsys.tables.selection import EVERYTHING, Selection
+from labkit.nsys.tables.work_kinds import communicates
+from labkit.nsys.trace import Trace, TraceError
+
+UNDECIDED = "UNDECIDED"
+KINDS = (  # patterns of names; bus bandwidth over algorithm bandwidth for n ranks; whether it synchronises
+    ("all-reduce", r"all_?reduce|cross_device_reduce", lambda n: 2 * (n - 1) / n, True),
+    ("reduce-scatter", r"reduce_?scatter", lambda n: (n - 1) / n, True),
+    ("all-gather", r"all_?gather", lambda n: (n - 1) / n, True),
+    ("all-to-all", r"all_?to_?all", lambda n: (n - 1) / n, True),
+    ("barrier", r"barrier", lambda n: 0.0, True),
+    ("broadcast", r"broadcast", lambda n: 1.0, False),
+    ("reduce", r"_?reduce(?!\w*scatter)", lambda n: 1.0, False),
+    ("send/receive", r"send|recv|p2p", lambda n: 1.0, False),
+)
+OTHER = "other"
+
+
+@dataclass(frozen=True)
+class RankWaits:
+    """`frame`: one row per collective that every rank of it took part in, by time. Its columns:
+
+    start_ns (first arrival), kind, group ("" where the trace does not tell), ranks (how many), bytes (of the message,
+    for an all-gather of its output; <NA> where unknown), skew_ns (from the first arrival to the last one), transfer_ns
+    (from there to the last end), algorithm_gb_s (bytes / transfer), bus_gb_s (times NCCL's factor for the kind; for
+    in-network reduction it overstates), last (the rank that arrived last; UNDECIDED where the others' clocks are known
+    less well than the skew is long), range (the innermost NVTX range of
+    the last one's launch, but for those that PyTorch and NCCL open around collectives). Kinds that do not synchronise
+    have no skew: their transfer is the longest rank's time.
+
+    `ranks`: one row per rank: collectives, last (how often it came last, decided ones only), wait_ns (from its arrivals
+    to the last ones), exchange_ns (all its time in them), and how its clock was set: offset_ns, low_ns, high_ns (what
+    the collectives allow), residual_ns (see `labkit.nsys.tables.clocks`).
+    """
+
+    frame: pd.DataFrame
+    ranks: pd.DataFrame
+    remarks: tuple[str, ...]
+
+
+def arrivals(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """One row per kernel that communicates: row (in `trace.operations`), rank, start_ns, end_ns, kind, synchronises,
+    group, sequence (-1: not told), bytes (0: not told), size (ranks in the group; 0: not told), token (what has to be
+    equal on all ranks). The kind is what the trace says that it exchanges, else that of the range "nccl:all_reduce"
+    which PyTorch opens around the launch, else that of its name.
+    """
+    rows = trace.operations[selection.of(trace, "operations", among=communicates(trace.operations))]
+    told = [json.loads(text) if text else {} for text in rows["collective"].cat.categories.astype(str)]
+    around = ranges_around(trace, rows.index.to_numpy(), _opened_by_libraries(trace, r"nccl:\w"))
+    parts = []
+    for name, opened, text in zip(rows["name"].astype("str"), around, rows["collective"].cat.codes, strict=True):
+        about = told[text]
+        kind = _kind(str(about.get("name") or opened.partition("nccl:")[2] or name))
+        group = str(about.get("group", ""))
+        size = int(about.get("size", 0) or 0)
+        message = _message_bytes(kind, about)
+        token = (
+            f"{kind}|{group}|{about.get('dtype', '')}|{about.get('in_elements', '')}|{about.get('out_elements', '')}"
+        )
+        parts.append((kind, group, int(about.get("sequence", -1)), message, size, token if about else kind))
+    columns = ["kind", "group", "sequence", "bytes", "size", "token"]
+    found = pd.DataFrame(parts, columns=columns, index=rows.index)
+    found.insert(0, "row", rows.index)
+    found.insert(1, "rank", rank_of(trace, rows))
+    found["start_ns"], found["end_ns"] = rows["start_ns"], rows["end_ns"]
+    found["synchronises"] = found["kind"].map({name: waits for name, _, _, waits in KINDS} | {OTHER: False})
+    return found.sort_values("start_ns", ignore_index=True)
+
+
+def rank_waits(trace: Trace, selection: Selection = EVERYTHING) -> RankWaits:
+    """The collectives of all ranks of a trace, on one clock. TraceError where fewer than two ranks have any.
+
+    Ranks from several files are put on the clock that their collectives allow, see `labkit.nsys.tables.clocks`.
+    """
+    everything = arrivals(trace, selection)
+    found = everything
+    if found["rank"].nunique() < 2:
+        raise TraceError(
+            f"got {len(found)} collectives of {found['rank'].nunique()} of {max(len(trace.processes), 1)} processes; "
+            "who waits for whom needs at least 2 ranks: give the traces of all of them together"
+        )
+    one_clock = len(trace.source.files) == 1
+    remarks = []
+    found, unmatched = matched(found)
+    if unmatched and len(found) and (everything["sequence"] < 0).any():
+        found, unmatched = matched_by_ends(everything, one_clock=one_clock)
+    if unmatched:
+        remarks.append(
+            f"{unmatched} of {unmatched + len(found)} have no partner on every rank of their group: left out"
+        )
+    if found.empty:
+        raise TraceError("got collectives of several ranks, none of which matches one of another rank: two runs?")
+    offsets, told = aligned(found, one_clock=one_clock)
+    remarks += told
+    shift = found["rank"].map({rank: offset.offset_ns for rank, offset in offsets.items()})
+    found = found.assign(start_ns=found["start_ns"] + shift, end_ns=found["end_ns"] + shift)
+    frame = _side_by_side(trace, found, offsets)
+    return RankWaits(frame, _by_rank(found, frame, offsets), tuple(remarks))
+
+
+def _opened_by_libraries(trace: Trace, pattern: str = r"nccl|c10d") -> NDArray[np.bool_]:
+    """Which ranges PyTorch and NCCL open around each collective."""
+    names = trace.ranges["name"].cat
+    return np.array([bool(re.match(pattern, str(name))) for name in names.categories], bool)[names.codes]
+
+
+@cache
+def _kind(name: str) -> str:
+    return next((kind for kind, pattern, _, _ in KINDS if re.search(pattern, name, re.IGNORECASE)), OTHER)
+
+
+def _message_bytes(kind: str, about: dict) -> int:
+    elements = about.get("out_elements" if kind == "all-gather" else "in_elements", 0) or 0
+    return int(elements) * element_bytes(str(about.get("dtype", "")))
+
+
+def _side_by_side(trace: Trace, found: pd.DataFrame, offsets: dict[int, Offset]) -> pd.DataFrame:
+    groups = found.groupby("match", sort=False)
+    first, last = groups["start_ns"].min(), groups["start_ns"].max()
+    frame = groups.agg(
+        kind=("kind", "first"),
+        group=("group", "first"),
+        ranks=("rank", "size"),
+        bytes=("bytes", "max"),
+        synchronises=("synchronises", "first"),
+        end_ns=("end_ns", "max"),
+    )
+    longest = (found["end_ns"] - found["start_ns"]).groupby(found["match"]).max()
+    skew = (last - first).where(frame["synchronises"], 0)
+    transfer = (frame["end_ns"] - last).where(frame["synchronises"], longest).clip(lower=0)
+    late = found.loc[groups["start_ns"].idxmax()].set_index("match")
+    factor = {name: factor for name, _, factor, _ in KINDS} | {OTHER: lambda n: 1.0}
+    bus = [factor[kind](n) for kind, n in zip(frame["kind"], frame["ranks"], strict=True)]
+    known = (frame["bytes"] > 0) & (transfer > 0)
+    algorithm = (frame["bytes"] / transfer.where(known)).astype("Float64")
+    error = found["rank"].map({rank: offset.residual_ns for rank, offset in offsets.items()})
+    decided = skew > error.groupby(found["match"]).max()
+    names = late["rank"].astype("str").where(decided, UNDECIDED).where(frame["synchronises"], "")
+    table = pd.DataFrame(
+        {
+            "start_ns": first,
+            "kind": frame["kind"],
+            "group": frame["group"],
+            "ranks": frame["ranks"],
+            "bytes": frame["bytes"].astype("Int64").where(frame["bytes"] > 0),
+            "skew_ns": skew,
+            "transfer_ns": transfer,
+            "algorithm_gb_s": algorithm,
+            "bus_gb_s": algorithm * np.array(bus),
+            "last": names,
+            "range": ranges_around(trace, late["row"].to_numpy(), ~_opened_by_libraries(trace)),
+        }
+    )
+    table["match"] = table.index
+    return table.sort_values("start_ns", ignore_index=True)
+
+
+def _by_rank(found: pd.DataFrame, frame: pd.DataFrame, offsets: dict[int, Offset]) -> pd.DataFrame:
+    waits = found[found["synchronises"]]
+    wait = waits.groupby("match")["start_ns"].transform("max") - waits["start_ns"]
+    groups = found.groupby("rank")
+    table = pd.DataFrame(
+        {
+            "collectives": groups.size(),
+            "last": frame["last"]
+            .value_counts()
+            .reindex([str(rank) for rank in sorted(offsets)], fill_value=0)
+            .to_numpy(),
+            "wait_ns": wait.groupby(waits["rank"]).sum().reindex(sorted(offsets), fill_value=0),
+            "exchange_ns": (found["end_ns"] - found["start_ns"]).groupby(found["rank"]).sum(),
+        }
+    )
+    told = pd.DataFrame({rank: vars(offset) for rank, offset in offsets.items()}).T.astype("Int64")
+    told = told.where(told.abs() < UNKNOWN_NS)
+    return table.join(told).rename_axis("rank").reset_index()

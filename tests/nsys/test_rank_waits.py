@@ -1,0 +1,147 @@
+"""Ranks with clocks of their own: what collectives tell of the clocks, of who waits, and when they tell nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from traces import Recorder
+
+from labkit.nsys.tables.dtypes import element_bytes
+from labkit.nsys.tables.rank_waits import UNDECIDED, RankWaits, rank_waits
+from labkit.nsys.trace import Trace, TraceError
+
+TRANSFER_US = 50.0
+TRUE_OFFSETS_US = (0.0, 5000.0, -1234.5)  # what has to be added to the times of each rank
+
+
+def exchange(
+    arrivals_us: np.ndarray,
+    *,
+    offsets_us: tuple[float, ...] = TRUE_OFFSETS_US,
+    lost: tuple[int, int] | None = None,
+    jitter_us: float = 0.5,
+    told: bool = False,
+    name: str = "ncclDevKernel_AllReduce_Sum_f16",
+) -> Trace:
+    """Ranks that meet in all-reduces. `arrivals_us`: true times by collective and rank, each rank's rising by more than
+    a transfer. `lost`: a collective and the rank whose trace lacks it.
+    """
+    random, recorder = np.random.default_rng(3), Recorder()
+    for number, arrived in enumerate(arrivals_us):
+        end = arrived.max() + TRANSFER_US
+        for rank, start in enumerate(arrived[: len(offsets_us)]):
+            if lost == (number, rank):
+                continue
+            start, stop = start - offsets_us[rank], end + random.uniform(0, jitter_us) - offsets_us[rank]
+            about = {"name": "allreduce", "group": "0", "size": 3, "dtype": "Half", "in_elements": 1 << 20}
+            columns = {"collective": json.dumps(about)} if told else {}
+            recorder.range(f"layer.{number}", start - 5, start - 1, process=rank, domain="")
+            recorder.kernel(start - 4, start, stop, name=name, process=rank, **columns)
+    trace = recorder.trace(ranks=range(len(offsets_us)))
+    files = tuple(f"rank{rank}.json" for rank in range(len(offsets_us)))
+    if told:
+        operations = trace.operations.assign(collective=trace.operations["collective"].astype("category"))
+        trace = replace(trace, operations=operations)
+    return replace(trace, source=replace(trace.source, files=files))
+
+
+def steps(count: int = 40, late: int = 1, by_us: float = 30.0, spread_us: float = 10.0) -> np.ndarray:
+    """True arrivals of three ranks; `late` comes last every time."""
+    random = np.random.default_rng(7)
+    arrived = 10_000 + 200.0 * np.arange(count)[:, None] + random.uniform(0, spread_us, (count, 3))
+    arrived[:, late] += by_us
+    return arrived
+
+
+def test_clocks_are_set_by_the_collectives() -> None:
+    arrived = steps()
+    found = rank_waits(exchange(arrived))
+    offsets = found.ranks.set_index("rank")
+    for rank, true_us in enumerate(TRUE_OFFSETS_US):
+        assert offsets.loc[rank, "low_ns"] <= true_us * 1e3 + 1000
+        assert offsets.loc[rank, "high_ns"] >= true_us * 1e3 - 1000
+        assert offsets.loc[rank, "offset_ns"] == pytest.approx(true_us * 1e3, abs=600)
+        assert offsets.loc[rank, "residual_ns"] <= 600
+    assert found.frame["skew_ns"].to_numpy() == pytest.approx(np.ptp(arrived, axis=1) * 1e3, abs=700)
+    assert found.frame["transfer_ns"].to_numpy() == pytest.approx(TRANSFER_US * 1e3, abs=1500)
+    assert (found.frame["last"] == "1").all()
+    assert found.frame["range"].tolist() == [f"layer.{number}" for number in range(40)]
+    waited = (arrived.max(axis=1)[:, None] - arrived).sum(axis=0) * 1e3
+    assert found.ranks["wait_ns"].to_numpy(float) == pytest.approx(waited, abs=40 * 700)
+    assert found.ranks["last"].tolist() == [0, 40, 0]
+
+
+def test_a_skew_below_what_the_clock_is_known_by_is_undecided() -> None:
+    found = rank_waits(exchange(steps(by_us=1.0, spread_us=0.5), jitter_us=4.0))
+    assert (found.frame["last"] == UNDECIDED).mean() > 0.8
+    assert found.ranks["last"].sum() < 8
+
+
+def test_ranks_of_one_file_keep_their_clock() -> None:
+    arrived = steps()
+    trace = exchange(arrived, offsets_us=(0.0, 0.0, 0.0))
+    found = rank_waits(replace(trace, source=replace(trace.source, files=("all.sqlite",))))
+    assert found.ranks["offset_ns"].tolist() == [0, 0, 0]
+    assert found.frame["skew_ns"].to_numpy() == pytest.approx(np.ptp(arrived, axis=1) * 1e3, abs=1)
+
+
+@pytest.mark.parametrize("lost", [(7, 2), (0, 0), (39, 1)])
+def test_a_lost_collective_shifts_no_others(lost: tuple[int, int]) -> None:
+    """Though all are equal, the ends tell which one has no partner."""
+    arrived = steps()
+    found = rank_waits(exchange(arrived, lost=lost))
+    kept = [number for number in range(40) if number != lost[0]]
+    assert found.frame["range"].tolist() == [f"layer.{number}" for number in kept]
+    assert found.frame["skew_ns"].to_numpy() == pytest.approx(np.ptp(arrived[kept], axis=1) * 1e3, abs=1500)
+    assert [remark for remark in found.remarks if "2 of 119 have no partner" in remark]
+
+
+def test_bandwidth_is_of_the_transfer_alone() -> None:
+    """2 MB in 50 µs are 41.9 GB/s; the bus moves 2 (n - 1) / n of it."""
+    found = rank_waits(exchange(steps(), told=True))
+    assert found.frame["bytes"].tolist() == [2 << 20] * 40
+    assert found.frame["algorithm_gb_s"].median() == pytest.approx((2 << 20) / 50e3, rel=0.05)
+    assert (found.frame["bus_gb_s"] / found.frame["algorithm_gb_s"]).to_numpy(float) == pytest.approx(4 / 3)
+    assert found.frame["group"].unique().tolist() == ["0"]
+
+
+def test_clocks_that_no_offset_fits_are_said_to_drift() -> None:
+    arrived = steps(count=200)
+    trace = exchange(arrived)
+    drift = (trace.operations["process"] == 1) * (trace.operations["start_ns"] * 3e-2).astype(np.int64)
+    operations = trace.operations.assign(
+        start_ns=trace.operations["start_ns"] + drift, end_ns=trace.operations["end_ns"] + drift
+    )
+    found = rank_waits(replace(trace, operations=operations.sort_values("start_ns", ignore_index=True)))
+    assert any("its clock drifts" in remark for remark in found.remarks)
+    assert (found.frame["last"] == UNDECIDED).all()
+
+
+def test_what_does_not_synchronise_has_no_skew() -> None:
+    found = rank_waits(exchange(steps(), name="ncclDevKernel_Broadcast"))
+    assert (found.frame["skew_ns"] == 0).all()
+    assert (found.frame["last"] == "").all()
+    assert found.ranks["offset_ns"].tolist() == [0, 0, 0]
+    assert found.ranks["residual_ns"].isna().tolist() == [False, True, True]
+
+
+def test_ranks_that_share_nothing_are_refused() -> None:
+    with pytest.raises(TraceError, match="at least 2 ranks: give the traces of all of them together"):
+        rank_waits(exchange(steps(), offsets_us=(0.0,)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("Half", 2), ("c10::BFloat16", 2), ("long int", 8), ("Float8_e4m3fn", 1), ("what", 0)]
+)
+def test_types_are_known_by_the_names_of_traces(dtype: str, size: int) -> None:
+    assert element_bytes(dtype) == size
+
+
+def test_a_hundred_ranks_are_many() -> None:
+    arrived = np.tile(10_000 + 200.0 * np.arange(5)[:, None], 100) + np.arange(100) * 0.5
+    found: RankWaits = rank_waits(exchange(arrived, offsets_us=tuple(10.0 * rank for rank in range(100))))
+    assert len(found.ranks) == 100
+    assert (found.frame["ranks"] == 100).all()
