@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 NAMES = (  # columns of texts that may be cut
-    *("name", "awaited", "next", "before", "path", "evidence"),
+    *("name", "awaited", "next", "before", "path", "evidence", "shapes"),
     *("Name", "Range", "NVTX Range", "Kernel Name", "Operation"),
 )
 PER_EVENT = ("avg_ns", "median_ns", "p95_ns", "min_ns", "max_ns")  # have one unit
@@ -29,6 +29,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadshe
 TITLES = {
     "bytes": "moved",
     "gb_s": "GB/s",
+    "roofline_share": "roof",
+    "idle_ns": "idle before",
     "bus_gb_s": "bus GB/s",
     "algorithm_gb_s": "algorithm GB/s",
     "wait_ns": "waited",

@@ -57,6 +57,11 @@ SHOWN = {
     "calls": Shown(("library", "name", *TIMES), "Calls on the CPU"),
     "ranges": Shown(("name", "count", "total_ns", "median_ns", "operations", "busy_share"), "NVTX ranges"),
     "gaps": Shown(("rank", "start_ns", "time_ns", "cause", "awaited", "next"), "Gaps", ("next",)),
+    "categories": Shown(("category", "count", "total_ns", "share"), "Operators of PyTorch by what they do"),
+    "operators": Shown(
+        ("name", "shapes", "count", "total_ns", "share", "tflop_s", "tb_s", "roofline_share"), "Operators by shapes"
+    ),
+    "short": Shown(("name", "count", "median_ns", "total_ns", "idle_ns", "share"), "Short kernels", ("name",)),
     "ranks": Shown(("rank", "collectives", "last", "wait_ns", "exchange_ns", "offset_ns", "residual_ns"), "Ranks"),
     "collectives": Shown(
         ("start_ns", "kind", "bytes", "skew_ns", "transfer_ns", "bus_gb_s", "last", "range"), "Collectives"
@@ -162,6 +167,15 @@ def _collectives(opened: Trace, selection: Selection) -> tuple[Tables, tuple[str
     return {"ranks": found.ranks, "collectives": found.frame}, found.remarks
 
 
+def _operators(opened: Trace, selection: Selection) -> tuple[Tables, tuple[str, ...]]:
+    from labkit.nsys.tables.operators import categories, operators
+
+    found = operators(opened, selection)
+    known = found["roofline_share"].notna().any()
+    remark = "the roofline of this GPU is not known, or no shapes were recorded (record_shapes=True)"
+    return {"categories": categories(found), "operators": found}, () if known else (remark,)
+
+
 def _one(name: str, module: str, function: str) -> Build:
     """The table of this name, from a function of `labkit.nsys.tables` that is loaded when it is called."""
 
@@ -174,12 +188,14 @@ def _one(name: str, module: str, function: str) -> Build:
 
 _add("summary", _summary, "Say what is in a trace and where its time goes.")
 _add("collectives", _collectives, "List what ranks exchange: who comes last, how long the others wait, how fast it is.")
+_add("operators", _operators, "List PyTorch's operators by shapes: how long, TFLOP/s, TB/s, share of the roofline.")
 for _name, _module, _function, _help in (
     ("kernels", "operations", "kernels", "List kernels by name: how many, how long."),
     ("ranges", "ranges", "ranges", "List NVTX ranges by name: how long on the GPU, and how busy it was."),
     ("copies", "operations", "copies", "List copies and memsets by kind, memory and size: how many, how fast."),
     ("calls", "calls", "calls", "List what the CPU called: CUDA, operators of PyTorch, the system's libraries."),
     ("gaps", "gaps", "gaps", "List when the GPU was idle, and what it waited for."),
+    ("short", "gaps", "short_kernels", "List kernels below 10 µs, with the idle time before them."),
     ("projection", "ranges", "projection", "List every NVTX range with its time on the GPU."),
 ):
     _add(_name, _one(_name, _module, _function), _help)

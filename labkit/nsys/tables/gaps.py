@@ -32,16 +32,18 @@ SYNCHRONISED, ALLOCATED, CALLED, HOST = "synchronisation", "allocation", "other 
 HOST_CAUSES = (SYNCHRONISED, ALLOCATED, CALLED, HOST)
 LAUNCHING, LATENCY, QUEUED, UNKNOWN = "launch call", "launch latency", "between queued", "launch not recorded"
 CAUSES = (*HOST_CAUSES, LAUNCHING, LATENCY, QUEUED, UNKNOWN)
+SHORT_NS = 10_000
 COLUMNS = (
     *("rank", "device", "start_ns", "time_ns", "cause", "awaited", "host_cause", "host_ns", "launch_ns", "latency_ns"),
-    *("queued_ns", "unknown_ns", "before", "next", "stream"),
+    *("queued_ns", "unknown_ns", "before", "next", "stream", "row"),
 )
 
 
 def gaps(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per gap, the longest first. Its columns:
 
-    - rank, device, start_ns, time_ns; before, next: the operations around it; stream: that of `next`;
+    - rank, device, start_ns, time_ns; before, next: the operations around it; stream, row: of `next`, and its
+      row in `trace.operations`;
     - host_ns, launch_ns, latency_ns, queued_ns, unknown_ns: its parts before, during and after the launch of `next`,
       all of it where `next` was queued before, and where its launch was not recorded; they add up to time_ns;
     - host_cause: what the launching thread did in host_ns (one of HOST_CAUSES): waited for the GPU if it was in a
@@ -145,6 +147,7 @@ def _explained(trace: Trace, frame: pd.DataFrame) -> pd.DataFrame:
         before=following[frame["before_row"].to_numpy()],
         next=following[frame["next_row"].to_numpy()],
         stream=operations["stream"].to_numpy()[frame["next_row"].to_numpy()],
+        row=frame["next_row"],
     )
 
 
@@ -210,3 +213,25 @@ def _around(trace: Trace, begins: Ints, until: Ints, call: Ints) -> NDArray:
     row = tightest(*on_one_line([named, stretches]))
     texts = [np.asarray(each.astype(str), object) for each in (full_names(trace.ranges), operators["name"])]
     return np.concatenate([*texts, np.array([""], object)])[row]
+
+
+def short_kernels(trace: Trace, selection: Selection = EVERYTHING, below_ns: int = SHORT_NS) -> pd.DataFrame:
+    """Kernels that are shorter than `below_ns` in the median, by name, those first of which most could be saved:
+
+    name, count, total_ns, median_ns, idle_ns (of the device, directly before them) and share (of the device's idle
+    time). Fusing them, or one launch for many of them, as CUDA graphs have it, saves idle_ns at the most.
+    """
+    found = gaps(trace, selection)
+    asked = selection.of(trace, "operations", among=(trace.operations["kind"] == "kernel").to_numpy())
+    rows = trace.operations[asked]
+    idle = found.set_index("row")["time_ns"].reindex(rows.index, fill_value=0)
+    rows = rows.assign(time_ns=rows["end_ns"] - rows["start_ns"], idle_ns=idle)
+    table = rows.groupby("name", observed=True).agg(
+        count=("time_ns", "size"),
+        total_ns=("time_ns", "sum"),
+        median_ns=("time_ns", "median"),
+        idle_ns=("idle_ns", "sum"),
+    )
+    table = table[table["median_ns"] < below_ns].reset_index().astype({"name": "str"})
+    table["share"] = table["idle_ns"] / max(int(found["time_ns"].sum()), 1)
+    return table.sort_values("idle_ns", ascending=False, ignore_index=True)

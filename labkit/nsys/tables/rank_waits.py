@@ -46,9 +46,9 @@ class RankWaits:
     for an all-gather of its output; <NA> where unknown), skew_ns (from the first arrival to the last one), transfer_ns
     (from there to the last end), algorithm_gb_s (bytes / transfer), bus_gb_s (times NCCL's factor for the kind; for
     in-network reduction it overstates), last (the rank that arrived last; UNDECIDED where the others' clocks are known
-    less well than the skew is long), range (the innermost NVTX range of
-    the last one's launch, but for those that PyTorch and NCCL open around collectives). Kinds that do not synchronise
-    have no skew: their transfer is the longest rank's time.
+    less well than the skew is long), range (the innermost NVTX range of the last one's launch, but for those that
+    PyTorch and NCCL open around collectives). Kinds that do not synchronise have no skew: their transfer is the longest
+    rank's time.
 
     `ranks`: one row per rank: collectives, last (how often it came last, decided ones only), wait_ns (from its arrivals
     to the last ones), exchange_ns (all its time in them), and how its clock was set: offset_ns, low_ns, high_ns (what
@@ -120,7 +120,7 @@ def rank_waits(trace: Trace, selection: Selection = EVERYTHING) -> RankWaits:
     return RankWaits(frame, _by_rank(found, frame, offsets), tuple(remarks))
 
 
-def _opened_by_libraries(trace: Trace, pattern: str = r"nccl|c10d") -> NDArray[np.bool_]:
+def _opened_by_libraries(trace: Trace, pattern: str = r"nccl|c10d|record_param_comms") -> NDArray[np.bool_]:
     """Which ranges PyTorch and NCCL open around each collective."""
     names = trace.ranges["name"].cat
     return np.array([bool(re.match(pattern, str(name))) for name in names.categories], bool)[names.codes]

@@ -1,0 +1,175 @@
+"""PyTorch's operators by what they do and by their shapes, and how close they come to what the GPU can do."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.analysis.containment import NONE, on_one_line, tightest
+from labkit.nsys.analysis.intervals import fresh_start_ns
+from labkit.nsys.analysis.launches import first_calls
+from labkit.nsys.arrays import Ints
+from labkit.nsys.tables.operator_work import operator_work, parsed
+from labkit.nsys.tables.peaks import Peak, peak_of
+from labkit.nsys.tables.selection import EVERYTHING, Selection
+from labkit.nsys.trace import Trace, TraceError
+
+NO_OPERATOR = "(no operator)"
+TF32 = re.compile(r"tf32|s1688|tensorop_s", re.IGNORECASE)  # in names of kernels of cuBLAS, CUTLASS and cuDNN
+CATEGORIES = (  # the first pattern that is in the name counts
+    ("communication", r"c10d|nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|record_param_comms"),
+    ("attention", r"attention|attn|fmha|sdpa"),
+    ("convolution", r"conv"),
+    (
+        "matrix multiplication",
+        r"\b_?(?:scaled_|grouped_)?(?:mm|addmm|bmm|baddbmm|mv|addmv)\b|linear|matmul|gemm|einsum|Mm",
+    ),
+    ("normalisation", r"norm"),
+    ("softmax", r"softmax"),
+    ("embedding, indexing", r"embedding|index|gather|scatter|select|take|sort|topk|nonzero|unique"),
+    ("copy, fill", r"copy|clone|contiguous|::cat|stack|::to\b|fill|zero|ones|empty|arange|pad"),
+    ("reduction", r"sum|mean|max\b|min\b|arg|prod\b|any|all\b|var\b|std\b"),
+    ("elementwise", r"aten::\w+"),
+)
+
+
+ABOUT = ["category", "shapes", "dtype", "flops", "bytes", "element_bytes"]
+
+
+def operators(trace: Trace, selection: Selection = EVERYTHING, *, peak: Peak | None = None) -> pd.DataFrame:
+    """One row per operator and distinct shapes, the one with the most GPU time first. Its columns:
+
+    name (the innermost operator around the launches; NO_OPERATOR for kernels without one), category, shapes and dtype
+    of its tensors ("" where they were not recorded), count (calls that launched something), kernels (GPU operations of
+    a call, mean), total_ns (in which any of its operations ran), share (of all rows' time), median_ns (of a call);
+    flops, bytes: of a call, counted from the shapes (<NA> where unknown); tflop_s, tb_s: reached over total_ns; bound:
+    "compute" or "memory", whichever takes longer at the device's peak; roofline_share: that time / the time it took.
+    More than 100 % of the memory's roofline means that caches held part of the data.
+
+    peak: of the device; by default the published one for its name. TraceError where no operator launched anything.
+    """
+    if not (trace.calls["kind"] == "op").any():
+        raise TraceError(
+            "got a trace without operators of PyTorch; record with torch.profiler and record_shapes=True, or see "
+            "`labkit trace kernels` and `labkit trace ranges`"
+        )
+    rows = _launched(trace, selection)
+    groups = rows.groupby("call", sort=False)
+    each = groups.agg(
+        name=("name", "first"),
+        inputs=("inputs", "first"),
+        time_ns=("fresh_ns", "sum"),
+        kernels=("fresh_ns", "size"),
+        tf32=("tf32", "any"),
+    )
+    table = each.groupby(["name", "inputs"]).agg(
+        count=("time_ns", "size"),
+        kernels=("kernels", "mean"),
+        total_ns=("time_ns", "sum"),
+        median_ns=("time_ns", "median"),
+        tf32=("tf32", "any"),
+    )
+    table["share"] = table["total_ns"] / max(int(table["total_ns"].sum()), 1)
+    table = table.reset_index()
+    known = [_about(name, inputs) for name, inputs in zip(table["name"], table["inputs"], strict=True)]
+    table = table.join(pd.DataFrame(known, columns=ABOUT, index=table.index))
+    device = trace.devices["name"].astype("str").iloc[0] if len(trace.devices) else ""
+    table = _against_roofline(table, peak or peak_of(device))
+    order = ["name", "category", "shapes", "dtype", "count", "kernels", "total_ns", "share", "median_ns"]
+    order += ["flops", "bytes", "tflop_s", "tb_s", "bound", "roofline_share"]
+    return table.sort_values("total_ns", ascending=False)[order].reset_index(drop=True)
+
+
+def categories(found: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `operators` by category: category, count, total_ns, share."""
+    table = found.groupby("category").agg(count=("count", "sum"), total_ns=("total_ns", "sum"), share=("share", "sum"))
+    return table.reset_index().sort_values("total_ns", ascending=False, ignore_index=True)
+
+
+def operator_of(trace: Trace) -> Ints:
+    """For each GPU operation the row in `trace.calls` of the operator that launched it; NONE where there is none.
+
+    That is the innermost one around the launch; where the launch lies in none on its thread, or was not recorded, the
+    one that the profiler names.
+    """
+    operators = np.flatnonzero((trace.calls["kind"] == "op").to_numpy())
+    call = first_calls(trace)
+    launched = call != NONE
+    found = np.full(len(trace.operations), NONE)
+    if not len(operators):
+        return found
+    columns = ["start_ns", "end_ns", "process", "tid"]
+    inner = tightest(*on_one_line([trace.calls.iloc[operators][columns], trace.calls.iloc[call[launched]][columns]]))
+    found[launched] = np.append(operators, NONE)[inner]
+    numbered = trace.calls.iloc[operators].reset_index()[["index", "process", "external"]]
+    numbered = numbered[(numbered["external"] != 0).to_numpy()].drop_duplicates(["process", "external"])
+    lost = np.flatnonzero((found == NONE) & (trace.operations["external"] != 0).to_numpy())
+    named = trace.operations.iloc[lost][["process", "external"]].merge(numbered, how="left")
+    found[lost] = named["index"].fillna(NONE).to_numpy(np.int64)
+    return found
+
+
+def _launched(trace: Trace, selection: Selection) -> pd.DataFrame:
+    """One row per GPU operation: call (of its operator; without one, negative and its own), name, inputs,
+    fresh_ns (what it adds to the time of its call), tf32.
+    """
+    asked = selection.of(trace, "operations")
+    rows = trace.operations[asked]
+    call = operator_of(trace)[asked]
+    own = np.where(call == NONE, -1 - np.arange(len(rows)), call)
+    names = np.append(np.asarray(trace.calls["name"].astype(str), object), NO_OPERATOR)[call]
+    inputs = np.append(np.asarray(trace.calls["inputs"].astype(str), object), "")[call]
+    start, end = (rows[name].to_numpy() for name in ("start_ns", "end_ns"))
+    tf32 = np.array([bool(TF32.search(str(name))) for name in rows["name"].cat.categories], bool)
+    return pd.DataFrame(
+        {
+            "call": own,
+            "name": names,
+            "inputs": inputs,
+            "fresh_ns": end - fresh_start_ns(start, np.maximum(start, end), own),
+            "tf32": tf32[rows["name"].cat.codes],
+        }
+    )
+
+
+def _about(name: str, inputs: str) -> dict[str, object]:
+    told, work = parsed(inputs), operator_work(name, inputs)
+    tensors = [at for at in range(len(told.dims)) if told.is_tensor(at)] if told else []
+    types = dict.fromkeys(told.types[at].removeprefix("c10::") for at in tensors) if told else {}
+    return {
+        "category": category(name),
+        "shapes": ", ".join("x".join(map(str, told.dims[at])) for at in tensors) if told else "",
+        "dtype": ", ".join(types),
+        "flops": work.flops if work and work.flops else pd.NA,
+        "bytes": work.bytes if work and work.bytes else pd.NA,
+        "element_bytes": work.element_bytes if work else 0,
+    }
+
+
+def category(name: str) -> str:
+    """What an operator of this name does, one of CATEGORIES, "other", or "no operator"."""
+    if name == NO_OPERATOR:
+        return "no operator"
+    return next((kind for kind, pattern in CATEGORIES if re.search(pattern, name)), "other")
+
+
+def _against_roofline(table: pd.DataFrame, peak: Peak | None) -> pd.DataFrame:
+    took = table["total_ns"].clip(lower=1)
+    flops, moved = (table[name].astype("Float64") * table["count"] for name in ("flops", "bytes"))
+    table = table.assign(
+        flops=table["flops"].astype("Int64"), bytes=table["bytes"].astype("Int64"),
+        tflop_s=flops / took / 1e3, tb_s=moved / took / 1e3, bound="", roofline_share=pd.NA,
+    )  # fmt: skip
+    if peak is None:
+        return table.astype({"roofline_share": "Float64"})
+    rate = [peak.tflop_s(*pair) for pair in zip(table["element_bytes"], table["tf32"], strict=True)]
+    computing = (flops / 1e3 / pd.Series(rate, table.index).where(lambda each: each > 0)).fillna(0.0)
+    moving = (moved / 1e3 / peak.tb_s).fillna(0.0)
+    longest = np.maximum(computing, moving)
+    counted = longest > 0
+    table["bound"] = np.where(computing >= moving, "compute", "memory")
+    table.loc[~counted, "bound"] = ""
+    table["roofline_share"] = (longest / took).astype("Float64").where(counted)
+    return table
