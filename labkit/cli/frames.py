@@ -21,6 +21,7 @@ NAMES = (  # columns of texts that may be cut
     *("name", "awaited", "next", "before", "path", "evidence", "shapes"),
     *("Name", "Range", "NVTX Range", "Kernel Name", "Operation"),
 )
+COMPARED = ("a_ns", "b_ns", "difference_ns")  # have one unit
 PER_EVENT = ("avg_ns", "median_ns", "p95_ns", "min_ns", "max_ns")  # have one unit
 NARROWEST = 16
 TimeUnit = tuple[str, float, int]  # its name, in nanoseconds, and how many digits are shown
@@ -33,6 +34,12 @@ TITLES = {
     "idle_ns": "idle before",
     "bus_gb_s": "bus GB/s",
     "algorithm_gb_s": "algorithm GB/s",
+    "change": "of A",
+    "a_count": "count A",
+    "b_count": "count B",
+    "a_ns": "A",
+    "b_ns": "B",
+    "difference_ns": "B - A",
     "wait_ns": "waited",
     "exchange_ns": "exchanging",
     "offset_ns": "clock set by",
@@ -118,18 +125,24 @@ def fit(console: Console) -> int:
 
 def _written(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[Mapping[str, str], Mapping[str, list[str]]]:
     titles, cells = {}, {}
-    each = _time_unit(frame[[name for name in columns if name in PER_EVENT]].to_numpy(float, na_value=0.0))
+    units = {
+        name: _time_unit(frame[[each for each in group if each in columns]].to_numpy(float, na_value=0.0))
+        for group in (PER_EVENT, COMPARED)
+        for name in group
+    }
     for name in columns:
-        titles[name], cells[name] = _column(name, frame[name], each)
+        titles[name], cells[name] = _column(name, frame[name], units.get(name))
     return titles, cells
 
 
-def _column(name: str, values: pd.Series, per_event: TimeUnit) -> tuple[str, list[str]]:
+def _column(name: str, values: pd.Series, unit_of_group: TimeUnit | None) -> tuple[str, list[str]]:
     """A column's title with its unit, and its cells; "" where there is no value."""
     title, unit, form = TITLES.get(name, _words(name)), "", None
     if name.endswith("_ns"):
-        unit, scale, digits = per_event if name in PER_EVENT else _time_unit(values.to_numpy(float, na_value=0.0))
+        unit, scale, digits = unit_of_group or _time_unit(values.to_numpy(float, na_value=0.0))
         form = lambda each: f"{each / scale:,.{digits}f}"  # noqa: E731
+    elif name == "change":
+        form = "{:+.1%}".format
     elif name.endswith(("share", "hidden")):
         form = "{:.1%}".format
     elif name == "bytes":

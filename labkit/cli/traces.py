@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.cli.showing import Form, Shown, show
+from labkit.cli.showing import Form, Shown, out, show
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
@@ -45,6 +45,7 @@ Parquet = Annotated[bool, typer.Option("--parquet", help="Parquet, with all colu
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of the terminal.")]
 
 OPEN_NS = 1 << 62  # beyond any trace
+DIFFERENCE = ("name", "a_count", "b_count", "a_ns", "b_ns", "difference_ns", "change")
 OF_SUMMARY = 8  # rows of each of its tables
 TIMES = ("count", "total_ns", "share", "median_ns", "p95_ns")
 BUDGET = ("busy", "compute", "exposed_communication", "exposed_copy", "idle")
@@ -62,6 +63,9 @@ SHOWN = {
         ("name", "shapes", "count", "total_ns", "share", "tflop_s", "tb_s", "roofline_share"), "Operators by shapes"
     ),
     "short": Shown(("name", "count", "median_ns", "total_ns", "idle_ns", "share"), "Short kernels", ("name",)),
+    "of ranges": Shown(DIFFERENCE, "The difference by ranges"),
+    "of kernels": Shown(DIFFERENCE, "The difference by kernels"),
+    "stragglers": Shown(("rank", "range", "times", "late_ns", "median_ns"), "Who came late, and where"),
     "ranks": Shown(("rank", "collectives", "last", "wait_ns", "exchange_ns", "offset_ns", "residual_ns"), "Ranks"),
     "collectives": Shown(
         ("start_ns", "kind", "bytes", "skew_ns", "transfer_ns", "bus_gb_s", "last", "range"), "Collectives"
@@ -144,6 +148,42 @@ def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
         show(named, form, output=output, top=top, about=told)
 
 
+@trace.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="The trace that is compared with.")],
+    b: Annotated[Path, typer.Argument(help="The trace that is explained.")],
+    window: Window = None,
+    pattern: Name = None,
+    rank: Rank = None,
+    range_: Range = None,
+    top: Top = None,
+    as_json: Json = False,
+    csv: Csv = False,
+    markdown: Markdown = False,
+    parquet: Parquet = False,
+    output: Output = None,
+) -> None:
+    """Take the difference of two traces apart, by ranges and by kernels, until its parts add up to it."""
+    from labkit.nsys.reader.reading import read
+    from labkit.nsys.tables.compare import compare_traces
+    from labkit.nsys.tables.selection import Selection
+
+    form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output)
+    selection = Selection(window_of(window), pattern, tuple(rank or ()), range=range_)
+    first, second = read(a), read(b)
+    found = compare_traces(first, second, selection)
+    tables = {"of ranges": found.ranges, "of kernels": found.kernels}
+    sources = (first.source, second.source)
+    about: dict[str, Any] = {"files": [str(a), str(b)], "a_ns": found.a_ns, "b_ns": found.b_ns}
+    about["remarks"] = found.remarks
+    about |= {name: [line for source in sources for line in getattr(source, name)] for name in ("skipped", "unread")}
+    if form is Form.TERMINAL:
+        took = [f"{time / 1e6:,.3f} ms" for time in (found.a_ns, found.b_ns)]
+        out.print(f"A {a.name}: {took[0]}\nB {b.name}: {took[1]}, {found.b_ns / max(found.a_ns, 1):.3f} of A")
+    named = {each: (SHOWN[each], frame) for each, frame in tables.items()}
+    show(named, form, output=output, top=top, about=about)
+
+
 def _sorted(frame: pd.DataFrame, by: str | None, ascending: bool) -> pd.DataFrame:
     if by is None:
         return frame.iloc[::-1].reset_index(drop=True) if ascending else frame
@@ -164,7 +204,7 @@ def _collectives(opened: Trace, selection: Selection) -> tuple[Tables, tuple[str
     from labkit.nsys.tables.rank_waits import rank_waits
 
     found = rank_waits(opened, selection)
-    return {"ranks": found.ranks, "collectives": found.frame}, found.remarks
+    return {"ranks": found.ranks, "stragglers": found.stragglers, "collectives": found.frame}, found.remarks
 
 
 def _operators(opened: Trace, selection: Selection) -> tuple[Tables, tuple[str, ...]]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pandas as pd
 
 from labkit.nsys.analysis.intervals import Union
 from labkit.nsys.analysis.projection import project
+from labkit.nsys.tables.paths import without_numbers
 from labkit.nsys.tables.places import rank_of
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.spread import spread
 from labkit.nsys.trace import Trace
-
-NUMBERED = re.compile(r", (?:seq|op_id) = .*$", re.DOTALL)
 
 
 def projection(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -33,10 +30,10 @@ def ranges(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
     range_total_ns: on the CPU; operations: calls that led to GPU work; busy_share: the share of the GPU's time in which
     anything ran there (<NA> without a GPU). Ranges that launched nothing have no time on a GPU and are left out. The
-    numbers that torch.autograd.profiler.emit_nvtx adds to names ("aten::mul, seq = 46, op_id = 9") do not count.
+    numbers that PyTorch adds to names ("aten::mul, seq = 46, op_id = 9", "ProfilerStep#7") do not count.
     """
     rows = projection(trace, selection).rename(columns={"duration_ns": "time_ns"})
-    rows["name"] = _without_numbers(rows["name"].array)
+    rows["name"] = without_numbers(rows["name"].array)
     table = spread(rows, ["name"])
     sums = rows.groupby("name", observed=True)[["range_duration_ns", "operations", "busy_ns", "time_ns"]].sum()
     sums = sums.reindex(table["name"])
@@ -46,11 +43,6 @@ def ranges(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
         operations=sums["operations"].to_numpy(),
         busy_share=pd.array(busy if trace.on_gpu else [pd.NA] * len(table), dtype="Float64"),
     )
-
-
-def _without_numbers(names: pd.Categorical) -> pd.Categorical:
-    texts, categories = pd.factorize(np.array([NUMBERED.sub("", str(name)) for name in names.categories], object))
-    return pd.Categorical.from_codes(texts[names.codes], pd.Index(categories, dtype="str"))
 
 
 def _busy_ns(trace: Trace, rows: pd.DataFrame) -> np.ndarray:

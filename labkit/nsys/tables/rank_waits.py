@@ -59,6 +59,16 @@ class RankWaits:
     ranks: pd.DataFrame
     remarks: tuple[str, ...]
 
+    @property
+    def stragglers(self) -> pd.DataFrame:
+        """Who came last where, decided ones only, the worst first: rank, range, times, late_ns (the skews, summed),
+        median_ns (of them).
+        """
+        late = self.frame[~self.frame["last"].isin(["", UNDECIDED])].rename(columns={"last": "rank"})
+        groups = late.groupby(["rank", "range"])["skew_ns"]
+        table = groups.agg(times="size", late_ns="sum", median_ns="median").reset_index()
+        return table.astype({"rank": "int64"}).sort_values("late_ns", ascending=False, ignore_index=True)
+
 
 def arrivals(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per kernel that communicates: row (in `trace.operations`), rank, start_ns, end_ns, kind, synchronises,
