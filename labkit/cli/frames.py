@@ -96,8 +96,12 @@ def markdown(frame: pd.DataFrame, columns: Sequence[str]) -> str:
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    escaped = (re.sub(r"([\\|<>*_`\[\]])", r"\\\1", cell).replace("\n", " ") for cell in cells)
-    return "| " + " | ".join(escaped) + " |"
+    return "| " + " | ".join(map(escaped, cells)) + " |"
+
+
+def escaped(text: str) -> str:
+    """The text in one line, without anything that Markdown would take for its own."""
+    return re.sub(r"([\\|<>*_`\[\]])", r"\\\1", text).replace("\n", " ")
 
 
 def csv(frame: pd.DataFrame) -> str:

@@ -1,11 +1,9 @@
-"""Where tables go: the terminal, or a file or pipe as JSON, CSV, Markdown or Parquet."""
+"""Where tables go: the terminal, or a file or pipe."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,9 @@ import pandas as pd
 import typer
 from rich.console import Console
 
-from labkit.cli.frames import csv, fit, markdown, rows, terminal_table
+from labkit.cli.forms import Form, Shown
+from labkit.cli.frames import csv, escaped, fit, markdown, rows, terminal_table
 from labkit.nsys.tables.kernel_names import brief
-from labkit.system.errors import UserError
 from labkit.system.whole_file import whole_file, write_whole
 
 out = Console(markup=False, highlight=False)
@@ -23,36 +21,6 @@ err = Console(stderr=True, markup=False, highlight=False)
 
 TOP = 20
 MOST_UNREAD = 8
-
-
-@dataclass(frozen=True)
-class Shown:
-    """What people see of a table: its columns, its title, and in which columns names of kernels are shortened."""
-
-    columns: tuple[str, ...]
-    title: str
-    kernels: tuple[str, ...] = ()
-
-
-class Form(StrEnum):
-    TERMINAL = "terminal"
-    JSON = "json"
-    CSV = "csv"
-    MARKDOWN = "markdown"
-    PARQUET = "parquet"
-
-    @classmethod
-    def of(cls, *, output: Path | None, **wanted: bool) -> Form:
-        """The one form that is wanted. UserError for two, and for a form that needs a file without one."""
-        asked = [name for name, on in wanted.items() if on]
-        if len(asked) > 1:
-            raise UserError(f"got {' and '.join(f'--{name}' for name in asked)}; give one of them")
-        form = cls(asked[0]) if asked else cls.TERMINAL
-        if form is cls.PARQUET and output is None:
-            raise UserError("got --parquet without --output; a file of bytes needs a name: add --output NAME.parquet")
-        if form is cls.TERMINAL and output is not None:
-            raise UserError(f"got --output {output} without a form; add --json, --csv, --markdown or --parquet")
-        return form
 
 
 def show(
@@ -72,7 +40,11 @@ def show(
     people = {name: _brief(frame, tables[name][0]) for name, frame in kept.items()}
     if form is Form.TERMINAL:
         for name, (shown, frame) in tables.items():
-            if len(frame):
+            if len(frame) and shown.sentences:
+                out.print()
+                out.print(shown.title, style="bold")
+                out.print("\n".join(shown.lines(kept[name])))
+            elif len(frame):
                 out.print()
                 out.print(terminal_table(people[name], _present(shown, frame), fit(out), shown.title))
                 _say_cut(len(kept[name]), len(frame))
@@ -105,7 +77,12 @@ def _text(
         several = len(kept) > 1
         return "\n".join((f"{name}\n" if several else "") + csv(frame) for name, frame in kept.items()).rstrip("\n")
     titled = (
-        f"### {shown.title}\n\n{markdown(kept[name], _present(shown, frame))}"
+        f"### {shown.title}\n\n"
+        + (
+            "\n".join(map(escaped, shown.lines(kept[name])))
+            if shown.sentences
+            else markdown(kept[name], _present(shown, frame))
+        )
         for name, (shown, frame) in tables.items()
         if len(frame)
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.cli.showing import Form, Shown, out, show
+from labkit.cli.forms import Form, Shown
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
@@ -62,6 +62,7 @@ SHOWN = {
     "operators": Shown(
         ("name", "shapes", "count", "total_ns", "share", "tflop_s", "tb_s", "roofline_share"), "Operators by shapes"
     ),
+    "losses": Shown(("loss",), "Biggest first: what could be gained at most", sentences="labkit.nsys.tables.losses"),
     "short": Shown(("name", "count", "median_ns", "total_ns", "idle_ns", "share"), "Short kernels", ("name",)),
     "of ranges": Shown(DIFFERENCE, "The difference by ranges"),
     "of kernels": Shown(DIFFERENCE, "The difference by kernels"),
@@ -126,6 +127,7 @@ def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
         parquet: Parquet = False,
         output: Output = None,
     ) -> None:
+        from labkit.cli.showing import show
         from labkit.nsys.reader.reading import read
         from labkit.nsys.tables.selection import Selection
 
@@ -164,6 +166,7 @@ def compare(
     output: Output = None,
 ) -> None:
     """Take the difference of two traces apart, by ranges and by kernels, until its parts add up to it."""
+    from labkit.cli.showing import out, show
     from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.compare import compare_traces
     from labkit.nsys.tables.selection import Selection

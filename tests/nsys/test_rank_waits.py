@@ -2,58 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from traces import Recorder
+from unstaged_traces import TRANSFER_US, TRUE_OFFSETS_US, exchange, steps
 
 from labkit.nsys.tables.dtypes import element_bytes
 from labkit.nsys.tables.rank_waits import UNDECIDED, RankWaits, rank_waits
-from labkit.nsys.trace import Trace, TraceError
-
-TRANSFER_US = 50.0
-TRUE_OFFSETS_US = (0.0, 5000.0, -1234.5)  # what has to be added to the times of each rank
-
-
-def exchange(
-    arrivals_us: np.ndarray,
-    *,
-    offsets_us: tuple[float, ...] = TRUE_OFFSETS_US,
-    lost: tuple[int, int] | None = None,
-    jitter_us: float = 0.5,
-    told: bool = False,
-    name: str = "ncclDevKernel_AllReduce_Sum_f16",
-) -> Trace:
-    """Ranks that meet in all-reduces. `arrivals_us`: true times by collective and rank, each rank's rising by more than
-    a transfer. `lost`: a collective and the rank whose trace lacks it.
-    """
-    random, recorder = np.random.default_rng(3), Recorder()
-    for number, arrived in enumerate(arrivals_us):
-        end = arrived.max() + TRANSFER_US
-        for rank, start in enumerate(arrived[: len(offsets_us)]):
-            if lost == (number, rank):
-                continue
-            start, stop = start - offsets_us[rank], end + random.uniform(0, jitter_us) - offsets_us[rank]
-            about = {"name": "allreduce", "group": "0", "size": 3, "dtype": "Half", "in_elements": 1 << 20}
-            columns = {"collective": json.dumps(about)} if told else {}
-            recorder.range(f"layer.{number}", start - 5, start - 1, process=rank, domain="")
-            recorder.kernel(start - 4, start, stop, name=name, process=rank, **columns)
-    trace = recorder.trace(ranks=range(len(offsets_us)))
-    files = tuple(f"rank{rank}.json" for rank in range(len(offsets_us)))
-    if told:
-        operations = trace.operations.assign(collective=trace.operations["collective"].astype("category"))
-        trace = replace(trace, operations=operations)
-    return replace(trace, source=replace(trace.source, files=files))
-
-
-def steps(count: int = 40, late: int = 1, by_us: float = 30.0, spread_us: float = 10.0) -> np.ndarray:
-    """True arrivals of three ranks; `late` comes last every time."""
-    random = np.random.default_rng(7)
-    arrived = 10_000 + 200.0 * np.arange(count)[:, None] + random.uniform(0, spread_us, (count, 3))
-    arrived[:, late] += by_us
-    return arrived
+from labkit.nsys.trace import TraceError
 
 
 def test_clocks_are_set_by_the_collectives() -> None:

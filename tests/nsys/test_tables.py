@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 import pytest
 from traces import Recorder, disorder
+from unstaged_traces import mixed, waiting
 
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.calls import calls
@@ -39,15 +38,6 @@ def plain_budget(trace: Trace, process: int, window: tuple[int, int] | None) -> 
         what = next((kind for at, kind in enumerate(KINDS_OF_WORK) if at in running), "idle")
         sums[what] += high - low
     return sums
-
-
-def mixed(seed: int) -> Trace:
-    """Two ranks whose operations are kernels, NCCL's kernels and copies, on several streams at once."""
-    trace = disorder(seed, ranks=2)
-    random = np.random.default_rng(seed)
-    copied = random.random(len(trace.operations)) < 0.3
-    kind = trace.operations["kind"].astype("str").where(~copied, "memcpy").astype("category")
-    return replace(trace, operations=trace.operations.assign(kind=kind))
 
 
 @pytest.mark.parametrize("window", [None, WINDOW])
@@ -81,21 +71,6 @@ def test_gaps_and_their_causes_add_up_to_the_idle_time(seed: int, window: tuple[
     causes = idle_by_cause(found)
     assert causes.groupby("rank")["time_ns"].sum().to_dict() == idle[idle > 0].to_dict()
     assert np.allclose(causes.groupby("rank")["share"].sum(), 1)
-
-
-def waiting(call: str, start: float, end: float, *, kind: str = "api") -> Trace:
-    """A kernel until 20 µs, the next one launched at 100 µs; the thread that launches it is in `call` for a while."""
-    recorder = Recorder()
-    recorder.range("batch", 0, 200, domain="")
-    recorder.kernel(5, 10, 20, name="first")
-    recorder.kernel(100, 105, 120, name="second")
-    recorder.kernel(101, 122, 130, name="third")
-    trace = recorder.trace()
-    times = {"start_ns": round(start * 1e3), "end_ns": round(end * 1e3), "process": 0, "tid": 1}
-    added = pd.DataFrame([{**times, "kind": kind, "name": call, "correlation": 0, "external": 0, "inputs": ""}])
-    calls = pd.concat([trace.calls.astype({"kind": str, "name": str, "inputs": str}), added])
-    calls = calls.astype({"kind": "category", "name": "category", "inputs": "category"})
-    return replace(trace, calls=calls.sort_values("start_ns", ignore_index=True))
 
 
 @pytest.mark.parametrize(

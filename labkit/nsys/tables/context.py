@@ -9,16 +9,17 @@ from labkit.nsys.analysis.containment import NONE, on_one_line, tightest
 from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.analysis.projection import full_names
 from labkit.nsys.arrays import Ints
+from labkit.nsys.tables.paths import without_numbers
 from labkit.nsys.trace import Trace
 
 
 def ranges_around(trace: Trace, operations: Ints, among: NDArray[np.bool_] | None = None) -> NDArray[np.object_]:
     """For rows of `trace.operations`, the name of the innermost NVTX range around their launch; "" where none is.
 
-    `among`: which rows of `trace.ranges` count.
+    Without the numbers that PyTorch adds to names. `among`: which rows of `trace.ranges` count.
     """
     ranges = trace.ranges if among is None else trace.ranges[among]
-    names = np.append(np.asarray(full_names(ranges).astype(str), object), "")
+    names = np.append(np.asarray(without_numbers(full_names(ranges)).astype(str), object), "")
     if not len(operations):
         return np.zeros(0, object)
     call = first_calls(trace)[operations]

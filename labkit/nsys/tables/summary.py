@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pandas as pd
@@ -9,11 +10,13 @@ import pandas as pd
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.calls import calls
 from labkit.nsys.tables.gaps import gaps, idle_by_cause
+from labkit.nsys.tables.losses import losses
 from labkit.nsys.tables.operations import copies, kernels
 from labkit.nsys.tables.places import ranks, ranks_are_known
 from labkit.nsys.tables.ranges import ranges
+from labkit.nsys.tables.rank_waits import RankWaits, rank_waits
 from labkit.nsys.tables.selection import EVERYTHING, Selection
-from labkit.nsys.trace import Source, Trace
+from labkit.nsys.trace import Source, Trace, TraceError
 
 WHOLE_GRAPHS = "CUDA graphs were traced whole: idle time inside of them is not seen, and their kernels have no rows"
 
@@ -23,8 +26,8 @@ class TraceSummary:
     """The tables of one trace, each of them empty where the trace has nothing of the kind.
 
     `contents`: what (kernels, copies, ...), process, rank, count, start_ns, end_ns. The others are those of the modules
-    here: `budget`, `idle`, `kernels`, `copies`, `calls`, `ranges`. `remarks`: what a reader must know before trusting
-    them; `skipped` and `unread`: as in a trace's source.
+    here: `budget`, `idle`, `kernels`, `copies`, `calls`, `ranges`, `losses`. `remarks`: what a reader must know before
+    trusting them.
     """
 
     source: Source
@@ -35,30 +38,40 @@ class TraceSummary:
     copies: pd.DataFrame
     calls: pd.DataFrame
     ranges: pd.DataFrame
+    losses: pd.DataFrame
     remarks: tuple[str, ...]
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
         """The tables by name."""
-        names = ("contents", "budget", "idle", "kernels", "copies", "calls", "ranges")
+        names = ("contents", "budget", "idle", "kernels", "copies", "calls", "ranges", "losses")
         return {name: getattr(self, name) for name in names}
 
 
 def summarise(trace: Trace, selection: Selection = EVERYTHING) -> TraceSummary:
     """All tables of a trace, or of a part of it."""
     found = budget(trace, selection)
-    told = found["idle_ns"].notna().any()
+    idle = gaps(trace, selection) if found["idle_ns"].notna().any() else None
+    waits = _waits(trace, selection)
     return TraceSummary(
         source=trace.source,
         contents=contents(trace),
         budget=found,
-        idle=idle_by_cause(gaps(trace, selection)) if told else idle_by_cause(NO_GAPS),
+        idle=idle_by_cause(NO_GAPS if idle is None else idle),
         kernels=kernels(trace, selection),
         copies=copies(trace, selection),
         calls=calls(trace, selection),
         ranges=ranges(trace, selection),
+        losses=losses(trace, selection, found=idle, waits=waits),
         remarks=tuple(_remarks(trace, found)),
     )
+
+
+def _waits(trace: Trace, selection: Selection) -> RankWaits | None:
+    """Who waits for whom, where several ranks exchange anything."""
+    with suppress(TraceError):
+        return rank_waits(trace, selection) if len(trace.processes) > 1 else None
+    return None
 
 
 NO_GAPS = pd.DataFrame(

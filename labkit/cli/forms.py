@@ -1,0 +1,51 @@
+"""In which form tables are shown, and what people see of each. Loads no pandas: the command line begins here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit.system.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What people see of a table: its columns, its title, and in which columns names of kernels are shortened. Or,
+    instead of the columns, one sentence for each row, which the function `sentence` of the module `sentences` says.
+    """
+
+    columns: tuple[str, ...]
+    title: str
+    kernels: tuple[str, ...] = ()
+    sentences: str = ""
+
+    def lines(self, frame: pd.DataFrame) -> list[str]:
+        say = import_module(self.sentences).sentence
+        return [f"{number}. {say(row)}" for number, row in enumerate(frame.to_dict("records"), 1)]
+
+
+class Form(StrEnum):
+    TERMINAL = "terminal"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+    PARQUET = "parquet"
+
+    @classmethod
+    def of(cls, *, output: Path | None, **wanted: bool) -> Form:
+        """The one form that is wanted. UserError for two, and for a form that needs a file without one."""
+        asked = [name for name, on in wanted.items() if on]
+        if len(asked) > 1:
+            raise UserError(f"got {' and '.join(f'--{name}' for name in asked)}; give one of them")
+        form = cls(asked[0]) if asked else cls.TERMINAL
+        if form is cls.PARQUET and output is None:
+            raise UserError("got --parquet without --output; a file of bytes needs a name: add --output NAME.parquet")
+        if form is cls.TERMINAL and output is not None:
+            raise UserError(f"got --output {output} without a form; add --json, --csv, --markdown or --parquet")
+        return form

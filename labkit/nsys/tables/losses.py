@@ -1,0 +1,180 @@
+"""The largest losses of time that a trace proves, with where to look and what usually helps.
+
+Each is a part of the span of one device that no other loss counts, and an upper bound of what could be gained: what is
+saved in one place may be lost to the next limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.tables import gaps as gap
+from labkit.nsys.tables.budget import budget
+from labkit.nsys.tables.context import ranges_around
+from labkit.nsys.tables.kernel_names import brief
+from labkit.nsys.tables.rank_waits import RankWaits
+from labkit.nsys.tables.selection import EVERYTHING, Selection
+from labkit.nsys.tables.work_kinds import COPY, KINDS_OF_WORK, work_kinds
+from labkit.nsys.trace import Trace
+
+MOST, SMALLEST_SHARE = 3, 0.01
+LAUNCH_NS = 50_000  # a longer gap is no launch's
+COLUMNS = ("loss", "rank", "device", "time_ns", "share", "evidence", "start_ns", "end_ns", "helps")
+HELPS = {
+    gap.HOST: "CUDA graphs or torch.compile, a larger batch, less Python between launches",
+    gap.SYNCHRONISED: "no .item(), .cpu(), print or nonzero() of tensors in the loop; copies with non_blocking=True",
+    gap.ALLOCATED: "buffers that are allocated once; no empty_cache() in the loop; a warmed-up caching allocator",
+    "short": "fused kernels, or CUDA graphs, which launch many at once",
+    "idle": "look what the CPU did there, with PyTorch's operators or NVTX ranges recorded",
+    "copy": "pinned memory, non_blocking=True and a stream of their own, so that copies run beside kernels",
+    "own copy": "layouts that need no copy: views, fused kernels, writing results where they are needed",
+    "communication": "overlap with computing (buckets, a stream of its own), fewer and larger messages",
+    "straggler": "equal work for all ranks; look what this rank did before it came, and at its clocks and its CPU",
+}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """`share`: of the span of the device. `start_ns` to `end_ns`: the stretch to look at first."""
+
+    loss: str
+    rank: int
+    device: int
+    time_ns: int
+    share: float
+    evidence: str
+    start_ns: int
+    end_ns: int
+    helps: str
+
+
+def losses(
+    trace: Trace,
+    selection: Selection = EVERYTHING,
+    *,
+    found: pd.DataFrame | None = None,
+    waits: RankWaits | None = None,
+) -> pd.DataFrame:
+    """At most MOST losses, the largest first, each of at least a hundredth of the span: see `Loss` for the columns.
+
+    found: the gaps of `labkit.nsys.tables.gaps`, where idle time is known. waits: of `rank_waits`, for several ranks.
+    """
+    known = []
+    for place in budget(trace, selection).to_dict("records"):
+        known += list(_of_idle_time(trace, place, found)) if found is not None else []
+        known += list(_of_copies(trace, place))
+        known += list(_of_communication(place, waits))
+    best: dict[str, Loss] = {}
+    for loss in known:
+        if loss.share >= SMALLEST_SHARE and (loss.loss not in best or loss.share > best[loss.loss].share):
+            best[loss.loss] = loss
+    most = sorted(best.values(), key=lambda loss: -loss.share)[:MOST]
+    return pd.DataFrame([asdict(loss) for loss in most], columns=list(COLUMNS))
+
+
+def sentence(loss: dict[str, object]) -> str:
+    """A row in words: what is lost, where to look, what helps."""
+    share, took = float(str(loss["share"])), int(str(loss["time_ns"])) / 1e6
+    opens, closes = (int(str(loss[name])) / 1e6 for name in ("start_ns", "end_ns"))
+    return (
+        f"{share:.1%} of the time of rank {loss['rank']}'s GPU ({took:,.3f} ms): {loss['loss']}. {loss['evidence']}; "
+        f"look at --window {opens:.3f}:{closes:.3f}. What helps: {loss['helps']}."
+    )
+
+
+def _of_idle_time(trace: Trace, place: dict, found: pd.DataFrame) -> Iterator[Loss]:
+    mine = found[((found["rank"] == place["rank"]) & (found["device"] == place["device"])).to_numpy()]
+    operations = trace.operations
+    lasted = (operations["end_ns"] - operations["start_ns"]).to_numpy()[mine["row"].to_numpy()]
+    short = (lasted < gap.SHORT_NS) & (mine["time_ns"].to_numpy() < LAUNCH_NS)
+    waited = mine["latency_ns"] + mine["queued_ns"]
+    host = {cause: mine["host_ns"].where(mine["host_cause"] == cause, 0) for cause in gap.HOST_CAUSES}
+    parts = (
+        ("idle, waiting for the host", gap.HOST, host[gap.HOST] + host[gap.CALLED] + mine["launch_ns"]),
+        ("idle, because the host waited for the GPU", gap.SYNCHRONISED, host[gap.SYNCHRONISED]),
+        ("idle, while the host allocated memory", gap.ALLOCATED, host[gap.ALLOCATED]),
+        ("idle before kernels shorter than 10 µs", "short", waited.where(short, 0)),
+        ("idle, for reasons that the trace does not tell", "idle", waited.where(~short, 0) + mine["unknown_ns"]),
+    )
+    for what, helps, time in parts:
+        if time.sum():
+            yield _loss(what, place, int(time.sum()), *_evidence(trace, mine, time), HELPS[helps])
+
+
+def _evidence(trace: Trace, mine: pd.DataFrame, time: pd.Series) -> tuple[str, int, int]:
+    worst = mine.loc[time.idxmax()]
+    held = (time > 0).to_numpy()
+    around = pd.Series(time.to_numpy()[held]).groupby(ranges_around(trace, mine["row"].to_numpy()[held])).sum()
+    named = around.drop("", errors="ignore")
+    mostly = ""
+    if len(named) and named.max() > 0.25 * time.sum():
+        mostly = f", {named.max() / time.sum():.0%} of it before work of the range '{named.idxmax()}'"
+    awaited = f" in {worst['awaited']}" if worst["awaited"] else ""
+    count = int(held.sum())
+    gaps_told = f"{count:,} gaps{mostly}; the longest" if count > 1 else f"one gap{mostly}"
+    text = f"{gaps_told}, {_took(int(worst['time_ns']))}{awaited}, ends with {brief(worst['next'])[:60]}"
+    return text, int(worst["start_ns"]), int(worst["start_ns"] + worst["time_ns"])
+
+
+def _of_copies(trace: Trace, place: dict) -> Iterator[Loss]:
+    if not place["exposed_copy_ns"]:
+        return
+    operations = trace.operations
+    here = ((operations["process"] == place["process"]) & (operations["device"] == place["device"])).to_numpy()
+    rows = operations[here & (work_kinds(operations) == KINDS_OF_WORK.index(COPY))]
+    times = rows["end_ns"] - rows["start_ns"]
+    worst = rows.loc[times.idxmax()]
+    kinds = times.groupby(rows["name"].astype("str")).sum().sort_values(ascending=False)
+    within = kinds.index[0] in ("DtoD", "memset")
+    text = f"{len(rows):,} copies and memsets, mostly {kinds.index[0]}; the longest moves {_size(int(worst['bytes']))}"
+    if str(worst["memory"]).startswith("Pageable") or str(worst["memory"]).endswith("Pageable"):
+        text += " of pageable memory"
+    bounds = (int(worst["start_ns"]), int(worst["end_ns"]))
+    helps = HELPS["own copy" if within else "copy"]
+    yield _loss("copies while no kernel runs", place, place["exposed_copy_ns"], text, *bounds, helps)
+
+
+def _of_communication(place: dict, waits: RankWaits | None) -> Iterator[Loss]:
+    exposed, late_ns = place["exposed_communication_ns"], 0
+    start, span = place["start_ns"], place["span_ns"]
+    if waits is not None and len(stragglers := waits.stragglers):
+        by_rank = stragglers[stragglers["rank"] != place["rank"]].groupby("rank")["late_ns"].sum()
+        if len(by_rank):
+            rank, late_ns = int(by_rank.idxmax()), min(int(by_rank.max()), exposed)
+            where = stragglers[stragglers["rank"] == rank].iloc[0]
+            frame = waits.frame[(waits.frame["last"] == str(rank)) & (waits.frame["range"] == where["range"])]
+            worst = frame.loc[frame["skew_ns"].idxmax()]
+            text = f"rank {rank} comes last {int(where['times'])} times, by up to {_took(int(worst['skew_ns']))}"
+            text += f", in the range '{where['range']}'" if where["range"] else ""
+            bounds = (int(worst["start_ns"]), int(worst["start_ns"] + worst["skew_ns"]))
+            yield _loss(f"waiting for rank {rank}", place, late_ns, text, *bounds, HELPS["straggler"])
+    if exposed - late_ns > 0:
+        text = f"{exposed / 1e6:,.3f} ms of {place['communication_ns'] / 1e6:,.3f} ms of communication run alone"
+        yield _loss(
+            "communication while nothing computes",
+            place,
+            exposed - late_ns,
+            text,
+            start,
+            start + span,
+            HELPS["communication"],
+        )
+
+
+def _loss(what: str, place: dict, time_ns: int, text: str, start: int, end: int, helps: str) -> Loss:
+    share = time_ns / max(place["span_ns"], 1)
+    return Loss(
+        what, int(place["rank"]), int(place["device"]), int(time_ns), float(np.round(share, 6)), text, start, end, helps
+    )
+
+
+def _took(time_ns: int) -> str:
+    return f"{time_ns / 1e6:,.2f} ms" if time_ns >= 1e6 else f"{time_ns / 1e3:,.1f} µs"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} KB"

@@ -1,0 +1,98 @@
+"""The largest losses: that each is proved, disjoint from the others, and leads to where it can be seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from traces import Recorder, disorder
+from unstaged_traces import exchange, mixed, steps, waiting
+
+from labkit.nsys.tables.budget import budget
+from labkit.nsys.tables.gaps import gaps
+from labkit.nsys.tables.losses import HELPS, losses, sentence
+from labkit.nsys.tables.rank_waits import rank_waits
+from labkit.nsys.tables.summary import summarise
+from labkit.nsys.trace import Trace
+
+
+def found(trace: Trace) -> list[dict]:
+    return losses(trace, found=gaps(trace)).to_dict("records")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_losses_are_disjoint_parts_of_the_span(seed: int) -> None:
+    trace = mixed(seed)
+    table = summarise(trace).losses
+    spans = budget(trace).set_index(["rank", "device"])["span_ns"]
+    assert len(table) <= 3
+    assert table["share"].is_monotonic_decreasing
+    for place, rows in table.groupby(["rank", "device"]):
+        lost = spans[place] - budget(trace).set_index(["rank", "device"]).loc[place, "compute_ns"]
+        assert rows["time_ns"].sum() <= lost
+        assert rows["share"].to_numpy() == pytest.approx((rows["time_ns"] / spans[place]).to_numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "loss", "helps"),
+    [
+        ("cudaStreamSynchronize", "idle, because the host waited for the GPU", ".item()"),
+        ("cudaMalloc", "idle, while the host allocated memory", "allocated once"),
+        ("cudaEventRecord", "idle, waiting for the host", "CUDA graphs"),
+    ],
+)
+def test_idle_time_is_lost_to_what_the_host_did(call: str, loss: str, helps: str) -> None:
+    worst = found(waiting(call, 25, 95))[0]
+    assert worst["loss"] == loss
+    assert helps in worst["helps"]
+    assert "'batch'" in worst["evidence"]
+    assert "second" in worst["evidence"]
+    assert (worst["start_ns"], worst["end_ns"]) == (20_000, 105_000)
+    assert "look at --window 0.020:0.105" in sentence(worst)
+
+
+def test_tiny_kernels_are_told_from_long_waits() -> None:
+    recorder = Recorder()
+    for index in range(200):
+        recorder.kernel(index * 0.2, 50 + 10 * index, 54 + 10 * index, name="tiny")
+    (tiny,) = found(recorder.trace())
+    assert tiny["loss"] == "idle before kernels shorter than 10 µs"
+    assert tiny["time_ns"] == 199 * 6_000
+    recorder.kernel(60, 20_000, 20_005, name="tiny")
+    assert [each["loss"] for each in found(recorder.trace())] == [
+        "idle, for reasons that the trace does not tell",
+        "idle before kernels shorter than 10 µs",
+    ]
+
+
+def test_copies_that_run_alone_are_lost() -> None:
+    recorder = Recorder()
+    recorder.kernel(0, 5, 50)
+    recorder.kernel(1, 50, 100, name="HtoD")
+    recorder.operations[-1] |= {"kind": "memcpy", "bytes": 3_000_000, "memory": "Pageable -> Device"}
+    (copy,) = found(recorder.trace())
+    assert (copy["loss"], copy["time_ns"]) == ("copies while no kernel runs", 50_000)
+    assert "3.0 MB of pageable memory" in copy["evidence"]
+    assert copy["helps"] == HELPS["copy"]
+
+
+def test_a_straggler_is_named_with_its_range() -> None:
+    trace = exchange(steps(by_us=100.0))
+    waits = rank_waits(trace)
+    table = losses(trace, waits=waits).set_index("loss")
+    late = table.loc["waiting for rank 1"]
+    assert late["rank"] != 1
+    assert late["time_ns"] == pytest.approx(waits.frame["skew_ns"].sum(), rel=0.01)
+    assert "rank 1 comes last" in late["evidence"]
+
+
+@pytest.mark.parametrize("trace", [disorder(0, gpu=False), Recorder().trace()], ids=["cpu", "empty"])
+def test_without_a_gpu_nothing_is_lost_that_could_be_proved(trace: Trace) -> None:
+    assert summarise(trace).losses.empty
+
+
+def test_unknown_idle_time_is_no_loss() -> None:
+    trace = waiting("cudaGraphLaunch", 30, 95)
+    assert isinstance(losses(replace(trace)), pd.DataFrame)
+    assert not [loss for loss in losses(trace)["loss"] if loss.startswith("idle")]
