@@ -187,6 +187,22 @@ def compare(
     show(named, form, output=output, top=top, about=about)
 
 
+@trace.command()
+def replay(
+    files: Files,
+    op: Annotated[str, typer.Option(help="The operator of PyTorch, such as aten::mm.")],
+    nth: Annotated[int, typer.Option(help="Of its recorded inputs, those with the n-th most time.")] = 1,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: runs/replay_OP.py.")] = None,
+) -> None:
+    """Write a script that runs one recorded operator again, with its shapes, types and strides."""
+    from labkit.cli.showing import out
+    from labkit.nsys.reader.reading import read
+    from labkit.nsys.tables.replay import write_replay
+
+    target = output or Path("runs", f"replay_{op.rpartition('::')[2]}.py")
+    out.print(str(write_replay(read(files), op, target, nth=nth)), soft_wrap=True)
+
+
 def _sorted(frame: pd.DataFrame, by: str | None, ascending: bool) -> pd.DataFrame:
     if by is None:
         return frame.iloc[::-1].reset_index(drop=True) if ascending else frame

@@ -1,0 +1,94 @@
+"""Recorded operators run again: the script is whole, its tensors are those of the trace, and it can be run."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from traces import Recorder
+
+from labkit.harness.replay import RecordedCall, arguments, measure, operator
+from labkit.nsys.reader.reading import read
+from labkit.nsys.tables.replay import replayable, write_replay
+from labkit.nsys.trace import Trace, TraceError
+from labkit.system.errors import UserError
+
+
+def work() -> None:
+    a = torch.ones(6, 5).t()
+    torch.addmm(torch.ones(7), a, torch.ones(6, 7))
+    torch.nn.functional.embedding(torch.tensor([[0, 3], [2, 1]]), torch.ones(4, 8))
+    torch.cat([torch.ones(2, 3), torch.ones(4, 3)], dim=0)
+    torch.softmax(torch.ones(3, 9).expand(2, 3, 9), dim=-1)
+    torch.nn.functional.conv2d(torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3), stride=2, padding=1)
+    torch.ones(3, dtype=torch.bfloat16).mul_(2.5)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """What torch.profiler records of some operators."""
+    path = tmp_path_factory.mktemp("recorded") / "ops.json"
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        work()
+    profiler.export_chrome_trace(str(path))
+    return read(path, cache=False)
+
+
+def call_of(script: Path) -> RecordedCall:
+    found = runpy.run_path(str(script))["CALL"]
+    assert isinstance(found, RecordedCall)
+    return found
+
+
+@pytest.mark.parametrize("op", ["aten::addmm", "embedding", "cat", "_softmax", "conv2d", "mul_"])
+def test_an_operator_runs_again_with_its_shapes(op: str, recorded: Trace, tmp_path: Path) -> None:
+    call = call_of(write_replay(recorded, op, tmp_path / "replay.py"))
+    made = arguments(call, operator(call), "cpu")
+    for value, dims, strides in zip(made.values(), call.dims, call.strides, strict=False):
+        if isinstance(value, torch.Tensor):
+            assert tuple(value.shape) == dims
+            assert value.stride() == strides
+    found = measure(call, "cpu", calls=3)
+    assert len(found.warm_us) == len(found.cold_us) == 3
+    assert min(found.warm_us) > 0
+
+
+def test_the_script_stands_alone(recorded: Trace, tmp_path: Path) -> None:
+    script = write_replay(recorded, "addmm", tmp_path / "replay_addmm.py")
+    done = subprocess.run(
+        [sys.executable, script, "--device", "cpu"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "aten::addmm of 7, 5x6, 6x7 on CPU" in done.stdout
+    assert {"cold,", "warm,", "traced"} <= set(done.stdout.replace("│", " ").split())
+
+
+def test_the_time_of_an_operator_includes_those_within_it() -> None:
+    recorder = Recorder()
+    recorder.operator("aten::linear", 0, 60)
+    recorder.operator("aten::addmm", 1, 50)
+    recorder.kernel(2, 10, 30)
+    trace = recorder.trace()
+    found = replayable(replace(trace, calls=trace.calls.assign(inputs='{"dims": [[2, 2]], "types": ["float"]}')))
+    assert found.set_index("name")["median_ns"].to_dict() == {"aten::linear": 20_000, "aten::addmm": 20_000}
+
+
+def test_what_cannot_be_replayed_is_said(recorded: Trace, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"got the operator 'aten::adm' \(did you mean .*such as aten::"):
+        write_replay(recorded, "aten::adm", tmp_path / "x.py")
+    with pytest.raises(TraceError, match="got 9 as the place of the inputs, expected 1 to 1"):
+        write_replay(recorded, "addmm", tmp_path / "x.py", nth=9)
+    with pytest.raises(TraceError, match="got a trace without inputs of operators"):
+        write_replay(Recorder().trace(), "addmm", tmp_path / "x.py")
+    assert not list(tmp_path.iterdir())
+    call = call_of(write_replay(recorded, "addmm", tmp_path / "replay.py"))
+    with pytest.raises(UserError, match=r"which this PyTorch .* does not have"):
+        measure(replace(call, name="vllm::moe_forward"), "cpu")
+    with pytest.raises(UserError, match="fails with made-up data"):
+        measure(replace(call, dims=((7,), (5, 6), (99, 7), *call.dims[3:])), "cpu")
