@@ -2,8 +2,9 @@
 
 python -P -m labkit.bench.traces [--rounds N]
 
-Two made-up exports are opened and projected, each time in a fresh process. Times are those of the calls, without the
-start of Python, and memory is the most that the process ever held.
+Two made-up exports are opened and projected, a larger one is summed up, each time in a fresh process. Times are those
+of the calls, without the start of Python, but for the summary's, which are those of the whole command. Memory is the
+most that a process ever held.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from labkit.system.command import run_command
 
 ROUNDS = 3
 SMALL, LARGE = Size(ranges=17_000, kernels=3_400), Size(ranges=200_000, kernels=1_000_000)
+FIVE_MILLION = Size(ranges=600_000, kernels=2_200_000)  # with as many calls as kernels
 CHILD = """
 import json, resource, sys, time
 from labkit.nsys.analysis.projection import project
@@ -40,6 +42,17 @@ ended = time.perf_counter()
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 took = {"open_s": opened - began, "project_s": ended - opened, "peak_mib": peak, "rows": rows}
 sys.stdout.write(json.dumps(took))
+"""
+
+
+SUMMARY = """
+import resource, subprocess, sys, time
+began = time.perf_counter()
+run = [sys.executable, "-P", "-c", "from labkit.cli.main import main; main()", *sys.argv[1:]]
+subprocess.run(run, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+took = time.perf_counter() - began
+peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+sys.stdout.write(f"{took} {peak}")
 """
 
 
@@ -60,6 +73,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="labkit-bench-") as folder:
         for size in (SMALL, LARGE):
             print_checks(measured(Path(folder), size, rounds))
+        print_checks(summed_up(Path(folder), rounds))
 
 
 def measured(folder: Path, size: Size, rounds: int) -> Iterator[BarCheck]:
@@ -74,6 +88,23 @@ def measured(folder: Path, size: Size, rounds: int) -> Iterator[BarCheck]:
     yield at_most(f"{size}: open {open_s:.2f} s, project {project_s:.2f} s", open_s + project_s, 12, SECONDS)
     yield at_most(f"{size}: memory", peak_mib / 1024, 2, GIB)
     yield at_most(f"{size}: open again", _median(again, "open_s"), 1, SECONDS)
+
+
+def summed_up(folder: Path, rounds: int) -> Iterator[BarCheck]:
+    """The bars of `labkit trace summary` on an export of five million rows."""
+    path = write_export(folder / "summary.sqlite", FIVE_MILLION)
+    first = [_summary(path, folder / f"cache-summary-{each}") for each in range(rounds)]
+    again = [_summary(path, folder / "cache-summary-0")[0] for _ in range(rounds)]
+    yield at_most(f"{FIVE_MILLION}: summary", median(seconds for seconds, _ in first), 20, SECONDS)
+    yield at_most(f"{FIVE_MILLION}: memory of the summary", median(mib for _, mib in first) / 1024, 2, GIB)
+    yield at_most(f"{FIVE_MILLION}: summary again", median(again), 1, SECONDS)
+
+
+def _summary(path: Path, cache: Path) -> tuple[float, float]:
+    command = [sys.executable, "-P", "-c", SUMMARY, "trace", "summary", str(path)]
+    said = run_child(command, f"{path} could not be summed up", environment={**os.environ, "LABKIT_CACHE": str(cache)})
+    seconds, mib = map(float, said.split())
+    return seconds, mib
 
 
 def took(path: Path, cache: Path) -> Took:

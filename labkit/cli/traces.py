@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from labkit.nsys.tables.selection import Selection
-    from labkit.nsys.trace import Trace
+    from labkit.nsys.trace import Source
 
     Tables = dict[str, pd.DataFrame]
-    Build = Callable[[Trace, Selection], tuple[Tables, tuple[str, ...]]]  # and remarks
+    Build = Callable[[list[Path], Selection], tuple[Source, Tables, tuple[str, ...]]]  # the last are remarks
 
 trace = typer.Typer(
     no_args_is_help=True,
@@ -128,14 +128,12 @@ def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
         output: Output = None,
     ) -> None:
         from labkit.cli.showing import show
-        from labkit.nsys.reader.reading import read
         from labkit.nsys.tables.selection import Selection
 
         form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output)
         ranks, devices, streams = (tuple(each or ()) for each in (rank, device, stream))
         selection = Selection(window_of(window), pattern, ranks, devices, streams, range_)
-        opened = read(files)
-        tables, remarks = build(opened, selection)
+        source, tables, remarks = build(files, selection)
         if len(tables) == 1:
             tables = {each: _sorted(frame, sort, ascending) for each, frame in tables.items()}
         elif sort is not None:
@@ -144,7 +142,6 @@ def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
             )
         elif top is None and form in (Form.TERMINAL, Form.MARKDOWN):
             top = OF_SUMMARY
-        source = opened.source
         told = {"files": source.files, "remarks": remarks, "skipped": source.skipped, "unread": source.unread}
         named = {each: ((SHOWN | OF_NSYS)[each], frame) for each, frame in tables.items()}
         show(named, form, output=output, top=top, about=told)
@@ -212,35 +209,46 @@ def _sorted(frame: pd.DataFrame, by: str | None, ascending: bool) -> pd.DataFram
     return frame.sort_values(known[by], ascending=ascending, kind="stable", ignore_index=True)
 
 
-def _summary(opened: Trace, selection: Selection) -> tuple[Tables, tuple[str, ...]]:
-    from labkit.nsys.tables.summary import summarise
+def _summary(files: list[Path], selection: Selection) -> tuple[Source, Tables, tuple[str, ...]]:
+    from labkit.nsys.tables.kept_summary import summary_of
 
-    found = summarise(opened, selection)
-    return found.frames, found.remarks
+    found = summary_of(files, selection)
+    return found.source, found.frames, found.remarks
 
 
-def _collectives(opened: Trace, selection: Selection) -> tuple[Tables, tuple[str, ...]]:
+def _collectives(files: list[Path], selection: Selection) -> tuple[Source, Tables, tuple[str, ...]]:
+    from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.rank_waits import rank_waits
 
+    opened = read(files)
     found = rank_waits(opened, selection)
-    return {"ranks": found.ranks, "stragglers": found.stragglers, "collectives": found.frame}, found.remarks
+    return (
+        opened.source,
+        {"ranks": found.ranks, "stragglers": found.stragglers, "collectives": found.frame},
+        found.remarks,
+    )
 
 
-def _operators(opened: Trace, selection: Selection) -> tuple[Tables, tuple[str, ...]]:
+def _operators(files: list[Path], selection: Selection) -> tuple[Source, Tables, tuple[str, ...]]:
+    from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.operators import categories, operators
 
+    opened = read(files)
     found = operators(opened, selection)
     known = found["roofline_share"].notna().any()
     remark = "the roofline of this GPU is not known, or no shapes were recorded (record_shapes=True)"
-    return {"categories": categories(found), "operators": found}, () if known else (remark,)
+    return opened.source, {"categories": categories(found), "operators": found}, () if known else (remark,)
 
 
 def _one(name: str, module: str, function: str) -> Build:
     """The table of this name, from a function of `labkit.nsys.tables` that is loaded when it is called."""
 
-    def build(opened: Trace, selection: Selection) -> tuple[Tables, tuple[str, ...]]:
+    def build(files: list[Path], selection: Selection) -> tuple[Source, Tables, tuple[str, ...]]:
+        from labkit.nsys.reader.reading import read
+
+        opened = read(files)
         found = getattr(import_module(f"labkit.nsys.tables.{module}"), function)(opened, selection)
-        return {name: found}, ()
+        return opened.source, {name: found}, ()
 
     return build
 

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
 
-from labkit.nsys.tables import gaps as gap
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.context import ranges_around
+from labkit.nsys.tables.gaps import SHORT_NS
+from labkit.nsys.tables.host_causes import ALLOCATED, CALLED, HOST, HOST_CAUSES, SYNCHRONISED
 from labkit.nsys.tables.kernel_names import brief
 from labkit.nsys.tables.rank_waits import RankWaits
 from labkit.nsys.tables.selection import EVERYTHING, Selection
@@ -22,12 +23,13 @@ from labkit.nsys.tables.work_kinds import COPY, KINDS_OF_WORK, work_kinds
 from labkit.nsys.trace import Trace
 
 MOST, SMALLEST_SHARE = 3, 0.01
+MOST_LOOKED_AT = 20_000  # gaps, for the ranges that they lie in
 LAUNCH_NS = 50_000  # a longer gap is no launch's
 COLUMNS = ("loss", "rank", "device", "time_ns", "share", "evidence", "start_ns", "end_ns", "helps")
 HELPS = {
-    gap.HOST: "CUDA graphs or torch.compile, a larger batch, less Python between launches",
-    gap.SYNCHRONISED: "no .item(), .cpu(), print or nonzero() of tensors in the loop; copies with non_blocking=True",
-    gap.ALLOCATED: "buffers that are allocated once; no empty_cache() in the loop; a warmed-up caching allocator",
+    HOST: "CUDA graphs or torch.compile, a larger batch, less Python between launches",
+    SYNCHRONISED: "no .item(), .cpu(), print or nonzero() of tensors in the loop; copies with non_blocking=True",
+    ALLOCATED: "buffers that are allocated once; no empty_cache() in the loop; a warmed-up caching allocator",
     "short": "fused kernels, or CUDA graphs, which launch many at once",
     "idle": "look what the CPU did there, with PyTorch's operators or NVTX ranges recorded",
     "copy": "pinned memory, non_blocking=True and a stream of their own, so that copies run beside kernels",
@@ -58,13 +60,15 @@ def losses(
     *,
     found: pd.DataFrame | None = None,
     waits: RankWaits | None = None,
+    spent: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """At most MOST losses, the largest first, each of at least a hundredth of the span: see `Loss` for the columns.
 
     found: the gaps of `labkit.nsys.tables.gaps`, where idle time is known. waits: of `rank_waits`, for several ranks.
+    spent: the `budget`, if it is known already.
     """
     known = []
-    for place in budget(trace, selection).to_dict("records"):
+    for place in (budget(trace, selection) if spent is None else spent).to_dict("records"):
         known += list(_of_idle_time(trace, place, found)) if found is not None else []
         known += list(_of_copies(trace, place))
         known += list(_of_communication(place, waits))
@@ -90,13 +94,13 @@ def _of_idle_time(trace: Trace, place: dict, found: pd.DataFrame) -> Iterator[Lo
     mine = found[((found["rank"] == place["rank"]) & (found["device"] == place["device"])).to_numpy()]
     operations = trace.operations
     lasted = (operations["end_ns"] - operations["start_ns"]).to_numpy()[mine["row"].to_numpy()]
-    short = (lasted < gap.SHORT_NS) & (mine["time_ns"].to_numpy() < LAUNCH_NS)
+    short = (lasted < SHORT_NS) & (mine["time_ns"].to_numpy() < LAUNCH_NS)
     waited = mine["latency_ns"] + mine["queued_ns"]
-    host = {cause: mine["host_ns"].where(mine["host_cause"] == cause, 0) for cause in gap.HOST_CAUSES}
+    host = {cause: mine["host_ns"].where(mine["host_cause"] == cause, 0) for cause in HOST_CAUSES}
     parts = (
-        ("idle, waiting for the host", gap.HOST, host[gap.HOST] + host[gap.CALLED] + mine["launch_ns"]),
-        ("idle, because the host waited for the GPU", gap.SYNCHRONISED, host[gap.SYNCHRONISED]),
-        ("idle, while the host allocated memory", gap.ALLOCATED, host[gap.ALLOCATED]),
+        ("idle, waiting for the host", HOST, host[HOST] + host[CALLED] + mine["launch_ns"]),
+        ("idle, because the host waited for the GPU", SYNCHRONISED, host[SYNCHRONISED]),
+        ("idle, while the host allocated memory", ALLOCATED, host[ALLOCATED]),
         ("idle before kernels shorter than 10 µs", "short", waited.where(short, 0)),
         ("idle, for reasons that the trace does not tell", "idle", waited.where(~short, 0) + mine["unknown_ns"]),
     )
@@ -108,7 +112,8 @@ def _of_idle_time(trace: Trace, place: dict, found: pd.DataFrame) -> Iterator[Lo
 def _evidence(trace: Trace, mine: pd.DataFrame, time: pd.Series) -> tuple[str, int, int]:
     worst = mine.loc[time.idxmax()]
     held = (time > 0).to_numpy()
-    around = pd.Series(time.to_numpy()[held]).groupby(ranges_around(trace, mine["row"].to_numpy()[held])).sum()
+    longest = time[held].nlargest(MOST_LOOKED_AT)
+    around = longest.groupby(ranges_around(trace, mine.loc[longest.index, "row"].to_numpy())).sum()
     named = around.drop("", errors="ignore")
     mostly = ""
     if len(named) and named.max() > 0.25 * time.sum():

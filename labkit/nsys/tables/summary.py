@@ -62,7 +62,7 @@ def summarise(trace: Trace, selection: Selection = EVERYTHING) -> TraceSummary:
         copies=copies(trace, selection),
         calls=calls(trace, selection),
         ranges=ranges(trace, selection),
-        losses=losses(trace, selection, found=idle, waits=waits),
+        losses=losses(trace, selection, found=idle, waits=waits, spent=found),
         remarks=tuple(_remarks(trace, found)),
     )
 
@@ -89,14 +89,15 @@ def contents(trace: Trace) -> pd.DataFrame:
     kinds |= {"kernel": "kernels", "memcpy": "copies", "memset": "memsets", "graph": "CUDA graphs, whole"}
     of_rank = ranks(trace)
     parts = []
-    for frame, what in (
-        (trace.operations, trace.operations["kind"].astype("str")),
-        (trace.calls, trace.calls["kind"].astype("str")),
-        (trace.ranges, pd.Series("ranges", index=trace.ranges.index)),
+    for frame in (
+        trace.operations,
+        trace.calls,
+        trace.ranges.assign(kind=pd.Categorical(["ranges"] * len(trace.ranges))),
     ):
-        groups = frame.groupby([what.map(kinds).rename("what"), "process"], observed=True)
+        groups = frame.groupby(["kind", "process"], observed=True)
         part = groups.agg(count=("start_ns", "size"), start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
-        parts.append(part.reset_index())
+        part = part.reset_index().rename(columns={"kind": "what"})
+        parts.append(part.assign(what=part["what"].astype("str").map(kinds)))
     found = pd.concat(parts, ignore_index=True)
     found.insert(2, "rank", of_rank[found["process"].to_numpy(int)])
     return found.sort_values(["rank", "what"], ignore_index=True)

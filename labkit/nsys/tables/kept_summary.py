@@ -1,0 +1,88 @@
+"""Summaries of traces that were made before.
+
+Kept beside the traces of `labkit.nsys.reader.cache`, by the digests of the files' contents, of labkit's code for traces
+and of what was asked for. A summary that is damaged, or that can't be kept, is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+
+from labkit.nsys.reader.cache import SMALLEST_BYTES
+from labkit.nsys.reader.reading import read
+from labkit.nsys.tables.selection import EVERYTHING, Selection
+from labkit.nsys.tables.summary import TraceSummary, summarise
+from labkit.nsys.trace import Source
+from labkit.system.cache_root import cache_root
+from labkit.system.owned_folder import owned_folder
+
+ABOUT = "about.json"
+NSYS = Path(__file__).parents[1]
+MOST_KEPT = 100
+
+
+def summary_of(files: Sequence[Path], selection: Selection = EVERYTHING) -> TraceSummary:
+    """`summarise` of the traces in these files, or what it gave for the same contents before."""
+    folder = _folder(files, selection)
+    if folder is not None:
+        with suppress(OSError, ValueError, LookupError, TypeError, pa.ArrowException):
+            return _load(folder, files)
+    found = summarise(read(files), selection)
+    if folder is not None:
+        with suppress(OSError, pa.ArrowException):
+            _store(folder, found)
+    return found
+
+
+def _folder(files: Sequence[Path], selection: Selection) -> Path | None:
+    """The folder of this summary; None for small files, for missing ones, and without a place for caches."""
+    root = cache_root()
+    with suppress(OSError):
+        if root is None or sum(path.stat().st_size for path in files) < SMALLEST_BYTES:
+            return None
+        key = hashlib.sha256(f"{_code_digest()} {selection} {pd.__version__}".encode())
+        for path in files:
+            with path.open("rb") as file:
+                key.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+        return Path(root, "summaries", key.hexdigest()[:32])
+    return None
+
+
+@cache
+def _code_digest() -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(NSYS.glob("**/*.py")))).hexdigest()
+
+
+def _load(folder: Path, files: Sequence[Path]) -> TraceSummary:
+    about = json.loads((folder / ABOUT).read_text())
+    names = tuple(path.name for path in files)
+    source = {**about["source"], "files": names} | {
+        name: tuple(about["source"][name]) for name in ("skipped", "unread")
+    }
+    frames = {name: pd.read_parquet(folder / f"{name}.parquet") for name in about["frames"]}
+    return TraceSummary(source=Source(**source), **frames, remarks=tuple(about["remarks"]))
+
+
+def _store(folder: Path, found: TraceSummary) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with owned_folder(".writing-", folder.parent) as place:
+        written = place / folder.name
+        written.mkdir()
+        for name, frame in found.frames.items():
+            frame.to_parquet(written / f"{name}.parquet", index=False)
+        about = {"source": asdict(found.source), "remarks": found.remarks, "frames": list(found.frames)}
+        (written / ABOUT).write_text(json.dumps(about))
+        for old in sorted(folder.parent.glob("[0-9a-f]*"), key=lambda each: each.stat().st_mtime)[: -MOST_KEPT + 1]:
+            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        written.rename(folder)

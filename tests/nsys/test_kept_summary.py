@@ -1,0 +1,73 @@
+"""Summaries that are kept: found again for the same contents, and made anew for anything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from traces import Recorder
+
+from labkit.nsys.tables import kept_summary
+from labkit.nsys.tables.kept_summary import summary_of
+from labkit.nsys.tables.selection import Selection
+from labkit.nsys.tables.summary import TraceSummary, summarise
+from labkit.nsys.timeline.export import write_chrome
+from labkit.nsys.trace import TraceError
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TraceSummary]:
+    """The summaries that were made, rather than found. Every file is worth keeping them."""
+    summaries: list[TraceSummary] = []
+
+    def noted(*arguments: object) -> TraceSummary:
+        summaries.append(summarise(*arguments))  # type: ignore[arg-type]
+        return summaries[-1]
+
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept_summary, "summarise", noted)
+    monkeypatch.setattr(kept_summary, "SMALLEST_BYTES", 0)
+    return summaries
+
+
+def recorded(folder: Path, kernels: int = 3) -> Path:
+    recorder = Recorder()
+    recorder.range("forward", 0, 50, domain="")
+    for index in range(kernels):
+        recorder.kernel(index, 10 + 20 * index, 15 + 20 * index)
+    return write_chrome(recorder.trace(), folder / "made.json")
+
+
+def same(one: TraceSummary, other: TraceSummary) -> None:
+    assert (one.source, one.remarks) == (other.source, other.remarks)
+    for name, frame in one.frames.items():
+        pd.testing.assert_frame_equal(frame, other.frames[name], check_dtype=False, check_categorical=False)
+
+
+def test_a_summary_is_found_again(made: list[TraceSummary], tmp_path: Path) -> None:
+    path = recorded(tmp_path)
+    first = summary_of([path])
+    same(first, summary_of([path]))
+    assert len(made) == 1
+    summary_of([path], Selection(window_ns=(0, 30_000)))
+    assert len(made) == 2
+    recorded(tmp_path, kernels=4)
+    assert summary_of([path]).kernels["count"].tolist() == [4]
+    assert len(made) == 3
+
+
+def test_a_damaged_one_is_made_anew(made: list[TraceSummary], tmp_path: Path) -> None:
+    path = recorded(tmp_path)
+    first = summary_of([path])
+    (folder,) = (tmp_path / "cache" / "summaries").iterdir()
+    (folder / "budget.parquet").write_bytes(b"half")
+    same(first, summary_of([path]))
+    same(first, summary_of([path]))
+    assert len(made) == 2
+
+
+def test_a_missing_file_is_told_as_always(made: list[TraceSummary], tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="which does not exist"):
+        summary_of([tmp_path / "none.json"])
+    assert not made
