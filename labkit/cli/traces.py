@@ -200,6 +200,25 @@ def replay(
     out.print(str(write_replay(read(files), op, target, nth=nth)), soft_wrap=True)
 
 
+@trace.command()
+def merge(
+    files: Files,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Ends in .json or .json.gz.")] = Path("merged.json.gz"),
+) -> None:
+    """Put the traces of all ranks into one, on the clock that their collectives allow, for Perfetto and others."""
+    from labkit.cli.showing import err, out
+    from labkit.nsys.reader.reading import read
+    from labkit.nsys.tables.rank_waits import on_one_clock
+    from labkit.nsys.timeline.export import write_chrome
+
+    if not output.name.endswith((".json", ".json.gz")):
+        raise UserError(f"got --output {output}, expected a name that ends in .json or .json.gz")
+    merged = on_one_clock(read(files))
+    for line in merged.source.skipped:
+        err.print(f"note: {line}", style="yellow", soft_wrap=True)
+    out.print(str(write_chrome(merged, output)), soft_wrap=True)
+
+
 def _sorted(frame: pd.DataFrame, by: str | None, ascending: bool) -> pd.DataFrame:
     if by is None:
         return frame.iloc[::-1].reset_index(drop=True) if ascending else frame

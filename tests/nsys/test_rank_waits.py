@@ -9,7 +9,7 @@ import pytest
 from unstaged_traces import TRANSFER_US, TRUE_OFFSETS_US, exchange, steps
 
 from labkit.nsys.tables.dtypes import element_bytes
-from labkit.nsys.tables.rank_waits import UNDECIDED, RankWaits, rank_waits
+from labkit.nsys.tables.rank_waits import UNDECIDED, RankWaits, on_one_clock, rank_waits
 from labkit.nsys.trace import TraceError
 
 
@@ -83,6 +83,24 @@ def test_what_does_not_synchronise_has_no_skew() -> None:
     assert (found.frame["last"] == "").all()
     assert found.ranks["offset_ns"].tolist() == [0, 0, 0]
     assert found.ranks["residual_ns"].isna().tolist() == [False, True, True]
+
+
+def test_merged_ranks_end_their_collectives_together() -> None:
+    trace = exchange(steps())
+    merged = on_one_clock(trace)
+    ends = merged.operations.groupby("process")["end_ns"].apply(lambda each: np.sort(each.to_numpy()))
+    assert np.ptp(np.stack(ends.tolist()), axis=0).max() < 2_000
+    assert merged.operations["start_ns"].is_monotonic_increasing
+    assert len(merged.ranges) == len(trace.ranges)
+    assert any("rank 1's clock was set by 5,000" in line for line in merged.source.skipped)
+
+
+def test_two_files_of_different_runs_match_nothing() -> None:
+    trace = exchange(steps(), offsets_us=(0.0, 0.0), told=True)
+    told = trace.operations["collective"].astype(str)
+    other = told.where(trace.operations["process"] == 0, '{"name": "allgather", "group": "5"}')
+    with pytest.raises(TraceError, match=r"none of which matches one of another rank: two runs\?"):
+        rank_waits(replace(trace, operations=trace.operations.assign(collective=other.astype("category"))))
 
 
 def test_ranks_that_share_nothing_are_refused() -> None:

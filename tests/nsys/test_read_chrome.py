@@ -124,6 +124,13 @@ def test_the_categories_of_old_versions_and_the_devices_are_known(tmp_path: Path
     assert rows(trace.devices) == [(0, 2, "GPU 2", 0.0)]
 
 
+def test_operations_without_times_are_left_out_and_said(tmp_path: Path) -> None:
+    timed = event("kernel", "timed", 20, 10, 0, 7, device=0, stream=7, correlation=9)
+    trace = read(written(tmp_path, [timed, {**timed, "name": "lost", "ts": 0, "dur": 0}]), cache=False)
+    assert trace.operations["name"].tolist() == ["timed"]
+    assert trace.source.skipped == ("1 events of a GPU without times: left out",)
+
+
 def test_what_a_kernel_of_nccl_exchanges_is_kept(tmp_path: Path) -> None:
     told = {"Collective name": "allreduce", "In msg nelems": 1024, "dtype": "Half", "Group size": 2, "Seq": 7}
     kernel = event("kernel", "ncclDevKernel", 20, 10, 0, 7, device=0, stream=7, correlation=9, **told)

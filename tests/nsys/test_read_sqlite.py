@@ -177,6 +177,14 @@ def test_what_has_no_thread_is_left_out_and_said(tmp_path: Path) -> None:
     )
 
 
+def test_operations_without_times_are_left_out_and_said(tmp_path: Path) -> None:
+    export = kernels()
+    export.kernel(0, 0, PID, 1, "lost")
+    trace = opened(export, tmp_path)
+    assert len(trace.operations) == 1
+    assert trace.source.skipped == (f"1 operations of {KERNEL} without times: left out",)
+
+
 def test_a_thread_without_a_name_is_left_out(tmp_path: Path) -> None:
     path = kernels().write(tmp_path / "made.sqlite")
     with closing(sqlite3.connect(path)) as database:

@@ -183,6 +183,14 @@ def test_a_summary_has_every_table_of_any_trace(trace: Trace) -> None:
     assert any("no GPU work" in remark for remark in found.remarks) == (not trace.on_gpu)
 
 
+def test_processes_of_two_runs_are_remarked() -> None:
+    recorder = Recorder()
+    recorder.kernel(0, 5, 10)
+    recorder.kernel(1000, 1005, 1010, process=1)
+    remarks = summarise(recorder.trace(ranks=(0, 1))).remarks
+    assert any("0.990 ms after others have ended: two runs" in remark for remark in remarks)
+
+
 @pytest.mark.parametrize(
     ("name", "short"),
     [

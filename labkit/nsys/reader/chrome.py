@@ -125,6 +125,7 @@ def _trace(events: Events, about: dict[str, int], devices: dict[int, str], name:
     left_out = (
         (events.unpaired, "with a begin or an end only: left out"),
         (events.backwards, "with an end before the start: taken as of no length"),
+        (events.untimed, "of a GPU without times: left out"),
     )
     return Trace(
         Source(

@@ -46,12 +46,13 @@ class Events:
 
     labkit's own files say more than torch.profiler's: the domain of a range, which process launched an operation, and
     the thread of what is drawn beside it. `count`: elements so far, `known`: those that are events of any kind,
-    `unpaired`: those with a begin or an end only, `backwards`: those that end before they start, `unread`: how many
-    there are of each category that a Trace has no place for.
+    `unpaired`: those with a begin or an end only, `backwards`: those that end before they start, `untimed`: operations
+    at time 0 without length, which CUPTI could not time, `unread`: how many there are of each category that a Trace has
+    no place for.
     """
 
     def __init__(self) -> None:
-        self.count = self.known = self.unpaired = self.backwards = 0
+        self.count = self.known = self.unpaired = self.backwards = self.untimed = 0
         self.names, self.shapes, self.told = Names(), Names(), Names()
         self.told.code("")
         self.unread: Counter[str] = Counter()
@@ -120,6 +121,9 @@ class Events:
         elif kind in ("memset", "graph"):
             name = kind
         start = self._start(event, name)
+        if start[2] == start[3] == 0:
+            self.untimed += 1
+            return
         launch = (
             int(args.get("device", event.get("pid", 0))),
             int(args.get("stream", event.get("tid", 0))),

@@ -56,6 +56,10 @@ def _operations(export: Export, table: str, names: Names, shapes: Names) -> dict
     rows = export.read(table, wanted, may_lack=may_lack, computed=_launch(export, table))
     if rows is None:
         return None
+    untimed = (rows["start"] == 0) & (rows["end"] == 0)
+    if untimed.any():
+        export.skipped.append(f"{int(untimed.sum())} operations of {table} without times: left out")
+        rows = {name: column[~untimed] for name, column in rows.items()}
     count = len(rows["start"])
     zeros = np.zeros(count, np.int64)
 

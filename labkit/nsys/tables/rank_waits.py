@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from labkit.nsys.tables.clocks import UNKNOWN_NS, Offset, aligned, matched, matched_by_ends
 from labkit.nsys.tables.context import ranges_around
 from labkit.nsys.tables.dtypes import element_bytes
-from labkit.nsys.tables.places import rank_of
+from labkit.nsys.tables.places import rank_of, ranks
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.work_kinds import communicates
 from labkit.nsys.trace import Trace, TraceError
@@ -128,6 +128,29 @@ def rank_waits(trace: Trace, selection: Selection = EVERYTHING) -> RankWaits:
     found = found.assign(start_ns=found["start_ns"] + shift, end_ns=found["end_ns"] + shift)
     frame = _side_by_side(trace, found, offsets)
     return RankWaits(frame, _by_rank(found, frame, offsets), tuple(remarks))
+
+
+def on_one_clock(trace: Trace) -> Trace:
+    """The trace with the clocks of its ranks set as `rank_waits` sets them; what it says of that is in
+    `source.skipped`. TraceError where the ranks share no collectives.
+    """
+    found = rank_waits(trace)
+    offset = found.ranks.set_index("rank")["offset_ns"].reindex(ranks(trace)).fillna(0).to_numpy(np.int64)
+    known = found.ranks.set_index("rank")["residual_ns"].dropna()
+    told = [
+        f"rank {rank}'s clock was set by {each / 1e3:,.1f} µs"
+        for rank, each in zip(ranks(trace), offset, strict=True)
+        if each
+    ]
+    told += [f"the ranks' clocks are known to {int(known.max()) / 1e3:,.1f} µs"] if len(known) else []
+    frames = {}
+    for name, frame in trace.frames.items():
+        if "process" in frame and "start_ns" in frame:
+            shift = offset[frame["process"].to_numpy()]
+            moved = {column: frame[column] + shift for column in ("start_ns", "end_ns") if column in frame}
+            frame = frame.assign(**moved).sort_values("start_ns", kind="stable", ignore_index=True)
+        frames[name] = frame
+    return Trace(replace(trace.source, skipped=(*trace.source.skipped, *found.remarks, *told)), **frames)
 
 
 def _opened_by_libraries(trace: Trace, pattern: str = r"nccl|c10d|record_param_comms") -> NDArray[np.bool_]:

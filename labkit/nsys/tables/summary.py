@@ -115,6 +115,12 @@ def _remarks(trace: Trace, found: pd.DataFrame) -> list[str]:
         )
     if (trace.operations["kind"] == "graph").any():
         remarks.append(WHOLE_GRAPHS)
+    spans = contents(trace).groupby("process").agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
+    if len(spans) > 1 and spans["start_ns"].max() > spans["end_ns"].min():
+        apart = (spans["start_ns"].max() - spans["end_ns"].min()) / 1e6
+        remarks.append(
+            f"some processes begin {apart:,.3f} ms after others have ended: two runs, or clocks of their own"
+        )
     if len(trace.processes) > 1 and not ranks_are_known(trace):
         remarks.append("the ranks of the processes are not known; they are numbered in the order of the trace")
     return remarks
