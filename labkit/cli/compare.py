@@ -48,7 +48,6 @@ def compare(
 ) -> None:
     """Measure a candidate against a baseline, side by side, with intervals and the machine's limit."""
     from labkit.harness.compare.plan import Schedule
-    from labkit.harness.compare.table import comparison_table
     from labkit.harness.compare.versus import compare_with_each, comparison_case
     from labkit.harness.results import save
 
@@ -59,7 +58,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps(found.as_dict()))
     else:
-        out.print(comparison_table(found))
+        out.print(found)
     for remark in found.remarks:
         if as_json or remark != found.trust().sentence:  # which stands below the table
             err.print(f"note: {escape(remark)}", style="yellow", highlight=False)

@@ -42,7 +42,6 @@ def evaluate(
 ) -> None:
     """Say what a precision costs in quality: perplexity on a text, and how far the model's answers move."""
     from labkit.harness.evaluation.evaluate import evaluate as run_evaluation
-    from labkit.harness.evaluation.table import evaluation_table
     from labkit.harness.results import save
 
     how = _read(quant)
@@ -66,7 +65,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(found.as_dict()))
     else:
-        out.print(evaluation_table(found))
+        out.print(found)
     save(found, output)  # last: whatever happens to the file, the result has been shown
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
 
 from labkit.nsys.capture.command import CaptureSource, RankReports
 from labkit.stages import Phase
@@ -26,17 +24,6 @@ out = Console(markup=False, highlight=False)  # a "[" in a path or in a name of 
 err = Console(stderr=True, markup=False, highlight=False)
 
 Captures = Annotated[list[Path], typer.Argument(help="An nsys export (.sqlite) or a Chrome trace; one for each rank.")]
-STAGE_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "runs": ("count", "{:,.0f}".format),
-    "ms a step": ("step_ms", "{:.3f}".format),
-    "share": ("share", "{:.1%}".format),
-    "median µs": ("median_ms", lambda ms: f"{ms * 1e3:,.1f}"),
-    "P95 µs": ("p95_ms", lambda ms: f"{ms * 1e3:,.1f}"),
-    "operations": ("operations", "{:,.1f}".format),
-    "GPU busy ms": ("gpu_busy_ms", "{:,.3f}".format),
-    "gaps ms": ("launch_gap_ms", "{:,.3f}".format),
-    "exposed ms": ("exposed_ms", "{:,.3f}".format),
-}
 PhaseOption = Annotated[Phase, typer.Option("--phase", help="Which steps are looked at.")]
 
 
@@ -149,8 +136,6 @@ def stages(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Say where the time of the steps in a capture goes, stage by stage."""
-    from pandas import NA
-
     from labkit.nsys.analysis.stage_table import stage_table
     from labkit.nsys.reader.reading import read
 
@@ -159,18 +144,7 @@ def stages(
         rows = json.loads(found.frame.to_json(orient="records"))
         typer.echo(json.dumps({"rows": rows, "coverage": found.coverage, "clock": found.clock}))
         return
-    columns = {title: column for title, column in STAGE_COLUMNS.items() if found.frame[column[0]].any()}
-    table = Table(*(Column(key, no_wrap=True) for key in found.by))
-    for title in columns:
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in found.frame.to_dict("records"):
-        keys = ["" if row[key] is NA else str(row[key]) for key in found.by]
-        table.add_row(*keys, *(form(row[name]) for name, form in columns.values()))
-    out.print(table)
-    per_step = [title for title in ("operations", "GPU busy ms", "gaps ms", "exposed ms") if title in columns]
-    if per_step:
-        out.print(f"{', '.join(per_step)}: of a step, as ms a step")
-    out.print(f"{found.coverage:.1%} of the {found.clock}'s time has a stage")
+    out.print(found)
     for remark in found.remarks:
         err.print(f"note: {remark}", style="yellow")
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from labkit.harness.records import METRICS, SCHEMA_VERSION, Case, FrozenRecord, Measurement
+from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSION, Case, FrozenRecord, Measurement
 from labkit.statistics import CONFIDENCE, Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.sequential import ERROR, more_rounds, more_rounds_text, sequential_ratio
 from labkit.statistics.trust import FEWEST_ROUNDS
+from labkit.system.result_table import Claim, ResultTable, Tabular
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLOURS = {Verdict.FASTER: "bold green", Verdict.SLOWER: "bold red", Verdict.SAME: "bold", Verdict.UNDECIDED: "yellow"}
+FIGURES = {  # rows of the table: a figure of both sides, how it is written, and the metric of its ratio
+    f"{PER_TOKEN}, ms": ("per_token_ms", ".2f", "per_token"),
+    f"{FIRST_TOKEN}, ms": ("ttft_ms", ".1f", "ttft"),
+    "end to end, ms": ("end_to_end_ms", ".0f", "end_to_end"),
+    "tokens / s": ("tokens_per_s", ".1f", ""),
+    "share of the limit": ("floor_share", ".0%", ""),
+    "the same of the first token": ("prompt_share", ".0%", ""),
+    "peak memory, MB": ("peak_rss_mb", ",.0f", ""),
+}
 
 
-class Comparison(FrozenRecord):
+class Comparison(Tabular, FrozenRecord):
     """Two sides that ran the same case in the same rounds, each in its own process. Ratios are baseline / candidate.
 
     `looks`: where rounds were added until it was decided, after how many rounds it was looked at. Its ratios then are
@@ -114,6 +129,71 @@ class Comparison(FrozenRecord):
             found.append(f"undecided after {self.rounds} rounds: {more_rounds_text(self.more_rounds)} (--budget-s)")
         return tuple(found)
 
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each new token of each run of both sides, in milliseconds: `Measurement.sample_rows`, and before it
+        the role of the side, "baseline" or "candidate".
+        """
+        import pandas as pd  # half a second, which is not for every process that measures
+
+        sides = {"baseline": self.baseline, "candidate": self.candidate}
+        return pd.DataFrame([{"role": role} | row for role, side in sides.items() for row in side.sample_rows()])
+
+    def table(self) -> ResultTable:
+        """The figures of both sides, the ratios with their intervals, the verdict, and where all of it comes from. A
+        speedup never stands there without its interval, baseline and grade.
+        """
+        baseline, candidate = self.baseline.name, self.candidate.name
+        return ResultTable(
+            title=self.case.title,
+            columns=("median of runs", baseline, candidate, f"{baseline} / {candidate}  [{self.confidence}]"),
+            rows=tuple(
+                (
+                    row,
+                    *(_number(getattr(side, figure), form) for side in (self.baseline, self.candidate)),
+                    str(self.ratio(metric)) if metric else "",
+                )
+                for row, (figure, form, metric) in FIGURES.items()
+            ),
+            claim=self._claim_below(),
+            notes=tuple(self._notes()),
+        )
+
+    def _claim_below(self) -> Claim:
+        """The verdict, or why there is none, and the ratio that it follows from."""
+        speed, trust = self.ratio("per_token"), self.trust()
+        against = f"{self.candidate.name} against {self.baseline.name}: {speed} per token"
+        if not trust.trustworthy:
+            return Claim("NOT TRUSTWORTHY", "bold red", f"{against}\n{trust.sentence}")
+        reaches = "a claim needs more than" if self.looks else "noise alone reaches"
+        return Claim(str(speed.verdict), COLOURS[speed.verdict], f"{against}; {reaches} {1 + speed.noise:.2f}x")
+
+    def _notes(self) -> list[str]:
+        baseline, candidate, case = self.baseline, self.candidate, self.case
+        looks = f", looked at after {', '.join(map(str, self.looks))}" if self.looks else ""
+        tokens = "equal" if self.tokens_equal else f"DIFFERENT from new token {self.first_difference} on"
+        bandwidth = self.read_bandwidth_gb_s
+        limit = f"{bandwidth:.0f} GB/s read, probed beside the runs" if bandwidth else "read bandwidth unknown"
+        of_ranks = []
+        if case.tp > 1:
+            waits = ", ".join(f"{share:.0%}" for share in candidate.communication_shares)
+            most = f"at most {self.limit_ratio:.2f}x by memory" if self.limit_ratio else "limit unknown"
+            of_ranks.append(
+                f"{candidate.name}: {case.tp} ranks, each with {case.threads} thread(s), as many as {baseline.name} "
+                f"has; {most}; the ranks wait for each other in {waits} of a decode step"
+            )
+        reads = [f"{candidate.name} read its weights with {candidate.reading}"] if candidate.reading else []
+        limits = [f"the limit was set by {candidate.probe}"] if candidate.probe else []
+        answers = [f"{side.name} answers: {side.answer}" for side in (baseline, candidate) if side.answer is not None]
+        return [
+            *([f"question: {candidate.question}", *answers] if answers else []),
+            *of_ranks,
+            f"tokens of both sides: {tokens} ({self.rounds} rounds{looks})",
+            f"weights: {case.origin}",
+            f"{baseline.name}: {baseline.impl}; {candidate.name}: {candidate.impl}",
+            f"machine: {candidate.environment.machine}; {limit}",
+            *([f"ways to read: {'; '.join(ways)}"] if (ways := reads + limits) else []),
+        ]
+
     def as_dict(self) -> dict[str, Any]:
         """The one object that `labkit compare --json` prints last."""
         ratios = {metric: self.ratio(metric) for metric in METRICS}
@@ -140,3 +220,7 @@ class Comparison(FrozenRecord):
             "remarks": list(self.remarks),
             "environment": self.candidate.environment.model_dump(mode="json"),
         }
+
+
+def _number(value: float | None, form: str) -> str:
+    return "unknown" if value is None else f"{value:{form}}"

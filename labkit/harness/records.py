@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,9 +16,14 @@ from labkit.harness.roofline import Work
 from labkit.harness.timing import CLOCK, Times
 from labkit.stages import Phase, Stage
 from labkit.statistics import ShareOfLimit, Summary, first_is_slow, remarks, summarise, taken_cores
+from labkit.system.result_table import ResultTable, Tabular
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA_VERSION: Literal[1] = 1
 METRICS = ("ttft", "per_token", "end_to_end")
+FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # the phases of samples, in words
 
 
 class FrozenRecord(BaseModel):
@@ -47,6 +52,11 @@ class Case(FrozenRecord):
     def cores(self) -> int:
         """The processors that the threads of all ranks keep busy, on a CPU."""
         return self.threads * self.tp
+
+    @property
+    def title(self) -> str:
+        """The case in a line."""
+        return f"{self.model}, {self.dtype}, batch {self.batch}, {self.prompt_tokens} + {self.new_tokens} tokens"
 
 
 class Run(FrozenRecord):
@@ -87,7 +97,7 @@ class Run(FrozenRecord):
         return work.prompt_floor_ms(peak_gflop_s, float(np.mean(self.bandwidth_gb_s))) / self.ttft_ms
 
 
-class Measurement(FrozenRecord):
+class Measurement(Tabular, FrozenRecord):
     """The runs of one side on one case. Times are in milliseconds, and MB are 10^6 bytes.
 
     For a side on several ranks each time is that of the slowest rank, step by step, and memory is that of the largest.
@@ -253,6 +263,46 @@ class Measurement(FrozenRecord):
             "first_run_s": self.first_run_s,
             "communication_shares": list(self.communication_shares),
         }
+
+    def sample_rows(self) -> list[dict[str, Any]]:
+        """Every raw sample: whose it is, of which run, and of which new token, from 0."""
+        return [
+            {
+                "side": self.name,
+                "impl": self.impl,
+                "round": run.round,
+                "phase": PER_TOKEN if token else FIRST_TOKEN,
+                "token": token,
+                "ms": took,
+            }
+            for run in self.runs
+            for token, took in enumerate((run.ttft_ms, *run.decode_ms))
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each new token of each run, in milliseconds: `sample_rows`."""
+        import pandas as pd  # half a second, which is not for every process that measures
+
+        return pd.DataFrame(self.sample_rows())
+
+    def table(self) -> ResultTable:
+        """The distributions of all samples."""
+        summaries = {f"{PER_TOKEN}, ms": "per_token", f"{FIRST_TOKEN}, ms": "ttft", "end to end, ms": "end_to_end"}
+        found = {row: self.summary(metric) for row, metric in summaries.items()}
+        share = "unknown" if self.floor_share is None else f"{self.floor_share:.0%}"
+        return ResultTable(
+            title=self.case.title,
+            columns=(self.name, "median", "mean", "P95", "samples"),
+            rows=tuple(
+                (row, f"{each.median:.2f}", f"{each.mean:.2f}", each.p95_text, f"{each.n:,}")
+                for row, each in found.items()
+            ),
+            notes=(
+                f"{self.tokens_per_s:.1f} tokens / s; share of the limit: {share}",
+                f"weights: {self.case.origin}; computed by {self.impl}",
+                f"machine: {self.environment.machine}",
+            ),
+        )
 
     def __str__(self) -> str:
         """The sentence that the articles print about the time of the whole call."""

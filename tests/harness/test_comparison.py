@@ -11,7 +11,6 @@ from rich.console import Console
 from labkit.figures import headline, latency_figure, notes, per_token_figure, published_figure, summary_table
 from labkit.figures.summary import speedup_line
 from labkit.harness import Comparison, Measurement, Verdict
-from labkit.harness.compare.table import comparison_table
 from labkit.harness.records import Case, Run
 
 
@@ -53,7 +52,7 @@ IDS = ["busy", "past the limit", "three rounds", "scattered"]
 
 def printed(record: Comparison) -> str:
     console = Console(width=400, file=io.StringIO())
-    console.print(comparison_table(record))
+    console.print(record)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

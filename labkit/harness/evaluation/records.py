@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -11,6 +12,10 @@ from pydantic import Field
 from labkit.harness.environment import Environment
 from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
 from labkit.statistics import Mean, mean_of_groups
+from labkit.system.result_table import ResultTable, Tabular
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RANDOM = "random weights"  # how the origin of weights begins that nobody has trained
 
@@ -50,7 +55,7 @@ class WindowScore(FrozenRecord):
     agreement: float
 
 
-class Evaluation(FrozenRecord):
+class Evaluation(Tabular, FrozenRecord):
     """How a model predicts a text, beside a reference that computes more exactly."""
 
     kind: Literal["evaluation"] = "evaluation"
@@ -119,6 +124,38 @@ class Evaluation(FrozenRecord):
             found.append("one window gives no interval; take more tokens, or a smaller window")
         return tuple(found)
 
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each window: its place, and the fields of `WindowScore`."""
+        import pandas as pd  # half a second, which is not for every process that measures
+
+        return pd.DataFrame([{"window": place} | each.model_dump() for place, each in enumerate(self.windows)])
+
+    def table(self) -> ResultTable:
+        """Perplexity of trained weights, divergence and agreement, with their intervals over windows."""
+        case, rows = self.case, []
+        if self.trained:
+            rows += [
+                ("perplexity", *_cells(self.perplexity, "{:.4f}")),
+                (f"perplexity of {case.against}", *_cells(self.reference_perplexity, "{:.4f}")),
+                ("change", *_cells(self.perplexity_change, "{:+.3%}")),
+            ]
+        rows += [
+            ("KL divergence, nats a token", *_cells(self.kl, "{:.3g}")),
+            ("same most likely token", *_cells(self.agreement, "{:.2%}")),
+        ]
+        return ResultTable(
+            title=f"{case.model}, {case.dtype}, against {case.against}",
+            columns=("", "value", "95 %"),
+            rows=tuple(rows),
+            notes=(
+                f"{self.predicted:,} tokens predicted in {len(self.windows)} windows of {case.window}, of {case.text}",
+                f"{self.tokens_per_s:,.0f} tokens a second, {self.impl} kernels",
+                f"{self.weight_bytes / 1e6:,.1f} MB of {self.weights} weights{_more(case)}; {case.origin}",
+                f"machine: {self.environment.machine}",
+                *(f"note: {remark}" for remark in self.remarks),
+            ),
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """The figures, as `labkit evaluate --json` shows them."""
         figures = {
@@ -149,3 +186,15 @@ def starts(tokens: int, window: int, stride: int) -> list[int]:
     """Where the windows begin that cover a text, each of at least two tokens; the last one reaches its end."""
     behind_last = max(tokens - window, 0) + stride
     return [begin for begin in range(0, behind_last, stride) if begin < tokens - 1]
+
+
+def _more(case: EvaluationCase) -> str:
+    """What else differs from the engine's own ways."""
+    cache = f", {case.kv_dtype} KV cache" if case.kv_dtype else ""
+    rounded = ", activations rounded to 8 bits" if case.quant.get("activation") else ""
+    return cache + rounded + (f", {case.rows} tokens at a time" if case.rows else "")
+
+
+def _cells(mean: Mean, form: str) -> tuple[str, str]:
+    show: Callable[[float], str] = form.format
+    return show(mean.value), "–" if mean.low is None or mean.high is None else f"[{show(mean.low)}, {show(mean.high)}]"

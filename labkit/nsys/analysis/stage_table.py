@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from labkit.nsys.trace import Source, Trace
 from labkit.stages import Phase, Stage
 from labkit.statistics import P95_SAMPLES
 from labkit.system.errors import UserError
+from labkit.system.result_table import ResultTable, Tabular
 
 IDLE = "idle"
 SCOPE = ("rank", "process", "phase")  # within each combination of these that `by` names, the shares add up to 1
@@ -26,9 +27,22 @@ ORDER = {name: place for place, name in enumerate([*(str(stage) for stage in Sta
 PHASES = {str(phase): place for place, phase in enumerate(Phase)}
 NO_NODES = "CUDA graphs were traced whole, so their time has no stage; capture with --cuda-graph-trace=node"
 
+COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # what is shown, from which column, in which form
+    "runs": ("count", "{:,.0f}".format),
+    "ms a step": ("step_ms", "{:.3f}".format),
+    "share": ("share", "{:.1%}".format),
+    "median µs": ("median_ms", lambda ms: f"{ms * 1e3:,.1f}"),
+    "P95 µs": ("p95_ms", lambda ms: f"{ms * 1e3:,.1f}"),
+    "operations": ("operations", "{:,.1f}".format),
+    "GPU busy ms": ("gpu_busy_ms", "{:,.3f}".format),
+    "gaps ms": ("launch_gap_ms", "{:,.3f}".format),
+    "exposed ms": ("exposed_ms", "{:,.3f}".format),
+}
+PER_STEP = ("operations", "GPU busy ms", "gaps ms", "exposed ms")
+
 
 @dataclass(frozen=True)
-class StageTable:
+class StageTable(Tabular):
     """`frame`: one row per combination of `by`, and for each scope one row IDLE and one NO_STAGE. Its columns:
 
     - `by`; layer is <NA> for what is outside the layers;
@@ -51,6 +65,31 @@ class StageTable:
     clock: str  # "GPU" or "CPU"
     source: Source
     remarks: tuple[str, ...]
+
+    def to_frame(self) -> pd.DataFrame:
+        """A copy of `frame`."""
+        return self.frame.copy()
+
+    def table(self) -> ResultTable:
+        """The columns that have something in them, and how much of the time has a stage."""
+        shown = {title: column for title, column in COLUMNS.items() if self.frame[column[0]].any()}
+        per_step = [title for title in PER_STEP if title in shown]
+        return ResultTable(
+            title="",
+            columns=(*self.by, *shown),
+            rows=tuple(
+                (
+                    *("" if row[key] is pd.NA else str(row[key]) for key in self.by),
+                    *(form(row[name]) for name, form in shown.values()),
+                )
+                for row in self.frame.to_dict("records")
+            ),
+            notes=(
+                *([f"{', '.join(per_step)}: of a step, as ms a step"] if per_step else []),
+                f"{self.coverage:.1%} of the {self.clock}'s time has a stage",
+            ),
+            names=len(self.by),
+        )
 
 
 def stage_table(trace: Trace, by: Sequence[str] = ("phase", "layer", "stage")) -> StageTable:

@@ -1,0 +1,91 @@
+"""Results as frames, as files and as tables: every sample once, nothing of a name is markup, a formula or a colour."""
+
+import io
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from comparisons import comparison
+from IPython.lib.pretty import pretty
+from pages import Page
+from rich import print as rich_print
+from rich.console import Console
+
+from labkit.harness import Comparison
+
+HOSTILE = ("<script>alert(1)</script>", "[bold red]x[/]", "=1+1", "a\nb")
+
+
+def named(name: str) -> Comparison:
+    """A comparison whose model and candidate have this name."""
+    record = comparison(rounds=2)
+    case = record.case.model_copy(update={"model": name})
+    candidate = record.candidate.model_copy(update={"case": case, "name": name})
+    return record.model_copy(update={"candidate": candidate})
+
+
+def test_a_comparison_has_a_row_for_each_token_of_each_run() -> None:
+    record = comparison(rounds=5, new_tokens=7)
+    frame = record.to_frame()
+    assert list(frame.columns) == ["role", "side", "impl", "round", "phase", "token", "ms"]
+    assert len(frame) == 2 * 5 * 7
+    assert not frame.duplicated(["role", "round", "token"]).any()
+    assert set(frame["phase"][frame["token"] == 0]) == {"first token"}
+    assert set(frame["phase"][frame["token"] > 0]) == {"per token"}
+
+
+def test_medians_of_the_frame_are_those_of_the_record() -> None:
+    record = comparison()
+    for role, side in (("baseline", record.baseline), ("candidate", record.candidate)):
+        mine = record.to_frame().set_index("role").loc[role]
+        runs = mine.groupby(["phase", "round"])["ms"].median().groupby("phase").median()
+        assert runs["per token"] == side.per_token_ms
+        assert runs["first token"] == side.ttft_ms
+        assert mine.groupby("round")["ms"].sum().median() == pytest.approx(side.end_to_end_ms)
+        assert mine.reset_index(drop=True).equals(side.to_frame())
+
+
+def test_a_csv_file_gives_the_frame_back(tmp_path: Path) -> None:
+    record = comparison(rounds=3)
+    path = record.to_csv(tmp_path / "new" / "samples.csv")
+    assert [each.name for each in path.parent.iterdir()] == ["samples.csv"]
+    assert pd.read_csv(path).equals(record.to_frame())
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", '=HYPERLINK("x")'])
+def test_no_text_in_a_csv_file_is_a_formula(name: str, tmp_path: Path) -> None:
+    sides = pd.read_csv(named(name).to_csv(tmp_path / "samples.csv"))["side"]
+    assert set(sides) == {"hf-eager", f"'{name}"}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_name_is_no_markup(name: str) -> None:
+    record = named(name)
+    page = Page(record._repr_html_())
+    assert page.scripts == []
+    assert all(word in page.text for word in name.split("\n"))
+    assert all(word in str(record) for word in name.split("\n"))
+
+
+def test_in_a_notebook_a_result_has_the_colours_of_the_page() -> None:
+    for html in (comparison()._repr_html_(), comparison(rounds=2)._repr_html_(), comparison().candidate._repr_html_()):
+        assert not re.search(r"color|background|#[0-9a-f]{3}|<style", html)
+
+
+def test_terminal_notebook_and_text_say_the_same() -> None:
+    record = comparison()
+    console = io.StringIO()
+    rich_print(record, file=console)
+    page = Page(record._repr_html_())
+    for text in (console.getvalue(), page.text, str(record), pretty(record)):
+        for word in ("FASTER", str(record.ratio("per_token")), "hf-eager", "share of the limit", record.case.origin):
+            assert word in text
+
+
+def test_a_table_fits_a_terminal_of_80_columns() -> None:
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    console.print(comparison())
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
