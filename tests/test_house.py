@@ -120,7 +120,7 @@ def test_everything_imported_is_declared_and_everything_declared_is_used() -> No
     imported = {each.module.split(".")[0] for module in modules() for each in imports(module)}
     imported = {canonicalize_name(installed[module][0]) for module in imported - {"labkit"} if module in installed}
     declared = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
-    lines = [*PROJECT["optional-dependencies"]["accelerate"]]
+    lines = [line for extra in ("accelerate", "pictures") for line in PROJECT["optional-dependencies"][extra]]
     lines += [line for peer in PEERS.values() for line in peer.requirements]  # in this process once a test used one
     optional = {canonicalize_name(Requirement(line).name) for line in lines}
     assert imported - optional == declared - used_unimported

@@ -153,10 +153,11 @@ def explain(
     vanilla: Annotated[Path, typer.Argument(help="The capture that is compared with.")],
     fused: Annotated[Path, typer.Argument(help="The capture that is explained.")],
     phase: PhaseOption = Phase.DECODE,
-    output: Annotated[Path | None, typer.Option(help="Write the waterfall as one HTML page, too.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the waterfall, too: .html, .png, .svg or .pdf.")] = None,
 ) -> None:
     """Take the difference of a step of two captures apart until its parts add up to it."""
     from labkit.figures.difference import difference_figure
+    from labkit.figures.saving import save
     from labkit.nsys.analysis.difference import explain as explained
     from labkit.nsys.reader.reading import read
 
@@ -164,7 +165,7 @@ def explain(
     found = explained(read(vanilla), read(fused), phase, names=(first, second))
     out.print(found.text(), soft_wrap=True)
     if output is not None:
-        write_whole(output, difference_figure(found).to_html(include_plotlyjs=True))
+        save(difference_figure(found), output)
         out.print(str(output), soft_wrap=True)
 
 

@@ -22,6 +22,7 @@ from labkit.figures.regions import (
     regions_table,
     roofline_figure,
 )
+from labkit.figures.saving import save
 from labkit.figures.stage_table import stage_table_figure
 from labkit.figures.stages import stage_figure
 from labkit.figures.summary import answers, headline, notes, summary_table
@@ -56,6 +57,7 @@ __all__ = [
     "regions_figure",
     "regions_table",
     "roofline_figure",
+    "save",
     "scaling_figure",
     "stage_difference_table",
     "stage_figure",
