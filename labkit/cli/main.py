@@ -21,6 +21,7 @@ from labkit.cli import launch as launch_cli
 from labkit.cli import trace as trace_cli
 from labkit.cli.chat import chat
 from labkit.cli.compare import compare
+from labkit.cli.diff import diff
 from labkit.cli.evaluate import evaluate
 from labkit.cli.generate import generate
 from labkit.cli.kernels import kernels
@@ -41,7 +42,7 @@ err = Console(stderr=True)
 
 for measuring in (compare, kernels):
     app.command(cls=MeasuringCommand)(measuring)
-for plain in (evaluate, generate, chat):
+for plain in (diff, evaluate, generate, chat):
     app.command()(plain)
 
 

@@ -7,6 +7,8 @@ from labkit.system.lazy import lazy_parts
 if TYPE_CHECKING:
     from labkit.harness.compare.sides import WorkerError
     from labkit.harness.comparison import Comparison
+    from labkit.harness.diff.changes import RecordsDiff
+    from labkit.harness.diff.diff_records import diff_records
     from labkit.harness.latency import measure_latency
     from labkit.harness.records import Case, Measurement, Run
     from labkit.harness.results import load_records, load_results, save
@@ -19,9 +21,11 @@ __all__ = [
     "Measurement",
     "Progress",
     "Ratio",
+    "RecordsDiff",
     "Run",
     "Verdict",
     "WorkerError",
+    "diff_records",
     "load_records",
     "load_results",
     "measure_latency",
@@ -34,9 +38,11 @@ _HOME = {
     "Measurement": "labkit.harness.records",
     "Progress": "labkit.system.progress",
     "Ratio": "labkit.statistics",
+    "RecordsDiff": "labkit.harness.diff.changes",
     "Run": "labkit.harness.records",
     "Verdict": "labkit.statistics",
     "WorkerError": "labkit.harness.compare.sides",
+    "diff_records": "labkit.harness.diff.diff_records",
     "load_records": "labkit.harness.results",
     "load_results": "labkit.harness.results",
     "measure_latency": "labkit.harness.latency",

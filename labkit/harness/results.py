@@ -79,13 +79,18 @@ def save_lines(target: Path, records: Iterable[BaseModel]) -> Path:
 
 
 def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
-    """The records of a file of JSON lines, or of all such files in a folder, oldest first."""
+    """The records of a file of JSON lines, or of all such files in a folder, oldest first.
+
+    UserError: nothing at `path`, a line that is no record.
+    """
     root = Path(path)
+    if not root.exists():
+        raise UserError(f"got {root}, which does not exist; expected a file of JSON lines, or a folder of such files")
     files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
     return [
         _parse(line, f"{file}:{number}")
         for file in files
-        for number, line in enumerate(file.read_text().splitlines(), 1)
+        for number, line in enumerate(_text(file).splitlines(), 1)
         if line.strip()
     ]
 
@@ -99,6 +104,13 @@ def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
 
     runs = [record for record in load_records(path) if isinstance(record, Measurement | Comparison)]
     return pd.DataFrame([row for record in runs for row in _rows(record)])
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is no text ({error.reason}); expected records as JSON lines (.jsonl)") from None
 
 
 def _parse(line: str, where: str) -> AnyRecord:

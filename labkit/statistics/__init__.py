@@ -10,6 +10,7 @@ from labkit.statistics.ratios import (
     Verdict,
     noise_floor,
     ratio,
+    unpaired_ratio,
 )
 from labkit.statistics.summaries import (
     OUTLIER_SAMPLES,
@@ -44,4 +45,5 @@ __all__ = [
     "remarks",
     "summarise",
     "taken_cores",
+    "unpaired_ratio",
 ]

@@ -1,4 +1,5 @@
-"""Ratios of two sides that ran in the same rounds, with their interval, the noise they stand against, and a verdict.
+"""Ratios of two sides that ran in the same rounds, or of one side at two times, with their interval, the noise they
+stand against, and a verdict.
 
 A round holds one run of each side, seconds apart, and its samples stay together: the bootstrap draws whole rounds. To
 treat the tokens of a run as independent would make every interval too narrow.
@@ -75,22 +76,48 @@ def ratio(baseline: Sequence[float], candidate: Sequence[float], *, seed: int = 
             f"got {len(baseline)} rounds of the baseline and {len(candidate)} of the candidate; "
             "an interval needs as many of each and at least 2"
         )
-    interval = scipy.stats.bootstrap(
+    low, high = _interval(baseline, candidate, CONFIDENCE, paired=True, seed=seed)
+    return Ratio(
+        value=float(np.median(baseline) / np.median(candidate)),
+        low=low,
+        high=high,
+        noise=max(INDIFFERENCE, noise_floor(baseline), noise_floor(candidate)),
+    )
+
+
+def unpaired_ratio(
+    before: Sequence[float], after: Sequence[float], *, tolerance: float, ratios: int = 1, seed: int = 0
+) -> Ratio:
+    """Ratio of the medians of one side at two times, before / after: above 1 where it became faster.
+
+    Nothing pairs the rounds of two times, so they are drawn from each by itself. The intervals of so many `ratios` hold
+    with 95 % all at once (Bonferroni); one of fewer than two rounds of either reaches from nothing to infinity.
+
+    What lasts for as long as a process or a day does, no interval over rounds can know. So a change counts only beyond
+    `tolerance`, a fraction, or beyond the noise of either time where that is more; within `tolerance` it is the same.
+    """
+    low, high = 0.0, float("inf")
+    if min(len(before), len(after)) > 1:
+        low, high = _interval(before, after, 1 - (1 - CONFIDENCE) / ratios, paired=False, seed=seed)
+    noise = max(noise_floor(rounds) if len(rounds) > 1 else 0.0 for rounds in (before, after))
+    value = float(np.median(before) / np.median(after))
+    return Ratio(value=value, low=low, high=high, noise=max(tolerance, noise), same=tolerance)
+
+
+def _interval(
+    baseline: Sequence[float], candidate: Sequence[float], confidence: float, *, paired: bool, seed: int
+) -> tuple[float, float]:
+    found = scipy.stats.bootstrap(
         (np.asarray(baseline), np.asarray(candidate)),
         lambda a, b, axis: np.median(a, axis=axis) / np.median(b, axis=axis),
-        paired=True,
+        paired=paired,
         vectorized=True,
         method="percentile",
-        confidence_level=CONFIDENCE,
+        confidence_level=confidence,
         n_resamples=RESAMPLES,
         random_state=np.random.default_rng(seed),
     ).confidence_interval
-    return Ratio(
-        value=float(np.median(baseline) / np.median(candidate)),
-        low=float(interval.low),
-        high=float(interval.high),
-        noise=max(INDIFFERENCE, noise_floor(baseline), noise_floor(candidate)),
-    )
+    return float(found.low), float(found.high)
 
 
 def noise_floor(rounds: Sequence[float]) -> float:

@@ -64,9 +64,14 @@ class Trust:
         return "; ".join(doubt.why for doubt in self.doubts)
 
     @property
-    def remedy(self) -> str:
+    def remedies(self) -> tuple[str, ...]:
         """What to do about them, each thing once."""
-        return "; ".join(dict.fromkeys(remedy for doubt in self.doubts for remedy in doubt.remedies))
+        return tuple(dict.fromkeys(remedy for doubt in self.doubts for remedy in doubt.remedies))
+
+    @property
+    def remedy(self) -> str:
+        """The same in one line."""
+        return "; ".join(self.remedies)
 
     @property
     def sentence(self) -> str:

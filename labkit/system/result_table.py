@@ -8,7 +8,8 @@ import html
 import io
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,8 @@ class Claim:
 @dataclass(frozen=True)
 class ResultTable:
     """Rows of text under their columns, of which the first `names` tell the rows apart; then what may be claimed of
-    them, and in a small voice where they come from. Nothing in any text is markup.
+    them, and in a small voice where they come from. Nothing in any text is markup. `styles`: of cells with such a text,
+    in a terminal.
     """
 
     title: str
@@ -47,6 +49,7 @@ class ResultTable:
     claim: Claim | None = None
     notes: tuple[str, ...] = ()
     names: int = 1
+    styles: Mapping[str, str] = field(default_factory=dict)
 
     def __rich__(self) -> RenderableType:
         title = Text(self.title, style="table.title") if self.title else None
@@ -54,7 +57,7 @@ class ResultTable:
         for place, column in enumerate(self.columns):
             table.add_column(Text(column), justify="left" if place < self.names else "right")
         for row in self.rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(cell, style=self.styles.get(cell, "")) for cell in row))
         claim = [Text.assemble((self.claim.words, self.claim.style), f"  {self.claim.rest}")] if self.claim else []
         return Group(table, *claim, *(Text(note, style="dim") for note in self.notes))
 

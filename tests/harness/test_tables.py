@@ -84,8 +84,9 @@ def test_terminal_notebook_and_text_say_the_same() -> None:
 
 
 def test_a_table_fits_a_terminal_of_80_columns() -> None:
-    console = Console(width=80, file=io.StringIO(), force_terminal=False)
-    console.print(comparison())
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(comparison())
+    lines = captured.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)

@@ -1,0 +1,1 @@
+"""Records of two times held against each other, case by case."""

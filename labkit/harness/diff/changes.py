@@ -1,0 +1,162 @@
+"""What became faster and what slower between two times, as a record that shows itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from labkit.harness.comparison import COLOURS
+from labkit.harness.diff.timed import CaseWords, TimedSide
+from labkit.harness.records import METRICS
+from labkit.statistics import Ratio, Trust, Verdict
+from labkit.system.result_table import Claim, ResultTable, Tabular
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METRIC_WORDS = dict(zip(METRICS, ("first token", "time per token", "end to end"), strict=True))
+ORDER = (Verdict.SLOWER, Verdict.UNDECIDED, Verdict.SAME, Verdict.FASTER)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One side of one case at two times. ratio: before / after, above 1 where it became faster."""
+
+    before: TimedSide
+    after: TimedSide
+    ratio: Ratio
+    trust: Trust
+
+    @property
+    def verdict(self) -> Verdict:
+        """UNDECIDED too where the ratio is not trustworthy."""
+        return self.trust.verdict(self.ratio.verdict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """A case of `labkit diff --json`."""
+        return {
+            **dict(self.after.words),
+            "unit": self.after.unit,
+            "before": self.before.median,
+            "after": self.after.median,
+            "ratio": self.ratio.value,
+            "ratio_low": self.ratio.low,
+            "ratio_high": self.ratio.high if math.isfinite(self.ratio.high) else None,
+            "noise": self.ratio.noise,
+            "rounds": [len(self.before.rounds), len(self.after.rounds)],
+            "verdict": str(self.verdict),
+            "distrust": [doubt.why for doubt in self.trust.doubts],
+            "remedy": self.trust.remedy,
+        }
+
+
+@dataclass(frozen=True)
+class RecordsDiff(Tabular):
+    """All cases that two sets of records have in common, and those that only one of them has.
+
+    `environment`: what of the machine and of the software differs, in words. remarks: what else to know.
+    """
+
+    before: str
+    after: str
+    metric: str
+    tolerance: float
+    changes: tuple[Change, ...]
+    only_before: tuple[CaseWords, ...]
+    only_after: tuple[CaseWords, ...]
+    environment: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+    def of(self, verdict: Verdict) -> tuple[Change, ...]:
+        """The changes with this verdict."""
+        return tuple(change for change in self.changes if change.verdict is verdict)
+
+    @property
+    def shared(self) -> CaseWords:
+        """What all cases have in common, for the head of a list of them."""
+        first, *others = self._all
+        return tuple(word for word in first if all(word in other for other in others)) if others else first[:-1]
+
+    def name(self, words: CaseWords) -> str:
+        """What tells a case from the others here."""
+        shared = set(self.shared)
+        return ", ".join(text for field, text in words if (field, text) not in shared)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each case: the fields of `Change.as_dict`, the doubts in one text."""
+        import pandas as pd  # half a second, which is not for every process that measures
+
+        rows = [change.as_dict() for change in self.changes]
+        return pd.DataFrame([row | {"distrust": "; ".join(row["distrust"])} for row in rows]).drop(columns="rounds")
+
+    def table(self) -> ResultTable:
+        """The cases with their verdicts; then the doubts, the cases without a counterpart, and what else differs."""
+        shared = ", ".join(text for _, text in self.shared)
+        return ResultTable(
+            title=f"{METRIC_WORDS[self.metric]}: {shared}" if shared else METRIC_WORDS[self.metric],
+            columns=("case", "before", "after", "before / after  [95%]", "verdict"),
+            rows=tuple(
+                (
+                    self.name(change.after.words),
+                    _figure(change.before),
+                    _figure(change.after),
+                    str(change.ratio),
+                    str(change.verdict),
+                )
+                for change in self.changes
+            ),
+            claim=self._claim(),
+            notes=tuple(self._notes()),
+            styles={str(verdict): style for verdict, style in COLOURS.items()},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The one object that `labkit diff --json` prints."""
+        return {
+            "before": self.before,
+            "after": self.after,
+            "metric": self.metric,
+            "tolerance": self.tolerance,
+            "cases": [change.as_dict() for change in self.changes],
+            "verdicts": {str(verdict): len(self.of(verdict)) for verdict in ORDER},
+            "only_before": [dict(words) for words in self.only_before],
+            "only_after": [dict(words) for words in self.only_after],
+            "environment": list(self.environment),
+            "remarks": list(self.remarks),
+        }
+
+    @property
+    def _all(self) -> list[CaseWords]:
+        return [*(change.after.words for change in self.changes), *self.only_before, *self.only_after]
+
+    def _claim(self) -> Claim:
+        counts = ", ".join(f"{len(self.of(verdict))} {verdict}" for verdict in ORDER[1:])
+        slower = len(self.of(Verdict.SLOWER))
+        style = "bold red" if slower else "bold"
+        rest = f"{counts} of {len(self.changes)}; a change counts from {self.tolerance:.0%} on"
+        return Claim(f"{slower} {Verdict.SLOWER}", style, rest)
+
+    def _notes(self) -> list[str]:
+        doubted = [change for change in self.changes if not change.trust.trustworthy]
+        remedies = dict.fromkeys(part for change in doubted for part in change.trust.remedies)
+        return [
+            *(f"not trustworthy: {self.name(change.after.words)}: {change.trust.why}" for change in doubted),
+            *([f"to mend it: {'; '.join(remedies)}"] if doubted else []),
+            *(f"only in {self.before}: {text}" for text in self._by_case(self.only_before)),
+            *(f"only in {self.after}: {text}" for text in self._by_case(self.only_after)),
+            *(f"differs: {difference}" for difference in self.environment),
+            *self.remarks,
+        ]
+
+    def _by_case(self, sides: Sequence[CaseWords]) -> list[str]:
+        """The sides in a text, those of a case together; none: no text."""
+        cases: dict[str, list[str]] = {}
+        for words in sides:
+            cases.setdefault(self.name(words[:-1]), []).append(words[-1][1])
+        return ["; ".join(f"{case}: {', '.join(names)}" for case, names in cases.items())] if cases else []
+
+
+def _figure(side: TimedSide) -> str:
+    return f"{f'{side.median:#.4g}'.rstrip('.')} {side.unit}"

@@ -1,0 +1,165 @@
+"""What records timed, in one form for all kinds: a side of a case, and one figure for each of its rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+
+from labkit.harness.comparison import Comparison
+from labkit.harness.environment import Environment
+from labkit.harness.exchange.records import GLOO, WAYS, ExchangeMeasurement
+from labkit.harness.load_record import LoadMeasurement
+from labkit.harness.records import Measurement
+from labkit.harness.regions.records import LadderMeasurement, LayerRecord, RegionMeasurement
+from labkit.harness.regions.sides import GRAPH, SDPA, UNFUSED
+from labkit.harness.results import AnyRecord
+from labkit.statistics import ShareOfLimit, taken_cores
+
+CaseWords = tuple[tuple[str, str], ...]
+DEFAULT_METRIC = "per_token"
+TORCH_ALONE = {side + way for side in (UNFUSED, SDPA) for way in ("", GRAPH)}
+
+
+@dataclass(frozen=True)
+class TimedSide:
+    """One side of a case. case: what tells it from other cases, by field in words. name: of the side.
+
+    foreign: whose code it ran, with its version, where that is not labkit's; empty: labkit's. bandwidth_gb_s: at which
+    memory was read beside the rounds. What is unknown is None, or empty.
+    """
+
+    case: CaseWords
+    name: str
+    unit: str
+    rounds: tuple[float, ...]
+    created: datetime
+    environment: Environment
+    foreign: str = ""
+    taken_cores: tuple[float, ...] = ()
+    share: ShareOfLimit | None = None
+    bandwidth_gb_s: float | None = None
+
+    @property
+    def words(self) -> CaseWords:
+        """The case and the side, which tell it from all others."""
+        return (*self.case, ("side", self.name))
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.rounds))
+
+
+def timed_sides(record: AnyRecord, metric: str = DEFAULT_METRIC) -> list[TimedSide]:
+    """The sides of a record. Those that generate have a metric; of the others, which time calls, sums or loading, there
+    is one figure, and none by another metric than the default. A record that times nothing has no sides.
+    """
+    if isinstance(record, Comparison):
+        return _of_comparison(record, metric)
+    if isinstance(record, Measurement):
+        return [_of_measurement(record, record.name, metric)]
+    if metric != DEFAULT_METRIC:
+        return []
+    if isinstance(record, RegionMeasurement | LadderMeasurement):
+        return _of_layers(record)
+    if isinstance(record, ExchangeMeasurement):
+        return _of_exchange(record)
+    return _of_loading(record) if isinstance(record, LoadMeasurement) else []
+
+
+def _of_comparison(record: Comparison, metric: str) -> list[TimedSide]:
+    sides = {"baseline": record.baseline, "candidate": record.candidate}
+    itself = record.baseline.name == record.candidate.name
+    return [
+        _of_measurement(side, f"{side.name}, as {role}" if itself else side.name, metric, alone=False)
+        for role, side in sides.items()
+    ]
+
+
+def _of_measurement(side: Measurement, name: str, metric: str, *, alone: bool = True) -> TimedSide:
+    case, packages = side.case, side.environment.packages
+    own = alone or side.name.startswith("fused") or "labkit" in side.impl
+    return TimedSide(
+        case=(
+            ("model", case.model),
+            ("dtype", case.dtype),
+            ("batch", f"batch {case.batch}"),
+            ("tokens", f"{case.prompt_tokens} + {case.new_tokens} tokens"),
+            ("threads", _threads(case.threads)),
+            *((("ranks", f"{case.tp} ranks"),) if case.tp > 1 else ()),
+        ),
+        name=name,
+        unit="ms",
+        rounds=side.rounds_ms(metric),
+        created=side.created,
+        environment=side.environment,
+        foreign="" if own else f"{side.impl}; torch {packages.get('torch')}",
+        taken_cores=side.taken_cores,
+        share=side.share_of_limit if metric == DEFAULT_METRIC else None,
+        bandwidth_gb_s=None if metric == "ttft" else side.read_bandwidth_gb_s,
+    )
+
+
+def _of_layers(record: LayerRecord) -> list[TimedSide]:
+    case, environment = record.case, record.environment
+    needed = case.threads if environment.gpu is None else 1
+    region = record.region if isinstance(record, RegionMeasurement) else "all regions"
+    return [
+        TimedSide(
+            case=(
+                ("model", case.model),
+                ("dtype", case.dtype),
+                ("batch", f"batch {case.batch}"),
+                ("context", f"{case.context} tokens in the cache"),
+                ("threads", _threads(case.threads)),
+                ("impl", case.impl),
+                ("region", region),
+            ),
+            name=name,
+            unit="µs",
+            rounds=rounds,
+            created=record.created,
+            environment=environment,
+            foreign=f"torch {environment.packages.get('torch')}" if name in TORCH_ALONE else "",
+            taken_cores=tuple(
+                taken_cores(each, needed=needed, cores=environment.cores) for each in record.others_cores or ()
+            ),
+            bandwidth_gb_s=record.read_bandwidth_gb_s,
+        )
+        for name, rounds in record.rounds_us.items()
+    ]
+
+
+def _of_exchange(record: ExchangeMeasurement) -> list[TimedSide]:
+    return [
+        TimedSide(
+            case=(("what", f"sum of {record.bytes:,} bytes"), ("ranks", f"{record.ranks} ranks")),
+            name=WAYS[impl],
+            unit="µs",
+            rounds=tuple(record.medians_us(impl)),
+            created=record.created,
+            environment=record.environment,
+            foreign=f"torch {record.environment.packages.get('torch')}" if impl == GLOO else "",
+        )
+        for impl in record.rounds_us
+    ]
+
+
+def _of_loading(record: LoadMeasurement) -> list[TimedSide]:
+    size = f"loading {record.model_bytes / 1e9:.2f} GB"
+    return [
+        TimedSide(
+            case=(("what", size), ("dtype", record.dtype), ("ranks", f"{record.ranks} ranks")),
+            name=way,
+            unit="s",
+            rounds=tuple(record.seconds(way)),
+            created=record.created,
+            environment=record.environment,
+        )
+        for way in record.rounds_s
+    ]
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
