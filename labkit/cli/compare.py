@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -43,7 +42,8 @@ def compare(
     seed: Annotated[int, typer.Option(help="Of random weights, prompts and the order of the runs.")] = 0,
     question: Annotated[str, typer.Option(help="For a chat model: each side answers it once.")] = "",
     wait_quiet: WaitQuiet = None,
-    output: Output = Path("runs"),
+    *,
+    output: Output,
     as_json: AsJson = False,
 ) -> None:
     """Measure a candidate against a baseline, side by side, with intervals and the machine's limit."""

@@ -37,7 +37,8 @@ def evaluate(
     stride: Annotated[int | None, typer.Option(help="From one window to the next. Default: a whole window.")] = None,
     threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
-    output: Output = Path("runs"),
+    *,
+    output: Output,
     as_json: AsJson = False,
 ) -> None:
     """Say what a precision costs in quality: perplexity on a text, and how far the model's answers move."""

@@ -34,7 +34,8 @@ def kernels(
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
     ranks: Annotated[int, typer.Option(help="Processes that all_reduce sums over, on a core each.")] = 2,
     wait_quiet: WaitQuiet = None,
-    output: Output = Path("runs"),
+    *,
+    output: Output,
     as_json: AsJson = False,
 ) -> None:
     """Measure the fused regions of a layer against the unfused ops, one by one, or the sums over ranks."""

@@ -25,7 +25,7 @@ from labkit.cli.diff import diff
 from labkit.cli.evaluate import evaluate
 from labkit.cli.generate import generate
 from labkit.cli.kernels import kernels
-from labkit.cli.measuring import MeasuringCommand
+from labkit.cli.measuring import MeasuringCommand, output_option
 from labkit.cli.peers import peers
 from labkit.cli.traces import trace
 from labkit.system.command import run_command
@@ -137,7 +137,8 @@ def models() -> None:
 def run(
     context: typer.Context,
     notebook: Annotated[Path, typer.Argument(help="The notebook to execute.")],
-    output: Annotated[Path, typer.Option(help="Folder for the executed notebook and its HTML report.")] = Path("runs"),
+    *,
+    output: Annotated[Path, output_option("Folder for the executed notebook and its HTML report.")],
     timeout: Annotated[float | None, typer.Option(help="Seconds that a cell may take; by default no limit.")] = None,
 ) -> None:
     """Execute a notebook with parameters, each given as `-p NAME VALUE`, and write one HTML report."""

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from labkit.system.output_folder import RUNS
+
 WAIT_S = 300.0
+
+
+def output_option(help: str, file: str = "") -> Any:
+    """`--output`, by default `runs`, or a file of this name in it: looked up when the command runs."""
+    shown = Path(str(RUNS), file).as_posix()
+    return typer.Option(help=help, default_factory=lambda: Path(RUNS, file), show_default=shown)
+
 
 Model = Annotated[
     str, typer.Argument(help="A preset (see `labkit models`), a checkpoint folder, a GGUF file, or a hub id.")
@@ -21,7 +31,7 @@ PRECISIONS = "float32, bfloat16, float16, int8, int4-32, int4-64+head, stored, â
 Precision = Annotated[str, typer.Option(help=PRECISIONS)]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; by default one per core.")]
-Output = Annotated[Path, typer.Option(help="Folder for what was measured, as JSON lines.")]
+Output = Annotated[Path, output_option("Folder for what was measured, as JSON lines.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 WaitQuiet = Annotated[
     float | None,
@@ -43,7 +53,7 @@ class MeasuringCommand(TyperCommand):
 def _with_seconds(arguments: list[str]) -> list[str]:
     """The arguments with a number behind every `--wait-quiet`."""
     found = []
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         found.append(argument)
         if argument == "--wait-quiet" and not _is_number(following):
             found.append(str(WAIT_S))

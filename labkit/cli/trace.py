@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
+from labkit.cli.measuring import output_option
 from labkit.nsys.capture.command import CaptureSource, RankReports
 from labkit.stages import Phase
 from labkit.system.errors import UserError
@@ -51,7 +52,8 @@ def profile(
     sampling: Annotated[bool, typer.Option(help="Let nsys sample the CPUs too.")] = False,
     keep_raw: Annotated[bool, typer.Option(help="Keep nsys's own report, with the secrets in it.")] = False,
     name: Annotated[str | None, typer.Option(help="Of the files; by default of the command and the time.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder for the capture and its record.")] = Path("runs"),
+    *,
+    output: Annotated[Path, output_option("Folder for the capture and its record.")],
 ) -> None:
     """Profile a command given after `--`, or without one labkit's own run of a model, and scrub what it leaves."""
     from labkit.nsys.capture.command import Window
@@ -173,9 +175,10 @@ def timeline(
     capture: Annotated[Path, typer.Argument(help="An nsys export (.sqlite) or a Chrome trace.")],
     other: Annotated[Path | None, typer.Argument(help="A second one, to stand under the first.")] = None,
     steps: Annotated[int | None, typer.Option(help="Of a page: show only the first decode steps.", min=1)] = None,
+    *,
     output: Annotated[
-        Path, typer.Option(help=".html: a page; .json or .json.gz: for Perfetto and chrome://tracing.")
-    ] = Path("runs/timeline.html"),
+        Path, output_option(".html: a page; .json or .json.gz: for Perfetto and chrome://tracing.", "timeline.html")
+    ],
 ) -> None:
     """Draw a capture, or two on one time axis, as a page that opens without a network; or convert one for Perfetto."""
     from labkit.figures.timeline import timeline as draw

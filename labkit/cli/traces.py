@@ -12,6 +12,7 @@ import typer
 from labkit.cli.forms import Form, Shown
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
+from labkit.system.output_folder import RUNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,7 +197,7 @@ def replay(
     from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.replay import write_replay
 
-    target = output or Path("runs", f"replay_{op.rpartition('::')[2]}.py")
+    target = output or Path(RUNS, f"replay_{op.rpartition('::')[2]}.py")
     out.print(str(write_replay(read(files), op, target, nth=nth)), soft_wrap=True)
 
 

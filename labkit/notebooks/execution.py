@@ -26,6 +26,7 @@ from labkit.notebooks.failure import Failure
 from labkit.notebooks.parameters import NotebookError, checked_values, read_parameters
 from labkit.notebooks.report import html_report
 from labkit.system.errors import UserError
+from labkit.system.output_folder import RUNS
 from labkit.system.progress import HEADLINE_MIME_TYPE, MIME_TYPE, Progress
 from labkit.system.whole_file import whole_file
 
@@ -48,7 +49,7 @@ class RunReport:
 def run_notebook(
     path: str | Path,
     parameters: Mapping[str, object] | None = None,
-    output_dir: str | Path = "runs",
+    output_dir: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
     *,
     timeout_s: float | None = None,

@@ -19,6 +19,7 @@ from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.trace import Trace
 from labkit.studies.rank_capture import capture_ranks
 from labkit.system.errors import UserError
+from labkit.system.output_folder import RUNS
 from labkit.system.progress import Progress, unheard
 from labkit.weights.resolve import resolve
 
@@ -79,7 +80,7 @@ def study_parallel(
     new: int = 64,
     rounds: int = 6,
     threads: int | None = None,
-    output: str | os.PathLike[str] = "runs",
+    output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
 ) -> ParallelStudy:
     """Measures the fused engine on one rank and on each number of ranks in `tp_sizes`, "1,2,4", in the same rounds, and

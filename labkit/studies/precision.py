@@ -31,7 +31,7 @@ from labkit.studies.matrix_errors import (
     spread_of,
 )
 from labkit.system.errors import UserError
-from labkit.system.output_folder import check_output_folder
+from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.progress import Progress, unheard
 from labkit.system.validation import first_problem
 from labkit.weights.precision import STORED, precision_of
@@ -162,7 +162,7 @@ def study_precision(
     rounds: int = 6,
     threads: int | None = None,
     question: str = "",
-    output: str | os.PathLike[str] = "runs",
+    output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
 ) -> PrecisionStudy:
     """Measures the fused engine in each precision of a list such as "float32, int8-32+head", all in the same rounds,

@@ -10,6 +10,7 @@ from labkit.nsys.capture.command import CaptureSource
 from labkit.nsys.capture.profile import profile
 from labkit.nsys.capture.result import Capture
 from labkit.studies.traces import own_command
+from labkit.system.output_folder import RUNS
 from labkit.system.progress import Progress
 
 
@@ -22,7 +23,7 @@ def capture_ranks(
     dtype: str = "float32",
     threads: int = 1,
     source: CaptureSource = "auto",
-    output: str | os.PathLike[str] = "runs",
+    output: str | os.PathLike[str] = RUNS,
     timeout_s: float | None = None,
     progress: Progress | None = None,
 ) -> Capture:

@@ -18,6 +18,7 @@ from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
 from labkit.nsys.trace import Trace
 from labkit.stages import Phase
 from labkit.system.errors import UserError
+from labkit.system.output_folder import RUNS
 from labkit.system.progress import Progress, unheard
 
 SOURCES = (*get_args(CaptureSource), "bundled")
@@ -75,7 +76,7 @@ def capture_pair(
     threads: int | None = None,
     source: str = "auto",
     tax: bool = True,
-    output: str | os.PathLike[str] = "runs",
+    output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
 ) -> CapturePair:
     """Capture `steps` decode steps of both sides after a prompt of `prompt` random tokens, each in its own process.
@@ -126,12 +127,14 @@ def own_command(model: str, side: str, **options: object) -> list[str]:
 
 
 def bundled_pair() -> CapturePair:
-    """The captures of gpt2 under profiles/captures. Raises ValueError where labkit was installed without them."""
+    """The captures of gpt2 in profiles/captures. UserError where labkit was installed without them."""
     taken = []
     for name in BUNDLED_SIDES:
         record_file = BUNDLED / f"{name}.json"
         if not record_file.exists():
-            raise UserError(f"{BUNDLED} has no {name}.json; the bundled captures come with a checkout of labkit")
+            raise UserError(
+                f"{BUNDLED} has no {name}.json; expected the captures that come with labkit; install it again"
+            )
         record = read_record(record_file)
         taken.append(Capture(tuple(BUNDLED / file for file in record.files), record_file, record))
     cpu = (taken[0].record.environment or {}).get("cpu", "another machine")

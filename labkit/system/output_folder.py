@@ -10,6 +10,7 @@ from pathlib import Path
 
 from labkit.system.errors import UserError
 
+COPIES = ".labkit-copies.json"  # marks a folder as one of copies of the notebooks
 ROOM_BYTES = 16 << 20  # for the records of a run and what is written beside them
 REMEDIES = {
     errno.ENOSPC: "make room there, or name a folder on another disk",
@@ -20,6 +21,30 @@ REMEDIES = {
     errno.EEXIST: "there is a file of that name; name another folder, or move the file",
     errno.ENOTDIR: "a part of the path is a file; name another folder",
 }
+
+
+class RunsFolder(os.PathLike[str]):
+    """Where results go that nobody has named a folder for: `runs` in the current folder, or for work in copies of the
+    notebooks, whose kernels start beside them, the `runs` of the copies. It is looked up whenever it is used.
+    """
+
+    def __fspath__(self) -> str:
+        here = Path.cwd()
+        copies = next((folder for folder in (here, *here.parents) if (folder / COPIES).is_file()), None)
+        return "runs" if copies is None else str(runs_of(copies))
+
+    def __str__(self) -> str:
+        return "runs"
+
+    __repr__ = __str__
+
+
+RUNS = RunsFolder()
+
+
+def runs_of(copies: Path) -> Path:
+    """The folder for the results of a folder of copies: the `runs` that it lies in, else one in it."""
+    return copies.parent if copies.parent.name == str(RUNS) else copies / str(RUNS)
 
 
 def check_output_folder(

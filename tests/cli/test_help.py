@@ -1,9 +1,14 @@
 """What the command line says of itself."""
 
+from pathlib import Path
+
 import pytest
+import typer
 from command_line import Labkit, command_line
 
 import labkit as package
+from labkit.cli import main as cli
+from labkit.system.output_folder import COPIES
 
 
 @pytest.fixture
@@ -25,3 +30,17 @@ def test_help_has_a_short_name_everywhere(command: tuple[str, ...], labkit: Labk
 
 def test_completion_can_be_installed(labkit: Labkit) -> None:
     assert "--install-completion" in labkit("--help")[1]
+
+
+@pytest.mark.parametrize("command", ["compare", "evaluate", "kernels", "profile", "run"])
+def test_results_go_by_default_to_the_folder_that_copies_of_the_notebooks_share(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default is looked up when a command runs, and is a path then."""
+    copies = tmp_path / "runs" / "notebooks"
+    copies.mkdir(parents=True)
+    (copies / COPIES).touch()
+    monkeypatch.chdir(copies)
+    found = vars(typer.main.get_command(cli.app))["commands"][command]
+    words = [] if command == "kernels" else ["tiny-gpt2"]
+    assert found.make_context(command, words).params["output"] == tmp_path / "runs"

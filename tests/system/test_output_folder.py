@@ -12,7 +12,7 @@ import pytest
 
 from labkit.system import output_folder as module
 from labkit.system.errors import UserError
-from labkit.system.output_folder import check_output_folder, reason
+from labkit.system.output_folder import COPIES, RUNS, check_output_folder, reason
 
 
 def test_a_good_folder_is_made_and_left_empty(tmp_path: Path) -> None:
@@ -63,3 +63,22 @@ def test_a_folder_with_little_room_is_refused(tmp_path: Path, monkeypatch: pytes
 def test_an_error_without_a_known_remedy_keeps_its_words() -> None:
     assert reason(OSError(errno.EIO, "ignored")) == os.strerror(errno.EIO)
     assert reason(OSError("something else")) == "something else"
+
+
+def test_results_go_to_one_folder_from_the_checkout_and_from_copies_of_the_notebooks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`labkit run` and a kernel that starts beside a copy, in a folder of the copies too, write to the same place."""
+    copies = tmp_path / "runs" / "notebooks"
+    (copies / "workshop").mkdir(parents=True)
+    (copies / COPIES).touch()
+    for folder in (tmp_path, copies, copies / "workshop"):
+        monkeypatch.chdir(folder)
+        assert Path(RUNS).resolve() == tmp_path / "runs"
+
+
+def test_results_of_copies_elsewhere_stay_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / COPIES).touch()
+    monkeypatch.chdir(tmp_path / "mine")
+    assert Path(RUNS) == tmp_path / "mine" / "runs"

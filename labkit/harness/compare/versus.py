@@ -12,6 +12,7 @@ from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import Case
 from labkit.harness.results import save_or_warn
+from labkit.system.output_folder import RUNS
 from labkit.system.progress import Progress
 
 
@@ -31,7 +32,7 @@ def compare(
     wait_quiet_s: float | None = None,
     question: str = "",
     seed: int = 0,
-    output: str | os.PathLike[str] | None = "runs",
+    output: str | os.PathLike[str] | None = RUNS,
     progress: Progress | None = None,
 ) -> Comparison:
     """Measure `candidate` against `baseline`, names of `labkit.harness.compare.baselines`, on the model called `model`.

@@ -22,6 +22,7 @@ from labkit.nsys.capture.result import Capture, CaptureError, CaptureInterrupted
 from labkit.nsys.tool import Nsys, find_nsys
 from labkit.stages import Phase
 from labkit.system.errors import UserError
+from labkit.system.output_folder import RUNS
 from labkit.system.pickled_call import pickle_call
 from labkit.system.progress import Progress, unheard
 
@@ -30,7 +31,7 @@ def profile(
     what: Sequence[str] | Callable[[], object],
     *,
     name: str | None = None,
-    output: str | os.PathLike[str] = "runs",
+    output: str | os.PathLike[str] = RUNS,
     case: Mapping[str, Any] | None = None,
     window: Window | Phase | None = None,
     ranks: RankReports = "one",
