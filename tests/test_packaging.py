@@ -13,11 +13,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+CARRIED = ("notebooks", "profiles/captures")
 IMPORT_ALL = """
 import importlib, pkgutil, sys, labkit
 names = ["labkit", *(module.name for module in pkgutil.walk_packages(labkit.__path__, "labkit."))]
 for name in names:
     print(importlib.import_module(name).__file__)
+from labkit.notebooks.carried import carried_notebooks
+from labkit.studies.traces import bundled_pair
+pair = bundled_pair()
+print(*carried_notebooks().values(), *pair.vanilla.files, *pair.fused.files)
 print("generated:", flush=True)
 from labkit.cli.main import main
 sys.argv = ["labkit", "generate", "tiny-gpt2", "--prompt", "Fused"]
@@ -43,7 +48,7 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: setuptools leaves build/ and egg-info beside what it builds."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("sdist")
-    for folder in ("labkit", "kernels"):
+    for folder in ("labkit", "kernels", *CARRIED):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
@@ -77,11 +82,14 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_every_file_of_the_tree(wheel: Path) -> None:
     def files(folder: str, prefix: str) -> set[str]:
-        paths = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        paths = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+        paths = [path for path in paths if not {"__pycache__", ".ipynb_checkpoints"} & set(path.parts)]
         return {prefix + path.relative_to(ROOT).as_posix() for path in paths}
 
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert packed == files("labkit", "") | files("kernels", "labkit/")
+    carried = {file for folder in CARRIED for file in files(folder, "labkit/carried/")}
+    assert carried
+    assert packed == files("labkit", "") | files("kernels", "labkit/") | carried
 
 
 def test_sdist_holds_the_licence(sdist: Path) -> None:
@@ -93,7 +101,8 @@ def test_every_module_imports_from_the_wheel_and_its_kernels_compile_and_generat
     variables = {"LABKIT_CACHE": str(tmp_path), "LABKIT_ISA": "portable", "HF_HUB_OFFLINE": "1"}
     files, _, text = run(fresh / "python", "-c", IMPORT_ALL, cwd=tmp_path, **variables).partition("generated:\n")
     assert files
-    assert all(Path(file).is_relative_to(fresh.parent) for file in files.split())
+    assert all(Path(file).is_file() and Path(file).is_relative_to(fresh.parent) for file in files.split())
+    assert {".py", ".ipynb", ".sqlite"} == {Path(file).suffix for file in files.split()}
     assert "Fused" in text
     assert list(tmp_path.rglob("*.so"))
 

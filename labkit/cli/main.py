@@ -26,6 +26,7 @@ from labkit.cli.evaluate import evaluate
 from labkit.cli.generate import generate
 from labkit.cli.kernels import kernels
 from labkit.cli.measuring import MeasuringCommand, output_option
+from labkit.cli.notebooks import notebooks
 from labkit.cli.peers import peers
 from labkit.cli.traces import trace
 from labkit.system.command import run_command
@@ -136,7 +137,7 @@ def models() -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     context: typer.Context,
-    notebook: Annotated[Path, typer.Argument(help="The notebook to execute.")],
+    notebook: Annotated[Path, typer.Argument(help="A file, or a name as `labkit notebooks` lists it.")],
     *,
     output: Annotated[Path, output_option("Folder for the executed notebook and its HTML report.")],
     timeout: Annotated[float | None, typer.Option(help="Seconds that a cell may take; by default no limit.")] = None,
@@ -159,6 +160,7 @@ for command in (trace_cli.profile, trace_cli.doctor, trace_cli.stages, trace_cli
     app.command()(command)
 app.add_typer(peers, name="peers")
 app.add_typer(trace, name="trace")
+app.add_typer(notebooks, name="notebooks")
 app.command(context_settings={"allow_interspersed_args": False})(launch_cli.launch)
 
 

@@ -22,6 +22,7 @@ from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 from traitlets.config import Config
 
+from labkit.notebooks.carried import find_notebook
 from labkit.notebooks.failure import Failure
 from labkit.notebooks.parameters import NotebookError, checked_values, read_parameters
 from labkit.notebooks.report import html_report
@@ -56,6 +57,7 @@ def run_notebook(
 ) -> RunReport:
     """Execute the notebook at `path` with `parameters` and write OUTPUT_DIR/STEM.ipynb and OUTPUT_DIR/STEM.html.
 
+    path: of a file, or the name of a notebook that labkit brings along, "01_vanilla_vs_fused".
     progress: is told the cells that are done, of which a running one counts in part. timeout_s: for each cell; one
     that takes longer is interrupted and fails the run.
 
@@ -69,9 +71,9 @@ def run_notebook(
         UserError: a timeout that is no positive number.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the kernel is stopped and nothing is written.
     """
-    path, output_dir = Path(path), Path(output_dir)
     if timeout_s is not None and not 0 < timeout_s < math.inf:
         raise UserError(f"got timeout_s = {timeout_s}, expected a number of seconds above 0, or None for no limit")
+    path, output_dir = find_notebook(path), Path(output_dir)
     notebook = _read(path)
     declared = read_parameters(notebook)
     given = checked_values(declared, parameters or {})
@@ -98,8 +100,6 @@ def run_notebook(
 
 
 def _read(path: Path) -> NotebookNode:
-    if not path.is_file():
-        raise NotebookError(f"no notebook at {path}")
     try:
         return load_notebook_node(str(path))
     except (nbformat.reader.NotJSONError, nbformat.ValidationError, KeyError, AttributeError) as error:

@@ -53,7 +53,7 @@ def html_report(
     exporter.register_filter("contained", contained)
     plotly_slot = f"plotly-{uuid4().hex}"  # nbconvert would parse megabytes of script; no notebook holds this text
     facts = {
-        "title": _heading(notebook) or title,
+        "title": heading(notebook) or title,
         "parameters": dict(parameters),
         "seconds": seconds,
         "failure": failure,
@@ -69,7 +69,8 @@ def _figure_json(figure: Mapping[str, Any]) -> str:
     return json.dumps(figure).replace("<", "\\u003c")
 
 
-def _heading(notebook: NotebookNode) -> str | None:
+def heading(notebook: NotebookNode) -> str | None:
+    """The first heading of a notebook."""
     lines = (line for cell in notebook.cells if cell.cell_type == "markdown" for line in cell.source.splitlines())
     return next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), None)
 

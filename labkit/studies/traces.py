@@ -17,12 +17,13 @@ from labkit.nsys.capture.record import read_record
 from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
 from labkit.nsys.trace import Trace
 from labkit.stages import Phase
+from labkit.system.carried import carried
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 from labkit.system.progress import Progress, unheard
 
 SOURCES = (*get_args(CaptureSource), "bundled")
-BUNDLED = Path(__file__).parents[2] / "profiles" / "captures"
+BUNDLED = carried("profiles/captures")
 BUNDLED_SIDES = ("gpt2-hf-eager", "gpt2-fused")
 
 
