@@ -19,9 +19,8 @@ demo: $(READY) ## vanilla against fused on the trained model: prints the speedup
 	@echo "demo: the same tokens from vanilla Hugging Face and from the fused engine, side by side"
 	@$(BIN)/labkit run notebooks/01_vanilla_vs_fused.ipynb -p new_tokens 32
 
-lab: $(READY) ## JupyterLab on notebooks/
-	@echo "lab: JupyterLab on notebooks/; Ctrl-C twice ends it"
-	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
+lab: $(READY) ## JupyterLab on copies of notebooks/, in runs/notebooks/
+	@$(BIN)/labkit lab
 
 test: $(READY) ## style, types and every property once
 	@echo "test: style, types and every property once, on two processes; tests that lack a tool say which"

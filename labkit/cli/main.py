@@ -25,6 +25,7 @@ from labkit.cli.diff import diff
 from labkit.cli.evaluate import evaluate
 from labkit.cli.generate import generate
 from labkit.cli.kernels import kernels
+from labkit.cli.lab import LabCommand, lab
 from labkit.cli.measuring import MeasuringCommand, output_option
 from labkit.cli.notebooks import notebooks
 from labkit.cli.peers import peers
@@ -161,6 +162,7 @@ for command in (trace_cli.profile, trace_cli.doctor, trace_cli.stages, trace_cli
 app.add_typer(peers, name="peers")
 app.add_typer(trace, name="trace")
 app.add_typer(notebooks, name="notebooks")
+app.command(cls=LabCommand)(lab)
 app.command(context_settings={"allow_interspersed_args": False})(launch_cli.launch)
 
 

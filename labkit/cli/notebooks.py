@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 from rich.console import Console
 from rich.table import Column, Table
@@ -9,7 +12,7 @@ from rich.text import Text
 
 out = Console()
 
-notebooks = typer.Typer(help="The notebooks that labkit brings along.")
+notebooks = typer.Typer(help="The notebooks that labkit brings along: list them, copy them.")
 
 
 @notebooks.callback(invoke_without_command=True)
@@ -27,3 +30,11 @@ def list_notebooks() -> None:
     for name, path in carried_notebooks().items():
         table.add_row(Text(name), Text(title(path)))
     out.print(table)
+
+
+@notebooks.command("copy")
+def copy(folder: Annotated[Path, typer.Argument(help="Where to; it need not be there.")]) -> None:
+    """Copy the notebooks into a folder. One that you changed or ran there is left alone."""
+    from labkit.notebooks.copies import copy_notebooks
+
+    typer.echo(copy_notebooks(folder))

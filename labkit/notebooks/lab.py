@@ -1,0 +1,37 @@
+"""JupyterLab on copies of the notebooks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from labkit.system.output_folder import runs_of
+
+
+def lab_command(
+    folder: Path, *, browser: bool = True, port: int | None = None, ip: str | None = None, more: Sequence[str] = ()
+) -> list[str]:
+    """The command that opens a folder of copies. The server sees the folder that the copies' `runs` is in; one Ctrl-C
+    ends it with its kernels. more: further words for `jupyter lab`.
+    """
+    root = runs_of(folder.resolve()).parent
+    inside = folder.resolve().relative_to(root).as_posix()
+    options = {
+        "ServerApp.root_dir": str(root),
+        "LabApp.default_url": quote(f"/lab/tree/{'' if inside == '.' else inside}"),
+        "ServerApp.answer_yes": "True",
+        "KernelManager.transport_encryption": "auto",
+    }
+    if not browser:
+        options["ServerApp.open_browser"] = "False"
+    if port is not None:
+        options["ServerApp.port"] = str(port)
+    if ip is not None:
+        options["ServerApp.ip"] = ip
+    if os.geteuid() == 0:
+        options["ServerApp.allow_root"] = "True"
+    words = (f"--{name}={value}" for name, value in options.items())
+    return [sys.executable, "-P", "-m", "jupyterlab", *words, *more]

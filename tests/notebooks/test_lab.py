@@ -1,0 +1,62 @@
+"""`labkit lab` opens copies of the notebooks, and one Ctrl-C ends it."""
+
+import os
+import pty
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from command_line import command_line
+
+from labkit.notebooks.carried import carried_notebooks
+from labkit.notebooks.lab import lab_command
+
+
+def test_the_command_copies_the_notebooks_and_hands_on_what_follows_the_dashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[list[str]] = []
+
+    def start(program: str, words: list[str]) -> None:
+        started.append(words)
+        raise SystemExit(0)  # in the place of this process goes the server
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "execv", start)
+    code, said, _ = command_line(monkeypatch, capsys)("lab", "--port", "8890", "--", "--collaborative")
+    assert code == 0
+    assert said.startswith("lab: ")
+    assert {path.stem for path in (tmp_path / "runs" / "notebooks").glob("*.ipynb")} == {
+        path.stem for path in carried_notebooks().values() if path.parent.name == "notebooks"
+    }
+    assert {"--ServerApp.port=8890", "--collaborative", f"--ServerApp.root_dir={tmp_path}"} <= set(started[0])
+    assert "--LabApp.default_url=/lab/tree/runs/notebooks" in started[0]
+
+
+def test_the_server_sees_the_folder_that_the_results_go_to(tmp_path: Path) -> None:
+    """Beside copies in `runs` lies the checkout; copies elsewhere have their `runs` in them."""
+    assert f"--ServerApp.root_dir={tmp_path}" in lab_command(tmp_path / "runs" / "my notebooks")
+    assert "--LabApp.default_url=/lab/tree/runs/my%20notebooks" in lab_command(tmp_path / "runs" / "my notebooks")
+    assert f"--ServerApp.root_dir={tmp_path / 'mine'}" in lab_command(tmp_path / "mine")
+
+
+def test_one_interrupt_ends_the_server(tmp_path: Path) -> None:
+    places = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    words = lab_command(tmp_path, browser=False, port=0)
+    keyboard, terminal = pty.openpty()  # without one the server would not handle the interrupt at all
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(
+            words, env=os.environ | places, stdin=terminal, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        while not list((tmp_path / "RUNTIME").glob("jpserver-*.json")) and server.poll() is None:
+            time.sleep(0.05)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0, (tmp_path / "log").read_text()
+        assert "Shutting down" in (tmp_path / "log").read_text()
+    finally:
+        server.kill()
+        os.close(keyboard)
+        os.close(terminal)
