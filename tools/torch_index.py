@@ -1,0 +1,71 @@
+"""Names the index that `make` takes PyTorch from, and says why; names none where the choice is pip's.
+
+For Linux pip finds PyTorch with gigabytes of CUDA libraries, which a machine without an NVIDIA driver has no use for.
+This runs before anything is installed, so it needs nothing but Python and pip.
+"""
+
+import http.client
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+PATIENCE_S = 3.0
+
+
+def choice(platform: str, driver: bool, pip_config: str, answers: Callable[[str], bool]) -> tuple[str, str]:
+    """The index, or an empty text for pip's own choice, and a remark. pip_config: as `pip config list` prints it."""
+    if platform != "linux" or driver:
+        return "", ""
+    if re.search(r"\.(extra-index-url|index-url|no-index)=", pip_config):
+        return "", "no NVIDIA driver; PyTorch comes from where pip is configured to look"
+    if not answers(CPU_WHEELS):
+        return "", (
+            f"no NVIDIA driver, but {CPU_WHEELS} did not answer within {PATIENCE_S:.0f} s: PyTorch comes as pip finds "
+            "it, perhaps with gigabytes of CUDA libraries; make TORCH_INDEX=... names another index"
+        )
+    return (
+        CPU_WHEELS,
+        f"no NVIDIA driver: PyTorch's CPU wheels, from {CPU_WHEELS}; make TORCH_INDEX= takes pip's choice",
+    )
+
+
+def answers(index: str, patience_s: float = PATIENCE_S) -> bool:
+    """Whether an index lists PyTorch in time. A thread asks, as no time-out ends the look-up of a name."""
+    found: list[int] = []
+
+    def ask() -> None:
+        with (
+            suppress(OSError, http.client.HTTPException),
+            urllib.request.urlopen(f"{index}/torch/", timeout=patience_s) as answer,
+        ):
+            found.append(answer.status)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(patience_s)
+    return found == [200]
+
+
+def has_driver() -> bool:
+    """WSL has the program alone."""
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def pip_config() -> str:
+    """From its files and variables."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+if __name__ == "__main__":
+    index, remark = choice(sys.platform, has_driver(), pip_config(), answers)
+    if remark:
+        sys.stderr.write(f"set-up: {remark}\n")
+    sys.stdout.write(index)
