@@ -48,9 +48,10 @@ bench-gpu: $(READY) ## measure an NVIDIA GPU: the engine against vanilla, every 
 	@$(BIN)/pytest -q -m gpu
 	@$(BIN)/python -P -m labkit.bench.gpu
 
-clean: ## remove .venv, caches and runs/
-	@echo "clean: removes .venv, caches and runs/"
-	@rm -rf .venv runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+clean: ## remove .venv, caches and all in runs/ but the notebooks there
+	@echo "clean: removes .venv, caches and all in runs/ but the notebooks there, which hold what you typed"
+	@rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	@[ ! -d runs ] || find runs -mindepth 1 -maxdepth 1 ! -name notebooks -exec rm -rf {} +
 	@find labkit kernels tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
