@@ -25,6 +25,7 @@ from time import monotonic, time
 from typing import Any
 
 from labkit.system.cache_root import CACHE, cache_root
+from labkit.system.child import finished
 from labkit.system.errors import RunError
 from labkit.system.processor import cpu_field, cpu_flags
 
@@ -181,7 +182,7 @@ def _build(library: Path, command: list[str]) -> None:
         pass
     path = Path(partial.name)
     try:
-        done = subprocess.run([*command, str(ENTRY), "-o", path], capture_output=True, text=True, check=False)
+        done = finished([*command, str(ENTRY), "-o", str(path)])
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             first = next((line for line in lines if "error" in line.lower()), lines[0])

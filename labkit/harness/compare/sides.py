@@ -14,6 +14,7 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import Any, Self
 
+from labkit.system.child import LOOK_S
 from labkit.system.errors import RunError, UserError
 from labkit.system.lifetime import kill_session
 from labkit.system.owned_folder import owned_folder
@@ -152,7 +153,7 @@ class SideProcesses:
             for rank, process in enumerate(self._processes):
                 waiting.register(process.replies, selectors.EVENT_READ, rank)
             while len(answers) < len(self._processes):
-                for ready, _ in waiting.select():
+                for ready, _ in waiting.select(LOOK_S):
                     answers[ready.data] = self._processes[ready.data].receive()
                     waiting.unregister(ready.fileobj)
         return [answers[rank] for rank in range(len(self._processes))]

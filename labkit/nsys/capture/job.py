@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from labkit.nsys.timeline.export import write_chrome
 from labkit.nsys.tool import Nsys
 from labkit.nsys.trace import TraceError
 from labkit.stages import STEP_TIMES
+from labkit.system.child import finished
 from labkit.system.errors import RunError
 from labkit.system.marked_run import end_marked, ended_with_owner
 from labkit.system.owned_folder import owned_folder
@@ -278,7 +278,7 @@ def environment_of(variables: Mapping[str, str]) -> dict[str, Any]:
         "print(read(int(sys.argv[1])).model_dump_json())"
     )
     command = [sys.executable, "-P", "-c", program, str(threads)]
-    done = subprocess.run(command, env=dict(variables), capture_output=True, text=True, check=False)
+    done = finished(command, environment=variables)
     if done.returncode or not done.stdout:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise RunError(f"what machine this was is not known: {why}")

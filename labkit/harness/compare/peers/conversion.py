@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labkit.harness.compare.peers.table import PEER_OF_SIDE
+from labkit.system.child import finished
 from labkit.system.errors import RunError
 from labkit.system.owned_folder import owned_folder
 from labkit.weights.resolve import resolve
@@ -35,7 +36,7 @@ def converted(side: str, model: str, *, dtype: str, seed: int) -> Iterator[Path]
 def _convert(side: str, model: str, dtype: str, seed: int, folder: Path) -> None:
     arguments = [side, model, str(seed), dtype, str(folder)]
     command = [sys.executable, "-P", "-m", "labkit.harness.compare.peers.conversion", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = finished(command)
     if done.returncode:
         raise RunError(f"{side} could not convert {model} in {dtype}: {_cause(done)}")
 
