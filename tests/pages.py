@@ -1,5 +1,7 @@
 """Notebooks run for their pages; what a browser would fetch from outside for one, and the figures that are in it."""
 
+import base64
+import gzip
 import json
 import os
 from html.parser import HTMLParser
@@ -8,6 +10,7 @@ from typing import Any
 
 from labkit.notebooks import RunReport, run_notebook
 
+MOST_BYTES = 2_000_000  # of a page, plotly.js included
 LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "formaction"}
 
 
@@ -22,12 +25,16 @@ def run_in(folder: Path, notebook: Path, parameters: dict[str, Any]) -> RunRepor
 
 
 class Page(HTMLParser):
-    """Elements of an HTML page: `outside` references in attributes and styles, `scripts` by their text, and `text`."""
+    """Elements of an HTML page: `outside` references in attributes and styles, `scripts` by their text, and `text`.
+
+    What is packed on it: its `figures`, and `libraries`, the scripts that draw them.
+    """
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.outside: list[str] = []
         self.scripts: list[str] = []
+        self.libraries: list[str] = []
         self.figures: list[dict[str, Any]] = []
         self.policy, self.text = "", ""
         self._inside: tuple[str, str | None] | None = None
@@ -52,7 +59,21 @@ class Page(HTMLParser):
         tag, kind = self._inside
         if tag == "style" and ("@import" in data or "url(" in data):
             self.outside.append("style")
-        elif tag == "script" and kind == "application/json":
-            self.figures.append(json.loads(data))
+        elif tag == "script" and kind == "text/plain":
+            figures, library = unpack(data)
+            self.figures += figures
+            self.libraries.append(library)
         elif tag == "script":
             self.scripts.append(data)
+
+
+def unpack(packed: str) -> tuple[list[dict[str, Any]], str]:
+    """The figures and the library of a page."""
+    told, _, library = gzip.decompress(base64.b85decode(packed.replace(",", "<"))).decode().partition("\n")
+    return json.loads(told), library
+
+
+def title_of(figure: dict[str, Any]) -> str:
+    """The title of a figure on a page."""
+    text: str = figure["layout"]["meta"]["labkit"]["title"]
+    return text

@@ -16,7 +16,6 @@ from labkit.nsys.capture.command import CaptureSource, RankReports
 from labkit.stages import Phase
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
-from labkit.system.whole_file import write_whole
 
 if TYPE_CHECKING:
     from labkit.nsys.capture.result import Capture
@@ -181,6 +180,7 @@ def timeline(
     ],
 ) -> None:
     """Draw a capture, or two on one time axis, as a page that opens without a network; or convert one for Perfetto."""
+    from labkit.figures.saving import save
     from labkit.figures.timeline import timeline as draw
     from labkit.nsys.reader.reading import read
     from labkit.nsys.timeline.export import write_chrome
@@ -197,7 +197,7 @@ def timeline(
     else:
         files = [capture] if other is None else [capture, other]
         traces = dict(zip(_names(*files), map(read, files), strict=True))
-        write_whole(output, draw(traces, steps=steps).to_html(include_plotlyjs=True))
+        save(draw(traces, steps=steps), output)
     out.print(str(output), soft_wrap=True)
 
 

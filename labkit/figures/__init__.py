@@ -3,6 +3,7 @@
 from labkit.figures.beside import published_figure, region_figure
 from labkit.figures.captures import captures_table
 from labkit.figures.difference import difference_figure, difference_table, stage_difference_table
+from labkit.figures.doctor import checks_table
 from labkit.figures.latency import latency_figure, per_token_figure
 from labkit.figures.parallel import cut_figure, gpus_figure, scaling_figure, waiting_figure
 from labkit.figures.precision import (
@@ -34,6 +35,7 @@ __all__ = [
     "STAGE_COLORS",
     "answers",
     "captures_table",
+    "checks_table",
     "costs_figure",
     "cut_figure",
     "difference_figure",

@@ -10,6 +10,12 @@ if TYPE_CHECKING:
     from labkit.studies.traces import CapturePair
 
 
+WORDS = {  # of what a capture's case says; the side is the head of its column
+    "impl": "", "model": "{}", "dtype": "{}", "prompt": "a prompt of {} tokens", "new": "{} new tokens",
+    "threads": "{} threads", "tp": "{} ranks",
+}  # fmt: skip
+
+
 def captures_table(pair: CapturePair) -> Markdown:
     """A column for each side: the profiler, the run, what being profiled costs, how much of the time has a stage."""
     records, tables = (pair.vanilla.record, pair.fused.record), pair.tables
@@ -29,4 +35,6 @@ def captures_table(pair: CapturePair) -> Markdown:
 
 
 def _case(case: dict[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in case.items() if name != "impl")
+    """What was run, in words; a name that has none stays as it is, with blanks."""
+    told = (WORDS.get(name, name.replace("_", " ") + " {}").format(value) for name, value in case.items())
+    return ", ".join(words for words in told if words)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pandas as pd
 import plotly.graph_objects as go
 
+from labkit.figures.room import BREAK, bars_end, folded, left_of, lines_of
 from labkit.figures.theme import BASELINE, CANDIDATE, INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, in_lines
 from labkit.stages import Stage
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 SAVED, COST = STAGE_COLORS[Stage.MLP], LIMIT
 ROW = 58  # pixels
-ROOM = 0.9  # right of the bars for the words, as a share of the bars' width
-NAME = 18  # characters of a bar's name
+NAME, NOTE = 140, 190  # pixels of a bar's name, and of the words behind it
 
 
 @dataclass(frozen=True)
@@ -82,15 +81,15 @@ def difference_figure(difference: Difference) -> go.Figure:
             bgcolor="white",
             font={"size": 13},
         )
-    left, right = min(bar.least for bar in bars), max(bar.most for bar in bars)
-    figure.update_xaxes(range=[left, right + ROOM * (right - left)], ticksuffix=" ms", nticks=12)
+    begin, margin = min(bar.least for bar in bars), left_of([bar.name for bar in bars])
+    room = bars_end([bar.most - begin for bar in bars], [bar.text for bar in bars], margin, size=13)
+    figure.update_xaxes(range=[begin, begin + room], ticksuffix=" ms", nticks=6)
     figure.update_yaxes(
         tickvals=places, ticktext=[bar.name for bar in bars], range=[len(bars) - 0.5, -0.5], showgrid=False
     )
     title = f"Why a {difference.phase} step of {difference.fused.name} differs from {difference.vanilla.name}'s"
     subtitle = _subtitle(difference)
-    height = 150 + 18 * subtitle.count("<br>") + ROW * len(bars)
-    return finish(figure, title, subtitle, height).update_layout(margin={"l": 176})
+    return finish(figure, title, subtitle, height=60 + ROW * len(bars), top=8).update_layout(margin_l=margin)
 
 
 def difference_table(difference: Difference) -> pd.DataFrame:
@@ -104,7 +103,7 @@ def difference_table(difference: Difference) -> pd.DataFrame:
             ],
             "": parts["note"].tolist(),
         },
-        index=pd.Index(parts["name"], name="part"),
+        index=parts["name"].tolist(),
     )
 
 
@@ -121,7 +120,7 @@ def stage_difference_table(difference: Difference) -> pd.DataFrame:
             ],
             "verdict": [str(verdict) for verdict in stages["verdict"]],
         },
-        index=stages.index.rename("stage"),
+        index=stages.index.rename(None),
     )
 
 
@@ -130,17 +129,17 @@ def _bars(difference: Difference) -> list[Bar]:
 
     def whole(side: Side, role: str) -> Bar:
         steps = _small(f"mean of {side.steps} steps" if side.steps > 1 else "one step")
-        name = "<br>".join(f"<b>{line}</b>" for line in textwrap.wrap(side.name, NAME))
+        name = BREAK.join(f"<b>{line}</b>" for line in lines_of(side.name, 13, NAME))
         text = f"<b>{side.mean_ms:.{places}f} ms</b><br>{steps}"
         return Bar(name, 0.0, side.mean_ms, None, None, SIDE_COLORS[role], text)
 
     bars, reached = [whole(vanilla, BASELINE)], vanilla.mean_ms
     for part in difference.shown_parts.itertuples():
         change = f"<b>{-part.ms:+z.{places}f} ms</b> {_interval(-part.high_ms, -part.low_ms, places)}"
-        text = f"{change}<br>{_small(part.note)}" if part.note else change
+        text = BREAK.join([change, *map(_small, lines_of(part.note, 12, NOTE))])
         known, color = not pd.isna(part.low_ms), SAVED if part.ms > 0 else COST
         low, high = (reached - part.high_ms, reached - part.low_ms) if known else (None, None)
-        bars.append(Bar(part.name, reached, reached - part.ms, low, high, color, text))
+        bars.append(Bar(folded(part.name, NAME), reached, reached - part.ms, low, high, color, text))
         reached -= part.ms
     return [*bars, whole(fused, CANDIDATE)]
 

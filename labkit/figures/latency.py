@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.frames import limit, names, number, sides
+from labkit.figures.room import bars_end, left_of
 from labkit.figures.summary import machine_line, speedup_line, subtitle_of
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, heading, in_lines
 
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
     from labkit.harness import Comparison, Measurement
 
 PANELS = {"ttft": "First token (TTFT)", "per_token": "Every further token", "end_to_end": "Whole call"}
-ROOM_FOR_TEXT = 1.5  # an axis ends at the longest bar or sample times this
 
 
 def latency_figure(comparison: Comparison) -> go.Figure:
     """Every raw sample of both sides in milliseconds, with its box, one panel per metric; axes start at zero."""
-    figure = make_subplots(rows=len(PANELS), cols=1, vertical_spacing=0.14)
+    figure = make_subplots(rows=len(PANELS), cols=1, vertical_spacing=0.16)
+    left = left_of(list(names(comparison).values()))
     for row, (metric, panel) in enumerate(PANELS.items(), start=1):
+        slowest, texts = [], []
         for role, side in sides(comparison).items():
             name, samples = names(comparison)[role], side.samples_ms[metric]
             box = go.Box(
@@ -38,21 +40,24 @@ def latency_figure(comparison: Comparison) -> go.Figure:
                 hovertemplate="%{x:.2f} ms<extra>" + name + "</extra>",
             )
             figure.add_trace(box, row=row, col=1)
+            slowest.append(max(samples))
+            texts.append(_distribution(side, metric))
             figure.add_annotation(
-                text=_distribution(side, metric), x=max(samples), y=name, xanchor="left", xshift=14, showarrow=False,
+                text=texts[-1], x=slowest[-1], y=name, xanchor="left", xshift=14, showarrow=False, align="left",
                 font={"size": 13, "color": SOFT}, row=row, col=1,
             )  # fmt: skip
-        slowest = max(max(side.samples_ms[metric]) for side in sides(comparison).values())
-        figure.update_xaxes(range=[0, slowest * ROOM_FOR_TEXT], row=row, col=1)
-        figure.add_annotation(heading(panel), row=row, col=1)
-    figure.update_xaxes(ticksuffix=" ms")
+        figure.update_xaxes(range=[0, bars_end(slowest, texts, left, size=13)], row=row, col=1)
+        figure.add_annotation(heading(panel, left=left), row=row, col=1)
+    figure.update_xaxes(ticksuffix=" ms", nticks=6)
     figure.update_yaxes(autorange="reversed")
-    return finish(figure, "Latency of every run and every token", subtitle_of(comparison), height=640)
+    finish(figure, "Latency of every run and every token", subtitle_of(comparison), height=560)
+    return figure.update_layout(margin_l=left)
 
 
 def per_token_figure(comparison: Comparison) -> go.Figure:
     """Median ms/token of both sides, the range over rounds as whiskers, and the floor that memory sets as a line."""
     figure = go.Figure()
+    left, ends, texts = left_of(list(names(comparison).values())), [], []
     for role, side in sides(comparison).items():
         name, value, rounds = names(comparison)[role], side.per_token_ms, side.rounds_ms("per_token")
         figure.add_bar(
@@ -72,37 +77,35 @@ def per_token_figure(comparison: Comparison) -> go.Figure:
             },
             hovertemplate=f"{name} %{{x:.2f}} ms/token<br>rounds {min(rounds):.2f} to {max(rounds):.2f}<extra></extra>",
         )
+        ends.append(max(rounds))
+        texts.append(f"<b>{number(value)} ms/token</b><br>{_share(side)}")
         figure.add_annotation(
-            text=f"<b>{number(value)} ms/token</b><br>{_share(side)}", x=max(rounds), y=name, xanchor="left", xshift=14,
-            align="left", showarrow=False,
-        )  # fmt: skip
-    slowest = max(max(side.rounds_ms("per_token")) for side in sides(comparison).values())
+            text=texts[-1], x=ends[-1], y=name, xanchor="left", xshift=14, align="left", showarrow=False
+        )
     figure.update_xaxes(
-        range=[0, slowest * ROOM_FOR_TEXT],
-        ticksuffix=" ms",
-        title="median decode step; whiskers: fastest and slowest round",
+        range=[0, bars_end(ends, texts, left)], ticksuffix=" ms", nticks=8, title="median step; whiskers: all rounds"
     )
     figure.update_yaxes(autorange="reversed")
-    _add_floor(figure, comparison)
+    _add_floor(figure, comparison, left)
     below = in_lines(subtitle_of(comparison), machine_line(comparison))
-    return finish(figure, speedup_line(comparison), below, height=340)
+    return finish(figure, speedup_line(comparison), below, height=270).update_layout(margin_l=left)
 
 
-def _add_floor(figure: go.Figure, comparison: Comparison) -> None:
+def _add_floor(figure: go.Figure, comparison: Comparison, left: int) -> None:
     """The least time of a decode step: every weight read once at the bandwidth probed between the runs."""
     found = limit(comparison)
     if found is None:
-        figure.add_annotation(heading("limit unknown: no bandwidth was probed", LIMIT))
+        figure.add_annotation(heading("limit unknown: no bandwidth was probed", LIMIT, left))
         return
     figure.add_vline(x=found.floor_ms, line={"color": LIMIT, "width": 2, "dash": "dash"}, name="floor")
-    text = f"limit {number(found.floor_ms)} ms: {number(found.megabytes)} MB read at {found.bandwidth_gb_s:.1f} GB/s"
-    figure.add_annotation(heading(text, LIMIT) | {"x": found.floor_ms, "xref": "x", "xshift": -2})
+    text = f"dashed: {number(found.floor_ms)} ms, {number(found.megabytes)} MB read at {found.bandwidth_gb_s:.1f} GB/s"
+    figure.add_annotation(heading(text, LIMIT, left))
 
 
 def _distribution(side: Measurement, metric: str) -> str:
     samples, summary = side.samples_ms[metric], side.summary(metric)
     tail = f"P95 {number(summary.p95)}" if summary.p95_is_bound else f"{number(min(samples))} to {number(max(samples))}"
-    return f"median <b>{number(summary.median)}</b> ms, {tail}, n = {summary.n:,}"
+    return f"median <b>{number(summary.median)}</b> ms<br>{tail}, n = {summary.n:,}"
 
 
 def _share(side: Measurement) -> str:

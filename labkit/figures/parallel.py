@@ -11,10 +11,11 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.figures.beside import MEASURED_HERE, add_published
+from labkit.figures.beside import LABEL, MEASURED_HERE, add_published, told, write_behind
 from labkit.figures.frames import number
+from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below
 from labkit.figures.summary import subtitle_of
-from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading
+from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard, shard
 from labkit.nsys.analysis.labelled import labelled
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 RANK_COLORS = ("#2f6db5", "#d9702b", "#2f8f5b", "#8159a8", "#caa01e", "#b8433f", "#2b8a96", "#7d8896")
 MATRICES = ("qkv.weight", "attn_out.weight", "ff1.weight", "ff2.weight")
 IDEAL = "#7d8896"
+IDEAL_LINE, LIMIT_LINE = "ideal: 1 / ranks", "what the memory allows"
 MILLISECOND = 1_000_000  # in nanoseconds
 TALLEST = 4.5  # of a drawn matrix, in widths of the model; what is larger is not drawn to scale
 HEADS = 3.0  # the least height of the matrix of all heads, so that those of keys and values can be told apart
+LANES = 90  # pixels left of the lanes of ranks
 GAP = 0.75  # between matrices, in widths of the model
 
 
@@ -69,14 +72,15 @@ def cut_figure(config: ModelConfig, ranks: int) -> go.Figure:
     shapes = config.layer_shapes() | {"head.weight": (config.vocab_size, config.embedding_size)}
     figure, left = go.Figure(), 0.0
     drawn = [(name, shapes[name]) for name in (*MATRICES, "head.weight")]
-    tallest = 0.0
+    tallest, squeezed = 0.0, list[str]()
     for name, (rows, columns) in drawn:
         width, exact = min(columns / config.hidden_size, TALLEST), rows / config.hidden_size
         height = min(max(exact, HEADS if name == "qkv.weight" else 0.0), TALLEST)
         tallest = max(tallest, height)
         for piece in pieces(shards, name, (rows, columns)):
             _draw(figure, shards, name, piece, (rows, columns), (left, width, height))
-        _name(figure, name, (rows, columns), left, width, to_scale=height == exact)
+        _name(figure, name, (rows, columns), left, width)
+        squeezed += [name.removesuffix(".weight")] if height != exact else []
         for at, part in _parts(config, name):
             y = (at + 0.5 * part[1]) / rows * height
             figure.add_annotation(text=part[0], x=left, y=y, xanchor="right", xshift=-5, showarrow=False,
@@ -90,16 +94,15 @@ def cut_figure(config: ModelConfig, ranks: int) -> go.Figure:
         marker = {"color": RANK_COLORS[rank % len(RANK_COLORS)], "symbol": "square", "size": 12}
         figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=_holding(shards[rank]))
     figure.update_xaxes(visible=False, range=[-0.45, left - GAP + 0.1])
-    figure.update_yaxes(visible=False, range=[tallest + 0.1, -0.55])
+    figure.update_yaxes(visible=False, range=[tallest + 0.1, -0.85])
     whole = "; ".join(_whole(shards, config))
     subtitle = (
         f"{config.architecture}: {config.num_heads} query heads, {config.num_kv_heads} for keys and values, of "
-        f"{config.head_dim}. Striped: held by more than one rank.<br>On every rank: {whole}."
+        f"{config.head_dim}. Striped: held by more than one rank. Not to scale: {', '.join(squeezed) or 'none'}.<br>"
+        f"On every rank: {whole}."
     )
-    finish(figure, f"What each of {ranks} ranks holds of a layer, and of the head", subtitle, height=560)
-    return figure.update_layout(
-        showlegend=True, legend={"orientation": "h", "x": 0, "y": 0, "yanchor": "top"}, margin={"l": 24, "b": 90}
-    )
+    finish(figure, f"What each of {ranks} ranks holds of a layer, and of the head", subtitle, height=440, top=12)
+    return legend_below(figure, [_holding(part) for part in shards], EDGE, axis=12)
 
 
 def _draw(
@@ -129,10 +132,9 @@ def _draw(
         )  # fmt: skip
 
 
-def _name(figure: go.Figure, name: str, shape: tuple[int, int], left: float, width: float, *, to_scale: bool) -> None:
-    text = f"<b>{name.removesuffix('.weight')}</b><br>{shape[0]:,} x {shape[1]:,}"
-    text += "" if to_scale else "<br>not to scale"
-    figure.add_annotation(text=text, x=left + width / 2, y=-0.06, yanchor="bottom", showarrow=False)
+def _name(figure: go.Figure, name: str, shape: tuple[int, int], left: float, width: float) -> None:
+    text = f"<b>{name.removesuffix('.weight')}</b><br>{shape[0]:,}<br>x {shape[1]:,}"
+    figure.add_annotation(text=text, x=left + width / 2, y=-0.06, yanchor="bottom", showarrow=False, font={"size": 12})
 
 
 def _parts(config: ModelConfig, name: str) -> Iterator[tuple[int, tuple[str, int]]]:
@@ -161,18 +163,22 @@ def _whole(shards: tuple[Shard, ...], config: ModelConfig) -> list[str]:
 
 
 def scaling_figure(study: ParallelStudy) -> go.Figure:
-    """On the left the time per token by number of ranks, with the ideal and what the memory allows. On the right the
-    share of a step in which each rank waits for the others.
+    """Above, the time per token by number of ranks, with the ideal and what the memory allows; below, the share of a
+    step in which each rank waits for the others.
     """
-    figure = make_subplots(rows=1, cols=2, column_widths=[0.62, 0.38], horizontal_spacing=0.14)
     sides, ranks = study.sides, [side.case.tp for side in study.sides]
+    waiting = [f"rank {rank} of {side.case.tp}" for side in sides[1:] for rank in range(side.case.tp)]
+    shares = [share for side in sides[1:] for share in side.communication_shares]
+    heights = [280, 40 + 30 * len(waiting)]
+    figure = make_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=70 / (sum(heights) + 70))
+    left = left_of(waiting)
     took = [side.per_token_ms for side in sides]
     rounds = [side.rounds_ms("per_token") for side in sides]
-    _line(figure, ranks, [took[0] / size for size in ranks], "ideal: 1 / ranks", IDEAL, "dot")
+    _line(figure, ranks, [took[0] / size for size in ranks], IDEAL_LINE, IDEAL, "dot")
     limits = [comparison.limit_ratio for comparison in study.comparisons]
     if None not in limits:
         allowed = [took[0], *(took[0] / limit for limit in limits if limit)]
-        _line(figure, ranks, allowed, "what the memory allows", LIMIT, "dash")
+        _line(figure, ranks, allowed, LIMIT_LINE, LIMIT, "dash")
     figure.add_scatter(
         x=ranks, y=took, mode="lines+markers", name="measured", line={"color": SIDE_COLORS["candidate"], "width": 2.4},
         marker={"size": 10},
@@ -186,29 +192,26 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
     for size, ms in zip(ranks, took, strict=True):
         figure.add_annotation(text=f"<b>{number(ms)} ms</b>", x=size, y=ms, yanchor="bottom", yshift=12, xshift=4,
                               xanchor="left", showarrow=False, row=1, col=1)  # fmt: skip
-    labels, shares = [], []
-    for side in sides[1:]:
-        labels += [f"rank {rank} of {side.case.tp}" for rank in range(side.case.tp)]
-        shares += list(side.communication_shares)
+    texts = [f"{share:.1%}" for share in shares]
     figure.add_bar(
-        x=[100 * share for share in shares], y=labels, orientation="h", marker_color=STAGE_COLORS[Stage.ALL_REDUCE],
-        text=[f"{share:.1%}" for share in shares], textposition="outside", cliponaxis=False, showlegend=False,
-        hovertemplate="%{y}: %{x:.2f} % of a step<extra></extra>", row=1, col=2,
+        x=[100 * share for share in shares], y=waiting, orientation="h", marker_color=STAGE_COLORS[Stage.ALL_REDUCE],
+        text=texts, textposition="outside", cliponaxis=False, showlegend=False,
+        hovertemplate="%{y}: %{x:.2f} % of a step<extra></extra>", row=2, col=1,
     )  # fmt: skip
-    figure.update_xaxes(title="ranks", tickvals=ranks, range=[0.75, ranks[-1] * 1.2], row=1, col=1)
+    figure.update_xaxes(title="ranks", tickvals=ranks, range=[0.75, ranks[-1] * 1.3], row=1, col=1)
     figure.update_yaxes(range=[0, max(max(each) for each in rounds) * 1.2], ticksuffix=" ms", row=1, col=1)
-    figure.update_xaxes(range=[0, 120 * max(shares, default=0.01) or 1], ticksuffix=" %", row=1, col=2)
-    figure.update_yaxes(autorange="reversed", row=1, col=2)
+    most = bars_end([100 * share for share in shares], texts, left)
+    figure.update_xaxes(range=[0, most], ticksuffix=" %", nticks=7, row=2, col=1)
+    figure.update_yaxes(autorange="reversed", row=2, col=1)
     found = study.most
     limit = "" if found.limit_ratio is None else f"; the memory allows {found.limit_ratio:.2f}x"
     threads = sides[0].case.threads
-    figure.add_annotation(heading("<b>per token</b>, median; whiskers: all rounds"), row=1, col=1)
-    figure.add_annotation(heading("<b>waiting for others</b>, of a step"), row=1, col=2)
+    figure.add_annotation(heading("<b>per token</b>, median; whiskers: all rounds", left=left), row=1, col=1)
+    figure.add_annotation(heading("<b>waiting for others</b>, of a step", left=left), row=2, col=1)
     each = f"each rank has {threads} thread{'s' if threads > 1 else ''}; {sides[0].environment.cpu}{limit}"
     title = f"{found.case.tp} ranks against one, per token: {found.claim()}"
-    finish(figure, title, f"{subtitle_of(found)}<br>{each}", height=480)
-    legend = {"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"}
-    return figure.update_layout(showlegend=True, legend=legend, margin={"l": 80, "b": 90})
+    finish(figure, title, in_lines(subtitle_of(found), each), height=sum(heights) + 140)
+    return legend_below(figure, [IDEAL_LINE, LIMIT_LINE, "measured"], left, axis=36)
 
 
 def _line(figure: go.Figure, x: list[int], y: list[float], name: str, color: str, dash: str) -> None:
@@ -252,13 +255,14 @@ def waiting_figure(study: ParallelStudy) -> go.Figure | str:
     figure.update_layout(barmode="overlay")
     figure.update_yaxes(autorange="reversed", row=1, col=1)
     figure.update_yaxes(ticksuffix=f" {unit}", rangemode="tozero", row=2, col=1)
-    figure.update_xaxes(ticksuffix=" ms", range=[0, (step["end_ns"].max() - begin) / 1e6], showticklabels=True)
+    end = (step["end_ns"].max() - begin) / 1e6
+    figure.update_xaxes(ticksuffix=" ms", range=[0, end], showticklabels=True, nticks=7)
     figure.update_xaxes(title="time from the start of the step", row=2, col=1)
-    figure.add_annotation(heading("<b>stages of each rank</b>"), row=1, col=1)
-    figure.add_annotation(heading("<b>from the first to the last rank's arrival</b>, at each sum"), row=2, col=1)
-    finish(figure, "One decode step of every rank on one time axis", _waits(study, sums), height=600)
-    legend = {"orientation": "h", "x": 0, "y": -0.14, "yanchor": "top", "font": {"size": 12}}
-    return figure.update_layout(showlegend=True, legend=legend, margin={"l": 90, "b": 110})
+    figure.add_annotation(heading("<b>stages of each rank</b>", left=LANES), row=1, col=1)
+    arrivals = heading("<b>arrival of the last rank</b> after the first, at each sum", left=LANES)
+    figure.add_annotation(arrivals, row=2, col=1)
+    finish(figure, "One decode step of every rank on one time axis", _waits(study, sums), height=480)
+    return legend_below(figure, [trace.name for trace in figure.data], LANES, axis=60)
 
 
 def _typical_step(trace: Trace) -> pd.DataFrame:
@@ -298,8 +302,10 @@ def _waits(study: ParallelStudy, sums: pd.DataFrame) -> str:
 
 def gpus_figure(study: ParallelStudy) -> go.Figure:
     """What the measured ranks gain over one, and below it what the articles' figures amount to on several GPUs."""
-    figure = make_subplots(rows=2, cols=1, row_heights=[0.36, 0.64], vertical_spacing=0.24)
     ratios = {f"{found.case.tp} ranks against one": found.ratio("per_token") for found in study.comparisons}
+    theirs = published_scaling(study.most.case.batch)
+    heights = [20 + 60 * len(ratios), 20 + 80 * len(theirs)]
+    figure = make_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=70 / (sum(heights) + 70))
     figure.add_bar(
         x=[ratio.value for ratio in ratios.values()], y=list(ratios), orientation="h", name=MEASURED_HERE,
         marker_color=SIDE_COLORS["candidate"],
@@ -310,29 +316,32 @@ def gpus_figure(study: ParallelStudy) -> go.Figure:
         },
         hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>", row=1, col=1,
     )  # fmt: skip
-    for found, (name, ratio) in zip(study.comparisons, ratios.items(), strict=True):
-        allowed = "" if found.limit_ratio is None else f"<br>the memory allows {found.limit_ratio:.2f}x"
-        text = f"{found.claim()}{allowed}"
-        figure.add_annotation(text=text, x=ratio.high, y=name, xanchor="left", xshift=10, align="left",
-                              showarrow=False, row=1, col=1)  # fmt: skip
-    theirs = published_scaling(study.most.case.batch)
-    labels = [
-        f"{row['model']}, batch {row['batch']}, {row['hardware']}<br>{row['method']} {row['precision']}, "
-        f"{row['few_gpus']} to {row['many_gpus']} GPUs".replace("not stated", "hardware not stated")
+    labels = [_label(row) for _, row in theirs.iterrows()]
+    left = left_of([*ratios, *labels])
+    claims = [found.claim().replace("] ", "]<br>") for found in study.comparisons]
+    allowed = [
+        "" if found.limit_ratio is None else f"<br>the memory allows {found.limit_ratio:.2f}x"
+        for found in study.comparisons
+    ]
+    ours = [claim + limit for claim, limit in zip(claims, allowed, strict=True)]
+    write_behind(figure, ours, [ratio.high for ratio in ratios.values()], list(ratios), left, row=1)
+    add_published(figure, labels, theirs["speedup"], theirs["source"], left, row=2)
+    times = [
+        f"<b>{row['speedup']:.2f}x</b> of {row['many_gpus'] / row['few_gpus']:.3g}x<br>"
+        f"{number(row['few_ms'], 4)} to {number(row['many_ms'], 4)} ms"
         for _, row in theirs.iterrows()
     ]
-    add_published(figure, labels, theirs["speedup"], theirs["source"], row=2, col=1)
-    for label, (_, row) in zip(labels, theirs.iterrows(), strict=True):
-        times = f"{number(row['few_ms'], 4)} to {number(row['many_ms'], 4)} ms"
-        ideal = row["many_gpus"] / row["few_gpus"]
-        text = f"{row['speedup']:.2f}x of {ideal:.3g}x, {times}"
-        figure.add_annotation(text=text, x=row["speedup"], y=label, xanchor="left", xshift=10, showarrow=False,
-                              row=2, col=1)  # fmt: skip
-    machine = study.most.candidate.environment.machine
-    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {study.most.candidate.name}, {machine}"), row=1, col=1)
-    figure.update_xaxes(ticksuffix="x")
-    figure.update_xaxes(range=[0, max(ratio.high for ratio in ratios.values()) * 2], row=1, col=1)
-    figure.update_xaxes(range=[0, theirs["speedup"].max() * 1.7], row=2, col=1)
+    write_behind(figure, times, list(theirs["speedup"]), labels, left, row=2)
+    most = study.most
+    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: {most.candidate.name}", left=left), row=1, col=1)
     figure.update_yaxes(autorange="reversed")
-    title = "Times faster with more ranks: ours, and what the articles report"
-    return finish(figure, title, subtitle_of(study.most), height=560).update_layout(margin={"l": 300, "b": 96})
+    title = "Times faster with more ranks: ours, and the articles'"
+    subtitle = in_lines(subtitle_of(most), most.candidate.environment.machine, *told(theirs["source"]))
+    return finish(figure, title, subtitle, height=sum(heights) + 150).update_layout(margin_l=left)
+
+
+def _label(row: pd.Series) -> str:
+    hardware = "hardware not stated" if row["hardware"] == "not stated" else row["hardware"]
+    gpus = f"{row['few_gpus']} to {row['many_gpus']} GPUs, {hardware}"
+    how = f"{row['method']} {row['precision']}"
+    return in_lines(f"{row['model']}, batch {row['batch']}", folded(gpus, LABEL), folded(how, LABEL))

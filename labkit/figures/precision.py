@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.frames import number
+from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.summary import answers_table
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, heading, in_lines
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 FLOAT, INT8, INT4, SYMMETRIC, FILE = "#7d8896", SIDE_COLORS["candidate"], "#d9702b", "#8159a8", "#2f8f5b"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon", "x")
-ROOM_FOR_TEXT = 1.5  # an axis ends at the longest bar times this
+MARGIN = 80  # pixels left of the axes of numbers
 ROW, HEAD = 24, 32  # pixels of a matrix in a heat map, and of the words above one
-KL, PERPLEXITY = "KL divergence from float32, nats a token", "perplexity"
+KL, PERPLEXITY = "KL from float32, nats a token", "perplexity"
 
 
 def color_of(precision: str) -> str:
@@ -50,16 +51,17 @@ def front_figure(study: PrecisionStudy) -> go.Figure:
     _points(figure, study, kl_of, row=1)
     if study.trained:
         _points(figure, study, perplexity_of, row=2)
-        figure.add_annotation(heading(f"<b>{PERPLEXITY}</b>; intervals are of the change from float32"), row=2, col=1)
+        told = heading(f"<b>{PERPLEXITY}</b>; intervals: of the change from float32", left=MARGIN)
+        figure.add_annotation(told, row=2, col=1)
         figure.update_yaxes(tickformat="~g", row=2, col=1)
-    figure.add_annotation(heading(f"<b>{KL}</b>; 0 is at the bottom"), row=1, col=1)
+    figure.add_annotation(heading(f"<b>{KL}</b>; 0 is at the bottom", left=MARGIN), row=1, col=1)
     most = max(max(kl.value, kl.high or 0.0) for kl in kls.values())
     figure.update_yaxes(type="log", **_powers(max(most, least), least), row=1, col=1)
     figure.update_xaxes(range=[0, slowest * 1.05], ticksuffix=" ms", showticklabels=True)
-    figure.update_xaxes(title="ms per token, median; whiskers: fastest and slowest round", row=rows, col=1)
-    finish(figure, "What a token costs, and what it is worth", _subtitle(study), height=120 + 340 * rows)
-    legend = {"orientation": "h", "x": 0, "y": -0.24 / rows, "yanchor": "top", "font": {"size": 12}}
-    return figure.update_layout(showlegend=True, legend=legend, margin={"l": 80, "b": 150})
+    figure.update_xaxes(title="ms per token, median; whiskers: all rounds", row=rows, col=1)
+    finish(figure, "What a token costs, and what it is worth", _subtitle(study), height=60 + 300 * rows)
+    shown = [trace.name for trace in figure.data if trace.showlegend is not False]
+    return legend_below(figure, shown, MARGIN, axis=60)
 
 
 def perplexity_of(side: PrecisionSide) -> Mean:
@@ -100,15 +102,16 @@ def costs_figure(study: PrecisionStudy) -> go.Figure:
         text=[f"{number(each)} MB" if each else "not counted" for each in megabytes], textposition="outside",
         cliponaxis=False, textfont={"size": 12}, hovertemplate="%{y}: %{x:.4g} MB a token<extra></extra>", row=2, col=1,
     )  # fmt: skip
-    longest = max(max(each) for each in rounds)
-    figure.update_xaxes(range=[0, ROOM_FOR_TEXT * longest], ticksuffix=" ms", nticks=6, row=1, col=1)
-    figure.update_xaxes(range=[0, ROOM_FOR_TEXT * max(megabytes) or 1], ticksuffix=" MB", nticks=6, row=2, col=1)
+    left, longest = left_of(names), [max(each) for each in rounds]
+    end = bars_end(longest, [f"{number(ms)} ms" for ms in took], left, size=12)
+    figure.update_xaxes(range=[0, end], ticksuffix=" ms", nticks=6, row=1, col=1)
+    end = bars_end(megabytes, ["not counted"] * len(sides), left, size=12)
+    figure.update_xaxes(range=[0, end], ticksuffix=" MB", nticks=5, row=2, col=1)
     figure.update_yaxes(autorange="reversed")
-    figure.add_annotation(heading("<b>per token</b>; whiskers: all rounds"), row=1, col=1)
-    figure.add_annotation(heading("<b>read per token</b>"), row=2, col=1)
-    finish(figure, "Bytes and milliseconds of a token", _subtitle(study), height=280 + 60 * len(sides))
-    legend = {"orientation": "h", "x": 0, "y": -0.07, "yanchor": "top", "font": {"size": 12}}
-    return figure.update_layout(showlegend=True, legend=legend, margin={"l": 190, "b": 84})
+    figure.add_annotation(heading("<b>per token</b>; whiskers: all rounds", left=left), row=1, col=1)
+    figure.add_annotation(heading("<b>read per token</b>", left=left), row=2, col=1)
+    finish(figure, "Bytes and milliseconds of a token", _subtitle(study), height=150 + 60 * len(sides))
+    return legend_below(figure, ["limit of the memory"], left, axis=36)
 
 
 def precision_table(study: PrecisionStudy) -> str:
@@ -149,16 +152,16 @@ def errors_figure(study: PrecisionStudy) -> go.Figure | str:
             row=row, col=1,
         )  # fmt: skip
         text = f"<b>{each.precision}</b>: {number(100 * each.error)} %, all together"
-        figure.add_annotation(heading(text), row=row, col=1)
+        figure.add_annotation(heading(text, left=MARGIN), row=row, col=1)
     figure.update_yaxes(autorange="reversed", showgrid=False)
     figure.update_xaxes(showgrid=False, showticklabels=False)
     figure.update_xaxes(title="layer", showticklabels=True, row=len(shown), col=1)
     what = "Frobenius norm of what was lost over that of the matrix; colours are against that of all matrices"
     none = f"not drawn, as they lose nothing, the weights being such codes before: {', '.join(exact)}" if exact else ""
     subtitle = in_lines(_model(study), what, none)
-    finish(figure, "Where the error sits: layer by layer, matrix by matrix", subtitle, 170 + height * len(shown))
+    finish(figure, "Where the error sits: layer by layer, matrix by matrix", subtitle, 80 + height * len(shown))
     bar = {"ticksuffix": "x", "thickness": 14, "nticks": 6}
-    return figure.update_layout(coloraxis={"colorscale": "YlOrRd", "colorbar": bar}, margin={"l": 80, "r": 80})
+    return figure.update_layout(coloraxis={"colorscale": "YlOrRd", "colorbar": bar}, margin={"l": MARGIN, "r": 80})
 
 
 def outliers_figure(study: PrecisionStudy) -> go.Figure:
@@ -175,13 +178,13 @@ def outliers_figure(study: PrecisionStudy) -> go.Figure:
     figure.update_yaxes(type="log", **ticks, title="numbers in a bin", row=1, col=1)
     figure.update_yaxes(ticksuffix=" %", title="share of rows, of groups", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(title="standard deviations of the matrix", row=2, col=1)
-    figure.add_annotation(heading("<b>all numbers</b>"), row=1, col=1)
-    figure.add_annotation(heading("<b>largest magnitude</b>, which the codes have to reach"), row=2, col=1)
+    figure.add_annotation(heading("<b>all numbers</b>", left=MARGIN), row=1, col=1)
+    figure.add_annotation(heading("<b>largest magnitude</b>, which the codes have to reach", left=MARGIN), row=2, col=1)
     where = f"{spread.matrix} of layer {spread.layer}, which loses most with 8 bits and a scale for each row"
     title = "Outliers: what a scale has to reach"
-    finish(figure, title, f"{_model(study)}<br>{where}", height=620)
-    legend = {"orientation": "h", "x": 0, "y": -0.15, "yanchor": "top", "font": {"size": 12}}
-    return figure.update_layout(barmode="overlay", bargap=0, showlegend=True, legend=legend, margin={"l": 90, "b": 100})
+    finish(figure, title, f"{_model(study)}<br>{where}", height=500)
+    legend_below(figure, [trace.name for trace in figure.data if trace.showlegend], MARGIN, axis=60)
+    return figure.update_layout(barmode="overlay", bargap=0)
 
 
 def precision_notes(study: PrecisionStudy) -> str:
@@ -262,7 +265,7 @@ def _join(figure: go.Figure, study: PrecisionStudy, kl: Callable[[PrecisionSide]
     front = study.front
     figure.add_scatter(
         x=[side.measurement.per_token_ms for side in front], y=[kl(side) for side in front], mode="lines",
-        line={"shape": "hv", "color": SOFT, "width": 1.6}, name="none is both faster and closer", hoverinfo="skip",
+        line={"shape": "hv", "color": SOFT, "width": 1.6}, name="the best of both", hoverinfo="skip",
         row=1, col=1,
     )  # fmt: skip
 

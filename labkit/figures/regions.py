@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.frames import number
+from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below
 from labkit.figures.theme import INK, LIMIT, PUBLISHED, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines
 from labkit.harness.regions.sides import FUSED, GRAPH, ONE_CALL, OWN_GEMM, SDPA, TITLES, UNFUSED
 from labkit.stages import Stage
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 OPACITY = {UNFUSED: 0.3, SDPA: 0.45, OWN_GEMM: 0.55, FUSED: 0.8, ONE_CALL: 1.0}
 SYMBOLS = {UNFUSED: "circle-open", FUSED: "circle", ONE_CALL: "diamond"}
-PER_ROW = 7  # boxes of a drawing side by side
+DASH = "–"
+PER_ROW = 4  # boxes of a drawing side by side
+LABEL, BOX = 120, 90  # pixels of a bar's name, and of the words in a box
 
 
 def case_line(case: LayerCase) -> str:
@@ -34,13 +37,15 @@ def regions_figure(study: KernelStudy) -> go.Figure:
     """A panel per region: microseconds of each way to run it, the middle half of the rounds, and the floor."""
     rows = study.regions
     figure = make_subplots(rows=len(rows), cols=1, vertical_spacing=0.36 / len(rows))
+    titles = {side: folded(title, LABEL) for side, title in TITLES.items()}
+    left = left_of([titles[side] for side in titles if any(side in row.rounds_us for row in rows)])
     for index, row in enumerate(rows, 1):
         sides = [side for side in TITLES if side in row.rounds_us]
         medians = [row.median_us(side) or 0.0 for side in sides]
         quartiles = [row.quartiles_us(side) for side in sides]
         bars = go.Bar(
             x=medians,
-            y=[TITLES[side] for side in sides],
+            y=[titles[side] for side in sides],
             orientation="h",
             marker={
                 "color": STAGE_COLORS[Stage(row.region)],
@@ -57,30 +62,71 @@ def regions_figure(study: KernelStudy) -> go.Figure:
             hovertemplate="%{y}: %{x:.1f} µs<extra>" + row.region + "</extra>",
         )
         figure.add_trace(bars, row=index, col=1)
-        for side, (_, high) in zip(sides, quartiles, strict=True):
-            text = f"{number(row.median_us(side) or 0.0)} µs"
-            if side not in (UNFUSED, UNFUSED + GRAPH):
-                text += f", {row.ratio(UNFUSED + GRAPH if side.endswith(GRAPH) else UNFUSED, side)}"
-            place = {"x": high, "y": TITLES[side], "xanchor": "left", "xshift": 8, "showarrow": False}
-            figure.add_annotation(text=text, row=index, col=1, **place)
+        texts = [_time(row, side) for side in sides]
+        highs = [high for _, high in quartiles]
+        for side, high, text in zip(sides, highs, texts, strict=True):
+            place = {"x": high, "y": titles[side], "xanchor": "left", "xshift": 8, "showarrow": False, "align": "left"}
+            figure.add_annotation(text=text, font={"size": 13}, row=index, col=1, **place)
         if (floor := row.floor_us) is not None:
             figure.add_vline(x=floor, line={"color": LIMIT, "dash": "dash", "width": 1.6}, row=index, col=1)
         published = f"; published: {row.published[0]:.1f}x" if row.published else ""
         doubtful = "" if row.trust.trustworthy else "; <b>not trustworthy</b>"
-        figure.add_annotation(heading(f"<b>{row.region}</b>, {_ops(row)}{published}{doubtful}"), row=index, col=1)
-        most = max(high for _, high in quartiles)
-        figure.update_xaxes(range=[0, most * 1.35], ticksuffix=" µs", row=index, col=1)
+        told = heading(f"<b>{row.region}</b>, {_ops(row)}{published}{doubtful}", left=left)
+        figure.add_annotation(told, row=index, col=1)
+        figure.update_xaxes(
+            range=[0, bars_end(highs, texts, left, size=13)], ticksuffix=" µs", nticks=6, row=index, col=1
+        )
     figure.update_yaxes(autorange="reversed")
-    doubts = [f"{row.region}: {row.trust.sentence}" for row in rows if not row.trust.trustworthy]
     dashed = "dashed: the least time that reading the region's bytes takes here"
-    subtitle = in_lines(case_line(rows[0].case), dashed, *doubts)
-    finished = finish(figure, "Each region, unfused and fused", subtitle, height=120 + 210 * len(rows))
-    return finished.update_layout(margin={"l": 200})
+    subtitle = in_lines(case_line(rows[0].case), rows[0].environment.machine, dashed, *_doubts(study))
+    finish(figure, "Each region, unfused and fused", subtitle, height=40 + 230 * len(rows))
+    return figure.update_layout(margin_l=left)
+
+
+def _time(row: RegionMeasurement, side: str) -> str:
+    """The median of a side, and what it gains over the unfused one."""
+    took = f"{number(row.median_us(side) or 0.0)} µs"
+    if side in (UNFUSED, UNFUSED + GRAPH):
+        return took
+    return f"{took}<br>{row.ratio(UNFUSED + GRAPH if side.endswith(GRAPH) else UNFUSED, side)}"
+
+
+def _doubts(study: KernelStudy) -> list[str]:
+    """Why regions are not trustworthy, those of the same reasons in one line, and what mends it."""
+    regions: dict[str, list[str]] = {}
+    remedies: dict[str, None] = {}
+    for row in study.regions:
+        if not row.trust.trustworthy:
+            regions.setdefault(row.trust.why, []).append(row.region)
+            remedies |= dict.fromkeys(remedy for doubt in row.trust.doubts for remedy in doubt.remedies)
+    told = [f"{', '.join(names)}: not trustworthy: {why}" for why, names in regions.items()]
+    return [*told, f"To mend it: {'; '.join(remedies)}."] if told else []
 
 
 def regions_table(study: KernelStudy) -> pd.DataFrame:
-    """The figures of every region, as `labkit kernels --json` gives them, a column per region."""
-    return pd.DataFrame([row.as_dict() for row in study.regions]).set_index("region").T
+    """The figures of every region as text, a column per region; a dash where a region has no such figure."""
+    rows = study.regions
+    told = {f"{title}, µs": [_us(row.median_us(side)) for row in rows] for side, title in TITLES.items()}
+    for side in (UNFUSED, FUSED):
+        told[f"{TITLES[side]}, from the cache, µs"] = [_us(row.median_us(side, warm=True)) for row in rows]
+    told["fused, times faster, both called from Python"] = [str(row.ratio()) for row in rows]
+    told["fused, times faster, as the engine runs it"] = [
+        str(row.ratio(*row.in_engine)) if row.in_engine[1] in row.rounds_us else DASH for row in rows
+    ]
+    told["torch ops, unfused"] = [str(len(row.ops)) for row in rows]
+    told["read and written, unfused, MB"] = [number(row.unfused_bytes / 1e6) for row in rows]
+    told["must be read, MB"] = [number(row.bytes / 1e6) for row in rows]
+    told["of the limit, as the engine runs it"] = [
+        DASH if (share := row.floor_share(row.in_engine[1])) is None else f"{share:.0%}" for row in rows
+    ]
+    told["published, times faster"] = [f"{row.published[0]:.1f}x" if row.published else DASH for row in rows]
+    told["trust"] = ["trustworthy" if row.trust.trustworthy else "not trustworthy" for row in rows]
+    known = {name: cells for name, cells in told.items() if set(cells) != {DASH}}
+    return pd.DataFrame.from_dict(known, orient="index", columns=[row.region for row in rows])
+
+
+def _us(value: float | None) -> str:
+    return DASH if value is None else number(value)
 
 
 def fusion_figure(row: RegionMeasurement) -> go.Figure:
@@ -90,7 +136,7 @@ def fusion_figure(row: RegionMeasurement) -> go.Figure:
     lines = [row.ops[begin : begin + PER_ROW] for begin in range(0, len(row.ops), PER_ROW)]
     for depth, names in enumerate(lines):
         for column, name in enumerate(names):
-            _box(figure, column, -depth, 0.86, name.removeprefix("native_").strip("_"), color, 0.22)
+            _box(figure, column, -depth, 0.86, folded(_op_name(name), BOX, 12), color, 0.22)
             if column:
                 _arrow(figure, column - 0.14, column, -depth)
     bottom = -len(lines) - 0.5
@@ -103,40 +149,44 @@ def fusion_figure(row: RegionMeasurement) -> go.Figure:
     figure.update_xaxes(visible=False, range=[-0.1, PER_ROW])
     figure.update_yaxes(visible=False, range=[bottom - 0.4, 0.85])
     title = f"Region {row.region}: what is fused"
-    return finish(figure, title, case_line(row.case), height=150 + 66 * (len(lines) + 1)).update_layout(
-        margin={"l": 24, "b": 16}
-    )
+    finish(figure, title, case_line(row.case), height=50 + 72 * (len(lines) + 1), top=12)
+    return figure.update_layout(margin={"l": EDGE, "b": 12})
 
 
 def ladder_figure(study: KernelStudy) -> go.Figure:
     """Microseconds of a layer as one region after another is fused, down to the one-call step and the floor."""
     ladder = study.ladder
     medians = [ladder.median_us(rung) for rung in ladder.rungs]
+    rungs = [folded(rung, LABEL) for rung in ladder.rungs]
+    left = left_of(rungs)
     colors = [SIDE_COLORS["baseline"]]
     colors += [STAGE_COLORS[stage] for stage in (Stage.QKV, Stage.ATTENTION, Stage.MLP, Stage.RESIDUAL)]
     colors += [STAGE_COLORS[Stage.MLP_OUT], SIDE_COLORS["candidate"]]
     figure = go.Figure(
         go.Bar(
             x=medians,
-            y=list(ladder.rungs),
+            y=rungs,
             orientation="h",
             marker_color=colors,
             hovertemplate="%{y}: %{x:.1f} µs<extra></extra>",
         )
     )
-    for index, (rung, median) in enumerate(zip(ladder.rungs, medians, strict=True)):
-        text = f"{number(median)} µs"
-        if index:
-            saved = medians[index - 1] - median
-            text += f", {ladder.ratio(rung)}; {'saves' if saved >= 0 else 'costs'} {number(abs(saved))} µs"
-        figure.add_annotation(text=text, x=median, y=rung, xanchor="left", xshift=8, showarrow=False)
+    texts = [f"{number(medians[0])} µs"]
+    for rung, before, median in zip(ladder.rungs[1:], medians, medians[1:], strict=False):
+        change = f"{'saves' if median <= before else 'costs'} {number(abs(before - median))}"
+        texts.append(f"{number(median)} µs, {change}<br>{ladder.ratio(rung)}")
+    for rung, median, text in zip(rungs, medians, texts, strict=True):
+        figure.add_annotation(
+            text=text, x=median, y=rung, xanchor="left", xshift=8, align="left", showarrow=False, font={"size": 13}
+        )
     if (floor := ladder.floor_us) is not None:
         figure.add_vline(x=floor, line={"color": LIMIT, "dash": "dash", "width": 1.6})
-    figure.update_xaxes(range=[0, max(medians) * 1.75], ticksuffix=" µs")
+    figure.update_xaxes(range=[0, bars_end(medians, texts, left, size=13)], ticksuffix=" µs", nticks=6)
     figure.update_yaxes(autorange="reversed")
     what = "a whole step, time of one layer; dashed: reading its bytes"
-    subtitle = in_lines(case_line(ladder.case), what, ladder.trust.sentence)
-    return finish(figure, "One region after another", subtitle, height=430).update_layout(margin={"l": 180})
+    subtitle = in_lines(case_line(ladder.case), ladder.environment.machine, what, ladder.trust.sentence)
+    finish(figure, "One region after another", subtitle, height=420, top=8)
+    return figure.update_layout(margin_l=left)
 
 
 def roofline_figure(study: KernelStudy) -> go.Figure:
@@ -158,6 +208,7 @@ def roofline_figure(study: KernelStudy) -> go.Figure:
             showlegend=False,
         )
         figure.add_trace(roof)
+    names = []
     for row, intensity in zip(shown, intensities, strict=True):
         on_gpu = row.in_engine[0] != UNFUSED
         for name, symbol in SYMBOLS.items():
@@ -165,12 +216,13 @@ def roofline_figure(study: KernelStudy) -> go.Figure:
             took = row.median_us(side)
             if took is None:
                 continue
+            names.append(f"{row.region}, {side}")
             point = go.Scatter(
                 x=[intensity],
                 y=[row.flops / took / 1e3],
                 mode="markers",
                 marker={"color": STAGE_COLORS[Stage(row.region)], "symbol": symbol, "size": 12, "line": {"width": 2}},
-                name=f"{row.region}, {side}",
+                name=names[-1],
                 hovertemplate=f"{row.region}, {side}: %{{y:.1f}} GFLOP/s at %{{x:.2f}} FLOP per byte<extra></extra>",
             )
             figure.add_trace(point)
@@ -178,8 +230,8 @@ def roofline_figure(study: KernelStudy) -> go.Figure:
     figure.update_yaxes(type="log", dtick=1, title="GFLOP/s")
     read = f"{bandwidth:.0f} GB/s read" if bandwidth is not None else "bandwidth unknown"
     subtitle = f"{case_line(rows[0].case)}<br>roof: {read}, {peak_gflop_s:,.0f} GFLOP/s in a large matrix product"
-    finished = finish(figure, "Under the roof", subtitle, height=520)
-    return finished.update_layout(showlegend=True, margin={"l": 80, "b": 64})
+    finish(figure, "Under the roof", subtitle, height=430, top=12)
+    return legend_below(figure, names, 80, axis=60)
 
 
 def _ops(row: RegionMeasurement) -> str:
@@ -193,6 +245,11 @@ def _box(figure: go.Figure, x: float, y: float, width: float, text: str, color: 
     )  # fmt: skip
     font = {"size": 12, "color": INK if opacity < 0.5 else "white"}
     figure.add_annotation(x=x + width / 2, y=y, text=text, showarrow=False, font=font)
+
+
+def _op_name(name: str) -> str:
+    """A torch op in words, which can be broken."""
+    return name.removeprefix("native_").strip("_").replace("_", " ")
 
 
 def _arrow(figure: go.Figure, start: float, end: float, y: float) -> None:
@@ -227,13 +284,17 @@ def layer_figure(study: KernelStudy, regions: int) -> go.Figure:
                     "line": {"color": "white", "width": 0.8},
                 },
                 customdata=[span.op or region for span in spans],
+                name=region,
+                showlegend=not inner,
+                legendgroup=region,
                 hovertemplate="%{customdata}: %{x:.1f} µs, from %{base:.1f} µs<extra>" + region + "</extra>",
             )
             figure.add_trace(bars)
     ends = {lane: max(span.start_us + span.took_us for span in timeline if span.lane == lane) for lane in lanes}
     figure.update_layout(barmode="overlay", bargap=0.15)
-    figure.update_xaxes(range=[0, max(ends.values()) * 1.02], ticksuffix=" µs")
+    figure.update_xaxes(range=[0, max(ends.values()) * 1.02], ticksuffix=" µs", nticks=7)
     figure.update_yaxes(autorange="reversed")
     totals = ", ".join(f"{lane} {number(end)} µs" for lane, end in ends.items())
     subtitle = f"{totals}; as torch.profiler saw it, its own cost included"
-    return finish(figure, "One layer on one time axis", subtitle, height=330).update_layout(margin={"l": 150})
+    finish(figure, "One layer on one time axis", subtitle, height=250, top=8)
+    return legend_below(figure, list(dict.fromkeys(span.region for span in timeline)), 130, axis=36)

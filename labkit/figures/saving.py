@@ -10,6 +10,7 @@ from typing import Any
 
 from plotly.basedatatypes import BaseFigure
 
+from labkit.figures.page import figure_page
 from labkit.system.errors import RunError, UserError, UserTypeError
 from labkit.system.lifetime import kill_session
 from labkit.system.whole_file import whole_file, write_whole
@@ -52,7 +53,7 @@ def save(
         if size is not None and not size > 0:
             raise UserError(f"got {name} = {size}, expected a number above 0")
     if ending == PAGE:
-        write_whole(target, figure.to_html(include_plotlyjs=True))
+        write_whole(target, figure_page(figure))
         return target
     options = {"format": ending[1:], "width": width, "height": height or figure.layout.height, "scale": scale}
     with ThreadPoolExecutor(1) as beside:  # a notebook's own thread has an event loop that runs already

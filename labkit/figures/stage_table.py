@@ -9,7 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from labkit.figures.frames import number
-from labkit.figures.theme import INK, SOFT, STAGE_COLORS, finish
+from labkit.figures.room import left_of
+from labkit.figures.theme import INK, META, SOFT, STAGE_COLORS, finish
 from labkit.nsys.analysis.stage_table import IDLE, NO_STAGE, ORDER
 from labkit.stages import Phase, Stage
 from labkit.statistics import P95_SAMPLES
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from labkit.nsys.analysis.stage_table import StageTable
 
 ROW, MAP_ROW = 34, 26  # pixels
+LEAST = 680  # pixels of width, below which a page lets a reader push the columns aside instead of squeezing them
 BARS = 0.27  # share of the width that the bars have; the rest is figures
 REST_COLORS = {IDLE: "#dfe3e8", NO_STAGE: "#b9c0c9"}
 COVERED = {"GPU": "the GPU's work", "CPU": "the steps' time"}
@@ -56,7 +58,10 @@ def stage_table_figure(table: StageTable, phase: Phase | None = None, *, name: s
         gaps = ", gaps" if frame["launch_gap_ms"].any() else ""
         lines.append(f"ms, share, ops{gaps}{exposed}: of a step; median, P95: of a run of the stage{few}")
     title = f"{name}: where" if name else "Where"
-    return finish(figure, f"{title} the time of a {told} goes", "<br>".join(lines), figure.layout.height)
+    left = left_of(list(frame["stage"])) if not by_layer else 80
+    finish(figure, f"{title} the time of a {told} goes", "<br>".join(lines), figure.layout.height, top=8)
+    figure.layout.meta[META]["least"] = LEAST
+    return figure.update_layout(margin_l=left)
 
 
 def _bars(frame: pd.DataFrame) -> go.Figure:
@@ -82,7 +87,7 @@ def _bars(frame: pd.DataFrame) -> go.Figure:
     figure.update_layout(annotations=told)
     figure.update_xaxes(domain=[0, BARS], ticksuffix=" ms", nticks=4)
     figure.update_yaxes(range=[len(names) - 0.5, -1.7], showgrid=False, type="category")
-    return figure.update_layout(height=190 + ROW * (len(names) + 1))
+    return figure.update_layout(height=60 + ROW * (len(names) + 1))
 
 
 def _cells(frame: pd.DataFrame) -> dict[str, list[str]]:
@@ -138,7 +143,7 @@ def _map(frame: pd.DataFrame) -> go.Figure:
         side="top", showgrid=False, tickangle=0, ticks="", tickfont={"size": 12 if len(wide.columns) < 12 else 11}
     )
     figure.update_yaxes(autorange="reversed", showgrid=False, ticks="")
-    return figure.update_layout(height=190 + MAP_ROW * len(rows))
+    return figure.update_layout(height=90 + MAP_ROW * len(rows))
 
 
 def _color(name: str) -> str:

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.figures.frames import names, number, stage_frame
+from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.summary import stages_subtitle
 from labkit.figures.theme import STAGE_COLORS, finish, heading
 from labkit.stages import Phase, Stage
@@ -20,13 +21,14 @@ FADED = 0.42  # opacity of the baseline's bars
 
 
 def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figure:
-    """Milliseconds of each stage: both sides as whole steps above, stage by stage below.
+    """Milliseconds of each stage: both sides as whole steps above, stage by stage below, with a legend of the stages.
 
     A side that cannot tell its stages apart (a compiled model) is left out, and the figure says so.
     """
     frame = stage_frame(comparison, phase)
     timed = {role: name for role, name in names(comparison).items() if frame[role].any()}
     figure = make_subplots(rows=2, cols=1, row_heights=[0.22, 0.78], vertical_spacing=0.13)
+    left = left_of([*timed.values(), *frame.index])
     for stage, row in frame.iterrows():
         whole = go.Bar(
             x=row[list(timed)].tolist(),
@@ -44,6 +46,7 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
             name=name,
             orientation="h",
             offsetgroup=role,
+            showlegend=False,
             marker={
                 "color": [STAGE_COLORS[Stage(stage)] for stage in frame.index],
                 "opacity": FADED if role == "baseline" else 1.0,
@@ -60,13 +63,18 @@ def stage_figure(comparison: Comparison, phase: Phase = Phase.DECODE) -> go.Figu
             text=f"{number(total)} ms", x=total, y=name, xanchor="left", xshift=8, showarrow=False, row=1, col=1
         )
     figure.update_layout(barmode="stack")
-    for row, longest in ((1, frame.sum().max()), (2, frame.max().max())):
-        figure.update_xaxes(range=[0, longest * 1.12] if timed else [0, 1], ticksuffix=" ms", row=row, col=1)
+    wholes = [float(frame[role].sum()) for role in timed]
+    ends = bars_end(wholes, [f"{number(whole)} ms" for whole in wholes], left)
+    figure.update_xaxes(range=[0, ends], ticksuffix=" ms", nticks=7, row=1, col=1)
+    parts = [(value, text) for role in timed for value, text in zip(frame[role], _labels(frame, role), strict=True)]
+    ends = bars_end([value for value, _ in parts], [text for _, text in parts], left, size=12)
+    figure.update_xaxes(range=[0, ends], ticksuffix=" ms", nticks=7, row=2, col=1)
     figure.update_yaxes(autorange="reversed")
-    figure.add_annotation(heading("whole step"), row=1, col=1)
-    figure.add_annotation(heading(_explained(comparison, timed)), row=2, col=1)
+    figure.add_annotation(heading("whole step", left=left), row=1, col=1)
+    figure.add_annotation(heading(_explained(comparison, timed), left=left), row=2, col=1)
     what = "a decode step" if phase is Phase.DECODE else "the prompt's pass"
-    return finish(figure, f"Where the time of {what} goes", stages_subtitle(comparison), height=740)
+    finish(figure, f"Where the time of {what} goes", stages_subtitle(comparison), height=640)
+    return legend_below(figure, list(frame.index), left, axis=36)
 
 
 def _explained(comparison: Comparison, timed: dict[str, str]) -> str:

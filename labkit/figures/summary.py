@@ -11,6 +11,7 @@ import pandas as pd
 
 from labkit.figures.frames import limit, names, number, sides, stage_frame
 from labkit.figures.theme import in_lines
+from labkit.studies.outcome import Outcome
 
 if TYPE_CHECKING:
     from labkit.harness import Comparison, Measurement
@@ -52,10 +53,16 @@ def speedup_line(comparison: Comparison) -> str:
     return f"{candidate} against {baseline}, per token: {comparison.claim()}"
 
 
-def headline(comparison: Comparison) -> str:
-    """The result in one line, with the share of the physical limit that each side reaches, and its grade."""
+def outcome(comparison: Comparison) -> Outcome:
+    """The result, with the share of the physical limit that each side reaches, its grade and the machine."""
     shares = ", ".join(f"{name} {_percent(side.floor_share)}" for name, side in _named(comparison))
-    return comparison.trust().explained(f"{speedup_line(comparison)}; of the memory limit: {shares}")
+    claim = f"{speedup_line(comparison)}; of the memory limit: {shares}"
+    return Outcome.graded(claim, comparison.trust(), comparison.candidate.environment.machine)
+
+
+def headline(comparison: Comparison) -> str:
+    """The result in one line, and its grade."""
+    return comparison.trust().explained(outcome(comparison).claim)
 
 
 def summary_table(comparison: Comparison) -> pd.DataFrame:

@@ -1,9 +1,8 @@
-"""What all figures share: one colour per stage, one per side, the type sizes, and the wording of a title."""
-
-import textwrap
+"""What all figures share: one colour per stage, one per side, the type sizes, the wording of a title, and its room."""
 
 import plotly.graph_objects as go
 
+from labkit.figures.room import BREAK, EDGE, lines_of
 from labkit.stages import Stage
 
 # The four Deep-Fusion regions have the full colours; the GEMM that follows a region has a tint of it.
@@ -25,16 +24,20 @@ BASELINE, CANDIDATE = "baseline", "candidate"
 SIDE_COLORS = {BASELINE: "#9aa5b1", CANDIDATE: "#0b6e99"}
 LIMIT = "#b42318"
 PUBLISHED = "#a07a2c"
-LINE = 110  # letters in a line of a subtitle: as many as a notebook's output shows in a window of 1200 pixels
-LINE_HEIGHT, BREAK = 18, "<br>"
-INK, SOFT, GRID = "#1f2933", "#5f6c7b", "#e6e9ed"
+INK, SOFT, GRID, AXIS = "#1f2933", "#5f6c7b", "#e6e9ed", "#aab2bd"
 PAPER, PUBLISHED_PAPER = "#ffffff", "#faf6ec"
+
+TITLE, SUBTITLE, LINE_HEIGHT = 17, 13, 18  # pixels: the sizes of letters, and of a line of the subtitle
+LIVE = 540  # pixels that a notebook's output has in a window of 1000, beside JupyterLab's list of files
+TOP, RIGHT = 34, 20  # pixels: above the axes, for a heading; right of the axes
+META = "labkit"  # the layout's own place for what a page has to know of a figure
+CONFIG = {"displaylogo": False, "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]]}
 
 _FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif'
 _AXIS = {
     "gridcolor": GRID,
     "zeroline": False,
-    "linecolor": "#aab2bd",
+    "linecolor": AXIS,
     "ticklabelstandoff": 6,
     "title": {"font": {"size": 13, "color": SOFT}, "standoff": 8},
     "tickfont": {"size": 13},
@@ -43,12 +46,12 @@ _AXIS = {
 THEME = go.layout.Template(
     layout=go.Layout(
         font={"family": _FONT, "size": 14, "color": INK},
-        title={"x": 0, "y": 1, "yanchor": "top", "pad": {"l": 12, "t": 14}, "font": {"size": 18}},
+        title={"x": 0, "y": 1, "yanchor": "top", "pad": {"l": EDGE, "t": 14}, "font": {"size": TITLE}},
         paper_bgcolor=PAPER,
         plot_bgcolor=PAPER,
-        xaxis=_AXIS,
+        xaxis=_AXIS | {"tickangle": 0},
         yaxis=_AXIS,
-        margin={"l": 130, "r": 32, "t": 84, "b": 52},
+        margin={"l": 130, "r": RIGHT, "b": 52},
         bargap=0.35,
         hoverlabel={"font": {"family": _FONT, "size": 13}},
     )
@@ -60,22 +63,30 @@ def in_lines(*texts: str) -> str:
     return BREAK.join(text for text in texts if text)
 
 
-def finish(figure: go.Figure, title: str, subtitle: str, height: int) -> go.Figure:
-    """Gives `figure` the theme, a title, a subtitle that says what was measured, and a height in pixels, which grows
-    with each line of the subtitle that has to be broken.
+def finish(figure: go.Figure, title: str, subtitle: str, height: int, *, top: int = TOP) -> go.Figure:
+    """Gives `figure` the theme, a title, a subtitle that says what was measured, and below these `height` pixels,
+
+    `top` of them above the axes. Both texts are broken into lines that a narrow window shows. A page with captions of
+    its own takes them, and their room, away again.
     """
-    asked = subtitle.split(BREAK)
-    lines = [line for text in asked for line in textwrap.wrap(text, LINE)]
+    titles, subtitles = lines_of(title, TITLE, LIVE), lines_of(subtitle, SUBTITLE, LIVE)
+    above = 16 + round(1.3 * TITLE) * len(titles) + LINE_HEIGHT * len(subtitles) + 6 * bool(subtitles)
     return figure.update_layout(
         template=THEME,
-        height=height + LINE_HEIGHT * (len(lines) - len(asked)),
-        margin_t=74 + LINE_HEIGHT * len(lines),
-        title={"text": title, "subtitle": {"text": BREAK.join(lines), "font": {"size": 13, "color": SOFT}}},
+        height=above + height,
+        margin_t=above + top,
+        title={
+            "text": BREAK.join(titles),
+            "pad_t": 14 + 12 * (len(titles) - 1),  # plotly.js centres the lines where one would stand
+            "subtitle": {"text": BREAK.join(subtitles), "font": {"size": SUBTITLE, "color": SOFT}},
+        },
+        meta={META: {"title": title, "subtitle": subtitle, "above": above}},
         showlegend=False,
     )
 
 
-def heading(text: str, color: str = INK) -> dict[str, object]:
-    """An annotation above a panel, at its left edge."""
+def heading(text: str, color: str = INK, left: float = 0) -> dict[str, object]:
+    """An annotation above a panel, at its left edge, or at the figure's, from which the axes are `left` pixels away."""
     place = {"xref": "x domain", "yref": "y domain", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom"}
-    return {**place, "text": text, "showarrow": False, "font": {"size": 14, "color": color}}
+    shift = EDGE - left if left else 0
+    return {**place, "xshift": shift, "text": text, "showarrow": False, "font": {"size": 14, "color": color}}

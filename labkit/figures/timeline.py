@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from labkit.figures.frames import number
+from labkit.figures.room import left_of, legend_below
 from labkit.figures.theme import GRID, SOFT, STAGE_COLORS, finish
 from labkit.nsys.timeline.events import label, process_name
 from labkit.nsys.timeline.lanes import Lanes, Traces, build_lanes
@@ -19,14 +20,13 @@ from labkit.nsys.timeline.strips import API, GPU, OPS, RANGES, Strip
 from labkit.nsys.timeline.view import view
 
 SHADE_COLORS = {**{stage.value: color for stage, color in STAGE_COLORS.items()}, STEP: "#dfe4ea", OTHER: "#b3bcc8"}
-MOST_BARS = 7_000  # beside plotly.js they make a page of less than 6 MB, and one that a browser still pans
+MOST_BARS = 5_000  # beside plotly.js they make a page of less than 2 MB, and one that a browser still pans
 COLUMNS = (16_000, 8_000, 4_000, 2_000, 1_000, 500, 250, 100)  # how finely the time is cut, if the bars allow it
 LABELLED = 0.03  # share of the time from which a bar has its name on it
 TALL = {RANGES: 1.0, OPS: 0.8, API: 0.7, GPU: 1.2}  # of a lane
 NAMES = {OPS: "operators", API: "CUDA calls"}
 HOVER = 60  # characters of a name in a bar's hover
 UNIT, BETWEEN, HEADING = 22, 0.3, 1.1  # pixels; the rest in units
-ABOVE = 30  # pixels for the legend
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ def timeline(
         for strip in each.strips:
             figure.add_trace(_bars(lanes, bars, strip, each, (begin, end)), row=row, col=1)
         _dress(figure, each, row)
+    labels = [NAMES.get(strip.kind, strip.label) for each in placed for strip in each.strips]
     for shade in np.unique(bars.shade):
         figure.add_trace(_legend_entry(SHADES[shade]))
-    figure.update_xaxes(range=[begin / 1e6, end / 1e6], ticksuffix=" ms", showticksuffix="all", title=None)
+    figure.update_xaxes(range=[begin / 1e6, end / 1e6], ticksuffix=" ms", title=None, nticks=7)
     figure.update_xaxes(title=f"time from the {lanes.aligned}", row=len(placed), col=1)
     title = f"Timeline: {' above '.join(lanes.names)}"
-    finish(figure, title, _counted(lanes, bars, begin, end, columns), height=round(sum(heights) * UNIT) + 180 + ABOVE)
-    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"size": 12}, "itemclick": False}
-    figure.update_layout(showlegend=True, legend=legend | {"itemdoubleclick": False})
-    margin = {"l": 170, "t": figure.layout.margin.t + ABOVE}
-    return figure.update_layout(barmode="overlay", bargap=0, margin=margin, uniformtext={"minsize": 10, "mode": "hide"})
+    finish(figure, title, _counted(lanes, bars, begin, end, columns), height=round(sum(heights) * UNIT) + 80, top=8)
+    legend_below(figure, [SHADES[shade] for shade in np.unique(bars.shade)], left_of(labels, 12), axis=60)
+    figure.update_layout(legend={"itemclick": False, "itemdoubleclick": False})
+    return figure.update_layout(barmode="overlay", bargap=0, uniformtext={"minsize": 10, "mode": "hide"})
 
 
 def _placed(lanes: Lanes, at: int, drawn: NDArray[np.int32]) -> PlacedStrips:

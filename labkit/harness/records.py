@@ -233,7 +233,11 @@ class Measurement(Tabular, FrozenRecord):
     @property
     def remarks(self) -> tuple[str, ...]:
         """What weakens these figures."""
-        found = [line for metric in METRICS for line in remarks(f"{self.name} {metric}", self.samples_ms[metric])]
+        found = [
+            line
+            for metric in METRICS
+            for line in remarks(f"{self.name} {metric.replace('_', ' ')}", self.samples_ms[metric])
+        ]
         if first_is_slow(self.rounds_ms("per_token")):
             found.append(f"{self.name}: the first round was slow; warm up longer")
         if self.floor_share is None:

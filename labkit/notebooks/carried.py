@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 
 from labkit.notebooks.parameters import NotebookError
-from labkit.notebooks.report import heading
+from labkit.notebooks.report import split_heading
 from labkit.system.carried import carried
 from labkit.system.nearest import did_you_mean
 
@@ -26,8 +26,9 @@ def carried_notebooks() -> dict[str, Path]:
 
 
 def title(path: Path) -> str:
-    """The first heading of a notebook; empty where it has none."""
-    return heading(nbformat.read(path, as_version=4)) or ""
+    """The heading that a notebook begins with; empty where it has none."""
+    heading, _ = split_heading(nbformat.read(path, as_version=4))
+    return heading or ""
 
 
 def find_notebook(name: str | Path) -> Path:

@@ -1,6 +1,5 @@
 """An executed notebook as one HTML file that needs no network and no other file."""
 
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -10,11 +9,12 @@ from uuid import uuid4
 from jinja2 import FileSystemLoader, pass_context
 from nbconvert.exporters import HTMLExporter
 from nbformat import NotebookNode
-from plotly.offline import get_plotlyjs
 from traitlets.config import Config
 
+from labkit.figures.page import POLICY, Figures, stylesheet
 from labkit.notebooks.contained import contained
 from labkit.notebooks.failure import Failure
+from labkit.system.progress import OUTCOME_MIME_TYPE
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
 # The template shows nothing for the last two: a page without a kernel cannot run them.
@@ -38,7 +38,7 @@ def html_report(
     seconds: float,
     failure: Failure | None = None,
 ) -> str:
-    """`notebook` as a page; plotly.js is inlined once if it holds figures, and widgets are left out.
+    """`notebook` as a page that begins with its results; figures are drawn by the page, and widgets are left out.
 
     The page's Content-Security-Policy lets a browser load nothing from outside, whatever the outputs hold.
     """
@@ -49,32 +49,37 @@ def html_report(
         template_file="report.html.j2",
         exclude_anchor_links=True,
     )
-    exporter.register_filter("figure_json", _figure_json)
+    figures = Figures()
+    exporter.register_filter("place", figures.place)
     exporter.register_filter("contained", contained)
-    plotly_slot = f"plotly-{uuid4().hex}"  # nbconvert would parse megabytes of script; no notebook holds this text
+    slot = f"figures-{uuid4().hex}"  # what draws them is known last; no notebook holds this text
+    heading, notebook = split_heading(notebook)
     facts = {
-        "title": heading(notebook) or title,
-        "parameters": dict(parameters),
+        "title": heading or title,
+        "outcomes": _outcomes(notebook),
+        "parameters": {name.replace("_", " "): value for name, value in parameters.items() if value not in (None, "")},
         "seconds": seconds,
         "failure": failure,
         "made": f"{datetime.now():%Y-%m-%d %H:%M}",
-        "plotly_slot": plotly_slot if _has_figures(notebook) else None,
+        "policy": POLICY,
+        "style": stylesheet(),
+        "slot": slot,
     }
     page, _ = exporter.from_notebook_node(notebook, resources={"report": facts})
-    return page.replace(plotly_slot, get_plotlyjs())
+    before, after = page.split(slot)
+    return f"{before}{figures.drawn()}{after}"
 
 
-def _figure_json(figure: Mapping[str, Any]) -> str:
-    """Without any "<": neither "</script>" nor "<!--" in a title may mean something to the browser."""
-    return json.dumps(figure).replace("<", "\\u003c")
+def split_heading(notebook: NotebookNode) -> tuple[str | None, NotebookNode]:
+    """The heading that the notebook begins with, if it does, and the notebook without it: a page has it on top."""
+    first = notebook.cells[0] if notebook.cells else None
+    if first is None or first.cell_type != "markdown" or not first.source.startswith("# "):
+        return None, notebook
+    heading, _, rest = first.source.partition("\n")
+    cell = NotebookNode(first | {"source": rest.strip()})
+    return heading.removeprefix("# ").strip(), NotebookNode(notebook | {"cells": [cell, *notebook.cells[1:]]})
 
 
-def heading(notebook: NotebookNode) -> str | None:
-    """The first heading of a notebook."""
-    lines = (line for cell in notebook.cells if cell.cell_type == "markdown" for line in cell.source.splitlines())
-    return next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), None)
-
-
-def _has_figures(notebook: NotebookNode) -> bool:
-    outputs = (output for cell in notebook.cells for output in cell.get("outputs", []))
-    return any(PLOTLY_MIME_TYPE in output.get("data", {}) for output in outputs)
+def _outcomes(notebook: NotebookNode) -> list[dict[str, Any]]:
+    outputs = (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
+    return [data[OUTCOME_MIME_TYPE] for data in outputs if OUTCOME_MIME_TYPE in data]

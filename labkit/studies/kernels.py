@@ -22,6 +22,7 @@ from labkit.harness.regions.vocabulary import REGIONS
 from labkit.kernels.types import float_dtype
 from labkit.models.dtypes import dtype_of
 from labkit.stages import Phase, message, stage
+from labkit.studies.outcome import Outcome
 from labkit.system.progress import Progress, unheard
 
 PEAK_SIZE, PEAK_SIZE_ON_GPU = 1024, 8192
@@ -49,18 +50,27 @@ class KernelStudy:
     peak_gflop_s: float
 
     @property
-    def headline(self) -> str:
-        """What fusing gives a layer, with its interval, the share of the limit, and its grade."""
+    def claim(self) -> str:
+        """What fusing gives a layer, with its interval, and the share of the limit."""
         case, last = self.ladder.case, self.ladder.rungs[-1]
         reached = self.ladder.floor_share
         share = "" if reached is None else f", {reached:.0%} of the limit"
         how = "in the one-call step"
         if case.impl == "triton":
             how = "in a CUDA graph" if self.ladder.environment.gpu else "interpreted, so that no time means anything,"
-        return self.ladder.trust.graded(
+        return (
             f"{case.model}, {case.dtype}, batch {case.batch}: a layer fused {how} against unfused torch ops: "
             f"{self.ladder.ratio(last)}{share}"
         )
+
+    @property
+    def headline(self) -> str:
+        """The claim, and its grade."""
+        return self.ladder.trust.graded(self.claim)
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome.graded(self.claim, self.ladder.trust, self.ladder.environment.machine)
 
 
 def study_kernels(

@@ -17,6 +17,7 @@ from labkit.models.policies import model_config_of
 from labkit.nsys.analysis.collectives import Collectives, collectives
 from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.trace import Trace
+from labkit.studies.outcome import Outcome
 from labkit.studies.rank_capture import capture_ranks
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
@@ -59,16 +60,25 @@ class ParallelStudy:
         return None if self.trace is None else collectives(self.trace)
 
     @property
-    def headline(self) -> str:
-        """What the most ranks gain over one, with the interval, what the memory allows, and its grade."""
+    def claim(self) -> str:
+        """What the most ranks gain over one, with the interval, and what the memory allows."""
         found, case = self.most, self.most.case
         limit = found.limit_ratio
         allowed = "" if limit is None else f"; the memory allows {limit:.2f}x"
         waits = max(found.candidate.communication_shares)
-        return found.trust().explained(
+        return (
             f"{case.model}, {case.dtype}: {case.tp} ranks of {_threads(case.threads)} against one, per token: "
             f"{found.claim()}{allowed}; they wait for each other in at most {waits:.0%} of a step"
         )
+
+    @property
+    def headline(self) -> str:
+        """The claim, and its grade."""
+        return self.most.trust().explained(self.claim)
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome.graded(self.claim, self.most.trust(), self.most.candidate.environment.machine)
 
 
 def study_parallel(

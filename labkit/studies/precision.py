@@ -30,6 +30,7 @@ from labkit.studies.matrix_errors import (
     reason_against,
     spread_of,
 )
+from labkit.studies.outcome import Outcome
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.progress import Progress, unheard
@@ -138,19 +139,30 @@ class PrecisionStudy(FrozenRecord):
         return tuple(each.precision for each in self.stored if each.exact)
 
     @property
-    def headline(self) -> str:
-        """What the fastest precision that is close to float32, or of all where none is, gains over the first, with the
-        interval and its grade, and what that costs.
-        """
+    def recommended(self) -> PrecisionSide:
+        """The fastest precision that is close to float32, or of all where none is; the first is not among them."""
         others = [side for side in self.by_time if side is not self.first]
-        side = next((side for side in others if side.evaluation.kl.value <= CLOSE), others[0])
+        return next((side for side in others if side.evaluation.kl.value <= CLOSE), others[0])
+
+    @property
+    def claim(self) -> str:
+        """What the recommended precision gains over the first, with the interval, and what that costs."""
+        side = self.recommended
         found, scores, case = self.comparison(side), side.evaluation, side.measurement.case
         worth = f"KL {scores.kl.value:.2g}"
         if self.trained:
             worth = f"perplexity {scores.perplexity.value:.2f}, {scores.case.against} {_reference(scores):.2f}; {worth}"
-        return found.trust().explained(
-            f"{case.model}: {side.precision} against {self.first.precision}, per token: {found.claim()}; {worth}"
-        )
+        return f"{case.model}: {side.precision} against {self.first.precision}, per token: {found.claim()}; {worth}"
+
+    @property
+    def headline(self) -> str:
+        """The claim, and its grade."""
+        return self.comparison(self.recommended).trust().explained(self.claim)
+
+    @property
+    def outcome(self) -> Outcome:
+        trust, machine = self.comparison(self.recommended).trust(), self.first.measurement.environment.machine
+        return Outcome.graded(self.claim, trust, machine)
 
 
 def study_precision(

@@ -17,6 +17,8 @@ from labkit.nsys.capture.record import read_record
 from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
 from labkit.nsys.trace import Trace
 from labkit.stages import Phase
+from labkit.statistics import Verdict
+from labkit.studies.outcome import Outcome
 from labkit.system.carried import carried
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
@@ -24,6 +26,7 @@ from labkit.system.progress import Progress, unheard
 
 SOURCES = (*get_args(CaptureSource), "bundled")
 BUNDLED = carried("profiles/captures")
+PROFILED = "a profiled step is slower than others: take speedups from labkit compare"
 BUNDLED_SIDES = ("gpt2-hf-eager", "gpt2-fused")
 
 
@@ -64,6 +67,18 @@ class CapturePair:
     def difference(self) -> Difference:
         """Why a decode step of one is faster than the other's."""
         return explain(*self.traces, names=self.names)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The difference, and how far captures carry."""
+        decided = self.difference.verdict is not Verdict.UNDECIDED
+        grade = f"{'decided' if decided else 'undecided'} over the steps of one capture of each side; {PROFILED}"
+        environment = self.vanilla.record.environment or {}
+        parts = [environment.get("gpu"), environment.get("cpu", "not recorded")]
+        if "threads" in environment and "cores" in environment:
+            parts.append(f"{environment['threads']} of {environment['cores']} cores")
+        machine = "; ".join([", ".join(part for part in parts if part), *self.remarks])
+        return Outcome(self.difference.headline, grade, decided, machine)
 
 
 def capture_pair(

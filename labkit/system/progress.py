@@ -9,6 +9,7 @@ from rich.console import Console
 
 MIME_TYPE = "application/vnd.labkit.progress+json"
 HEADLINE_MIME_TYPE = "application/vnd.labkit.headline"
+OUTCOME_MIME_TYPE = "application/vnd.labkit.outcome+json"
 Progress = Callable[[float, float, str], None]  # done, of how much in all, what runs now
 
 

@@ -1,4 +1,4 @@
-"""JupyterLab in a Chromium without a window, for measurements and tests of what a reader would see."""
+"""JupyterLab, or a page, in a Chromium without a window, for measurements and tests of what a reader would see."""
 
 from __future__ import annotations
 
@@ -96,23 +96,35 @@ def jupyterlab(
     """
     if reason := missing():
         raise RunError(reason)
-    with tempfile.TemporaryDirectory(prefix="labkit-lab-") as home, _server(folder, Path(home), theme) as url:
-        playwright = importlib.import_module("playwright.sync_api")
-        with playwright.sync_playwright() as driver:
-            browser = driver.chromium.launch(executable_path=chromium(), args=list(FLAGS))
-            page = browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
-            lab = Lab(page, url)
-            page.on("console", lambda message: _note(lab, message.text) if message.type == "error" else None)
-            page.on("pageerror", lambda error: _note(lab, str(error)))
-            try:
-                yield lab
-            finally:
-                browser.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="labkit-lab-") as home,
+        _server(folder, Path(home), theme) as url,
+        opened_page(width=width, height=height, scale=scale) as (page, errors),
+    ):
+        yield Lab(page, url, errors)
 
 
-def _note(lab: Lab, text: str) -> None:
-    if not text.startswith(NOISE):
-        lab.errors.append(text)
+@contextlib.contextmanager
+def opened_page(*, width: int = 1280, height: int = 1000, scale: float = 1) -> Iterator[tuple[Any, list[str]]]:
+    """An empty page, playwright's, and what it has logged as errors so far. RuntimeError where something is missing."""
+    if reason := missing():
+        raise RunError(reason)
+    errors: list[str] = []
+
+    def note(text: str) -> None:
+        if not text.startswith(NOISE):
+            errors.append(text)
+
+    playwright = importlib.import_module("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium(), args=list(FLAGS))
+        page = browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
+        page.on("console", lambda message: note(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: note(str(error)))
+        try:
+            yield page, errors
+        finally:
+            browser.close()
 
 
 @contextlib.contextmanager

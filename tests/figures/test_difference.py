@@ -1,10 +1,12 @@
 """The waterfall leads from one mean step to the other, and its words are those of the difference."""
 
 import json
+import re
 from itertools import pairwise
 
 import plotly.graph_objects as go
 import pytest
+from drawn import subtitle, words
 from traces import FUSED, VANILLA, decode, disorder, layers
 
 from labkit.figures.difference import COST, SAVED, difference_figure, difference_table
@@ -59,8 +61,8 @@ def test_every_row_tells_its_figure_and_the_title_the_claim(found: Difference) -
     assert len(texts) == len(found.shown_parts) + 2
     for text, part in zip(texts[1:-1], found.shown_parts.itertuples(), strict=True):
         assert f"{-part.ms:+.{found.places}f} ms" in text
-        assert part.note in text
-    assert found.claim in figure.layout.title.subtitle.text.replace("<br>", " ")
+        assert part.note in words(re.sub("<[^b][^>]*>", "", text))
+    assert found.claim in subtitle(figure)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -75,7 +77,7 @@ def test_without_an_interval_there_are_no_whiskers() -> None:
     found = explain(decode(VANILLA, steps=1), decode(FUSED, steps=1), names=("a very long name of a side indeed", "b"))
     figure = difference_figure(found)
     assert len(figure.data) == 1
-    assert "no interval" in figure.layout.title.subtitle.text
+    assert "no interval" in subtitle(figure)
     assert "<br>" in figure.layout.yaxis.ticktext[0]
     assert difference_table(found)["95 % interval"].eq("").all()
 

@@ -4,6 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 from comparisons import BANDWIDTH_GB_S, comparison
+from drawn import subtitle, words
 
 from labkit.figures import latency_figure, per_token_figure
 
@@ -48,14 +49,14 @@ def test_without_a_probe_there_is_no_floor_and_the_figure_says_so() -> None:
 
 def test_the_title_gives_ratio_interval_baseline_and_verdict() -> None:
     record = comparison()
-    title = per_token_figure(record).layout.title.text
+    title = words(per_token_figure(record).layout.title.text)
     assert all(part in title for part in (str(record.ratio("per_token")), "hf-eager", "FASTER"))
 
 
 def test_where_the_weights_come_from_is_always_said() -> None:
     record = comparison()
     for figure in (latency_figure(record), per_token_figure(record)):
-        assert "random weights, seed 0" in figure.layout.title.subtitle.text
+        assert "random weights, seed 0" in subtitle(figure)
 
 
 def test_every_sample_is_in_the_distributions() -> None:

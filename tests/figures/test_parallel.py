@@ -7,6 +7,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 from comparisons import comparison
+from drawn import subtitle, words
 from traces import Recorder
 
 from labkit.engine import StageTime
@@ -111,8 +112,8 @@ def test_uneven_heads_and_shared_kv_heads_are_visible() -> None:
     assert "rank 1: 4 query heads, KV 0, 1" in names
     assert "rank 3: 3 query heads, KV 1" in names
     assert any(name.startswith("qkv, rows 896 to 959: rank 0 and rank 1") for name in names)
-    assert "norm1.weight" in figure.layout.title.subtitle.text
-    assert "attn_out.weight" not in figure.layout.title.subtitle.text
+    assert "norm1.weight" in subtitle(figure)
+    assert "attn_out.weight" not in subtitle(figure)
 
 
 def test_more_ranks_than_heads_are_refused() -> None:
@@ -142,7 +143,7 @@ def test_the_step_of_every_rank_is_on_one_axis_with_the_skew_of_its_sums(study: 
     assert min(stages["mlp"].base) == pytest.approx(0.005)
     (skews,) = [trace for trace in figure.data if trace.name == "rank 1 came last"]
     assert list(skews.y) == pytest.approx([7.0] * 4)
-    assert "4 sums in the step" in figure.layout.title.subtitle.text
+    assert "4 sums in the step" in subtitle(figure)
 
 
 def test_without_a_capture_the_reason_is_shown(study: ParallelStudy) -> None:
@@ -156,7 +157,7 @@ def test_ours_and_the_articles_are_apart_and_said_to_be(study: ParallelStudy) ->
     assert theirs.name == NOT_MEASURED_HERE
     assert ours.xaxis != theirs.xaxis
     assert "the memory allows 1.80x" in texts(figure)
-    assert "hardware not stated" in " ".join(theirs.y)
+    assert "hardware not stated" in words(" ".join(theirs.y))
 
 
 def test_published_scaling_is_of_one_model_method_and_batch() -> None:

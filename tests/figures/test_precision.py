@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from drawn import subtitle
 from precision_studies import RANDOM, SIDES, study, texts
 
 from labkit.figures import (
@@ -63,7 +64,7 @@ def test_each_way_to_store_the_layers_that_loses_has_a_map_and_those_that_do_not
     assert all(share == pytest.approx(1) for trace in figure.data for line in trace.z for share in line)
     assert figure.data[2].customdata[0][0] == pytest.approx(8)
     assert "<b>int4-64</b>: 8.00 %, all together" in texts(figure)
-    assert "such codes before: int4-32" in figure.layout.title.subtitle.text
+    assert "such codes before: int4-32" in subtitle(figure)
 
 
 def test_shares_of_rows_and_of_groups_are_of_all() -> None:

@@ -2,6 +2,7 @@
 
 import plotly.graph_objects as go
 import pytest
+from drawn import subtitle, title
 from traces import VANILLA, Recorder, decode, disorder, layers
 
 from labkit.figures.frames import number
@@ -47,9 +48,9 @@ def test_the_figures_beside_the_bars_are_the_tables() -> None:
 def test_p95_of_few_runs_is_in_parentheses_and_explained() -> None:
     few, many = (stage_table_figure(stage_table(decode(VANILLA, steps=count), ("stage",))) for count in (8, 60))
     assert any(text.startswith("(") for text in words(few))
-    assert "fewer than 59" in few.layout.title.subtitle.text
+    assert "fewer than 59" in subtitle(few)
     assert not any(text.startswith("(") for text in words(many))
-    assert "fewer than 59" not in many.layout.title.subtitle.text
+    assert "fewer than 59" not in subtitle(many)
 
 
 def test_a_cpu_has_no_column_of_the_gpu() -> None:
@@ -77,11 +78,11 @@ def test_any_table_can_be_drawn(seed: int) -> None:
 
 def test_one_phase_is_shown_and_decode_unless_another_is_asked_for() -> None:
     table = stage_table(two_phases(), ("phase", "stage"))
-    assert "a decode step" in stage_table_figure(table).layout.title.text
+    assert "a decode step" in title(stage_table_figure(table))
     prefill = stage_table_figure(table, Phase.PREFILL)
-    assert "a prefill step" in prefill.layout.title.text
+    assert "a prefill step" in title(prefill)
     assert sum(prefill.data[0].x) == pytest.approx(0.080)
-    assert "mean of 1 step on" in prefill.layout.title.subtitle.text
+    assert "mean of 1 step on" in subtitle(prefill)
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:

@@ -1,13 +1,15 @@
 """The static timeline has a bar for everything in its window, in few enough of them, and says how many it merged."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from drawn import subtitle
+from pages import MOST_BYTES
 from traces import Recorder
 
+from labkit.figures.page import figure_page
 from labkit.figures.theme import STAGE_COLORS
 from labkit.figures.timeline import MOST_BARS, SHADE_COLORS, timeline
 from labkit.nsys.timeline.lanes import build_lanes
@@ -20,11 +22,6 @@ PAIR = {"vanilla": decode_trace(steps=6, layers=3, kernels_per_stage=3), "fused"
 
 def bars(figure: go.Figure) -> list[go.Bar]:
     return [trace for trace in figure.data if trace.type == "bar"]
-
-
-def subtitle(figure: go.Figure) -> str:
-    text: str = figure.layout.title.subtitle.text
-    return text
 
 
 def test_one_bar_trace_for_each_thread_and_stream() -> None:
@@ -60,15 +57,13 @@ def test_many_events_are_merged_and_counted() -> None:
 
 
 @pytest.mark.parametrize("longest", [1, 400])
-def test_a_page_with_plotly_inlined_is_below_6_mb(tmp_path: Path, longest: int) -> None:
+def test_a_page_with_plotly_inlined_is_below_2_mb(longest: int) -> None:
     trace = trace_of(60_000)
     names = trace.operations["name"].cat.rename_categories(lambda name: str(name) + "x" * longest)
     long = Trace(
         trace.source, trace.ranges, trace.operations.assign(name=names), trace.calls, processes=trace.processes
     )
-    page = tmp_path / "timeline.html"
-    timeline(long).write_html(page, include_plotlyjs=True)
-    assert page.stat().st_size < 6_000_000
+    assert len(figure_page(timeline(long)).encode()) < MOST_BYTES
 
 
 def test_colours_are_the_stages() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from comparisons import comparison
+from drawn import subtitle, title
 from rich.console import Console
 
 from labkit.figures import headline, latency_figure, notes, per_token_figure, published_figure, summary_table
@@ -86,8 +87,8 @@ def test_noise_is_never_sold_as_a_result(record: Comparison) -> None:
     for draw in (latency_figure, per_token_figure, published_figure):
         figure = draw(record)
         drawn = " ".join(annotation.text for annotation in figure.layout.annotations)
-        assert "not trustworthy: " in figure.layout.title.subtitle.text
-        assert "FASTER" not in figure.layout.title.text
+        assert "not trustworthy: " in subtitle(figure)
+        assert "FASTER" not in title(figure)
         assert "FASTER" not in drawn
 
 

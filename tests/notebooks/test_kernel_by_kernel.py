@@ -5,7 +5,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from pages import Page, run_in
+from pages import MOST_BYTES, Page, run_in
 
 from labkit.notebooks import RunReport, read_parameters
 
@@ -37,5 +37,5 @@ def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
     page = Page(html)
     assert page.outside == []
     assert len(page.figures) == FIGURES
-    assert len(html) < 8_000_000
+    assert len(html) < MOST_BYTES
     assert "computes what the unfused ops do" in html

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from pages import Page, run_in
+from pages import MOST_BYTES, Page, run_in
 
 from labkit.notebooks import RunReport, read_parameters
 from labkit.studies.precision import PRECISIONS, load_study
@@ -46,7 +46,7 @@ def test_the_page_has_all_figures_loads_nothing_and_says_what_cannot_be(report: 
     page = Page(html)
     assert page.outside == []
     assert len(page.figures) == FIGURES
-    assert len(html) < 6_000_000
+    assert len(html) < MOST_BYTES
     assert "cannot be: group_size=128 does not divide the 64 inputs" in page.text
     assert "perplexity means nothing" in page.text
     assert "no chat template" in page.text

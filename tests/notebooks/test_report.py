@@ -8,9 +8,11 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pages import Page
 
+from labkit.figures.theme import finish
 from labkit.notebooks import Failure
 from labkit.notebooks.contained import contained
 from labkit.notebooks.report import PLOTLY_MIME_TYPE, html_report
+from labkit.system.progress import OUTCOME_MIME_TYPE
 from labkit.widgets.live import as_bundle
 
 
@@ -32,7 +34,7 @@ def figure(title: str = "bars") -> go.Figure:
 
 def test_many_figures_share_one_plotly_js() -> None:
     page = Page(report(notebook(as_bundle(figure()), as_bundle(figure()), as_bundle(figure()))))
-    assert sum("plotly.js v" in script for script in page.scripts) == 1
+    assert [library.startswith("/**\n* plotly.js v") for library in page.libraries] == [True]
     assert len(page.figures) == 3
 
 
@@ -40,6 +42,7 @@ def test_without_figures_there_is_no_plotly_js() -> None:
     html = report(notebook({"text/plain": "4"}))
     assert len(html) < 50_000
     assert Page(html).scripts == []
+    assert Page(html).libraries == []
 
 
 def test_nothing_is_loaded_from_outside() -> None:
@@ -68,10 +71,21 @@ def test_a_browser_is_told_to_load_nothing_whatever_an_output_holds() -> None:
 
 
 def test_a_figures_text_cannot_end_its_script() -> None:
-    title = "</script><script>alert(1)</script>"
-    page = Page(report(notebook(as_bundle(figure(title)))))
+    title = "</script><!-- <script>alert(1)</script>"
+    html = report(notebook(as_bundle(figure(title))))
+    page = Page(html)
+    assert "alert(1)" not in html
     assert page.figures[0]["layout"]["title"]["text"] == title
-    assert not any("alert(1)" in script for script in page.scripts)
+
+
+def test_a_title_of_ours_is_a_caption_in_which_nothing_is_markup_but_what_is_bold() -> None:
+    ours = finish(figure(), "<b>a</b> < <script>b</script>", "one<br>two & three", 300)
+    html = report(notebook(as_bundle(ours)))
+    assert "<b><b>a</b> &lt; &lt;script&gt;b&lt;/script&gt;</b><span>one</span><span>two &amp; three</span>" in html
+    (drawn,) = Page(html).figures
+    assert "title" not in drawn["layout"]
+    assert drawn["layout"]["height"] == 300
+    assert drawn["layout"]["margin"]["t"] < ours.layout.margin.t
 
 
 SWALLOWING = ("<!--<script>", "<!--", "<script>", "<style>", "<textarea>", "<title>", "<script><!-- <script> </script>")
@@ -95,9 +109,8 @@ def test_no_text_swallows_the_rest_of_the_page() -> None:
     for at in range(len(SWALLOWING)):
         assert f"last words {at}." in page.text
     assert tuple(each["layout"]["title"]["text"] for each in page.figures) == SWALLOWING
-    assert "Plotly.newPlot" in page.scripts[-1]
-    without_library = html[html.index("</head>") :]
-    for script in re.findall(r"<script[^>]*>(.*?)</script>", without_library, re.DOTALL):
+    assert "Plotly.react" in page.scripts[-1]
+    for script in re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL):
         assert "<!--" not in script or "<script" not in script
 
 
@@ -108,11 +121,10 @@ def test_whole_scripts_and_comments_of_an_output_stay() -> None:
 
 def test_a_parameter_can_hold_any_text_of_the_template() -> None:
     node = notebook(as_bundle(figure()))
-    for text in ("plotly-js-goes-here", "{{ report.plotly_slot }}"):
+    for text in ("plotly-js-goes-here", "{{ report.slot }}"):
         html = html_report(node, title="stem", parameters={"model": text}, seconds=1.0)
-        assert sum("plotly.js v" in script for script in Page(html).scripts) == 1
+        assert len(Page(html).libraries) == 1
         assert f"<b>{text}</b>" in html
-        assert html.count("plotly.js v") == 1
 
 
 def test_the_figure_is_preferred_to_other_renderings_of_it() -> None:
@@ -131,3 +143,23 @@ def test_the_page_says_what_was_run_and_how_it_ended() -> None:
     failed = report(notebook({"text/plain": "4"}), Failure(2, "show(0)", "the kernel died"))
     assert "cell 2 (show(0)): the kernel died" in failed
     assert "passed" not in failed
+
+
+OUTCOME = {"claim": "twice <as> fast", "grade": "not trustworthy: 2 rounds", "trusted": False, "machine": "a CPU"}
+
+
+def test_it_begins_with_the_result_its_grade_and_the_machine() -> None:
+    node = notebook({OUTCOME_MIME_TYPE: OUTCOME, "text/plain": "said in its cell"})
+    text = Page(report(node)).text
+    order = ["A question", "twice <as> fast", "not trustworthy: 2 rounds", "a CPU", "Some text.", "said in its cell"]
+    places = [text.index(part, text.index("</style>") if "</style>" in text else 0) for part in order]
+    assert places == sorted(places)
+    assert text.count("A question") == 2  # the page's own title, and its heading
+
+
+def test_parameters_are_told_in_words_and_empty_ones_not_at_all() -> None:
+    node = notebook({"text/plain": "4"})
+    html = html_report(node, title="stem", parameters={"new_tokens": 4, "read_mb": None, "question": ""}, seconds=1.0)
+    assert "<span>new tokens <b>4</b></span>" in html
+    assert "read mb" not in html
+    assert "None" not in html

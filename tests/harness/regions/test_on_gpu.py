@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from comparisons import environment
+from drawn import subtitle, words
 from rich.console import Console
 
 from labkit.figures import ladder_figure, regions_figure, roofline_figure
@@ -118,10 +119,11 @@ def test_the_figures_take_a_gpus_record() -> None:
     study = KernelStudy((row,), LadderMeasurement(bytes=10**6, rounds_us=rungs, **shared), (), 800_000.0)
     assert "in a CUDA graph against unfused torch ops: 3.00x" in study.headline
     both = replace(study, regions=(row, row.model_copy(update={"region": Stage.MLP})))
-    subtitle = regions_figure(both).layout.title.subtitle.text
-    assert all(f"<br>{region}: not trustworthy: 4 rounds" in subtitle for region in ("qkv", "mlp"))
+    told = subtitle(regions_figure(both))
+    assert "qkv, mlp: not trustworthy: 4 rounds" in told
+    assert told.count("To mend it: ") == 1
     (bars,) = regions_figure(study).data
-    assert list(bars.y) == [TITLES[side] for side in row.rounds_us]
-    assert list(ladder_figure(study).data[0].y) == list(rungs)
+    assert [words(name) for name in bars.y] == [TITLES[side] for side in row.rounds_us]
+    assert [words(name) for name in ladder_figure(study).data[0].y] == list(rungs)
     _, *points = roofline_figure(study).data
     assert [point.y[0] for point in points] == [row.flops / took / 1e3 for took in (30.0, 25.0)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from comparisons import environment
+from drawn import subtitle
 from rich.console import Console
 
 from labkit.figures.regions import ladder_figure, regions_figure
@@ -47,7 +48,7 @@ def said(found: KernelStudy) -> list[str]:
     return [
         console.file.getvalue(),  # type: ignore[attr-defined]
         found.headline,
-        *(figure.layout.title.subtitle.text for figure in drawn),
+        *(subtitle(figure) for figure in drawn),
     ]
 
 

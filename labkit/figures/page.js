@@ -1,0 +1,75 @@
+// Unpacks plotly.js and the figures of this page, and draws each at the width that its place has.
+const NARROW = 480; // pixels: narrower places show a drawing of this width made smaller
+const ON_PAPER = { width: 680, height: 760 }; // pixels of a sheet, whichever it is, beside a caption
+const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
+
+function bytesOf(text) {
+  const padding = (5 - (text.length % 5)) % 5;
+  const padded = text + DIGITS[84].repeat(padding);
+  const value = new Uint8Array(128);
+  for (let at = 0; at < 85; at++) value[DIGITS.charCodeAt(at)] = at;
+  const bytes = new Uint8Array((padded.length / 5) * 4);
+  const view = new DataView(bytes.buffer);
+  for (let at = 0, place = 0; at < padded.length; at += 5, place += 4) {
+    let number = 0;
+    for (let digit = 0; digit < 5; digit++) number = number * 85 + value[padded.charCodeAt(at + digit)];
+    view.setUint32(place, number);
+  }
+  return bytes.subarray(0, bytes.length - padding);
+}
+
+async function unpacked() {
+  const bytes = bytesOf(document.getElementById("packed").textContent);
+  const text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  const end = text.indexOf("\n");
+  const script = document.createElement("script");
+  script.textContent = text.slice(end + 1);
+  document.head.append(script);
+  return JSON.parse(text.slice(0, end));
+}
+
+function draw(place, figure, sheet) {
+  const room = sheet?.width ?? place.clientWidth;
+  const least = sheet ? 0 : (figure.layout.meta?.labkit?.least ?? 0);
+  const width = Math.max(room, least, NARROW);
+  const height = figure.layout.height ?? 450;
+  const scale = least > room ? 1 : Math.min(room / width, (sheet?.height ?? height) / height);
+  const drawing = place.firstElementChild;
+  place.classList.toggle("scrolls", least > room);
+  place.style.height = scale < 1 ? `${height * scale}px` : "";
+  drawing.style.width = `${width}px`;
+  drawing.style.transform = scale < 1 ? `scale(${scale})` : "";
+  if (drawing.drawnAt === width) return;
+  drawing.drawnAt = width;
+  const layout = { ...figure.layout, width, height };
+  Plotly.react(drawing, figure.data, layout, { displaylogo: false, ...figure.config, responsive: false, plotlyServerURL: "" });
+}
+
+function show(figures) {
+  const places = [...document.querySelectorAll(".plot[data-figure]")];
+  let sheet = null; // while it is printed
+  const drawAll = () => places.forEach((place) => draw(place, figures[place.dataset.figure], sheet));
+  const drawOn = (given) => {
+    sheet = given;
+    drawAll();
+  };
+  places.forEach((place) => place.replaceChildren(Object.assign(document.createElement("div"), { className: "drawing" })));
+  drawAll();
+  new ResizeObserver(drawAll).observe(document.querySelector("main"));
+  addEventListener("beforeprint", () => drawOn(ON_PAPER));
+  addEventListener("afterprint", () => drawOn(null));
+  document.documentElement.dataset.drawn = "yes";
+}
+
+function refuse(why) {
+  for (const place of document.querySelectorAll(".plot[data-figure]")) {
+    place.innerHTML = '<p class="missing"></p>';
+    place.firstElementChild.textContent = why;
+  }
+}
+
+if (typeof DecompressionStream === "undefined") {
+  refuse("This browser cannot unpack the figure; Chrome and Edge from 80, Firefox from 113 and Safari from 16.4 can.");
+} else {
+  unpacked().then(show, (error) => refuse(`The figure could not be drawn: ${error}`));
+}

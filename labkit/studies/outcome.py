@@ -1,0 +1,22 @@
+"""What a run came to, in the three lines that everything else explains: the result, its grade, and the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.statistics import Trust
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result in a line, how far it can be trusted, in words and as a yes or no, and what it was measured on."""
+
+    claim: str
+    grade: str
+    trusted: bool
+    machine: str
+
+    @classmethod
+    def graded(cls, claim: str, trust: Trust, machine: str) -> Outcome:
+        """Of a result with a grade."""
+        return cls(claim, trust.sentence or "trustworthy", trust.trustworthy, machine)

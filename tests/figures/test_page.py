@@ -1,0 +1,105 @@
+"""Pages of figures in a real browser: at any width, in the dark and on paper, all that they say can be read."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser_lab import needs_browser
+from comparisons import comparison
+from precision_studies import study
+from traces import FUSED, VANILLA, decode
+
+from labkit import figures
+from labkit.figures.dark import IN_THE_DARK
+from labkit.figures.page import PAGE, POLICY, Figures, stylesheet
+from labkit.figures.theme import INK
+from labkit.models.policies import model_config_of
+from labkit.models.presets import PRESETS
+from labkit.nsys.analysis.difference import explain
+from labkit.nsys.analysis.stage_table import stage_table
+from labkit.widgets.browser import opened_page
+
+# What sticks out of its figure or lies on other words, by title; a page that has to be pushed aside.
+FAULTS = """() => {
+  const found = [], shown = document.documentElement;
+  if (shown.scrollWidth > shown.clientWidth) found.push("the page scrolls sideways");
+  for (const plot of document.querySelectorAll(".js-plotly-plot")) {
+    const frame = plot.querySelector(".main-svg").getBoundingClientRect(), others = [];
+    for (const text of plot.querySelectorAll(".main-svg text")) {
+      const box = text.getBoundingClientRect(), says = text.textContent;
+      if (!box.width) continue;
+      const out = [frame.left - box.left, box.right - frame.right, frame.top - box.top, box.bottom - frame.bottom];
+      if (Math.max(...out) > 1) found.push(`clipped: ${says}`);
+      for (const [other, said] of others) {
+        const wide = Math.min(box.right, other.right) - Math.max(box.left, other.left);
+        const high = Math.min(box.bottom, other.bottom) - Math.max(box.top, other.top);
+        if (wide > 3 && high > 4) found.push(`${says} is on ${said}`);
+      }
+      others.push([box, says]);
+    }
+  }
+  return found;
+}"""
+WIDTHS = "() => [...document.querySelectorAll('.drawing')].map((drawing) => drawing.layout.width)"
+DRAWN = "() => document.documentElement.dataset.drawn"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A page of many figures, which logs no errors."""
+    record, precisions, traces = comparison(), study(), (decode(VANILLA, steps=8), decode(FUSED, steps=8))
+    drawings = [
+        *(draw(record) for draw in (figures.per_token_figure, figures.latency_figure, figures.stage_figure)),
+        *(draw(record) for draw in (figures.region_figure, figures.published_figure)),
+        *(draw(precisions) for draw in (figures.front_figure, figures.costs_figure, figures.outliers_figure)),
+        figures.errors_figure(precisions),
+        figures.cut_figure(model_config_of(PRESETS["qwen2-0.5b"].hf_config), 4),
+        figures.difference_figure(explain(*traces)),
+        figures.stage_table_figure(stage_table(traces[0], ("stage",))),
+    ]
+    shown = Figures()
+    places = "".join(shown.place(json.loads(drawing.to_json())) for drawing in drawings)
+    file: Path = tmp_path_factory.mktemp("page") / "page.html"
+    parts = {"policy": POLICY, "title": "figures", "style": stylesheet(), "figure": places, "drawn": shown.drawn()}
+    file.write_text(PAGE.format(**parts), encoding="utf-8")
+    with opened_page() as (opened, errors):
+        opened.goto(file.as_uri())
+        opened.wait_for_function(DRAWN)
+        yield opened
+        assert errors == []
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [400, 1000, 1400])
+def test_nothing_is_clipped_and_no_words_lie_on_others(page: Any, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_function(f"({WIDTHS})()[0] === Math.max(480, document.querySelector('.plot').clientWidth)")
+    assert page.evaluate(FAULTS) == []
+
+
+@needs_browser
+def test_in_the_dark_what_is_drawn_in_ink_is_light(page: Any) -> None:
+    ink = "getComputedStyle(document.querySelector('.ytick text')).fill"
+    for scheme, color in (("dark", IN_THE_DARK[INK]), ("light", INK)):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(ink) == "rgb({}, {}, {})".format(*bytes.fromhex(color[1:]))
+
+
+@needs_browser
+def test_on_paper_figures_are_as_wide_as_a_sheet_and_then_as_before(page: Any) -> None:
+    before = page.evaluate(WIDTHS)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert set(page.evaluate(WIDTHS)) == {680}
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(WIDTHS) == before
+
+
+@needs_browser
+def test_a_browser_that_cannot_unpack_figures_says_so(page: Any) -> None:
+    page.add_init_script("delete globalThis.DecompressionStream")
+    page.reload()
+    said = page.locator(".missing").all_inner_texts()
+    assert len(said) == len(page.locator("figcaption").all_inner_texts())
+    assert "Firefox from 113" in said[0]
