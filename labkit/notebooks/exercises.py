@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from IPython.display import Markdown
 
 from labkit.figures.frames import number
 from labkit.system.errors import UserTypeError
+from labkit.system.nearest import did_you_mean
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from labkit.studies.traces import CapturePair
 
 TOLERANCE = 0.01
+BATCH, CONTEXT = 8, 1024  # of the exercise on the limit: sequences, and tokens that each attends to
 BUDGET_BITS = 4.6  # of a number in the layers, scales included, in the exercise on groups
 AS_GOOD = 1.02  # an error so many times the least is as good
 WHY_SUMS = {
@@ -64,27 +66,40 @@ def model_shape(name: str) -> Markdown:
 
 
 def check_limit(comparison: Comparison, read_mb: object, limit_ms: object) -> Markdown:
-    """The verdicts on two answers: the MB that a decode step has to read, and the least milliseconds that this takes.
+    """The verdicts on two answers about a case that was not measured: the comparison's model in bfloat16, with BATCH
+    sequences that attend to CONTEXT tokens each. How many MB does a decode step read, and how many ms does that take?
 
-    An answer is right within 1 % of what the record counts.
+    An answer is right within 1 %.
     """
-    work, bandwidth = comparison.candidate.work, comparison.read_bandwidth_gb_s
-    if work is None or bandwidth is None:
-        return Markdown("This record counts no bytes or has no bandwidth probe: there is nothing to check against.")
-    bytes_verdict = _check(
-        read_mb,
-        work.decode_bytes / 1e6,
-        {
-            work.weight_bytes / 1e6: "these are all weights; a step also reads the keys and values of the context, "
-            "and of the embedding only one row per sequence",
-        },
-    )
+    bandwidth = comparison.read_bandwidth_gb_s
+    if bandwidth is None:
+        return Markdown("This record has no bandwidth probe: there is nothing to check against.")
+    one, all_of_them, in_float32 = _read_mb(comparison.case.model)
+    cache = (all_of_them - one) / (BATCH - 1)
+    mistakes = {
+        one - cache: "these are the weights; every sequence has keys and values of its own",
+        one: f"this is one sequence; there are {BATCH}, each with keys and values of its own",
+        one * BATCH: "a step reads the weights once for all sequences",
+        in_float32: "a number of bfloat16 has two bytes",
+    }
+    bytes_verdict = _check(read_mb, all_of_them, mistakes)
+    least_ms = all_of_them / bandwidth
     time_verdict = _check(
-        limit_ms,
-        work.floor_ms(bandwidth),
-        {work.floor_ms(bandwidth) / 1e3: "these are seconds", work.floor_ms(bandwidth) * 1e3: "these are microseconds"},
+        limit_ms, least_ms, {least_ms / 1e3: "these are seconds", least_ms * 1e3: "these are microseconds"}
     )
     return Markdown(f"- MB read per step: {bytes_verdict}\n- least ms per step: {time_verdict}")
+
+
+def _read_mb(model: str) -> tuple[float, float, float]:
+    """MB that a step of the exercise on the limit reads: for one sequence, for all, and for all in float32."""
+    import torch
+
+    from labkit.harness.roofline import decode_bytes
+
+    config = _config(model)
+    cases = ((torch.bfloat16, 1), (torch.bfloat16, BATCH), (torch.float32, BATCH))
+    one, all_of_them, in_float32 = (decode_bytes(config, dtype, batch, CONTEXT) / 1e6 for dtype, batch in cases)
+    return one, all_of_them, in_float32
 
 
 def try_kernel(region: str, dtype: str = "float32") -> Markdown:
@@ -109,22 +124,39 @@ def try_kernel(region: str, dtype: str = "float32") -> Markdown:
     return Markdown(f"**right**: `{region}` computes what the unfused ops do. A call takes {times} (gpt2, batch 1).")
 
 
-def check_gap(pair: CapturePair, share: object) -> Markdown:
-    """The verdict on an answer: the share of the vanilla step, in percent, of the stage that fusing changed most.
+def check_gap(pair: CapturePair, stage: object, share: object) -> Markdown:
+    """The verdicts on two answers: the stage that fusing changed most, and its share of the vanilla step in percent.
 
-    It is right within 1 percentage point of the stage table.
+    The share is right within 1 percentage point of the stage table.
     """
     stages = pair.difference.by_stage
-    most = stages["ms"].abs().idxmax()
+    most = str(stages["ms"].abs().idxmax())
+    verdict = _check_name(stage, [str(name) for name in stages.index], most)
+    if stage != most:
+        return Markdown(f"- the stage: {verdict}\n- its share of the vanilla step: name the stage first")
     right = 100 * float(stages.loc[most, "vanilla_ms"]) / pair.difference.vanilla.mean_ms
-    answer = _number_or_remark(share)
-    if isinstance(answer, str):
-        return Markdown(f"- `{most}` changed most; its share of the vanilla step: {answer}")
-    if abs(answer - right) <= 1:
-        return Markdown(f"- `{most}`: **right**: {right:.1f} % of the vanilla step")
-    if abs(answer * 100 - right) <= 1:
-        return Markdown(f"- `{most}`: not yet: {answer} is a fraction; expected percent")
-    return Markdown(f"- `{most}`: not yet: {number(answer)} % is too {'high' if answer > right else 'low'}")
+    return Markdown(f"- the stage: {verdict}\n- its share of the vanilla step: {_check_percent(share, right)}")
+
+
+def _check_name(answer: object, names: Sequence[str], right: str) -> str:
+    if answer is None:
+        return "not answered yet"
+    if not isinstance(answer, str):
+        return f"not yet: got {_shown(answer)}, expected the name of a stage as text"
+    if answer not in names:
+        return f"not yet: got {_shown(answer)}, expected the name of a stage{did_you_mean(answer, names)}"
+    return f"**right**: `{right}`" if answer == right else f"not yet: another one changed more than `{answer}`"
+
+
+def _check_percent(answer: object, right: float) -> str:
+    share = _number_or_remark(answer)
+    if isinstance(share, str):
+        return share
+    if abs(share - right) <= 1:
+        return f"**right**: {right:.1f} %"
+    if abs(share * 100 - right) <= 1:
+        return f"not yet: {share} is a fraction; expected percent"
+    return f"not yet: {number(share)} % is too {'high' if share > right else 'low'}"
 
 
 def model_cut(name: str, ranks: int) -> go.Figure:

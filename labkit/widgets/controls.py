@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ipywidgets as ipw
@@ -13,7 +13,9 @@ from IPython.display import display
 
 from labkit.models.presets import PRESETS
 from labkit.system.errors import RunError
+from labkit.system.interruption import interrupt
 from labkit.system.progress import Progress
+from labkit.widgets.live import styles
 
 Measure = Callable[[dict[str, Any], Progress], object]
 
@@ -46,11 +48,14 @@ SIZES = {
     "rounds": (2, 99),
     "steps": (1, 512),
 }
-WHOLE = {"flex": "0 0 auto"}  # of a button beside a long line, which would else squeeze it
+BUTTON = {"width": "96px", "flex": "0 0 auto"}
+BAR = {"width": "240px", "flex": "0 1 auto"}
+OFFER = "Nothing has been measured yet: Run takes the settings as they are."
+STOPPED = "Stopped; what is shown is from the run before, if there was one."
 
 
-class Stopped(Exception):
-    """The Stop button was pressed."""
+class Stopped(BaseException):
+    """The Stop button was pressed. Like KeyboardInterrupt it is no Exception, so that nothing on its way keeps it."""
 
 
 class Controls:
@@ -60,59 +65,91 @@ class Controls:
         self._measure = measure
         self._stop = threading.Event()
         self._running = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Lock()
+        self._interruptible = False
         self._inputs = {name: _input(name, value, choices) for name, value in settings.items()}
-        self._run = ipw.Button(description="Run", button_style="primary", icon="play", layout=WHOLE)
-        self._end = ipw.Button(description="Stop", icon="stop", disabled=True, layout=WHOLE)
-        self._bar = ipw.IntProgress(min=0, max=1, layout={"width": "320px"})
-        self._label = ipw.HTML()
-        self._progress = ipw.HBox([self._bar, self._label])
-        self._run.on_click(lambda _: threading.Thread(target=self._run_here, daemon=True).start())
-        self._end.on_click(lambda _: self._stop.set())
-        columns = {"grid_template_columns": "repeat(auto-fit, 400px)", "grid_gap": "4px 24px"}
+        self._run = ipw.Button(description="Run", button_style="primary", icon="play", layout=BUTTON)
+        self._end = ipw.Button(description="Stop", icon="stop", disabled=True, layout=BUTTON)
+        self._bar = ipw.IntProgress(min=0, max=1, layout=BAR)
+        self._label = ipw.HTML(html.escape(OFFER))
+        self._run.on_click(lambda _: self.start())
+        self._end.on_click(lambda _: self.stop())
+        columns = {"grid_template_columns": "repeat(auto-fit, minmax(min(400px, 100%), 400px))", "grid_gap": "4px 24px"}
         grid = ipw.GridBox(list(self._inputs.values()), layout=columns)
-        self.box = ipw.VBox([grid, ipw.HBox([self._run, self._end, self._progress], layout={"margin": "10px 0 0 0"})])
+        # The words have a line of their own: beside the buttons, a long message would squeeze them.
+        self._buttons = ipw.VBox([ipw.HBox([self._run, self._end, self._bar]), self._label])
+        self.box = ipw.VBox([styles(), grid, self._buttons], layout={"margin": "0 0 10px 0", "grid_gap": "10px"})
 
     @property
     def settings(self) -> dict[str, Any]:
         return {name: control.value for name, control in self._inputs.items()}
 
-    def show_progress(self) -> None:
-        """Shows the progress bar once more, in the cell that runs now."""
-        display(self._progress)
+    def show_buttons(self) -> None:
+        """Shows the buttons and the progress bar once more, in the cell that runs now."""
+        display(self._buttons)
 
     def say(self, text: str) -> None:
-        """Shows words beside the bar."""
+        """Shows words under the buttons."""
         self._label.value = html.escape(text)
 
+    def start(self) -> None:
+        """Measures with the settings, on a thread."""
+        self._thread = threading.Thread(target=self._run_here, daemon=True, name="labkit-run")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the run, and says so at once: what it waits for is ended, too."""
+        if self._stop.is_set():
+            return
+        self._end.disabled = True
+        self._stop.set()
+        self.say("stopping…")
+        with self._ending:
+            if self._thread is not None and self._interruptible:
+                interrupt(self._thread, Stopped)
+
     @contextmanager
-    def busy(self, *, stoppable: bool = True) -> Iterator[Progress]:
+    def busy(self) -> Iterator[Progress]:
         """Controls are locked inside; yields what to call with the progress. One run at a time, else RuntimeError."""
         if not self._running.acquire(blocking=False):
             raise RunError("a run is under way; wait for its end, or press Stop")
         self._stop.clear()
-        self._disable(inputs=True, stop=not stoppable)
+        self._disable(inputs=True, stop=False)
         self._bar.bar_style = ""
         try:
             yield self._follow
-            self._bar.bar_style = "success"
+            self._bar.bar_style, self._bar.value = "success", self._bar.max
+        except Stopped:
+            self._bar.bar_style = "warning"
+            self.say(STOPPED)
+            raise
         except BaseException as error:
             self._bar.bar_style = "danger"
-            self._label.value = f"<span style='color:#b42318'>{html.escape(str(error) or type(error).__name__)}</span>"
+            self._label.value = f"<span style='color:#d0453a'>{html.escape(str(error) or type(error).__name__)}</span>"
             raise
         finally:
             self._disable(inputs=False, stop=True)
             self._running.release()
 
     def _run_here(self) -> None:
-        try:
-            with self.busy() as follow:
+        # There is no cell to raise in; busy() has shown what went wrong.
+        with suppress(Exception, Stopped), self.busy() as follow:
+            self._interruptible = True
+            try:
                 self._measure(self.settings, follow)
-        except Exception:  # noqa: BLE001 - there is no cell to raise in; busy() has shown it
-            return
+            finally:
+                self._settle()
+
+    def _settle(self) -> None:
+        """From here on Stop comes too late: an interrupt would hit the code that unlocks the controls."""
+        with self._ending:
+            self._interruptible = False
+            interrupt(threading.current_thread(), None)
 
     def _follow(self, done: float, total: float, label: str) -> None:
         if self._stop.is_set():
-            raise Stopped("stopped")
+            raise Stopped
         self._bar.max, self._bar.value = total, done
         self.say(label)
 
@@ -127,7 +164,7 @@ def _input(name: str, value: Any, choices: Mapping[str, Iterable[str]]) -> ipw.W
         "description": name.replace("_", " "),
         "tooltip": HELP.get(name, ""),
         "style": {"description_width": "110px"},
-        "layout": {"width": "400px"},
+        "layout": {"width": "auto"},
     }
     if name == "model":
         return ipw.Combobox(value=value, options=list(PRESETS), **look)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,10 +12,12 @@ from IPython.display import display
 from labkit.figures.regions import fusion_figure, layer_figure
 from labkit.harness.regions.case import IMPLS
 from labkit.models.dtypes import DTYPES
+from labkit.stages import FUSED_REGIONS
 from labkit.studies.kernels import KernelStudy, study_kernels
+from labkit.studies.outcome import Outcome
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
-from labkit.widgets.live import Slot, is_live
+from labkit.widgets.live import is_live
 
 
 def _drawing(index: int, found: KernelStudy) -> go.Figure:
@@ -47,11 +48,14 @@ class KernelBench(Bench[KernelStudy]):
     def headline(self, found: KernelStudy) -> str:
         return found.headline
 
+    def outcome(self, found: KernelStudy) -> Outcome:
+        return found.outcome
+
     def step_through(self) -> None:
         """Show region by region what is fused, and the timeline of a layer with it. Buttons step through the regions
         where somebody is at the kernel; otherwise all are shown.
         """
-        regions = len(self.found.regions)
+        regions = len(FUSED_REGIONS)
         if not is_live():
             for index in range(regions):
                 self.view(partial(_drawing, index))
@@ -61,17 +65,17 @@ class KernelBench(Bench[KernelStudy]):
         where = ipw.Label()
         display(ipw.HBox([*buttons.values(), where]))
         at = 0
-        draws = (lambda found: _drawing(at, found), lambda found: layer_figure(found, at + 1))
-        slots: list[tuple[Slot, Callable[[KernelStudy], Any]]] = [(Slot(draw(self.found)), draw) for draw in draws]
-        self._views.extend(slots)
+        self.view(lambda found: _drawing(at, found))
+        self.view(lambda found: layer_figure(found, at + 1))
+        shown = self._views[-2:]
 
         def step(by: int) -> None:
             nonlocal at
             at += by
             buttons[-1].disabled, buttons[1].disabled = at == 0, at == regions - 1
-            where.value = f"region {at + 1} of {regions}: {self.found.regions[at].region}"
-            for slot, draw in slots if by else ():
-                slot.replace(draw(self.found))
+            where.value = f"region {at + 1} of {regions}: {FUSED_REGIONS[at]}"
+            for view in shown if by else ():
+                view.slot.replace(view.draw())
 
         for by, button in buttons.items():
             button.on_click(lambda _, by=by: step(by))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
 from IPython import get_ipython
 from IPython.display import DisplayHandle, Markdown, display
-from ipywidgets import Widget
+from ipywidgets import HTML, Widget
+
+from labkit.figures.dark import dark_rules
+from labkit.figures.theme import CONFIG
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
-FIGURE_CONFIG = {"responsive": True, "displaylogo": False}
+FIGURE_CONFIG = CONFIG | {"responsive": True}  # JupyterLab itself tells a figure of a new width
+DARK_PAGE = 'body[data-jp-theme-light="false"] .js-plotly-plot'
 
 
 def is_live() -> bool:
@@ -23,6 +28,30 @@ def is_live() -> bool:
     if kernel is None:
         return False
     return bool(kernel.get_parent("shell").get("content", {}).get("allow_stdin", False))
+
+
+def styles() -> HTML:
+    """A widget without looks of its own that gives a page's figures the colours of JupyterLab's dark theme."""
+    return HTML(f"<style>{dark_rules(DARK_PAGE, 'var(--jp-layout-color0)')}</style>", layout={"display": "none"})
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A cell that ran: which one, empty where the page does not tell, and which time."""
+
+    cell: str
+    message: str
+
+    @classmethod
+    def now(cls) -> Execution:
+        """Of the cell that runs now."""
+        kernel = getattr(get_ipython(), "kernel", None)
+        parent = {} if kernel is None else kernel.get_parent("shell")
+        return cls(parent.get("metadata", {}).get("cellId", ""), parent.get("header", {}).get("msg_id", ""))
+
+    def replaced_by(self, other: Execution) -> bool:
+        """Whether `other` is the same cell, run again, so that the outputs of this run are gone."""
+        return bool(self.cell) and self.cell == other.cell and self.message != other.message
 
 
 class Slot:

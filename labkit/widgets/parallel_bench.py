@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.models.dtypes import FLOAT_DTYPES
+from labkit.studies.outcome import Outcome
 from labkit.studies.parallel import ParallelStudy, parse_sizes, study_parallel
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
@@ -46,3 +47,6 @@ class ParallelBench(Bench[ParallelStudy]):
 
     def headline(self, found: ParallelStudy) -> str:
         return found.headline
+
+    def outcome(self, found: ParallelStudy) -> Outcome:
+        return found.outcome

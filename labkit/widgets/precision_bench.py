@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from labkit.studies.outcome import Outcome
 from labkit.studies.precision import PRECISIONS, PrecisionStudy, parse_precisions, study_precision
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
@@ -43,3 +44,6 @@ class PrecisionBench(Bench[PrecisionStudy]):
 
     def headline(self, found: PrecisionStudy) -> str:
         return found.headline
+
+    def outcome(self, found: PrecisionStudy) -> Outcome:
+        return found.outcome

@@ -9,6 +9,7 @@ from labkit.figures.difference import difference_figure, difference_table, stage
 from labkit.figures.stage_table import stage_table_figure
 from labkit.figures.timeline import timeline
 from labkit.harness.compare.baselines import BASELINES
+from labkit.studies.outcome import Outcome
 from labkit.studies.traces import SOURCES, CapturePair, capture_pair
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
@@ -48,6 +49,9 @@ class TraceBench(Bench[CapturePair]):
 
     def headline(self, found: CapturePair) -> str:
         return found.difference.headline
+
+    def outcome(self, found: CapturePair) -> Outcome:
+        return found.outcome
 
     def captures(self) -> None:
         """The two captures: by which profiler, of what run, on which machine, and at what cost."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.figures.summary import headline
+from labkit.figures.summary import headline, outcome
 from labkit.harness import Comparison
 from labkit.harness.compare.baselines import BASELINES
 from labkit.harness.compare.versus import compare
 from labkit.models.dtypes import FLOAT_DTYPES
+from labkit.studies.outcome import Outcome
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
 
@@ -36,10 +37,6 @@ class Workbench(Bench[Comparison]):
         settings |= {"question": question} if question else {}
         super().__init__(settings, {"dtype": FLOAT_DTYPES, "baseline": BASELINES})
 
-    @property
-    def comparison(self) -> Comparison:
-        return self.found
-
     def measure(self, settings: dict[str, Any], follow: Progress) -> Comparison:
         return compare(
             baseline=settings["baseline"],
@@ -56,3 +53,6 @@ class Workbench(Bench[Comparison]):
 
     def headline(self, found: Comparison) -> str:
         return headline(found)
+
+    def outcome(self, found: Comparison) -> Outcome:
+        return outcome(found)

@@ -13,6 +13,8 @@ from comparisons import BANDWIDTH_GB_S, comparison
 from precision_studies import NUMBERS, study
 
 from labkit.notebooks.exercises import (
+    BATCH,
+    CONTEXT,
     byte_budget,
     check_gap,
     check_groups,
@@ -24,7 +26,9 @@ from labkit.notebooks.exercises import (
 )
 from labkit.system.errors import UserError
 
-READ_MB = 498.0
+GPT2 = 768, 12, 50_257  # width, layers, words
+CACHE_MB = 2 * GPT2[0] * GPT2[1] * 2 * CONTEXT / 1e6  # of one sequence: keys and values of two bytes
+READ_MB = 2 * (12 * GPT2[0] ** 2 * GPT2[1] + GPT2[0] * GPT2[2]) / 1e6 + BATCH * CACHE_MB
 LIMIT_MS = READ_MB / BANDWIDTH_GB_S
 
 
@@ -42,8 +46,24 @@ def test_right_within_one_percent(off: float) -> None:
     assert all("**right**" in verdict for verdict in verdicts(READ_MB * off, LIMIT_MS * off))
 
 
+def test_what_was_measured_and_is_told_is_not_the_answer() -> None:
+    """The figures and notes above the exercise name the bytes of the step that ran."""
+    record = comparison()
+    work = record.candidate.work
+    assert work is not None
+    assert not any("**right**" in line for line in verdicts(work.decode_bytes / 1e6, work.floor_ms(BANDWIDTH_GB_S)))
+
+
 @pytest.mark.parametrize(
-    ("read_mb", "hint"), [(2 * READ_MB, "bytes of a number"), (READ_MB / 2, "bytes of a number"), (700.0, "too high")]
+    ("read_mb", "hint"),
+    [
+        (2 * READ_MB, "two bytes"),
+        (READ_MB - BATCH * CACHE_MB, "these are the weights"),
+        (READ_MB - (BATCH - 1) * CACHE_MB, "this is one sequence"),
+        (BATCH * (READ_MB - (BATCH - 1) * CACHE_MB), "the weights once"),
+        (READ_MB / 2, "bytes of a number"),
+        (5 * READ_MB, "too high"),
+    ],
 )
 def test_wrong_bytes_get_a_hint(read_mb: float, hint: str) -> None:
     assert hint in verdicts(read_mb, None)[0]
@@ -54,15 +74,6 @@ def test_wrong_bytes_get_a_hint(read_mb: float, hint: str) -> None:
 )
 def test_wrong_times_get_a_hint(limit_ms: float, hint: str) -> None:
     assert hint in verdicts(None, limit_ms)[1]
-
-
-def test_weights_alone_are_told_from_what_a_step_reads() -> None:
-    record = comparison()
-    work = record.candidate.work
-    assert work is not None
-    heavier = record.candidate.model_copy(update={"work": work.model_copy(update={"weight_bytes": 600_000_000})})
-    text: str = check_limit(record.model_copy(update={"candidate": heavier}), 600.0, None).data
-    assert "these are all weights" in text
 
 
 def test_without_a_probe_there_is_nothing_to_check() -> None:
@@ -124,11 +135,11 @@ def test_the_kilobytes_of_a_step_are_counted_for_the_model_at_hand(answer: float
 SHARE = 40.0
 
 
-def gap_verdict(share: object) -> str:
+def gap_verdict(share: object, stage: object = "mlp") -> str:
     """Of a pair whose stage `mlp` changed most, from 4 ms of a step of 10 ms."""
     stages = pd.DataFrame({"ms": [-3.0, 0.5], "vanilla_ms": [4.0, 2.0]}, index=["mlp", "qkv"])
     pair: Any = SimpleNamespace(difference=SimpleNamespace(by_stage=stages, vanilla=SimpleNamespace(mean_ms=10.0)))
-    text: str = check_gap(pair, share).data
+    text: str = check_gap(pair, stage, share).data
     return text
 
 
@@ -136,7 +147,24 @@ def gap_verdict(share: object) -> str:
     ("share", "said"), [(SHARE, "**right**"), (SHARE / 100, "a fraction"), (70, "too high"), (None, "not answered yet")]
 )
 def test_the_share_of_what_changed_most(share: float | None, said: str) -> None:
-    assert said in gap_verdict(share)
+    assert said in gap_verdict(share).splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ("mlp", "**right**"),
+        ("qkv", "another one changed more"),
+        ("qvk", "did you mean 'qkv'?"),
+        (None, "not answered yet"),
+        (3, "expected the name of a stage"),
+    ],
+)
+def test_the_stage_that_changed_most_is_asked_for_and_not_told(stage: object, said: str) -> None:
+    text = gap_verdict(SHARE, stage)
+    assert said in text.splitlines()[0]
+    assert ("mlp" in text) == (stage == "mlp")
+    assert ("name the stage first" in text) == (stage != "mlp")
 
 
 BUDGETED_MB = NUMBERS * 4.5 / 8e6  # of int4-64, with scales and minima
@@ -233,8 +261,8 @@ NO_NUMBERS = {
 
 @pytest.mark.parametrize("answer", NO_NUMBERS.values(), ids=NO_NUMBERS)
 def test_an_answer_that_is_no_number_is_told_what_is_expected(answer: object) -> None:
-    said = [*verdicts(answer, answer), *sum_verdicts({"tiny-gpt2": answer}, answer).splitlines(), gap_verdict(answer)]
-    said.append(group_verdicts("int4-64", answer)[1])
+    said = [*verdicts(answer, answer), *sum_verdicts({"tiny-gpt2": answer}, answer).splitlines()]
+    said += [gap_verdict(answer).splitlines()[1], group_verdicts("int4-64", answer)[1]]
     assert len(said) == 6
     for line in said:
         assert "not yet: got" in line
@@ -245,8 +273,8 @@ def test_an_answer_that_is_no_number_is_told_what_is_expected(answer: object) ->
 
 @pytest.mark.parametrize("kind", [int, Fraction, np.int64, np.float32, np.float64])
 def test_any_kind_of_number_is_an_answer(kind: type) -> None:
-    assert "**right**" in verdicts(kind(498), None)[0]
-    assert "**right**" in gap_verdict(kind(40))
+    assert "**right**" in verdicts(kind(round(READ_MB)), None)[0]
+    assert "**right**" in gap_verdict(kind(40)).splitlines()[1]
     assert "**right**" in sum_verdicts({"tiny-gpt2": kind(2)})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from browser_lab import needs_browser
-from pages import Page, run_in
+from pages import MOST_BYTES, Page, run_in
 
 from labkit.notebooks import RunReport, read_parameters
 from labkit.widgets.browser import Lab, jupyterlab
@@ -44,7 +44,7 @@ def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
     page = Page(html)
     assert page.outside == []
     assert len(page.figures) == FIGURES
-    assert len(html) < 6_000_000
+    assert len(html) < MOST_BYTES
     assert "not on this machine" in html
     assert "profiling" in html or "profiled" in html
 
@@ -70,6 +70,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with jupyterlab(folder) as lab:
         lab.open("timelines.ipynb")
         lab.run_all()
+        assert lab.page.locator(".js-plotly-plot").count() == 0  # nothing runs before Run is pressed
+        lab.page.locator("button", has=lab.page.locator(".fa-play")).first.click()
         lab.page.wait_for_selector(READY)
         yield lab
         assert lab.errors == []
@@ -90,3 +92,24 @@ def test_in_jupyterlab_all_cells_run_and_a_click_tells_the_stage(lab: Lab) -> No
     assert page.locator(fact.format("stage")).inner_text() == "mlp"
     assert page.locator(fact.format("layer")).inner_text() == "3"
     assert "decode/step" in page.locator(".lkt-parents").inner_text()
+
+
+HEIGHTS = """() => [...document.querySelectorAll(".js-plotly-plot")].map((plot) =>
+  Math.round(plot.querySelector(".svg-container").getBoundingClientRect().height))"""
+WIDTH = "() => document.querySelector('.js-plotly-plot').getBoundingClientRect().width"
+
+
+@needs_browser
+@pytest.mark.sweep
+def test_figures_follow_the_windows_width_and_keep_their_height(lab: Lab) -> None:
+    page = lab.page
+    page.wait_for_function(f"({HEIGHTS})().length === {FIGURES - 1}")
+    heights, width = page.evaluate(HEIGHTS), page.evaluate(WIDTH)
+    assert min(heights) > 200
+    page.set_viewport_size({"width": 1280, "height": 700})
+    page.wait_for_timeout(500)
+    assert page.evaluate(HEIGHTS) == heights
+    page.set_viewport_size({"width": 1000, "height": 700})
+    page.wait_for_function(f"before => ({WIDTH})() < before - 200", arg=width)
+    page.wait_for_timeout(500)
+    assert page.evaluate(HEIGHTS) == heights

@@ -1,6 +1,7 @@
 """The workbench: the same calls live and in batch."""
 
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,11 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit import figures
 from labkit.notebooks.report import PLOTLY_MIME_TYPE
+from labkit.system.progress import OUTCOME_MIME_TYPE, Progress
 from labkit.widgets import Workbench, live
-from labkit.widgets.controls import Controls, Stopped
-from labkit.widgets.live import Slot, is_live
+from labkit.widgets.bench import NOT_YET
+from labkit.widgets.controls import STOPPED, Controls, Stopped
+from labkit.widgets.live import Execution, Slot, is_live
 
 TESTS = Path(__file__).parents[1]
 SETTINGS: dict[str, Any] = {
@@ -65,17 +68,32 @@ def test_in_batch_everything_is_static_and_done_in_its_cell() -> None:
     assert not any("widget" in kind for output in (*settings, *run, *view) for kind in output["data"])
 
 
-def test_live_there_are_controls_and_run_redraws_every_view() -> None:
-    settings, _, view, _ = execute(
+def test_live_nothing_runs_before_run_is_pressed_and_every_view_and_check_follows_the_run() -> None:
+    settings, run, view, check, of_model, pressed = execute(
         Client,
         "bench",
         "bench.run()",
         "bench.view(figures.per_token_figure)",
-        "controls = bench._controls\ncontrols._inputs['dtype'].value = 'bfloat16'\ncontrols._run.click()\n"
-        "import time\nwhile len(asked) < 2 or controls._run.disabled: time.sleep(0.01)",
+        "bench.check(lambda found, answer: f'{found.case.dtype}: {answer}', 42)",
+        "bench.of_model(lambda model, ranks: f'{model} on {ranks}', 2)",
+        "shown = [view.slot._content for view in bench._views]\nprint(len(asked), *shown[1:])\n"
+        "controls = bench._controls\ncontrols._inputs['dtype'].value = 'bfloat16'\n"
+        "controls._inputs['model'].value = 'tiny-llama'\ncontrols._run.click()\ncontrols._thread.join()",
     )
     assert "application/vnd.jupyter.widget-view+json" in settings[0]["data"]
+    assert pressed[0]["text"].startswith(f"0 {NOT_YET} {NOT_YET} tiny-gpt2 on 2")
+    assert run[1]["data"][OUTCOME_MIME_TYPE]["machine"].startswith("Test CPU")
     assert "bfloat16" in subtitle(view[0])
+    assert check[0]["data"]["text/markdown"] == "bfloat16: 42"
+    assert of_model[0]["data"]["text/markdown"] == "tiny-llama on 2"
+
+
+def test_outputs_of_a_cell_that_was_run_again_are_gone() -> None:
+    first, again, other = Execution("a", "1"), Execution("a", "2"), Execution("b", "3")
+    assert first.replaced_by(again)
+    assert not first.replaced_by(first)
+    assert not first.replaced_by(other)
+    assert not Execution("", "1").replaced_by(Execution("", "2"))  # a page that does not tell which cell it is
 
 
 def test_a_view_before_the_run_says_what_to_do() -> None:
@@ -118,6 +136,35 @@ def test_stop_ends_the_run_at_the_next_step(controls: Controls) -> None:
             follow(2, 4, "round 2")
     with controls.busy() as follow:
         follow(1, 4, "the next run")
+
+
+def test_stop_is_said_at_once_and_ends_a_run_that_tells_no_progress() -> None:
+    begun = threading.Event()
+
+    def measure(settings: dict[str, Any], follow: Progress) -> None:
+        follow(0, 1, "round 1")
+        begun.set()
+        while True:
+            time.sleep(0.01)
+
+    controls = Controls(SETTINGS, CHOICES, measure)
+    controls._run.click()
+    assert begun.wait(60)
+    controls._end.click()
+    assert controls._label.value in ("stopping…", STOPPED)
+    assert controls._end.disabled
+    assert controls._thread is not None
+    controls._thread.join(60)
+    assert controls._label.value == STOPPED
+    assert not controls._run.disabled
+
+
+def test_words_have_a_line_of_their_own_and_buttons_a_size_that_they_keep(controls: Controls) -> None:
+    controls.say("a long message " * 50)
+    buttons, label = controls._buttons.children
+    assert label.value.startswith("a long message")
+    for button in buttons.children[:2]:
+        assert (button.layout.width, button.layout.flex) == ("96px", "0 0 auto")
 
 
 def test_one_run_at_a_time(controls: Controls) -> None:
@@ -163,9 +210,8 @@ def test_what_went_wrong_is_shown_beside_the_bar() -> None:
 
     controls = Controls(SETTINGS, CHOICES, measure)
     controls._run.click()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.daemon and "_run_here" in thread.name:
-            thread.join(10)
+    assert controls._thread is not None
+    controls._thread.join(60)
     assert "unknown model &lt;x&gt;" in controls._label.value
 
 
