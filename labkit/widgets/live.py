@@ -15,7 +15,7 @@ from labkit.figures.dark import dark_rules
 from labkit.figures.theme import CONFIG
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
-FIGURE_CONFIG = CONFIG | {"responsive": True}  # JupyterLab itself tells a figure of a new width
+FIGURE_CONFIG = CONFIG | {"responsive": False}  # JupyterLab itself tells a figure of a new width
 DARK_PAGE = 'body[data-jp-theme-light="false"] .js-plotly-plot'
 
 

@@ -33,7 +33,7 @@ def test_a_page_needs_no_browser_and_loads_nothing(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "kaleido", None)
     page = Page(save(per_token_figure(comparison()), tmp_path / "speedup.html").read_text())
     assert page.outside == []
-    assert any("plotly.js v" in script for script in page.scripts)
+    assert "plotly.js v" in page.libraries[0]
 
 
 @pytest.mark.parametrize(
