@@ -1,4 +1,4 @@
-"""Frames for people and for programs: tables that fit a terminal, Markdown, CSV, JSON, Parquet.
+"""Frames for people and for programs: tables that fit a terminal, Markdown, JSON.
 
 The unit of a column is the end of its name, and people see it in the column's title: `total_ns` becomes "total ms" or
 "total µs". Programs get the columns as they are.
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from labkit.nsys.tables.kernel_names import cut
+
 NAMES = (  # columns of texts that may be cut
     *("name", "awaited", "next", "before", "path", "evidence", "shapes"),
     *("Name", "Range", "NVTX Range", "Kernel Name", "Operation"),
@@ -25,8 +27,6 @@ COMPARED = ("a_ns", "b_ns", "difference_ns")  # have one unit
 PER_EVENT = ("avg_ns", "median_ns", "p95_ns", "min_ns", "max_ns")  # have one unit
 NARROWEST = 16
 TimeUnit = tuple[str, float, int]  # its name, in nanoseconds, and how many digits are shown
-ELLIPSIS = "…"
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet computes
 TITLES = {
     "bytes": "moved",
     "gb_s": "GB/s",
@@ -54,14 +54,6 @@ TITLES = {
     "exposed_communication_share": "comm. alone",
     "exposed_copy_share": "copies alone",
 }
-
-
-def cut(text: str, width: int) -> str:
-    """The text in `width` characters: its middle is left out, because names differ at both ends."""
-    if len(text) <= width:
-        return text
-    tail = (width - 1) // 3
-    return f"{text[: width - 1 - tail]}{ELLIPSIS}{text[len(text) - tail :] if tail else ''}"
 
 
 def terminal_table(frame: pd.DataFrame, columns: Sequence[str], width: int, title: str = "") -> Table:
@@ -102,19 +94,6 @@ def _markdown_row(cells: Sequence[str]) -> str:
 def escaped(text: str) -> str:
     """The text in one line, without anything that Markdown would take for its own."""
     return re.sub(r"([\\|<>*_`\[\]])", r"\\\1", text).replace("\n", " ")
-
-
-def csv(frame: pd.DataFrame) -> str:
-    """The whole frame as CSV. A text that a spreadsheet would compute is quoted with an apostrophe."""
-    safe = frame.copy()
-    for name in safe.columns:
-        if not _is_numeric(safe[name]):
-            safe[name] = [_harmless(str(cell)) if pd.notna(cell) else "" for cell in safe[name]]
-    return safe.to_csv(index=False)
-
-
-def _harmless(cell: str) -> str:
-    return f"'{cell}" if cell.startswith(FORMULA) else cell
 
 
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

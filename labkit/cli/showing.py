@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 
 from labkit.cli.forms import Form, Shown
-from labkit.cli.frames import csv, escaped, fit, markdown, rows, terminal_table
+from labkit.cli.frames import escaped, fit, markdown, rows, terminal_table
 from labkit.nsys.tables.kernel_names import brief
+from labkit.system.csv_text import csv_text
 from labkit.system.whole_file import whole_file, write_whole
 
 out = Console(markup=False, highlight=False)
@@ -75,7 +76,8 @@ def _text(
         return json.dumps({**about, **{name: rows(frame) for name, frame in kept.items()}})
     if form is Form.CSV:
         several = len(kept) > 1
-        return "\n".join((f"{name}\n" if several else "") + csv(frame) for name, frame in kept.items()).rstrip("\n")
+        told = ((f"{name}\n" if several else "") + csv_text(frame) for name, frame in kept.items())
+        return "\n".join(told).rstrip("\n")
     titled = (
         f"### {shown.title}\n\n"
         + (

@@ -174,10 +174,11 @@ def compare(
     first, second = read(a), read(b)
     found = compare_traces(first, second, selection)
     tables = {"of ranges": found.ranges, "of kernels": found.kernels}
-    sources = (first.source, second.source)
+    sources = ((a.name, first.source), (b.name, second.source))
     about: dict[str, Any] = {"files": [str(a), str(b)], "a_ns": found.a_ns, "b_ns": found.b_ns}
     about["remarks"] = found.remarks
-    about |= {name: [line for source in sources for line in getattr(source, name)] for name in ("skipped", "unread")}
+    for kind in ("skipped", "unread"):
+        about[kind] = [f"{file}: {line}" for file, source in sources for line in getattr(source, kind)]
     if form is Form.TERMINAL:
         took = [f"{time / 1e6:,.3f} ms" for time in (found.a_ns, found.b_ns)]
         out.print(f"A {a.name}: {took[0]}\nB {b.name}: {took[1]}, {found.b_ns / max(found.a_ns, 1):.3f} of A")

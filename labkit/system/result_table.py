@@ -17,13 +17,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from labkit.system.csv_text import csv_text
 from labkit.system.whole_file import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"  # classes of what is no formula, whatever dollar signs are in it
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is a formula to a spreadsheet
 PLAIN_WIDTH = 100  # columns of the text that `str` gives
 
 
@@ -103,9 +103,7 @@ class Tabular(ABC):
 
         Text that a spreadsheet would take for a formula gets an apostrophe before it.
         """
-        frame = self.to_frame()
-        text = frame.map(lambda cell: f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell)
-        write_whole(Path(path), text.to_csv(index=False, lineterminator="\n"))
+        write_whole(Path(path), csv_text(self.to_frame()))
         return Path(path)
 
     def __rich__(self) -> RenderableType:

@@ -15,6 +15,7 @@ DOES = re.compile(r"\b(?!(?:gpu_kernel_impl|TensorIterator|Array|OffsetCalculato
                   r"(\w*(?:Functor\w*|_kernel\w*|cutlass\w+|gemm\w+|Ops)|\w+Kernel\w*)\b")  # fmt: skip
 
 WRAPS = re.compile(r"(?:[AB]?Unary|Binary)Functor\w*")  # around the one that does the work
+ELLIPSIS = "…"
 ENDS = re.compile(r"(?:_kernel)?(?:_(?:cuda|impl))*$")
 
 
@@ -44,3 +45,11 @@ def _without_parameters(text: str) -> str:
         if depth == 0:
             return text[:at].strip() or text
     return text
+
+
+def cut(text: str, width: int) -> str:
+    """The text in `width` characters: its middle is left out, because names differ at both ends."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 3
+    return f"{text[: width - 1 - tail]}{ELLIPSIS}{text[len(text) - tail :] if tail else ''}"

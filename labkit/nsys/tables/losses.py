@@ -16,7 +16,7 @@ from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.context import ranges_around
 from labkit.nsys.tables.gaps import SHORT_NS
 from labkit.nsys.tables.host_causes import ALLOCATED, CALLED, HOST, HOST_CAUSES, SYNCHRONISED
-from labkit.nsys.tables.kernel_names import brief
+from labkit.nsys.tables.kernel_names import brief, cut
 from labkit.nsys.tables.rank_waits import RankWaits
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.work_kinds import COPY, KINDS_OF_WORK, work_kinds
@@ -121,7 +121,7 @@ def _evidence(trace: Trace, mine: pd.DataFrame, time: pd.Series) -> tuple[str, i
     awaited = f" in {worst['awaited']}" if worst["awaited"] else ""
     count = int(held.sum())
     gaps_told = f"{count:,} gaps{mostly}; the longest" if count > 1 else f"one gap{mostly}"
-    text = f"{gaps_told}, {_took(int(worst['time_ns']))}{awaited}, ends with {brief(worst['next'])[:60]}"
+    text = f"{gaps_told}, {_took(int(worst['time_ns']))}{awaited}, ends with {cut(brief(worst['next']), 60)}"
     return text, int(worst["start_ns"]), int(worst["start_ns"] + worst["time_ns"])
 
 
@@ -135,7 +135,9 @@ def _of_copies(trace: Trace, place: dict) -> Iterator[Loss]:
     worst = rows.loc[times.idxmax()]
     kinds = times.groupby(rows["name"].astype("str")).sum().sort_values(ascending=False)
     within = kinds.index[0] in ("DtoD", "memset")
-    text = f"{len(rows):,} copies and memsets, mostly {kinds.index[0]}; the longest moves {_size(int(worst['bytes']))}"
+    text = f"{len(rows):,} copies and memsets, mostly {kinds.index[0]}"
+    if worst["bytes"]:
+        text += f"; the longest moves {_size(int(worst['bytes']))}"
     if str(worst["memory"]).startswith("Pageable") or str(worst["memory"]).endswith("Pageable"):
         text += " of pageable memory"
     bounds = (int(worst["start_ns"]), int(worst["end_ns"]))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from labkit.nsys.analysis.containment import NONE, on_one_line, tightest
 from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.analysis.projection import full_names
+from labkit.nsys.tables.kernel_names import cut
 from labkit.nsys.tables.places import rank_of
 from labkit.nsys.trace import Trace, TraceError
 from labkit.system.errors import UserError
@@ -128,7 +129,7 @@ def _matching(names: pd.Categorical, pattern: str, kept: Mask, what: str, of: st
     if not (found & kept).any():
         used, counts = np.unique(names.codes[kept], return_counts=True)
         there = [str(names.categories[code]) for code in used[np.argsort(-counts, kind="stable")] if code >= 0]
-        told = ", ".join(repr(each[:60]) for each in there[:MOST_TOLD])
+        told = ", ".join(repr(cut(each, 60)) for each in there[:MOST_TOLD])
         near = did_you_mean(pattern, there)
         raise TraceError(
             f"got the {what} {pattern!r}{near}, which none of the {len(there)} names of {of} matches; the most "

@@ -1,0 +1,25 @@
+"""Frames as CSV that a spreadsheet may open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a text that begins so is computed by a spreadsheet
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """The whole frame as CSV. A text that a spreadsheet would compute gets an apostrophe before it."""
+    safe = frame.copy()
+    for name in safe.columns:
+        if safe[name].dtype.kind not in "biufM":
+            safe[name] = [
+                f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell for cell in safe[name]
+            ]
+    return safe.to_csv(index=False, lineterminator="\n")
+
+
+def _quoted(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
