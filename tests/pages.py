@@ -34,8 +34,7 @@ class Page(HTMLParser):
         super().__init__()
         self.outside: list[str] = []
         self.scripts: list[str] = []
-        self.libraries: list[str] = []
-        self.figures: list[dict[str, Any]] = []
+        self.packed: list[str] = []
         self.policy, self.text = "", ""
         self._inside: tuple[str, str | None] | None = None
         self.feed(html)
@@ -60,11 +59,17 @@ class Page(HTMLParser):
         if tag == "style" and ("@import" in data or "url(" in data):
             self.outside.append("style")
         elif tag == "script" and kind == "text/plain":
-            figures, library = unpack(data)
-            self.figures += figures
-            self.libraries.append(library)
+            self.packed.append(data)
         elif tag == "script":
             self.scripts.append(data)
+
+    @property
+    def figures(self) -> list[dict[str, Any]]:
+        return [figure for packed in self.packed for figure in unpack(packed)[0]]
+
+    @property
+    def libraries(self) -> list[str]:
+        return [unpack(packed)[1] for packed in self.packed]
 
 
 def unpack(packed: str) -> tuple[list[dict[str, Any]], str]:

@@ -164,3 +164,4 @@ GPU_BATCH_4 = 1.1  # time of a step at batch 4 over that at batch 1, at most
 
 RANGES_MODEL, RANGES_COST = "gpt2", 0.01  # of a decode step, at most
 TIMELINE_OPEN_S, TIMELINE_FRAMES = 2.0, 30.0  # seconds at most; frames a second at least
+PAGE_MB = {100_000: 2.0, 1_000_000: 15.0}  # of a timeline's page, at most, by its events

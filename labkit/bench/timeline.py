@@ -1,4 +1,4 @@
-"""`make bench`, the part about timelines: one of a million events is opened and panned in JupyterLab.
+"""`make bench`, the part about timelines: one of a million events is opened and panned in JupyterLab and as a page.
 
 python -P -m labkit.bench.timeline [--events N]
 
@@ -13,18 +13,21 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import nbformat
 import typer
 
 from labkit.bench.bars import SECONDS, BarUnit, at_least, at_most
 from labkit.bench.page import err, out, print_checks
-from labkit.bench.targets import TIMELINE_FRAMES, TIMELINE_OPEN_S
+from labkit.bench.targets import PAGE_MB, TIMELINE_FRAMES, TIMELINE_OPEN_S
+from labkit.nsys.timeline.synthetic import trace_of
 from labkit.system.command import run_command
-from labkit.widgets.browser import Lab, jupyterlab, missing
+from labkit.widgets.browser import Lab, jupyterlab, missing, opened_page
+from labkit.widgets.timeline_page import write_timeline_page
 
 FRAMES = BarUnit("{:.0f} frames a second", "{:g}")
+MEGABYTES = BarUnit("{:.1f} MB", "{:g}")
 OPENINGS = 5
 PAN_S = 2.0
 ZOOMS = (0, 4, 8, 12, 15, 18, 21)  # presses of "+", from everything
@@ -46,7 +49,7 @@ SHOWN = """() => {{
   const view = {view};
   return [view.painter.shown.reduce((sum, {{ tile }}) => sum + tile.start.length, 0), view.room * view.perPixel];
 }}"""
-VIEW = "document.querySelectorAll('.labkit-timeline')[{at}].timeline"
+VIEW = "document.querySelectorAll('.labkit-timeline')[{at}]?.timeline"
 
 
 @dataclass(frozen=True)
@@ -65,21 +68,36 @@ def main(events: Annotated[int, typer.Option(min=1000, help="Events of the trace
         err.print(f"note: the timeline was not measured: {reason}", style="yellow", soft_wrap=True)
         return
     opened_s, pans = measure(events)
-    median, frames = statistics.median(opened_s), min(pan.frames_per_s for pan in pans)
+    in_notebook = _told(f"{events:,} events, from the call to the first whole picture", opened_s, pans)
+    opened_s, pans, sizes = measure_page(events)
+    as_page = _told(f"{events:,} events on a page, from its start to the first whole picture", opened_s, pans)
+    print_checks(
+        [
+            at_most("open in a notebook", in_notebook[0], TIMELINE_OPEN_S, SECONDS),
+            at_least("pan in a notebook", in_notebook[1], TIMELINE_FRAMES, FRAMES),
+            at_most("open a page", as_page[0], TIMELINE_OPEN_S, SECONDS),
+            at_least("pan a page", as_page[1], TIMELINE_FRAMES, FRAMES),
+            *(
+                at_most(f"page of {count:,} events", size / 1e6, PAGE_MB[count], MEGABYTES)
+                for count, size in sizes.items()
+                if count in PAGE_MB
+            ),
+        ]
+    )
+
+
+def _told(what: str, opened_s: list[float], pans: list[Pan]) -> tuple[float, float]:
+    """Prints what was measured; returns the median of the openings and the least frames a second."""
+    median = statistics.median(opened_s)
     each = ", ".join(f"{second:.2f}" for second in opened_s)
-    out.print(f"{events:,} events, from the call to the first whole picture: {median:.2f} s ({each})", soft_wrap=True)
+    out.print(f"{what}: {median:.2f} s ({each})", soft_wrap=True)
     for pan in pans:
         out.print(
             f"  panning {pan.span_ms:,.2f} ms, {pan.events:,} events singly: {pan.frames_per_s:.0f} frames a second, "
             f"at most {pan.longest_ms:.0f} ms between two",
             soft_wrap=True,
         )
-    print_checks(
-        [
-            at_most("open", median, TIMELINE_OPEN_S, SECONDS),
-            at_least("pan", frames, TIMELINE_FRAMES, FRAMES),
-        ]
-    )
+    return median, min(pan.frames_per_s for pan in pans)
 
 
 def measure(events: int, openings: int = OPENINGS) -> tuple[list[float], list[Pan]]:
@@ -91,7 +109,24 @@ def measure(events: int, openings: int = OPENINGS) -> tuple[list[float], list[Pa
             lab.open("timeline.ipynb")
             lab.run_next()
             opened_s = [_open(lab, at) for at in range(openings)]
-            return opened_s, [_pan(lab, openings - 1, zoom) for zoom in ZOOMS]
+            return opened_s, [_pan(lab.page, openings - 1, zoom) for zoom in ZOOMS]
+
+
+def measure_page(events: int, openings: int = OPENINGS) -> tuple[list[float], list[Pan], dict[int, int]]:
+    """The same of a page, and the bytes of pages of so many events and of a tenth of them."""
+    with tempfile.TemporaryDirectory(prefix="labkit-timeline-") as folder:
+        pages = {
+            count: write_timeline_page(trace_of(count), Path(folder) / f"{count}.html")
+            for count in (events // 10, events)
+        }
+        sizes = {count: path.stat().st_size for count, path in pages.items()}
+        with opened_page() as (page, _):
+            opened_s = []
+            for _ in range(openings):
+                page.goto(pages[events].as_uri())
+                page.wait_for_function(f"() => {VIEW.format(at=0)}?.readyAt")
+                opened_s.append(page.evaluate(f"{VIEW.format(at=0)}.readyAt - performance.timeOrigin") / 1e3)
+            return opened_s, [_pan(page, 0, zoom) for zoom in ZOOMS], sizes
 
 
 def _open(lab: Lab, at: int) -> float:
@@ -105,8 +140,8 @@ def _open(lab: Lab, at: int) -> float:
     return float(lab.page.evaluate(f"{VIEW.format(at=at)}.readyAt")) / 1e3 - called_s
 
 
-def _pan(lab: Lab, at: int, zoom: int) -> Pan:
-    page, view = lab.page, VIEW.format(at=at)
+def _pan(page: Any, at: int, zoom: int) -> Pan:
+    view = VIEW.format(at=at)
     canvas = page.locator(".labkit-timeline canvas").nth(at)
     canvas.focus()
     page.keyboard.press("0")

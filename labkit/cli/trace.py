@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from labkit.cli.measuring import output_option
+from labkit.cli.traces import Range, Rank, Window, window_of
 from labkit.nsys.capture.command import CaptureSource, RankReports
 from labkit.stages import Phase
 from labkit.system.errors import UserError
@@ -171,33 +172,43 @@ def explain(
 
 
 def timeline(
-    capture: Annotated[Path, typer.Argument(help="An nsys export (.sqlite) or a Chrome trace.")],
-    other: Annotated[Path | None, typer.Argument(help="A second one, to stand under the first.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of a page: show only the first decode steps.", min=1)] = None,
+    files: Annotated[list[Path], typer.Argument(help="Traces of nsys or torch.profiler, each under the one before.")],
+    window: Window = None,
+    range_: Range = None,
+    rank: Rank = None,
+    lane: Annotated[
+        str | None, typer.Option(help="A regular expression: only threads and streams whose name or kind matches it.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Open on the first decode steps.", min=1)] = None,
     *,
     output: Annotated[
         Path, output_option(".html: a page; .json or .json.gz: for Perfetto and chrome://tracing.", "timeline.html")
     ],
 ) -> None:
-    """Draw a capture, or two on one time axis, as a page that opens without a network; or convert one for Perfetto."""
-    from labkit.figures.saving import save
-    from labkit.figures.timeline import timeline as draw
+    """Draw traces on one time axis as a page to pan, zoom and search, or convert one for Perfetto."""
     from labkit.nsys.reader.reading import read
+    from labkit.nsys.tables.selection import Selection
     from labkit.nsys.timeline.export import write_chrome
 
-    converts = output.name.endswith((".json", ".json.gz"))
-    if converts and other is not None:
-        raise UserError(f"got two captures for {output.name}; a trace file holds one: leave the second out")
-    if converts and steps is not None:
-        raise UserError(f"got --steps {steps} for {output.name}; a trace file holds all steps: leave --steps out")
-    if not converts and output.suffix != ".html":
-        raise UserError(f"got --output {output}, expected a name that ends in .html, .json or .json.gz")
-    if converts:
-        write_chrome(read(capture), output)
-    else:
-        files = [capture] if other is None else [capture, other]
+    if output.name.endswith((".json", ".json.gz")):
+        narrowing = {"--window": window, "--range": range_, "--rank": rank, "--lane": lane, "--steps": steps}
+        given = [option for option, value in narrowing.items() if value]
+        if len(files) > 1:
+            raise UserError(
+                f"got {len(files)} traces for {output.name}, which holds one; name one, or join ranks with "
+                "labkit trace merge"
+            )
+        if given:
+            raise UserError(f"got {given[0]} for {output.name}, which holds all of a trace: leave it out")
+        write_chrome(read(files[0]), output)
+    elif output.suffix == ".html":
+        from labkit.widgets.timeline_page import write_timeline_page
+
+        selection = Selection(window_of(window), ranks=tuple(rank or ()), range=range_)
         traces = dict(zip(_names(*files), map(read, files), strict=True))
-        save(draw(traces, steps=steps), output)
+        write_timeline_page(traces, output, selection=selection, lane=lane, steps=steps)
+    else:
+        raise UserError(f"got --output {output}, expected a name that ends in .html, .json or .json.gz")
     out.print(str(output), soft_wrap=True)
 
 

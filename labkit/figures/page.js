@@ -1,26 +1,9 @@
 // Unpacks plotly.js and the figures of this page, and draws each at the width that its place has.
 const NARROW = 480; // pixels: narrower places show a drawing of this width made smaller
 const ON_PAPER = { width: 680, height: 760 }; // pixels of a sheet, whichever it is, beside a caption
-const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
-
-function bytesOf(text) {
-  const padding = (5 - (text.length % 5)) % 5;
-  const padded = text + DIGITS[84].repeat(padding);
-  const value = new Uint8Array(128);
-  for (let at = 0; at < 85; at++) value[DIGITS.charCodeAt(at)] = at;
-  const bytes = new Uint8Array((padded.length / 5) * 4);
-  const view = new DataView(bytes.buffer);
-  for (let at = 0, place = 0; at < padded.length; at += 5, place += 4) {
-    let number = 0;
-    for (let digit = 0; digit < 5; digit++) number = number * 85 + value[padded.charCodeAt(at + digit)];
-    view.setUint32(place, number);
-  }
-  return bytes.subarray(0, bytes.length - padding);
-}
 
 async function unpacked() {
-  const bytes = bytesOf(document.getElementById("packed").textContent);
-  const text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  const text = new TextDecoder().decode(await unpackedFrom("packed"));
   const end = text.indexOf("\n");
   const script = document.createElement("script");
   script.textContent = text.slice(end + 1);
@@ -68,8 +51,4 @@ function refuse(why) {
   }
 }
 
-if (typeof DecompressionStream === "undefined") {
-  refuse("This browser cannot unpack the figure; Chrome and Edge from 80, Firefox from 113 and Safari from 16.4 can.");
-} else {
-  unpacked().then(show, (error) => refuse(`The figure could not be drawn: ${error}`));
-}
+unpacked().then(show, (error) => refuse(`The figure could not be drawn: ${error}`));

@@ -10,7 +10,7 @@ import gzip
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,9 @@ class Figures:
         """What draws them all, for the end of the page; nothing on a page without figures."""
         if not self._figures:
             return ""
-        script = (HERE / "page.js").read_text(encoding="utf-8")
-        packed = f'<script type="text/plain" id="packed">{pack(self._figures)}</script>'
+        script = f"{unpack_script()}{(HERE / 'page.js').read_text(encoding='utf-8')}"
+        told = json.dumps(self._figures, separators=(",", ":"))
+        packed = packed_element(f"{told}\n{get_plotlyjs()}".encode())
         return f"{NO_SCRIPTS}\n{packed}\n<script>\n(() => {{\n{script}}})();\n</script>"
 
 
@@ -99,10 +100,15 @@ def figure_page(figure: go.Figure) -> str:
     return PAGE.format(policy=POLICY, title=title, style=stylesheet(), figure=place, drawn=figures.drawn())
 
 
-def pack(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Figures as a line of JSON, and plotly.js behind it: compressed, in digits of base 85 without any "<"."""
-    told = json.dumps(figures, separators=(",", ":"))
-    return base64.b85encode(gzip.compress(f"{told}\n{get_plotlyjs()}".encode(), 9, mtime=0)).decode().replace("<", ",")
+def unpack_script() -> str:
+    """What gives a page's scripts the content of its `packed_element`."""
+    return (HERE / "unpack.js").read_text(encoding="utf-8")
+
+
+def packed_element(content: bytes) -> str:
+    """An element for unpack.js: the content compressed, in digits of base 85 without any "<"."""
+    digits = base64.b85encode(gzip.compress(content, 9, mtime=0)).decode().replace("<", ",")
+    return f'<script type="text/plain" id="packed">{digits}</script>'
 
 
 def _without_title(layout: Mapping[str, Any], above: float) -> dict[str, Any]:

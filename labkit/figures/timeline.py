@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,21 +12,42 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.frames import number
 from labkit.figures.room import left_of, legend_below
-from labkit.figures.theme import GRID, SOFT, STAGE_COLORS, finish
+from labkit.figures.theme import GRID, PAPER, SOFT, STAGE_COLORS, finish
+from labkit.nsys.tables.families import (
+    COMMUNICATION,
+    CONVOLUTION,
+    COPY,
+    ELEMENTWISE,
+    INDEXING,
+    MATMUL,
+    NORMALISATION,
+    REDUCTION,
+    SOFTMAX,
+)
+from labkit.nsys.tables.kernel_names import cut
 from labkit.nsys.timeline.events import label, process_name
 from labkit.nsys.timeline.lanes import Lanes, Traces, build_lanes
 from labkit.nsys.timeline.rectangles import Rectangles, rectangles
 from labkit.nsys.timeline.shades import OTHER, SHADES, STEP
-from labkit.nsys.timeline.strips import API, GPU, OPS, RANGES, Strip
+from labkit.nsys.timeline.strips import API, GPU, OPS, OS, RANGES, Strip
 from labkit.nsys.timeline.view import view
 
-SHADE_COLORS = {**{stage.value: color for stage, color in STAGE_COLORS.items()}, STEP: "#dfe4ea", OTHER: "#b3bcc8"}
+FAMILY_COLORS = {
+    COMMUNICATION: "#b8433f", CONVOLUTION: "#2b8a96", MATMUL: "#2f6db5", NORMALISATION: "#8159a8", SOFTMAX: "#e3a0bd",
+    INDEXING: "#98cdb0", COPY: "#c9c19a", REDUCTION: "#caa01e", ELEMENTWISE: "#2f8f5b",
+}  # fmt: skip
+SHADE_COLORS = {
+    **{stage.value: color for stage, color in STAGE_COLORS.items()},
+    **{STEP: "#dfe4ea", OTHER: "#b3bcc8"},
+    **FAMILY_COLORS,
+}
+NAME_COLORS = ("#5b8fd0", "#e0935c", "#63b088", "#a98bc9", "#cfae4e", "#6fb3bd")  # of ranges, by their names
 MOST_BARS = 5_000  # beside plotly.js they make a page of less than 2 MB, and one that a browser still pans
 COLUMNS = (16_000, 8_000, 4_000, 2_000, 1_000, 500, 250, 100)  # how finely the time is cut, if the bars allow it
 LABELLED = 0.03  # share of the time from which a bar has its name on it
-TALL = {RANGES: 1.0, OPS: 0.8, API: 0.7, GPU: 1.2}  # of a lane
-NAMES = {OPS: "operators", API: "CUDA calls"}
-HOVER = 60  # characters of a name in a bar's hover
+APART = 0.004  # share of the time from which a bar has an edge, so that neighbours do not look like one
+TALL = {RANGES: 1.0, OPS: 0.8, API: 0.7, OS: 0.7, GPU: 1.2}  # of a lane
+HOVER, NAMED = 60, 30  # characters of a name in a bar's hover and in the legend
 UNIT, BETWEEN, HEADING = 22, 0.3, 1.1  # pixels; the rest in units
 
 
@@ -53,6 +75,7 @@ def timeline(
         bars = rectangles(lanes, begin, end, columns)
         if len(bars) <= MOST_BARS:
             break
+    colors, named = shade_colors(lanes), [_plain(shade, NAMED) for shade in lanes.shades]
     placed = [_placed(lanes, at, np.unique(bars.lane)) for at in range(len(lanes.traces))]
     heights = [each.height for each in placed]
     figure = make_subplots(len(placed), 1, shared_xaxes=True, row_heights=heights, vertical_spacing=0.1 / len(placed))
@@ -60,14 +83,14 @@ def timeline(
         for strip in each.strips:
             figure.add_trace(_bars(lanes, bars, strip, each, (begin, end)), row=row, col=1)
         _dress(figure, each, row)
-    labels = [NAMES.get(strip.kind, strip.label) for each in placed for strip in each.strips]
+    labels = [strip.title for each in placed for strip in each.strips]
     for shade in np.unique(bars.shade):
-        figure.add_trace(_legend_entry(SHADES[shade]))
+        figure.add_trace(_legend_entry(named[shade], colors[shade]))
     figure.update_xaxes(range=[begin / 1e6, end / 1e6], ticksuffix=" ms", title=None, nticks=7)
     figure.update_xaxes(title=f"time from the {lanes.aligned}", row=len(placed), col=1)
     title = f"Timeline: {' above '.join(lanes.names)}"
     finish(figure, title, _counted(lanes, bars, begin, end, columns), height=round(sum(heights) * UNIT) + 80, top=8)
-    legend_below(figure, [SHADES[shade] for shade in np.unique(bars.shade)], left_of(labels, 12), axis=60)
+    legend_below(figure, [named[shade] for shade in np.unique(bars.shade)], left_of(labels, 12), axis=60)
     figure.update_layout(legend={"itemclick": False, "itemdoubleclick": False})
     return figure.update_layout(barmode="overlay", bargap=0, uniformtext={"minsize": 10, "mode": "hide"})
 
@@ -102,6 +125,7 @@ def _bars(lanes: Lanes, bars: Rectangles, strip: Strip, placed: PlacedStrips, wi
     single = bars.event[mine]
     names = [label(lanes, int(lanes.name[event])) if event >= 0 else "" for event in single]
     wide = length >= (window[1] - window[0]) * LABELLED
+    apart = (window[1] - window[0]) * APART
     return go.Bar(
         name=strip.label,
         orientation="h",
@@ -111,13 +135,13 @@ def _bars(lanes: Lanes, bars: Rectangles, strip: Strip, placed: PlacedStrips, wi
         width=TALL[strip.kind] * 0.88,
         marker={
             "color": bars.shade[mine],
-            "colorscale": _colorscale(),
+            "colorscale": _colorscale(shade_colors(lanes)),
             "cmin": -0.5,
-            "cmax": len(SHADES) - 0.5,
+            "cmax": len(lanes.shades) - 0.5,
             "opacity": np.where(single >= 0, 1.0, 0.35 + 0.65 * bars.busy[mine]).astype(np.float32),
-            "line": {"width": 0},
+            "line": {"color": PAPER, "width": np.where(length >= apart, 1, 0)},
         },
-        text=[name.rsplit("/", 1)[-1] if shown else "" for name, shown in zip(names, wide, strict=True)],
+        text=[_plain(name.rsplit("/", 1)[-1], HOVER) if shown else "" for name, shown in zip(names, wide, strict=True)],
         textposition="inside",
         insidetextanchor="middle",
         textangle=0,
@@ -128,16 +152,27 @@ def _bars(lanes: Lanes, bars: Rectangles, strip: Strip, placed: PlacedStrips, wi
     )
 
 
-def _colorscale() -> list[tuple[float, str]]:
-    edges = [edge / len(SHADES) for edge in range(len(SHADES) + 1)]
-    return [(edge, SHADE_COLORS[shade]) for at, shade in enumerate(SHADES) for edge in edges[at : at + 2]]
+def shade_colors(lanes: Lanes) -> list[str]:
+    """The colour of each of `lanes.shades`."""
+    named = len(lanes.shades) - len(SHADES)
+    return [*(SHADE_COLORS[shade] for shade in SHADES), *NAME_COLORS[:named]]
+
+
+def _colorscale(colors: list[str]) -> list[tuple[float, str]]:
+    edges = [edge / len(colors) for edge in range(len(colors) + 1)]
+    return [(edge, color) for at, color in enumerate(colors) for edge in edges[at : at + 2]]
 
 
 def _hover(lanes: Lanes, bars: Rectangles, row: int, name: str) -> str:
-    shade, ms = SHADES[bars.shade[row]], (bars.end[row] - bars.start[row]) / 1e6
+    shade, ms = _plain(lanes.shades[bars.shade[row]], NAMED), (bars.end[row] - bars.start[row]) / 1e6
     if bars.event[row] >= 0:
-        return f"<b>{name[:HOVER]}</b><br>{shade}<br>{number(ms, 4)} ms"
+        return f"<b>{_plain(name, HOVER)}</b><br>{shade}<br>{number(ms, 4)} ms"
     return f"<b>{bars.events[row]:,} events</b><br>mostly {shade}<br>{bars.busy[row]:.0%} of {number(ms)} ms"
+
+
+def _plain(text: str, longest: int) -> str:
+    """The text as plotly shows it: without anything that it would take for markup."""
+    return html.escape(cut(text, longest), quote=False)
 
 
 def _dress(figure: go.Figure, placed: PlacedStrips, row: int) -> None:
@@ -146,7 +181,7 @@ def _dress(figure: go.Figure, placed: PlacedStrips, row: int) -> None:
     for strip in placed.strips:
         top = placed.middle[strip.first] - TALL[strip.kind] / 2
         bottom = placed.middle[strip.first + strip.lanes - 1] + TALL[strip.kind] / 2
-        ticks[(top + bottom) / 2] = NAMES.get(strip.kind, strip.label)
+        ticks[(top + bottom) / 2] = strip.title
         figure.add_hrect(y0=top, y1=bottom, fillcolor=GRID, opacity=0.4, line_width=0, layer="below", row=row, col=1)
     for y, text in placed.headings:
         figure.add_annotation(
@@ -158,8 +193,8 @@ def _dress(figure: go.Figure, placed: PlacedStrips, row: int) -> None:
     )  # fmt: skip
 
 
-def _legend_entry(shade: str) -> go.Scatter:
-    marker = {"color": SHADE_COLORS[shade], "symbol": "square", "size": 11}
+def _legend_entry(shade: str, color: str) -> go.Scatter:
+    marker = {"color": color, "symbol": "square", "size": 11}
     return go.Scatter(x=[None], y=[None], mode="markers", name=shade, marker=marker, hoverinfo="skip")
 
 

@@ -5,6 +5,7 @@ from labkit.widgets.live import is_live
 from labkit.widgets.parallel_bench import ParallelBench
 from labkit.widgets.precision_bench import PrecisionBench
 from labkit.widgets.timeline import Timeline, show_timeline
+from labkit.widgets.timeline_page import write_timeline_page
 from labkit.widgets.trace_bench import TraceBench
 from labkit.widgets.workbench import Workbench
 
@@ -17,4 +18,5 @@ __all__ = [
     "Workbench",
     "is_live",
     "show_timeline",
+    "write_timeline_page",
 ]

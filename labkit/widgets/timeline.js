@@ -148,7 +148,7 @@ class TimelineView extends View {
     } else if (found.columns) {
       lines = [
         "",
-        `mostly ${this.scene.shades[found.columns.shade].name}, busy ${Math.max(Math.round(found.columns.fill * 100), 1)} %`,
+        `short events, mostly ${this.scene.shades[found.columns.shade].name}, busy ${Math.max(Math.round(found.columns.fill * 100), 1)} %`,
       ];
     }
     this.canvas.classList.toggle("lkt-over", lines !== null);

@@ -13,18 +13,18 @@ import numpy as np
 import traitlets
 from IPython.display import display
 
-from labkit.figures.timeline import SHADE_COLORS, timeline
+from labkit.figures.timeline import shade_colors, timeline
 from labkit.nsys.timeline import events
 from labkit.nsys.timeline.lanes import Lanes, Traces, build_lanes, named_traces
-from labkit.nsys.timeline.shades import SHADES
-from labkit.nsys.timeline.strips import GPU
+from labkit.nsys.timeline.shades import has_labels
 from labkit.nsys.timeline.tiles import COLUMNS, Tiles
 from labkit.nsys.timeline.view import view
 from labkit.nsys.trace import Trace
 from labkit.widgets.live import Slot, is_live
 
 HERE = Path(__file__).parent
-PARTS = ("tiles", "scene", "frame", "canvas", "panel", "view")  # of the script, each of which only needs earlier ones
+PARTS = ("tiles", "scene", "frame", "canvas", "panel", "view")  # each of them needs earlier ones only
+WIDGET = (*(f"timeline_{part}.js" for part in PARTS), "timeline.js")
 BUFFERS = {  # of a tile, as timeline_tiles.js expects them
     "start": np.float64,
     "end": np.float64,
@@ -43,9 +43,8 @@ MARKS = 4000  # places of search results that are sent
 
 
 @cache
-def script() -> str:
-    """All modules of the script as one, because a widget can have only one."""
-    files = (*(f"timeline_{part}.js" for part in PARTS), "timeline.js")
+def script(files: tuple[str, ...] = WIDGET) -> str:
+    """Modules as one, because a widget can have only one."""
     sources = ((HERE / name).read_text(encoding="utf-8") for name in files)
     return "\n".join(re.sub(r"^import [^;]*;\n", "", source, flags=re.MULTILINE) for source in sources)
 
@@ -82,7 +81,7 @@ class Timeline(anywidget.AnyWidget):
         self._tiles = Tiles(self._lanes)
         self._found: tuple[str, np.ndarray, int] = ("", np.zeros(0, np.int64), 0)
         first = view(self._lanes, window, steps)
-        super().__init__(scene=_scene(self._lanes, self._tiles, first), tiles=self._first_tiles(*first))
+        super().__init__(scene=scene_of(self._lanes, self._tiles, first), tiles=self._first_tiles(*first))
         self.on_msg(self._answer)
 
     def _first_tiles(self, begin: int, end: int) -> list[dict[str, Any]]:
@@ -146,17 +145,17 @@ class Timeline(anywidget.AnyWidget):
         self.send(reply | content, [marks.tobytes()])
 
 
-def _scene(lanes: Lanes, tiles: Tiles, first: tuple[int, int]) -> dict[str, Any]:
+def scene_of(lanes: Lanes, tiles: Tiles, first: tuple[int, int]) -> dict[str, Any]:
     """What the browser needs before it can ask for anything."""
     begin, end = lanes.span
+    colors = shade_colors(lanes)
     strips = [
         {
             "trace": strip.trace,
             "process": events.process_name(lanes.traces[strip.trace], strip.process),
             "kind": strip.kind,
-            "label": strip.label
-            if strip.kind in ("ranges", GPU)
-            else {"ops": "operators", "api": "CUDA calls"}[strip.kind],
+            "label": strip.title,
+            "thread": strip.label,
             "first": strip.first,
             "lanes": strip.lanes,
         }
@@ -164,9 +163,10 @@ def _scene(lanes: Lanes, tiles: Tiles, first: tuple[int, int]) -> dict[str, Any]
     ]
     return {
         "title": f"Timeline of {' and '.join(lanes.names)}, {len(lanes):,} events in {lanes.count} lanes",
-        "names": list(lanes.names), "strips": strips, "events": len(lanes), "leftOut": lanes.left_out,
-        "shades": [{"name": shade, "color": SHADE_COLORS[shade]} for shade in SHADES],
-        "present": np.unique(lanes.shade).tolist(),
+        "names": list(lanes.names), "strips": strips, "lanes": lanes.count,
+        "events": len(lanes), "leftOut": lanes.left_out,
+        "shades": [{"name": name, "color": color} for name, color in zip(lanes.shades, colors, strict=True)],
+        "staged": any(has_labels(trace) for trace in lanes.traces), "present": np.unique(lanes.shade).tolist(),
         "origin": begin, "end": end, "exponent": tiles.exponent, "levels": tiles.levels, "columns": COLUMNS,
         "zero": f"0: {lanes.aligned}", "view": list(first), "all": list(view(lanes)),
     }  # fmt: skip

@@ -3,6 +3,7 @@
 import { FONT, Frame, HEAD, OVERVIEW } from "./timeline_frame.js";
 
 const FADED = 0.16; // opacity of what is not emphasised
+const DENSEST = 0.8; // opacity of columns full of short events, which are no bar
 
 export class Painter extends Frame {
   /** Draws `view` (begin, perPixel, top, selected, lane, emphasised); returns whether no tile was missing. */
@@ -76,7 +77,7 @@ export class Painter extends Frame {
     c.imageSmoothingEnabled = columnNs <= view.perPixel;
     tile.rows.forEach((lane, at) => {
       const row = places.get(lane);
-      if (row) c.drawImage(image, from, 3 * at + 1, to - from, 1, x, row.y + 1, wide, row.height - 3);
+      if (row) c.drawImage(image, from, 3 * at + 1, to - from, 1, x, row.y + 2, wide, row.height - 5);
     });
   }
 
@@ -95,7 +96,7 @@ export class Painter extends Frame {
       words[to] =
         words[to + columns] =
         words[to + 2 * columns] =
-          ((tile.columnFill[at] * strength[shade]) << 24) | colors[shade];
+          ((tile.columnFill[at] * DENSEST * strength[shade]) << 24) | colors[shade];
     }
     tile.image ??= new OffscreenCanvas(pixels.width, pixels.height);
     tile.image.getContext("2d").putImageData(pixels, 0, 0);
@@ -110,7 +111,7 @@ export class Painter extends Frame {
   paintEvents(tile, places, left, right, view, inks, labels) {
     const c = this.context;
     const { ratio } = this;
-    const gaps = []; // so that neighbours of one colour can be told apart
+    const gaps = []; // so that neighbours are never one bar
     let shade = -1;
     for (let at = 0; at < tile.start.length; at++) {
       const row = places.get(tile.lane[at]);
@@ -127,13 +128,13 @@ export class Painter extends Frame {
       const begin = Math.round(x0 * ratio) / ratio;
       const end = Math.round(x1 * ratio) / ratio;
       c.fillRect(begin, row.y + 1, Math.max(end - begin, 1 / ratio), row.height - 3);
-      if (ends <= right && x1 - x0 > 4) gaps.push([end, row]);
+      if (ends <= right && x1 - x0 > 1) gaps.push([end, Math.min(1, (x1 - x0) / 3), row]);
       if (x1 - x0 > 22 || tile.end[at] - tile.start[at] > 22 * view.perPixel)
         labels.set(tile.event[at], [tile, at, row]);
     }
     c.globalAlpha = 1;
     c.fillStyle = inks.paper;
-    for (const [end, row] of gaps) c.fillRect(end - 1, row.y + 1, 1, row.height - 3);
+    for (const [end, wide, row] of gaps) c.fillRect(end - wide, row.y + 1, wide, row.height - 3);
   }
 
   paintLabels(labels, inks) {

@@ -60,16 +60,16 @@ export class Panel {
         swatch.style.setProperty("--lkt-swatch", color);
         const chip = element(
           "button",
-          { type: "button", "aria-pressed": "false", onclick: () => actions.emphasise(shade) },
+          { type: "button", title: name, "aria-pressed": "false", onclick: () => actions.emphasise(shade) },
           swatch,
-          name,
+          element("span", {}, name),
         );
         return [shade, chip];
       }),
     );
     this.legend = element(
       "div",
-      { class: "lkt-legend", role: "group", "aria-label": "Stages; press one to emphasise it" },
+      { class: "lkt-legend", role: "group", "aria-label": "Colours; press one to emphasise it" },
       ...this.chips.values(),
     );
     this.details = element("div", {
@@ -135,12 +135,12 @@ export class Panel {
       return;
     }
     const { scene } = this;
-    const shade = scene.shades.find(({ name }) => name === chosen.stage);
-    const swatch = element("i", { class: "lkt-swatch", "data-shade": chosen.stage ?? "other" });
+    const shade = scene.shades.find(({ name }) => name === chosen.shade);
+    const swatch = element("i", { class: "lkt-swatch", "data-shade": chosen.shade });
     if (shade) swatch.style.setProperty("--lkt-swatch", shade.color);
     const where = scene.names.length > 1 ? [["trace", chosen.trace]] : [];
     const facts = [
-      ["stage", chosen.stage ?? "none"],
+      scene.staged ? ["stage", chosen.stage ?? "none"] : ["coloured as", chosen.shade === chosen.name ? null : chosen.shade],
       ["layer", chosen.layer],
       ["phase", chosen.phase],
       ["duration", duration(chosen.duration_ns)],

@@ -1,6 +1,6 @@
 // What the timeline shows apart from events: its rows, its colours, and how times are written.
 
-const HEIGHTS = { heading: 22, ranges: 18, ops: 15, api: 13, gpu: 22 };
+const HEIGHTS = { heading: 22, ranges: 18, ops: 15, api: 13, os: 13, gpu: 22 };
 const GAP = 3; // after the lanes of a thread or stream
 export const UNITS = [
   ["s", 1e9],

@@ -7,7 +7,7 @@ import { Panel, element } from "./timeline_panel.js";
 import { Inks } from "./timeline_scene.js";
 
 const NARROWEST = 0.02; // ns per pixel
-const TALLEST = 520; // pixels, to begin with
+const TALLEST = 520; // pixels, to begin with, where the scene says nothing else
 
 export class View {
   constructor(model, root) {
@@ -44,7 +44,7 @@ export class View {
     this.root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's keys would move cells while ours move the view
     this.root.dataset.state = "loading";
     this.painter = new Painter(this.canvas, scene, this.store);
-    this.stage.style.height = `${Math.min(TALLEST, this.painter.layout.height + HEAD)}px`;
+    this.stage.style.height = `${Math.min(scene.tallest ?? TALLEST, this.painter.layout.height + HEAD)}px`;
   }
 
   ask(message) {
@@ -53,7 +53,7 @@ export class View {
 
   receive(content, buffers) {
     if (content.kind === "tile") {
-      this.store.add(decodeTile(content, buffers));
+      this.store.add(content.tile ?? decodeTile(content, buffers));
       this.redraw();
     } else if (content.view !== this.token) {
       return;

@@ -51,8 +51,11 @@ def test_a_path_is_quoted_as_it_is(labkit: Labkit, recorded: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--steps", "2", "--output", "x.json.gz"), "got --steps 2 for x.json.gz; a trace file holds all steps"),
-        (("again.json", "--output", "x.json"), "got two captures for x.json; a trace file holds one"),
+        (
+            ("--steps", "2", "--output", "x.json.gz"),
+            "got --steps for x.json.gz, which holds all of a trace",
+        ),
+        (("again.json", "--output", "x.json"), "got 2 traces for x.json, which holds one; name one, or join ranks"),
         (("--output", "x.png"), "got --output x.png, expected a name that ends in .html"),
     ],
     ids=" ".join,

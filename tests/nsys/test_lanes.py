@@ -8,8 +8,10 @@ from random_traces import random_trace
 from traces import Recorder
 
 from labkit.nsys.analysis.attribution import attribute
+from labkit.nsys.tables.selection import Selection
 from labkit.nsys.timeline.events import beside, details, nearest, search, short_name
 from labkit.nsys.timeline.lanes import Lanes, build_lanes
+from labkit.nsys.timeline.narrowing import narrowed
 from labkit.nsys.timeline.shades import OTHER, SHADES, STEP
 from labkit.nsys.timeline.strips import FRAMES, MAX_LEVELS
 from labkit.nsys.timeline.synthetic import decode_trace, trace_of
@@ -90,6 +92,53 @@ def test_steps_and_strangers_have_colours_of_their_own() -> None:
         (20_000, "mine"): "mlp",
         (60_000, "mine"): OTHER,
     }
+
+
+def test_without_stages_kernels_and_operators_have_the_colours_of_what_they_do_and_ranges_of_their_names() -> None:
+    recorder = Recorder()
+    for number in range(8):
+        recorder.range(f"phase {number}", 1000 * number, 1000 * number + 100 * (number + 1), domain="mine")
+    recorder.operator("aten::linear", 10, 20)
+    recorder.kernel(11, 12, 15, name="ampere_sgemm_128x64_tn")
+    recorder.kernel(16, 17, 19, name="my_kernel")
+    lanes = build_lanes(recorder.trace())
+    found = {str(lanes.texts[name]): lanes.shades[shade] for name, shade in zip(lanes.name, lanes.shade, strict=True)}
+    longest = [f"phase {number}" for number in range(7, 1, -1)]
+    assert lanes.shades[len(SHADES) :] == tuple(longest)
+    assert found == {
+        **{f"phase {number}": f"phase {number}" if number > 1 else OTHER for number in range(8)},
+        **{"aten::linear": "matrix multiplication", "ampere_sgemm_128x64_tn": "matrix multiplication"},
+        **{"launch": OTHER, "my_kernel": OTHER},
+    }
+
+
+def test_calls_of_the_system_have_lanes_of_their_own() -> None:
+    recorder = Recorder()
+    recorder.kernel(10, 20, 30)
+    recorder.calls.append(
+        {"start_ns": 0, "end_ns": 50_000, "process": 0, "tid": 1, "kind": "os", "name": "poll", "correlation": 0}
+    )
+    lanes = build_lanes(recorder.trace())
+    assert [(strip.kind, strip.title) for strip in lanes.strips] == [
+        ("api", "thread (1): CUDA calls"),
+        ("os", "system calls"),
+        ("gpu", "GPU 0, stream 7"),
+    ]
+
+
+def test_a_part_of_a_timeline_has_what_was_asked_for_and_knows_what_is_left_out(trace: Trace) -> None:
+    lanes = build_lanes(trace)
+    window = (int(trace.ranges["start_ns"].min()), int(trace.ranges["end_ns"].max()) // 2 + 1)
+    part = narrowed(lanes, Selection(window_ns=window))
+    kept = (lanes.start + lanes.zeros_ns[0] < window[1]) & (
+        np.maximum(lanes.end, lanes.start + 1) + lanes.zeros_ns[0] > window[0]
+    )
+    assert np.array_equal(part.start, lanes.start[kept])
+    assert np.array_equal(part.row, lanes.row[kept])
+    assert sum(strip.lanes for strip in part.strips) == part.count == len(np.unique(part.lane))
+    for event in range(0, len(part), max(len(part) // 20, 1)):
+        said = details(part, event)
+        assert all(0 <= other["event"] < len(part) for other in (*said["parents"], *said["linked"]))
 
 
 def test_the_work_of_a_graph_has_the_stage_of_its_making() -> None:

@@ -12,9 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from traces import Recorder
 
+from labkit.nsys.tables.families import kernel_family, operator_family
 from labkit.nsys.tables.gaps import short_kernels
 from labkit.nsys.tables.operator_work import operator_work
-from labkit.nsys.tables.operators import NO_OPERATOR, categories, category, operators
+from labkit.nsys.tables.operators import NO_OPERATOR, categories, operators
 from labkit.nsys.tables.peaks import Peak, peak_of
 from labkit.nsys.trace import Trace, TraceError, typed
 
@@ -186,7 +187,28 @@ def test_short_kernels_are_ranked_by_the_idle_time_before_them() -> None:
     ],
 )  # fmt: skip
 def test_operators_have_the_category_of_what_they_do(name: str, kind: str) -> None:
-    assert category(name) == kind
+    assert operator_family(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x64_16x4_tn_align1>(T)", "matrix multiplication"),
+        ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", "matrix multiplication"),
+        ("Cijk_Ailk_Bljk_HHS_BH_MT128x128x16", "matrix multiplication"),
+        ("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>, false>(Params)", "attention"),
+        ("ncclDevKernel_AllReduce_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
+        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float>(int)", "normalisation"),
+        ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(T&)>(int)", "copy, fill"),
+        ("void at::native::elementwise_kernel<128, 2, at::native::CUDAFunctor_add<float>>(int)", "elementwise"),
+        ("void split_embedding_codegen_forward_unweighted_kernel<float>(T)", "embedding, indexing"),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, MeanOps>>(R)", "reduction"),
+        ("void cudnn::bn_bw_1C11_kernel_new<float>(float)", "normalisation"),
+        ("triton_poi_fused_add_0", "elementwise"), ("my_kernel", "other"),
+    ],
+)  # fmt: skip
+def test_kernels_have_the_family_of_what_they_do(name: str, kind: str) -> None:
+    assert kernel_family(name) == kind
 
 
 def test_devices_are_known_by_their_names() -> None:

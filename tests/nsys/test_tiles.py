@@ -43,7 +43,7 @@ def check_columns(lanes: Lanes, tile: TimelineTile, edges: np.ndarray) -> None:
         assert np.array_equal(tile.fill[row] > 0, touched.any(axis=0))
         expected = np.clip(busy.sum(axis=0) * 255 // width, FAINTEST, 255)
         assert np.array_equal(tile.fill[row][touched.any(axis=0)], expected[touched.any(axis=0)])
-        time = np.zeros((len(SHADES), COLUMNS))
+        time = np.zeros((len(lanes.shades), COLUMNS))
         np.add.at(time, lanes.shade[events], busy)
         chosen = time[tile.shade[row], np.arange(COLUMNS)]
         assert np.all(chosen >= time.max(axis=0) - len(events))  # those of no length count a nanosecond each

@@ -11,6 +11,7 @@ from labkit.nsys.analysis.containment import NONE, on_one_line, tightest
 from labkit.nsys.analysis.intervals import fresh_start_ns
 from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.arrays import Ints
+from labkit.nsys.tables.families import operator_family
 from labkit.nsys.tables.operator_work import operator_work, parsed
 from labkit.nsys.tables.peaks import Peak, peak_of
 from labkit.nsys.tables.selection import EVERYTHING, Selection
@@ -18,23 +19,6 @@ from labkit.nsys.trace import Trace, TraceError
 
 NO_OPERATOR = "(no operator)"
 TF32 = re.compile(r"tf32|s1688|tensorop_s", re.IGNORECASE)  # in names of kernels of cuBLAS, CUTLASS and cuDNN
-CATEGORIES = (  # the first pattern that is in the name counts
-    ("communication", r"c10d|nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|record_param_comms"),
-    ("attention", r"attention|attn|fmha|sdpa"),
-    ("convolution", r"conv"),
-    (
-        "matrix multiplication",
-        r"\b_?(?:scaled_|grouped_)?(?:mm|addmm|bmm|baddbmm|mv|addmv)\b|linear|matmul|gemm|einsum|Mm",
-    ),
-    ("normalisation", r"norm"),
-    ("softmax", r"softmax"),
-    ("embedding, indexing", r"embedding|index|gather|scatter|select|take|sort|topk|nonzero|unique"),
-    ("copy, fill", r"copy|clone|contiguous|::cat|stack|::to\b|fill|zero|ones|empty|arange|pad"),
-    ("reduction", r"sum|mean|max\b|min\b|arg|prod\b|any|all\b|var\b|std\b"),
-    ("elementwise", r"aten::\w+"),
-)
-
-
 ABOUT = ["category", "shapes", "dtype", "flops", "bytes", "element_bytes"]
 
 
@@ -139,20 +123,13 @@ def _about(name: str, inputs: str) -> dict[str, object]:
     tensors = [at for at in range(len(told.dims)) if told.is_tensor(at)] if told else []
     types = dict.fromkeys(told.types[at].removeprefix("c10::") for at in tensors) if told else {}
     return {
-        "category": category(name),
+        "category": "no operator" if name == NO_OPERATOR else operator_family(name),
         "shapes": ", ".join("x".join(map(str, told.dims[at])) for at in tensors) if told else "",
         "dtype": ", ".join(types),
         "flops": work.flops if work and work.flops else pd.NA,
         "bytes": work.bytes if work and work.bytes else pd.NA,
         "element_bytes": work.element_bytes if work else 0,
     }
-
-
-def category(name: str) -> str:
-    """What an operator of this name does, one of CATEGORIES, "other", or "no operator"."""
-    if name == NO_OPERATOR:
-        return "no operator"
-    return next((kind for kind, pattern in CATEGORIES if re.search(pattern, name)), "other")
 
 
 def _against_roofline(table: pd.DataFrame, peak: Peak | None) -> pd.DataFrame:

@@ -100,7 +100,8 @@ def details(lanes: Lanes, event: int) -> dict[str, Any]:
     other = "calls" if frame == "operations" else "operations"
     return {
         **summary(lanes, event),
-        "kind": _kind(trace, frame, row),
+        "kind": kind(trace, frame, row),
+        "shade": lanes.shades[lanes.shade[event]],
         "on_gpu": frame == "operations",
         "trace": lanes.names[at],
         "process": process_name(trace, strip.process),
@@ -108,7 +109,7 @@ def details(lanes: Lanes, event: int) -> dict[str, Any]:
         "phase": label_of and label_of.phase.value,
         "layer": label_of and label_of.layer,
         "stage": label_of and label_of.stage and label_of.stage.value,
-        "facts": _facts(trace, frame, row, graph),
+        "facts": facts(trace, frame, row, graph),
         "parents": _summaries(lanes, at, "ranges", parents),
         "linked": _summaries(lanes, at, other, linked[:MOST_LINKED]),
     }
@@ -123,21 +124,23 @@ def process_name(trace: Trace, process: int) -> str:
     return f"{rank}{found['name'] or 'process'} ({found['pid']})"
 
 
-def _kind(trace: Trace, frame: str, row: int) -> str:
+def kind(trace: Trace, frame: str, row: int) -> str:
+    """What a row of a frame is, in words."""
     if frame == "ranges":
         return "range"
     kind = str(getattr(trace, frame)["kind"].iloc[row])
     return {"api": "CUDA call", "op": "operator", "graph": "CUDA graph"}.get(kind, kind)
 
 
-def _facts(trace: Trace, frame: str, row: int, graph: bool) -> dict[str, str]:
+def facts(trace: Trace, frame: str, row: int, graph: bool) -> dict[str, str]:
+    """What else a trace tells about a row of a frame. graph: its stage is known by the making of a CUDA graph."""
     values = getattr(trace, frame).iloc[row]
     if frame == "ranges":
-        facts = {"domain": values["domain"], "style": values["style"], "end": "was open" if values["open"] else ""}
+        told = {"domain": values["domain"], "style": values["style"], "end": "was open" if values["open"] else ""}
     else:
-        facts = {label: f"{values[name]:{form}}" for name, (label, form) in FACTS.items() if values.get(name)}
-        facts["stage known by"] = "the making of its CUDA graph" if graph else ""
-    return {label: str(fact) for label, fact in facts.items() if fact}
+        told = {label: f"{values[name]:{form}}" for name, (label, form) in FACTS.items() if values.get(name)}
+        told["stage known by"] = "the making of its CUDA graph" if graph else ""
+    return {label: str(fact) for label, fact in told.items() if fact}
 
 
 def _summaries(lanes: Lanes, at: int, frame: str, rows: Ints | list[int]) -> list[dict[str, Any]]:

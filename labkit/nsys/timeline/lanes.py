@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from labkit.nsys.analysis.attribution import Attribution, attribute
 from labkit.nsys.analysis.nesting import stable_order
 from labkit.nsys.arrays import Ints
-from labkit.nsys.timeline.shades import Codes, first_decode_step
+from labkit.nsys.timeline.shades import CODE, OTHER, SHADES, Codes, first_decode_step, has_labels
 from labkit.nsys.timeline.strips import FRAMES, MAX_LEVELS, Strip, cut
 from labkit.nsys.trace import Trace, TraceError
 
 EVENTS = {
-    "start": np.int64, "end": np.int64, "lane": np.int32, "shade": np.uint8, "name": np.int32, "source": np.uint8,
+    "start": np.int64, "end": np.int64, "lane": np.int32, "shade": np.uint8, "name": np.int32, "source": np.uint16,
     "row": np.int32,
 }  # fmt: skip
+MOST_COLOURED = 6  # names of ranges
 Traces = Trace | Mapping[str, Trace] | Sequence[Trace]
 
 
@@ -41,11 +42,12 @@ class Lanes:
     start: Ints
     end: Ints
     lane: NDArray[np.int32]
-    shade: Codes  # row of SHADES
+    shade: Codes  # row of `shades`
     name: NDArray[np.int32]  # row of `texts`
     texts: NDArray[np.object_]
-    text_source: Codes  # of each text, as `source` below
-    source: Codes  # trace * len(FRAMES) + row of FRAMES
+    shades: tuple[str, ...]  # SHADES, and the ranges that are coloured by their names
+    text_source: NDArray[np.uint16]  # of each text, as `source` below
+    source: NDArray[np.uint16]  # trace * len(FRAMES) + row of FRAMES
     row: NDArray[np.int32]  # of that frame
     attributions: tuple[Attribution | None, ...]  # of traces with CUDA graphs; else the calls tell
     left_out: int
@@ -81,9 +83,13 @@ class Lanes:
             places[source][self.row[events]] = events
         return places
 
+    def events_of(self, trace: int, frame: str) -> Ints:
+        """The event that each row of a trace's frame became; -1 where it was left out."""
+        return self._places[trace * len(FRAMES) + FRAMES.index(frame)]
+
     def event_of(self, trace: int, frame: str, row: int) -> int:
-        """The event that a row of a trace's frame became; -1 where it was left out."""
-        return int(self._places[trace * len(FRAMES) + FRAMES.index(frame)][row])
+        """The event that one row became."""
+        return int(self.events_of(trace, frame)[row])
 
 
 def named_traces(traces: Traces) -> dict[str, Trace]:
@@ -115,23 +121,29 @@ def build_lanes(traces: Traces) -> Lanes:
     for at, (trace, step) in enumerate(zip(named.values(), steps, strict=True)):
         found, pieces = cut(at, trace, attributions[at], sum(strip.lanes for strip in strips))
         strips += found
-        zeros.append(step if step is not None and None not in steps else min(_starts(trace)))
+        if step is not None and None not in steps:
+            zeros.append(step)
+        else:  # a trace that stands alone keeps its clock, which is the one that `labkit trace` tells times on
+            zeros.append(0 if len(named) == 1 else min(_starts(trace)))
         for piece in pieces:
             source = at * len(FRAMES) + piece.frame
-            texts = sum(len(each) for each in columns["texts"])
+            before = sum(len(each) for each in columns["texts"])
             kept = piece.level < MAX_LEVELS
             of_piece = {
                 "start": piece.start - zeros[-1], "end": piece.end - zeros[-1], "lane": piece.lane,
-                "shade": piece.shade, "name": piece.names.codes.astype(np.int32) + texts,
+                "shade": piece.shade, "name": piece.names.codes.astype(np.int32) + before,
                 "source": np.full(len(kept), source), "row": np.arange(len(kept)),
             }  # fmt: skip
             for name, column in of_piece.items():
                 columns[name].append(column[kept])
             columns["texts"].append(piece.names.categories.to_numpy(dtype=object))
-            columns["text_source"].append(np.full(len(piece.names.categories), source, np.uint8))
+            columns["text_source"].append(np.full(len(piece.names.categories), source, np.uint16))
             columns["kept"].append(kept)
     order = stable_order(np.concatenate(columns["lane"]))
     events = {name: np.concatenate(columns[name])[order].astype(dtype, copy=False) for name, dtype in EVENTS.items()}
+    texts = np.concatenate(columns["texts"])
+    plain = [at for at, trace in enumerate(named.values()) if not has_labels(trace)]
+    events["shade"], coloured = _coloured_by_name(events, texts, plain)
     return Lanes(
         names=tuple(named),
         traces=tuple(named.values()),
@@ -139,7 +151,8 @@ def build_lanes(traces: Traces) -> Lanes:
         aligned="start of the capture" if None in steps else "first decode step",
         strips=tuple(strips),
         **events,
-        texts=np.concatenate(columns["texts"]),
+        texts=texts,
+        shades=(*SHADES, *coloured),
         text_source=np.concatenate(columns["text_source"]),
         attributions=tuple(attributions),
         left_out=int((~np.concatenate(columns["kept"])).sum()),
@@ -149,3 +162,22 @@ def build_lanes(traces: Traces) -> Lanes:
 def _starts(trace: Trace) -> list[int]:
     frames = (getattr(trace, name) for name in FRAMES)
     return [int(frame["start_ns"].min()) for frame in frames if len(frame)]
+
+
+def _coloured_by_name(
+    events: Mapping[str, NDArray], texts: NDArray[np.object_], traces: Sequence[int]
+) -> tuple[Codes, list[str]]:
+    """The shades of the events, and the names of ranges that have a shade of their own: of those in `traces` that
+    belong to no family the names that take most time.
+    """
+    trace, frame = np.divmod(events["source"], len(FRAMES))
+    ranges = (frame == FRAMES.index("ranges")) & np.isin(trace, traces) & (events["shade"] == CODE[OTHER])
+    rows = np.flatnonzero(ranges)
+    names, of_row = np.unique(texts[events["name"][rows]].astype(str), return_inverse=True)
+    time = np.bincount(of_row, weights=(events["end"] - events["start"])[rows], minlength=len(names))
+    most = np.argsort(-time, kind="stable")[:MOST_COLOURED]
+    code = np.full(len(names), CODE[OTHER])
+    code[most] = len(SHADES) + np.arange(len(most))
+    shade = events["shade"].copy()
+    shade[rows] = code[of_row]
+    return shade, [str(names[each]) for each in most]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from labkit.nsys.arrays import Ints
 from labkit.nsys.timeline.lanes import Lanes
-from labkit.nsys.timeline.shades import SHADES, Codes
+from labkit.nsys.timeline.shades import Codes
 
 CLASSES = 4  # of busyness: neighbouring columns of one class are merged
 
@@ -82,8 +82,9 @@ def _merged(lanes: Lanes, events: Ints, begin: int, column_ns: float) -> Rectang
 
 def _most(cell: Ints, shade: Codes, lengths: Ints) -> Codes:
     """For each cell the shade that takes most of its time."""
-    both, of_event = np.unique(cell * len(SHADES) + shade, return_inverse=True)
+    most = 1 << 8  # shades that a Codes tells apart
+    both, of_event = np.unique(cell * most + shade, return_inverse=True)
     time = np.bincount(of_event, weights=lengths + 1)
-    order = np.lexsort((time, both // len(SHADES)))
-    last = np.append(np.diff(both[order] // len(SHADES)) != 0, True)
-    return (both[order][last] % len(SHADES)).astype(np.uint8)
+    order = np.lexsort((time, both // most))
+    last = np.append(np.diff(both[order] // most) != 0, True)
+    return (both[order][last] % most).astype(np.uint8)

@@ -1,20 +1,27 @@
-"""What the events of a trace are coloured by: the stage that each belongs to."""
+"""What the events of a trace are coloured by: the stage that each belongs to, or what its name says that it does."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from labkit.nsys.analysis.attribution import Attribution
 from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.analysis.nesting import innermost
 from labkit.nsys.arrays import Ints
+from labkit.nsys.tables.families import COPY, FAMILIES, kernel_family, operator_family
 from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, Label, Phase, Stage, parse
 
 STEP, OTHER = "step", "other"
-SHADES: tuple[str, ...] = (*(stage.value for stage in Stage), STEP, OTHER)  # steps and phases share a colour
+OF_STAGES: tuple[str, ...] = (*(stage.value for stage in Stage), STEP, OTHER)  # steps and phases share a colour
+SHADES = (*OF_STAGES, *(family for family in FAMILIES if family not in OF_STAGES))  # "attention" is either
 CODE = {shade: np.uint8(code) for code, shade in enumerate(SHADES)}
+OPERATOR = re.compile(r"^\w+::\w|^nccl")  # a range of a profiler of PyTorch that is named like what ran in it
 Codes = NDArray[np.uint8]
 
 
@@ -24,6 +31,11 @@ def labels(trace: Trace) -> tuple[list[Label | None], NDArray[np.int64]]:
     ours = domains.categories.get_indexer([DOMAIN])[0]
     code = np.where(domains.codes.to_numpy() == ours, names.codes.to_numpy(), -1) if ours >= 0 else -1
     return [parse(name) for name in names.categories], np.broadcast_to(code, len(trace.ranges)).astype(np.int64)
+
+
+def has_labels(trace: Trace) -> bool:
+    """Whether any range of the trace is labkit's."""
+    return bool((labels(trace)[1] >= 0).any())
 
 
 def first_decode_step(trace: Trace) -> int | None:
@@ -45,8 +57,11 @@ def shades(trace: Trace, threads: tuple[Ints, Ints], attribution: Attribution | 
 
     A range of labkit has its label's. What else runs on a CPU thread takes that of the innermost stage around it, an
     operation of a GPU that of its call, or of what `attribution` says. `threads`: numbers those of ranges and calls.
+    In a trace without labkit's ranges the names of operators and kernels tell their families.
     """
     known, code = labels(trace)
+    if (code < 0).all():
+        return _families(trace)
     own = np.array([_shade(label) for label in known] + [CODE[OTHER]], np.uint8)[code]
     stages = np.flatnonzero(own < len(Stage))
     starts, ends = (trace.ranges[name].to_numpy() for name in ("start_ns", "end_ns"))
@@ -68,3 +83,21 @@ def _shade(label: Label | None) -> np.uint8:
     if label is None:
         return CODE[OTHER]
     return CODE[STEP if label.stage is None else label.stage.value]
+
+
+def _families(trace: Trace) -> tuple[Codes, Codes, Codes]:
+    operators = trace.calls["kind"].eq("op").to_numpy()
+    kinds = trace.operations["kind"]
+    moves, computes = kinds.isin(["memcpy", "memset"]).to_numpy(), kinds.eq("kernel").to_numpy()
+    of_kernels = np.where(computes, _by_name(trace.operations, kernel_family), CODE[OTHER])
+    return (
+        _by_name(trace.ranges, lambda name: operator_family(name) if OPERATOR.search(name) else OTHER),
+        np.where(operators, _by_name(trace.calls, operator_family), CODE[OTHER]),
+        np.where(moves, CODE[COPY], of_kernels),
+    )
+
+
+def _by_name(frame: pd.DataFrame, family: Callable[[str], str]) -> Codes:
+    names = frame["name"].cat
+    of_category = [CODE[family(str(name))] for name in names.categories]
+    return np.array([*of_category, CODE[OTHER]], np.uint8)[names.codes]

@@ -16,8 +16,10 @@ from labkit.nsys.timeline.shades import Codes, shades
 from labkit.nsys.trace import Trace
 
 FRAMES = ("ranges", "calls", "operations")
-RANGES, OPS, API, GPU = "ranges", "ops", "api", "gpu"  # kinds of strips
-OF_A_THREAD = (RANGES, OPS, API)
+RANGES, OPS, API, OS, GPU = "ranges", "ops", "api", "os", "gpu"  # kinds of strips
+OF_A_THREAD = (RANGES, OPS, API, OS)
+OF_CALLS = {"op": OPS, "api": API, "os": OS}  # by the kind of the call
+TITLES = {OPS: "operators", API: "CUDA calls", OS: "system calls"}
 MAX_LEVELS = 32  # of one strip; what nests deeper is left out, and counted
 
 
@@ -28,7 +30,8 @@ class Strip:
     trace: int
     process: int
     kind: str
-    label: str  # "MainThread (4000)", "GPU 0, stream 7"
+    label: str  # of its thread or stream: "MainThread (4000)", "GPU 0, stream 7"
+    title: str  # beside its lanes: the label, or for calls below a thread's other strips their kind
     first: int  # lane
     lanes: int
 
@@ -51,10 +54,11 @@ def cut(at: int, trace: Trace, attribution: Attribution | None, first: int) -> t
     threads, of_range, of_call = _threads(trace)
     streams, of_operation = _streams(trace)
     kinds = len(OF_A_THREAD)
-    operators = (trace.calls["kind"] == "op").to_numpy()
+    called = trace.calls["kind"].cat
+    kind_of_call = np.array([OF_A_THREAD.index(OF_CALLS.get(kind, API)) for kind in called.categories], np.int64)
     of_events = (
         kinds * of_range + OF_A_THREAD.index(RANGES),
-        kinds * of_call + np.where(operators, OF_A_THREAD.index(OPS), OF_A_THREAD.index(API)),
+        kinds * of_call + kind_of_call[called.codes],
         kinds * len(threads) + of_operation,
     )
     frames = [getattr(trace, name) for name in FRAMES]
@@ -72,11 +76,13 @@ def cut(at: int, trace: Trace, attribution: Attribution | None, first: int) -> t
 
     labels = [*np.repeat(threads["label"], kinds), *streams["label"]]
     of_kind = [*OF_A_THREAD * len(threads), *[GPU] * len(streams)]
-    strips = [
-        Strip(at, int(process[each]), of_kind[each], labels[each], int(begins[each]), int(lanes[each]))
-        for each in shown
-        if lanes[each]
-    ]
+    strips: list[Strip] = []
+    for each in shown[lanes[shown] > 0]:
+        kind, label = of_kind[each], labels[each]
+        thread = (int(process[each]), label)
+        known = bool(strips) and (strips[-1].process, strips[-1].label) == thread
+        title = label if kind not in TITLES else TITLES[kind] if known else f"{label}: {TITLES[kind]}"
+        strips.append(Strip(at, thread[0], kind, label, title, int(begins[each]), int(lanes[each])))
     colours = shades(trace, (of_range, of_call), attribution)
     return strips, [
         StripEvents(

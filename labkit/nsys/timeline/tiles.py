@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from labkit.nsys.analysis.nesting import stable_order
 from labkit.nsys.arrays import Ints
 from labkit.nsys.timeline.lanes import Lanes
-from labkit.nsys.timeline.shades import SHADES, Codes
+from labkit.nsys.timeline.shades import Codes
 from labkit.system.errors import UserError
 
 COLUMNS = 512
@@ -59,11 +59,11 @@ class Tiles:
     def _sum_by_shade(self) -> None:
         """Running sums over the events of each lane and shade ("row"), in which nothing overlaps either."""
         lanes = self.lanes
-        row = lanes.lane.astype(np.int64) * len(SHADES) + lanes.shade
+        row = lanes.lane.astype(np.int64) * len(lanes.shades) + lanes.shade
         order = stable_order(row)
         first = np.flatnonzero(np.diff(row[order], prepend=-1))
         self._row_first = first
-        self._row_lane, self._row_shade = np.divmod(row[order][first], len(SHADES))
+        self._row_lane, self._row_shade = np.divmod(row[order][first], len(lanes.shades))
         number = np.repeat(np.arange(len(first)), np.diff(first, append=len(row)))
         self._row_keys = number * self._size + (lanes.start[order] - self.origin)
         self._row_ends = lanes.end[order] - self.origin

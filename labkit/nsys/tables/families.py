@@ -1,0 +1,69 @@
+"""What operators of PyTorch and kernels of the known libraries do, told by their names."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from labkit.nsys.tables.kernel_names import brief
+
+ATTENTION, CONVOLUTION, MATMUL = "attention", "convolution", "matrix multiplication"
+COMMUNICATION, NORMALISATION, SOFTMAX = "communication", "normalisation", "softmax"
+INDEXING, COPY, REDUCTION = "embedding, indexing", "copy, fill", "reduction"
+ELEMENTWISE, OTHER = "elementwise", "other"
+FAMILIES = (
+    *(COMMUNICATION, ATTENTION, CONVOLUTION, MATMUL, NORMALISATION),
+    *(SOFTMAX, INDEXING, COPY, REDUCTION, ELEMENTWISE),
+)
+OPERATORS = (  # the first pattern that is in the name counts
+    (COMMUNICATION, r"c10d|nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|record_param_comms"),
+    (ATTENTION, r"attention|attn|fmha|sdpa"),
+    (CONVOLUTION, r"conv"),
+    (MATMUL, r"\b_?(?:scaled_|grouped_)?(?:mm|addmm|bmm|baddbmm|mv|addmv)\b|linear|matmul|gemm|einsum|Mm"),
+    (NORMALISATION, r"norm"),
+    (SOFTMAX, r"softmax"),
+    (INDEXING, r"embedding|index|gather|scatter|select|take|sort|topk|nonzero|unique"),
+    (COPY, r"copy|clone|contiguous|::cat|stack|::to\b|fill|zero|ones|empty|arange|pad"),
+    (REDUCTION, r"sum|mean|max\b|min\b|arg|prod\b|any|all\b|var\b|std\b"),
+    (ELEMENTWISE, r"aten::\w+"),
+)
+# Of cuBLAS, cuDNN, CUTLASS, rocBLAS, MIOpen, NCCL, FlashAttention, Triton, PyTorch, vLLM and TensorRT-LLM.
+KERNELS = tuple(
+    (family, re.compile(pattern, re.IGNORECASE))
+    for family, pattern in (
+        (
+            COMMUNICATION,
+            r"nccl|rccl|nvshmem|cross_device_reduce|multimem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
+        ),
+        (ATTENTION, r"flash_?(?:fwd|bwd|attn|infer|mla)|fmha|attention|attn|paged_?kv|decode_split|efficient_att"),
+        (INDEXING, r"embedding"),
+        (CONVOLUTION, r"scudnn|conv(?!ert)|wgrad|dgrad|winograd|im2col|col2im|fprop|nchwtonhwc|nhwctonchw"),
+        (
+            MATMUL,
+            r"gemm|gemv|gevv|nvjet|cijk|xmma|cutlass|cublas|splitk|\bs\d{4,5}|[_-]mm_|matmul|bmm_|dot_kernel|marlin|"
+            r"group(?:ed)?_?mm|fused_moe_kernel|_wvsplit",
+        ),
+        (NORMALISATION, r"norm|\bbn_[fb]w|gammabeta"),
+        (SOFTMAX, r"softmax"),
+        (INDEXING, r"index|indices|gather|scatter|sort|topk|radix|scan|unique|select|histogram|reshape_and_cache"),
+        (COPY, r"copy|memcpy|memset|fill|transpose|catarray|pad_?|permute"),
+        (REDUCTION, r"reduce|reduction|triton_red|triton_per|argmax|argmin|cumsum"),
+        (
+            ELEMENTWISE,
+            r"elementwise|triton_poi|vectorized|act_and_mul|silu|gelu|relu|rotary|dropout|distribution|multi_tensor|"
+            r"functor|_add_|_mul_|cast|quant|tensorop|subtensorop",
+        ),
+    )
+)
+
+
+@lru_cache(maxsize=100_000)
+def operator_family(name: str) -> str:
+    """What an operator of PyTorch, or a range that is named like one, does: one of FAMILIES or OTHER."""
+    return next((family for family, pattern in OPERATORS if re.search(pattern, name)), OTHER)
+
+
+@lru_cache(maxsize=100_000)
+def kernel_family(name: str) -> str:
+    """What a kernel does: one of FAMILIES, or OTHER where its name tells nothing."""
+    return next((family for family, pattern in KERNELS if pattern.search(brief(name))), OTHER)

@@ -1,0 +1,152 @@
+"""A timeline's page in a real browser says what Python says, and loads nothing; what is in it without a browser."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser_lab import needs_browser
+from pages import MOST_BYTES, Page
+from random_traces import random_trace
+from traces import Recorder
+
+from labkit.nsys.tables.selection import Selection
+from labkit.nsys.timeline.events import beside, details, nearest, search
+from labkit.nsys.timeline.lanes import Lanes, Traces, build_lanes
+from labkit.nsys.timeline.synthetic import decode_trace, trace_of
+from labkit.nsys.timeline.tiles import Tiles
+from labkit.nsys.trace import Trace, TraceError
+from labkit.widgets.browser import opened_page
+from labkit.widgets.timeline_page import timeline_page, write_timeline_page
+
+VIEW = "document.querySelector('.labkit-timeline').timeline"
+DRAWN = f"() => document.querySelector('.labkit-timeline') && {VIEW}.readyAt"
+TILE = f"""([level, index]) => new Promise((resolve) => {{
+  const {{ model }} = {VIEW}, receive = model.receive;
+  model.receive = ({{ tile }}) => {{
+    model.receive = receive;
+    const list = (name) => [...tile[name]];
+    resolve(["event", "start", "end", "lane", "shade", "rows", "columnShade", "columnFill"].map(list));
+  }};
+  model.answer({{ kind: "tiles", tiles: [[level, index]] }});
+}})"""
+HOSTILE = '</script><script>document.title = "broken"</script><b>mine'
+
+
+def with_hostile_names() -> Trace:
+    recorder = Recorder()
+    recorder.range(HOSTILE, 0, 100, domain="<i>")
+    recorder.kernel(10, 20, 30, name=HOSTILE)
+    return recorder.trace()
+
+
+TRACES: dict[str, Traces] = {
+    "random": random_trace(2),
+    "decode": {"vanilla": decode_trace(steps=3, layers=2, kernels_per_stage=3), "fused": decode_trace(steps=3)},
+    "hostile": with_hostile_names(),
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with opened_page(width=1000, height=700) as (page, errors):
+        yield page
+        assert errors == []
+
+
+def opened(browser: Any, folder: Path, name: str) -> Lanes:
+    browser.goto(write_timeline_page(TRACES[name], folder / "timeline.html").as_uri())
+    browser.wait_for_function(DRAWN)
+    return build_lanes(TRACES[name])
+
+
+@needs_browser
+@pytest.mark.parametrize("name", TRACES)
+def test_tiles_and_details_are_those_of_python(browser: Any, tmp_path: Path, name: str) -> None:
+    lanes = opened(browser, tmp_path, name)
+    tiles = Tiles(lanes)
+    for level in (0, 1, tiles.exponent // 2):
+        for index in range(0, 1 << level, max((1 << level) // 5, 1)):
+            tile = tiles.tile(level, index)
+            wide = tile.events
+            expected: list[np.ndarray] = [
+                wide, lanes.start[wide], lanes.end[wide], lanes.lane[wide], lanes.shade[wide], tile.lanes,
+                tile.shade[tile.fill > 0], tile.fill,
+            ]  # fmt: skip
+            *found, shade, fill = browser.evaluate(TILE, [level, index])
+            shade = np.array(shade)[np.array(fill) > 0]  # an empty column has any
+            for ours, theirs in zip(expected, (*found, shade, fill), strict=True):
+                assert np.array_equal(ours.ravel(), theirs)
+    for event in range(0, len(lanes), max(len(lanes) // 40, 1)):
+        told = browser.evaluate(f"(event) => {VIEW}.model.events.details(event)", event)
+        said = details(lanes, event)
+        said["facts"].pop("correlation", None)
+        assert told == json.loads(json.dumps(said))
+
+
+@needs_browser
+def test_places_neighbours_and_names_are_found(browser: Any, tmp_path: Path) -> None:
+    lanes = opened(browser, tmp_path, "decode")
+    begin, end = lanes.span
+    for lane in range(lanes.count):
+        for time in np.linspace(begin, end, 7).astype(int).tolist():
+            asked = f"([lane, time]) => {VIEW}.model.events.nearest(lane, time)"
+            assert browser.evaluate(asked, [lane, time]) == nearest(lanes, lane, time)
+    for event, by in ((0, 1), (5, -2), (len(lanes) - 1, 1)):
+        asked = f"([event, by]) => {VIEW}.model.events.beside(event, by)"
+        assert browser.evaluate(asked, [event, by]) == beside(lanes, event, by)
+    asked = f"(text) => {VIEW}.model.events.search(text)"
+    assert browser.evaluate(asked, "GEMV") == search(lanes, "gemv").tolist()
+    browser.locator(".lkt-bar input").fill("gemv")
+    browser.wait_for_function("() => /^[0-9]+ of [0-9]+$/.test(document.querySelector('.lkt-count').innerText)")
+    assert "gemv" in browser.locator(".lkt-details code").inner_text()
+
+
+@needs_browser
+def test_names_are_text_whatever_is_in_them(browser: Any, tmp_path: Path) -> None:
+    lanes = opened(browser, tmp_path, "hostile")
+    browser.evaluate(f"() => {VIEW}.model.send({{ kind: 'details', event: 0, view: {VIEW}.token }})")
+    browser.wait_for_selector(".lkt-details code")
+    assert browser.locator(".lkt-details code").inner_text() == HOSTILE
+    assert browser.title() == "Timeline: made.sqlite"
+    assert HOSTILE in lanes.shades
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [400, 1400])
+def test_a_page_fits_its_window_in_the_light_in_the_dark_and_on_paper(browser: Any, tmp_path: Path, width: int) -> None:
+    opened(browser, tmp_path, "decode")
+    browser.set_viewport_size({"width": width, "height": 700})
+    papers = []
+    for theme in ("light", "dark"):
+        browser.emulate_media(color_scheme=theme)
+        browser.wait_for_timeout(100)
+        assert not browser.evaluate("() => document.documentElement.scrollWidth > innerWidth")
+        papers.append(browser.evaluate(f"() => {VIEW}.inks.paper"))
+    browser.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    papers.append(browser.evaluate(f"() => {VIEW}.inks.paper"))
+    assert papers[0] == papers[2] != papers[1]
+    browser.emulate_media(color_scheme="light")
+
+
+def test_a_page_loads_nothing_and_is_small() -> None:
+    html = timeline_page(trace_of(100_000))
+    assert len(html) < MOST_BYTES
+    page = Page(html)
+    assert page.outside == []
+    assert "default-src 'none'" in page.policy
+
+
+def test_a_page_holds_the_part_that_was_asked_for() -> None:
+    trace = decode_trace(steps=4, layers=2)
+    end = int(trace.ranges["end_ns"].max())
+    some = timeline_page(trace, selection=Selection(window_ns=(0, end // 2)), lane="gpu")
+    assert len(some) < len(timeline_page(trace))
+    with pytest.raises(
+        TraceError, match=r"got the lane 'nowhere', which none of the \d+ threads and streams matches: .*GPU"
+    ):
+        timeline_page(trace, lane="nowhere")
+    with pytest.raises(TraceError, match="got the window"):
+        timeline_page(trace, selection=Selection(window_ns=(end + 1, end + 2)))
