@@ -148,7 +148,7 @@ def _categories(column: object, rows: int) -> pd.Categorical:
     return column if isinstance(column, pd.Categorical) else pd.Categorical(column)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trace:
     """The frames of SCHEMA, each sorted by `start_ns` where it has one. Frames that a file lacks are empty."""
 

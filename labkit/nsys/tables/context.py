@@ -19,7 +19,7 @@ def ranges_around(trace: Trace, operations: Ints, among: NDArray[np.bool_] | Non
     Without the numbers that PyTorch adds to names. `among`: which rows of `trace.ranges` count.
     """
     ranges = trace.ranges if among is None else trace.ranges[among]
-    names = np.append(np.asarray(without_numbers(full_names(ranges)).astype(str), object), "")
+    names = without_numbers(full_names(ranges))
     if not len(operations):
         return np.zeros(0, object)
     call = first_calls(trace)[operations]
@@ -27,4 +27,5 @@ def ranges_around(trace: Trace, operations: Ints, among: NDArray[np.bool_] | Non
     found = np.full(len(operations), NONE)
     calls = trace.calls[["start_ns", "end_ns", "process", "tid"]].iloc[call[held]]
     found[held] = tightest(*on_one_line([ranges, calls]))
-    return names[found]
+    texts = np.array([*map(str, names.categories), ""], object)
+    return texts[np.append(names.codes, NONE)[found]]
