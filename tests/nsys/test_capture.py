@@ -282,6 +282,7 @@ def test_every_rank_has_a_capture(source: str, tmp_path: Path) -> None:
     assert trace.ranges.groupby("process").size().tolist() == [len(expected(*Phase))] * 2
 
 
+@pytest.mark.sweep
 @needs_nsys
 def test_one_report_of_all_ranks_tells_them_apart(tmp_path: Path) -> None:
     program = script(tmp_path, "generate()")[-1]
@@ -291,6 +292,7 @@ def test_one_report_of_all_ranks_tells_them_apart(tmp_path: Path) -> None:
     assert sorted(trace.processes["rank"].iloc[announced]) == [0, 1]
 
 
+@pytest.mark.sweep
 @needs_nsys
 def test_nvtx_that_drops_ranges_does_not_drop_ours(tmp_path: Path) -> None:
     """nvtx 0.2.17 hands out a dummy under nsys 2022 and 2023; ours arrive, others are missed aloud."""

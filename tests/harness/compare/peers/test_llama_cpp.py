@@ -213,6 +213,7 @@ def test_its_float32_tokens_are_those_of_the_other_sides(model: str) -> None:
     assert all(comparison.tokens_equal for comparison in found)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 def test_a_model_that_it_does_not_know_is_refused_in_one_line() -> None:
     with (
