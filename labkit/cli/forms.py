@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 class Shown:
     """What people see of a table: its columns, its title, and in which columns names of kernels are shortened. Or,
     instead of the columns, one sentence for each row, which the function `sentence` of the module `sentences` says.
+    `of_ranks`: it says what a rank did, so its rank is shown even where it is the only one.
     """
 
     columns: tuple[str, ...]
     title: str
     kernels: tuple[str, ...] = ()
     sentences: str = ""
+    of_ranks: bool = False
 
     def lines(self, frame: pd.DataFrame) -> list[str]:
         say = import_module(self.sentences).sentence

@@ -22,6 +22,7 @@ err = Console(stderr=True, markup=False, highlight=False)
 
 TOP = 20
 MOST_UNREAD = 8
+MOST_SKIPPED = 12
 
 
 def show(
@@ -97,10 +98,11 @@ def _brief(frame: pd.DataFrame, shown: Shown) -> pd.DataFrame:
 
 def _present(shown: Shown, frame: pd.DataFrame) -> list[str]:
     """The columns that say something: those of one rank, or without any value, are left out."""
+    places = () if shown.of_ranks else ("rank", "device")
     return [
         name
         for name in shown.columns
-        if frame[name].notna().any() and not (name in ("rank", "device") and frame[name].nunique() == 1)
+        if frame[name].notna().any() and not (name in places and frame[name].nunique() == 1)
     ]
 
 
@@ -122,8 +124,11 @@ def _say_cut(shown: int, there: int) -> None:
 def _say(about: Mapping[str, Any]) -> None:
     for remark in about.get("remarks", ()):
         err.print(f"note: {remark}", style="yellow", soft_wrap=True)
-    for line in about["skipped"]:
+    skipped = about["skipped"]
+    for line in skipped[:MOST_SKIPPED]:
         err.print(f"skipped: {line}", style="dim", soft_wrap=True)
+    if len(skipped) > MOST_SKIPPED:
+        err.print(f"skipped: {len(skipped) - MOST_SKIPPED} more; --json lists all", style="dim")
     if unread := about["unread"]:
         more = f" and {len(unread) - MOST_UNREAD} more kinds" if len(unread) > MOST_UNREAD else ""
         err.print(f"not read: {', '.join(unread[:MOST_UNREAD])}{more}", style="dim", soft_wrap=True)

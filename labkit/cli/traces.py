@@ -67,7 +67,7 @@ SHOWN = {
     "short": Shown(("name", "count", "median_ns", "total_ns", "idle_ns", "share"), "Short kernels", ("name",)),
     "of ranges": Shown(DIFFERENCE, "The difference by ranges"),
     "of kernels": Shown(DIFFERENCE, "The difference by kernels"),
-    "stragglers": Shown(("rank", "range", "times", "late_ns", "median_ns"), "Who came late, and where"),
+    "stragglers": Shown(("rank", "range", "times", "late_ns", "median_ns"), "Who came late, and where", of_ranks=True),
     "ranks": Shown(("rank", "collectives", "last", "wait_ns", "exchange_ns", "offset_ns", "residual_ns"), "Ranks"),
     "collectives": Shown(
         ("start_ns", "kind", "bytes", "skew_ns", "transfer_ns", "bus_gb_s", "last", "range"), "Collectives"
