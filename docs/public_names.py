@@ -1,0 +1,61 @@
+"""The reference of a package, from its docstrings: whatever `__all__` lists, in the order of the alphabet."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+FIELD = re.compile(r"^    (\w+): [^#\n]+  # (.+)$", flags=re.MULTILINE)
+
+
+PACKAGES = {f"labkit.{page.stem}" for page in (Path(__file__).parent / "reference").glob("[a-z]*.md")} - {
+    "labkit.labkit"
+}
+
+
+class PublicNames(SphinxDirective):
+    """`public-names` with the name of a package: what it says of itself, and an entry for each of its names."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        package = import_module(self.arguments[0])
+        lines = inspect.cleandoc(package.__doc__ or "").splitlines()
+        for name in sorted(public(package), key=str.lower):
+            lines += ["", *entry(package, name, getattr(package, name))]
+        return self.parse_text_to_nodes("\n".join(["```{eval-rst}", *lines, "```"]))
+
+
+def public(package: ModuleType) -> list[str]:
+    """The names that a package lists, or else what a module defines without an underscore."""
+    own = [name for name, thing in vars(package).items() if getattr(thing, "__module__", "") == package.__name__]
+    return list(getattr(package, "__all__", [name for name in own if not name.startswith("_")]))
+
+
+def entry(package: ModuleType, name: str, thing: object) -> list[str]:
+    """The directive of autodoc for one name."""
+    if inspect.ismodule(thing):
+        return [f".. automodule:: {thing.__name__}"]
+    if inspect.isclass(thing):
+        kind = "exception" if issubclass(thing, BaseException) else "class"
+        listed_below = any(
+            thing.__module__.startswith(f"{other}.") and name in dir(import_module(other))
+            for other in PACKAGES - {package.__name__}
+        )
+        return [f".. auto{kind}:: {package.__name__}::{name}", *["   :no-index:"][: int(listed_below)]]
+    if callable(thing):
+        return [f".. autofunction:: {package.__name__}::{name}"]
+    return [f".. py:data:: {name}", f"   :module: {package.__name__}", f"   :value: {thing!r}"]
+
+
+def fields_with_their_comments(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Adds to a class what the comments beside its fields say."""
+    if what == "class":
+        lines += ["", *(f"* `{field}`: {comment}" for field, comment in FIELD.findall(inspect.getsource(thing)))]

@@ -1,0 +1,49 @@
+"""The site of `make docs`: it builds without a warning, and opens from the disk without asking anything outside."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from browser_lab import needs_browser
+from pages import LOADING
+
+from labkit.widgets.browser import opened_page
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = re.compile(rf"""\b(?:{"|".join(LOADING)})=["']?(?:https?:)?//|url\(["']?(?:https?:)?//|@import""")
+SIDEWAYS = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+pytestmark = pytest.mark.sweep
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as `make docs` does, with warnings as errors; the notebooks, which take minutes, are not run for it."""
+    folder = tmp_path_factory.mktemp("docs")
+    options = ["-q", "-W", "--keep-going", "-c", "docs", "-d", str(folder / "doctrees")]
+    command = [sys.executable, "-P", "-m", "sphinx", *options, ".", str(folder / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+def test_nothing_is_outside(site: Path) -> None:
+    files = [file for kind in ("html", "css") for file in site.rglob(f"*.{kind}")]
+    assert len(files) > 20
+    assert {str(file) for file in files if OUTSIDE.search(file.read_text())} == set()
+
+
+@needs_browser
+def test_it_opens_from_the_disk_and_its_search_finds(site: Path) -> None:
+    with opened_page(width=400) as (page, errors):
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        for name in ("README.html", "docs/measuring.html", "docs/notebooks.html", "docs/reference/nsys.html"):
+            page.goto((site / name).as_uri())
+            assert page.evaluate(SIDEWAYS) <= 0, name
+        page.goto((site / "search.html").as_uri() + "?q=projection_summary")
+        page.wait_for_selector("ul.search li a[href*='nsys.html']")
+        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+        assert errors == []

@@ -1,0 +1,90 @@
+"""Takes the pictures of docs/pictures/ again, after `make docs`: .venv/bin/python -P tools/pictures.py
+
+It needs playwright, which the tests need too, and Chromium. A figure of each notebook is taken from the page that
+`make docs` made of it. Two notebooks and the timeline are live in JupyterLab, where Run is pressed.
+"""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from labkit.widgets.browser import Lab, jupyterlab, opened_page
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs" / "pictures"
+PAGES = ROOT / "build" / "pages" / "notebooks"
+FIGURES = {  # which of a page is shown
+    "01_vanilla_vs_fused": 0,
+    "02_kernel_by_kernel": 6,
+    "03_timelines": 2,
+    "04_tensor_parallel": 0,
+    "05_precision": 0,
+}
+LIVE = {"01_vanilla_vs_fused": "What is measured", "02_kernel_by_kernel": "One after another"}  # from which heading on
+WIDTH, HEIGHT = 1200, 900
+MEASURED_S = 600
+MOST_BYTES = 150_000
+TIMELINE = """from labkit.nsys import read
+from labkit.widgets import show_timeline
+captures = {name: f"profiles/captures/gpt2-{name}.sqlite" for name in ("hf-eager", "fused")}
+show_timeline({name: read(file) for name, file in captures.items()}, steps=2)"""
+
+
+def main() -> None:
+    if missing := [name for name in FIGURES if not (PAGES / f"{name}.html").exists()]:
+        sys.exit(f"got no page of {', '.join(missing)} in {PAGES}; make docs writes them")
+    PICTURES.mkdir(exist_ok=True)
+    with opened_page(width=1000, height=HEIGHT) as (page, _):
+        for name, number in FIGURES.items():
+            page.goto((PAGES / f"{name}.html").as_uri())
+            page.wait_for_selector(".js-plotly-plot .main-svg")
+            keep(page.locator(".js-plotly-plot").nth(number), f"{name}.png")
+    with tempfile.TemporaryDirectory(prefix="labkit-pictures-") as name:
+        folder = Path(name)
+        (folder / "profiles").symlink_to(ROOT / "profiles")
+        cells = [nbformat.v4.new_code_cell(TIMELINE)]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "timeline.ipynb")
+        for notebook in LIVE:
+            shutil.copy(ROOT / "notebooks" / f"{notebook}.ipynb", folder)
+        with jupyterlab(folder, width=WIDTH, height=HEIGHT) as lab:
+            open_and_run(lab, "timeline")
+            lab.page.wait_for_selector('.labkit-timeline[data-state="ready"]')
+            keep(lab.page.locator(".labkit-timeline"), "timeline.png")
+            for notebook, heading in LIVE.items():
+                open_and_run(lab, notebook)
+                press_run(lab.page)
+                show_heading(lab.page, heading)
+                keep(lab.page.locator(".jp-NotebookPanel:visible"), f"{notebook}_live.png")
+
+
+def open_and_run(lab: Lab, notebook: str) -> None:
+    lab.open(f"{notebook}.ipynb")
+    lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+    lab.run_all()
+
+
+def press_run(page: Any) -> None:
+    """Presses Run and waits until it can be pressed again."""
+    page.locator('button[title="Run"]:visible').first.click()
+    page.wait_for_selector('button[title="Stop"]:enabled')
+    page.wait_for_selector('button[title="Run"]:enabled', timeout=MEASURED_S * 1000)
+    page.wait_for_timeout(3000)  # the figures are drawn
+
+
+def show_heading(page: Any, heading: str) -> None:
+    page.locator("h2", has_text=heading).first.evaluate("(title) => title.scrollIntoView()")
+    page.wait_for_timeout(500)
+
+
+def keep(shown: Any, name: str) -> None:
+    shown.screenshot(path=PICTURES / name)
+    if (size := (PICTURES / name).stat().st_size) > MOST_BYTES:
+        sys.exit(f"got {name} with {size:,} bytes, expected at most {MOST_BYTES:,}; show less in it")
+
+
+if __name__ == "__main__":
+    main()
