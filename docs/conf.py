@@ -52,6 +52,9 @@ NAVIGATION = {
     "README": {
         "First": ["docs/install", "docs/notebooks"],
         "How to": [
+            "docs/profile-my-script",
+            "docs/compare-my-model",
+            "docs/traces",
             "docs/timelines",
             "docs/several-machines",
             "docs/gpu",
@@ -59,8 +62,8 @@ NAVIGATION = {
             "docs/checkpoints",
             "docs/models",
         ],
-        "Numbers": ["docs/measuring", "profiles/README"],
-        "Reference": ["docs/reference/README", "docs/CONTRIBUTING"],
+        "Numbers": ["docs/measuring", "docs/when-numbers-look-wrong", "profiles/README"],
+        "Reference": ["docs/reference/README", "docs/changelog", "docs/CONTRIBUTING"],
     },
     "profiles/README": {"Results": ["cpu-*"]},
     "docs/reference/README": {"Packages": ["labkit", "[!l]*"]},

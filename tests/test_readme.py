@@ -36,6 +36,7 @@ INLINE = [
     if "NAME" not in code and "NN_" not in code  # which stand for what a reader adds
 ]
 NOTEBOOK = re.compile(r'(?:labkit run|papermill) (\S+\.ipynb)(?: \S+\.ipynb)?((?: -p \S+ (?:"[^"]+"|\S+))*)')
+APP: Any = typer.main.get_command(cli.app)
 ROOMS = ("docs", "kernels", "labkit", "notebooks", "profiles", "tests")
 
 
@@ -51,10 +52,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def check_options(line: str) -> None:
     """Fails unless `labkit` has the command of this line, with its options; those of a program after -- are its own."""
-    _, command, *words = line.partition(" -- ")[0].split()
-    commands: dict[str, Any] = vars(typer.main.get_command(cli.app))["commands"]
-    known = {name for option in commands[command].params for name in (*option.opts, *option.secondary_opts)}
-    assert {word for word in words if word.startswith("--")} <= known, line
+    command = APP
+    _, *words = line.partition(" -- ")[0].split()
+    while found := getattr(command, "commands", {}).get(next(iter(words), "")):
+        command, words = found, words[1:]
+    assert not getattr(command, "commands", {}) or not words or words[0].startswith("-"), line
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    assert {word for word in words if word.startswith("-")} <= known, line
 
 
 def test_there_is_something_to_run() -> None:
