@@ -40,7 +40,7 @@ test-all: $(READY) ## the same, and the sweeps over every combination of models,
 
 docs: $(READY) $(EXECUTED) ## the documentation as a site in build/docs/, which needs no network
 	@rm -rf build/docs.part
-	@$(BIN)/sphinx-build -q -W --keep-going -c docs -d build/doctrees . build/docs.part
+	@$(BIN)/sphinx-build -q -E -W --keep-going -c docs -d build/doctrees . build/docs.part
 	@rm -rf build/docs && mv build/docs.part build/docs
 	@echo "docs: build/docs/index.html"
 

@@ -12,6 +12,7 @@ import labkit
 
 sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file with another folder as the first
 
+from commands import Commands
 from public_names import PublicNames, fields_with_their_comments
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +31,8 @@ suppress_warnings = ["myst.header"]  # the pages of results begin their tables a
 myst_heading_anchors = 4
 
 default_role = "code"
-autodoc_default_options = {"members": True}
+smartquotes = False  # they would make one dash of the two before an option
+autodoc_default_options = {"members": True, "exclude-members": "model_config"}  # pydantic's
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -41,6 +43,8 @@ napoleon_numpy_docstring = False
 
 html_theme = "furo"
 html_title = f"labkit {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_extra_path = [str(path) for path in [ROOT / "build" / "pages"] if path.exists()]  # the executed notebooks
 html_additional_pages = {"index": "index.html"}
 templates_path = ["_templates"]
@@ -66,7 +70,7 @@ NAVIGATION = {
         "Reference": ["docs/reference/README", "docs/changelog", "docs/CONTRIBUTING"],
     },
     "profiles/README": {"Results": ["cpu-*"]},
-    "docs/reference/README": {"Packages": ["labkit", "[!l]*"]},
+    "docs/reference/README": {"Reference": ["command-line", "labkit", "[!l]*"]},
 }
 
 
@@ -85,6 +89,7 @@ def lead_to_executed_notebooks(app: Sphinx, page: nodes.document) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_directive("commands", Commands)
     app.add_directive("public-names", PublicNames)
     app.connect("source-read", add_navigation)
     app.connect("doctree-read", lead_to_executed_notebooks)

@@ -15,9 +15,8 @@ from sphinx.util.docutils import SphinxDirective
 FIELD = re.compile(r"^    (\w+): [^#\n]+  # (.+)$", flags=re.MULTILINE)
 
 
-PACKAGES = {f"labkit.{page.stem}" for page in (Path(__file__).parent / "reference").glob("[a-z]*.md")} - {
-    "labkit.labkit"
-}
+PAGES = (Path(__file__).parent / "reference").glob("[a-z]*.md")
+PACKAGES = ["labkit", *sorted(f"labkit.{page.stem}" for page in PAGES if page.stem not in ("command-line", "labkit"))]
 
 
 class PublicNames(SphinxDirective):
@@ -40,19 +39,18 @@ def public(package: ModuleType) -> list[str]:
 
 
 def entry(package: ModuleType, name: str, thing: object) -> list[str]:
-    """The directive of autodoc for one name."""
+    """The directive of autodoc for one name, or where it is described already."""
+    home, place = package.__name__, f"{package.__name__}::{name}"
+    for other in PACKAGES[: PACKAGES.index(home)]:
+        if getattr(import_module(other), name, None) is thing:
+            return [f":py:obj:`{home}.{name} <{other}.{name}>` is the same as `{other}.{name}`."]
     if inspect.ismodule(thing):
         return [f".. automodule:: {thing.__name__}"]
     if inspect.isclass(thing):
-        kind = "exception" if issubclass(thing, BaseException) else "class"
-        listed_below = any(
-            thing.__module__.startswith(f"{other}.") and name in dir(import_module(other))
-            for other in PACKAGES - {package.__name__}
-        )
-        return [f".. auto{kind}:: {package.__name__}::{name}", *["   :no-index:"][: int(listed_below)]]
+        return [f".. autoexception:: {place}" if issubclass(thing, BaseException) else f".. autoclass:: {place}"]
     if callable(thing):
-        return [f".. autofunction:: {package.__name__}::{name}"]
-    return [f".. py:data:: {name}", f"   :module: {package.__name__}", f"   :value: {thing!r}"]
+        return [f".. autofunction:: {place}"]
+    return [f".. py:data:: {name}", f"   :module: {home}", f"   :value: {thing!r}"]
 
 
 def fields_with_their_comments(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
