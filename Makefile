@@ -44,7 +44,7 @@ docs: $(READY) $(EXECUTED) ## the documentation as a site in build/docs/, which 
 	@rm -rf build/docs && mv build/docs.part build/docs
 	@echo "docs: build/docs/index.html"
 
-build/pages/notebooks/%.html: notebooks/%.ipynb $(SOURCES) | $(READY)
+build/pages/notebooks/%.html: notebooks/%.ipynb $(SOURCES) constraints.txt | $(READY)
 	@echo "docs: running notebooks/$*.ipynb for its page, which takes a minute or more"
 	@$(BIN)/labkit run $< --output $(@D) $(FOR_$*)
 

@@ -40,8 +40,16 @@ def test_it_opens_from_the_disk_and_its_search_finds(site: Path) -> None:
     with opened_page(width=400) as (page, errors):
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
-        for name in ("README.html", "docs/measuring.html", "docs/notebooks.html", "docs/reference/nsys.html"):
-            page.goto((site / name).as_uri())
+        page.goto((site / "index.html").as_uri())
+        page.wait_for_url("**/README.html")
+        for name in (
+            "README",
+            "docs/measuring",
+            "docs/notebooks",
+            "docs/reference/command-line",
+            "docs/reference/nsys",
+        ):
+            page.goto((site / f"{name}.html").as_uri())
             assert page.evaluate(SIDEWAYS) <= 0, name
         page.goto((site / "search.html").as_uri() + "?q=projection_summary")
         page.wait_for_selector("ul.search li a[href*='nsys.html']")

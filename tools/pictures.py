@@ -37,28 +37,41 @@ show_timeline({name: read(file) for name, file in captures.items()}, steps=2)"""
 def main() -> None:
     if missing := [name for name in FIGURES if not (PAGES / f"{name}.html").exists()]:
         sys.exit(f"got no page of {', '.join(missing)} in {PAGES}; make docs writes them")
-    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="labkit-pictures-") as name:
+        taken = Path(name, "taken")
+        taken.mkdir()
+        take_figures(taken)
+        take_live(taken, Path(name, "lab"))
+        if large := [file.name for file in taken.iterdir() if file.stat().st_size > MOST_BYTES]:
+            sys.exit(f"got {', '.join(large)} with more than {MOST_BYTES:,} bytes; show less in them")
+        shutil.copytree(taken, PICTURES, dirs_exist_ok=True)
+
+
+def take_figures(taken: Path) -> None:
+    """One of each notebook, from its page."""
     with opened_page(width=1000, height=HEIGHT) as (page, _):
         for name, number in FIGURES.items():
             page.goto((PAGES / f"{name}.html").as_uri())
             page.wait_for_selector(".js-plotly-plot .main-svg")
-            keep(page.locator(".js-plotly-plot").nth(number), f"{name}.png")
-    with tempfile.TemporaryDirectory(prefix="labkit-pictures-") as name:
-        folder = Path(name)
-        (folder / "profiles").symlink_to(ROOT / "profiles")
-        cells = [nbformat.v4.new_code_cell(TIMELINE)]
-        nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "timeline.ipynb")
-        for notebook in LIVE:
-            shutil.copy(ROOT / "notebooks" / f"{notebook}.ipynb", folder)
-        with jupyterlab(folder, width=WIDTH, height=HEIGHT) as lab:
-            open_and_run(lab, "timeline")
-            lab.page.wait_for_selector('.labkit-timeline[data-state="ready"]')
-            keep(lab.page.locator(".labkit-timeline"), "timeline.png")
-            for notebook, heading in LIVE.items():
-                open_and_run(lab, notebook)
-                press_run(lab.page)
-                show_heading(lab.page, heading)
-                keep(lab.page.locator(".jp-NotebookPanel:visible"), f"{notebook}_live.png")
+            page.locator(".js-plotly-plot").nth(number).screenshot(path=taken / f"{name}.png")
+
+
+def take_live(taken: Path, folder: Path) -> None:
+    """The timeline, then the live notebooks, in a JupyterLab on `folder`."""
+    folder.mkdir()
+    (folder / "profiles").symlink_to(ROOT / "profiles")
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(TIMELINE)]), folder / "timeline.ipynb")
+    for notebook in LIVE:
+        shutil.copy(ROOT / "notebooks" / f"{notebook}.ipynb", folder)
+    with jupyterlab(folder, width=WIDTH, height=HEIGHT) as lab:
+        open_and_run(lab, "timeline")
+        lab.page.wait_for_selector('.labkit-timeline[data-state="ready"]')
+        lab.page.locator(".labkit-timeline").screenshot(path=taken / "timeline.png")
+        for notebook, heading in LIVE.items():
+            open_and_run(lab, notebook)
+            press_run(lab.page)
+            show_heading(lab.page, heading)
+            lab.page.locator(".jp-NotebookPanel:visible").screenshot(path=taken / f"{notebook}_live.png")
 
 
 def open_and_run(lab: Lab, notebook: str) -> None:
@@ -78,12 +91,6 @@ def press_run(page: Any) -> None:
 def show_heading(page: Any, heading: str) -> None:
     page.locator("h2", has_text=heading).first.evaluate("(title) => title.scrollIntoView()")
     page.wait_for_timeout(500)
-
-
-def keep(shown: Any, name: str) -> None:
-    shown.screenshot(path=PICTURES / name)
-    if (size := (PICTURES / name).stat().st_size) > MOST_BYTES:
-        sys.exit(f"got {name} with {size:,} bytes, expected at most {MOST_BYTES:,}; show less in it")
 
 
 if __name__ == "__main__":
