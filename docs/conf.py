@@ -92,6 +92,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("commands", Commands)
     app.add_directive("public-names", PublicNames)
     app.connect("source-read", add_navigation)
-    app.connect("doctree-read", lead_to_executed_notebooks)
+    app.connect("doctree-read", lead_to_executed_notebooks, priority=400)  # before Sphinx copies what is linked
     app.connect("autodoc-process-docstring", fields_with_their_comments)
     return {"parallel_read_safe": True}

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from browser_lab import needs_browser
@@ -12,7 +13,9 @@ from pages import LOADING
 from labkit.widgets.browser import opened_page
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = re.compile(rf"""\b(?:{"|".join(LOADING)})=["']?(?:https?:)?//|url\(["']?(?:https?:)?//|@import""")
+OUTSIDE = re.compile(
+    rf"""\b(?:{"|".join(LOADING)})=["']?(?:https?:)?//|href="mailto:|url\(["']?(?:https?:)?//|@import"""
+)
 SIDEWAYS = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 pytestmark = pytest.mark.sweep
@@ -33,6 +36,21 @@ def test_nothing_is_outside(site: Path) -> None:
     files = [file for kind in ("html", "css") for file in site.rglob(f"*.{kind}")]
     assert len(files) > 20
     assert {str(file) for file in files if OUTSIDE.search(file.read_text())} == set()
+
+
+def test_every_link_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
+    """The pages of the notebooks aside, which `make docs` runs."""
+    texts = {file: file.read_text() for file in site.rglob("*.html") if file.parent != site / "notebooks"}
+    places = {file: set(re.findall(r'id="([^"]+)"', text)) for file, text in texts.items()}
+    wrong = []
+    for file, text in texts.items():
+        for link in re.findall(r'(?:href|src)="([^"]+)"', text):
+            path, _, place = unquote(link).partition("#")
+            target = (file.parent / path.partition("?")[0]).resolve() if path else file
+            if not link.startswith("data:") and target.parent != site / "notebooks":
+                fits = target.exists() and (not place or place in places.get(target, {place}))
+                wrong += [] if fits else [f"{file.relative_to(site)}: {link}"]
+    assert wrong == []
 
 
 @needs_browser

@@ -36,7 +36,7 @@ PYTHON_VALUES = {"-W", "-X", "--check-hash-based-pycs"}
 class Window:
     """What part of a run is captured: all of it, or one range.
 
-    `name`: "MESSAGE@DOMAIN" of an NVTX range, or "cudaProfilerApi" for what is between cudaProfilerStart and Stop.
+    `name`: `MESSAGE@DOMAIN` of an NVTX range, or `cudaProfilerApi` for what is between cudaProfilerStart and Stop.
     `occurrence`: which range of that name, from 1 on.
     """
 
