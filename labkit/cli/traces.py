@@ -45,7 +45,6 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown.")]
 Parquet = Annotated[bool, typer.Option("--parquet", help="Parquet, with all columns; needs --output.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of the terminal.")]
 
-OPEN_NS = 1 << 62  # beyond any trace
 DIFFERENCE = ("name", "a_count", "b_count", "a_ns", "b_ns", "difference_ns", "change")
 OF_SUMMARY = 8  # rows of each of its tables
 TIMES = ("count", "total_ns", "share", "median_ns", "p95_ns")
@@ -94,6 +93,8 @@ OF_NSYS = {
 
 def window_of(text: str | None) -> tuple[int, int] | None:
     """The window in nanoseconds that `FROM:TO` gives in ms; an end that is left out is open."""
+    from labkit.nsys.tables.selection import OPEN_NS
+
     if text is None:
         return None
     first, colon, last = text.partition(":")

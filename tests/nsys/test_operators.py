@@ -154,6 +154,10 @@ def test_without_shapes_or_peaks_nothing_is_made_up() -> None:
     assert given["roofline_share"].iloc[0] == pytest.approx(2 * 20e-6 / 60e-6, rel=0.3)
     with pytest.raises(TraceError, match="got a trace without operators of PyTorch"):
         operators(Recorder().trace())
+    on_the_cpu = Recorder()
+    on_the_cpu.operator("aten::mm", 0, 10)
+    with pytest.raises(TraceError, match="got a trace without GPU operations"):
+        operators(on_the_cpu.trace())
 
 
 def test_an_operator_that_the_profiler_names_counts_where_the_launch_was_not_recorded() -> None:

@@ -16,7 +16,7 @@ from labkit.nsys.tables.host_causes import ALLOCATED, HOST, SYNCHRONISED
 from labkit.nsys.tables.kernel_names import brief
 from labkit.nsys.tables.operations import copies, kernels
 from labkit.nsys.tables.ranges import ranges
-from labkit.nsys.tables.selection import Selection
+from labkit.nsys.tables.selection import OPEN_NS, Selection
 from labkit.nsys.tables.summary import summarise
 from labkit.nsys.tables.work_kinds import COMMUNICATION, COMPUTE, COPY, KINDS_OF_WORK, work_kinds
 from labkit.nsys.trace import Trace, TraceError
@@ -154,7 +154,8 @@ def test_a_selection_takes_what_it_says() -> None:
 @pytest.mark.parametrize(
     ("selection", "says"),
     [
-        (Selection(window_ns=(10**15, 10**16)), r"got the window 1e\+09 to 1e\+10 ms.*within 0\.\d+ to \d\.\d+ ms"),
+        (Selection(window_ns=(10**15, 10**16)), r"got the window 1e\+09 ms to 1e\+10 ms.*within 0\.\d+ to \d\.\d+ ms"),
+        (Selection(window_ns=(10**15, OPEN_NS)), r"got the window 1e\+09 ms to the end, in which"),
         (Selection(name="kernels"), r"got the name 'kernels' \(did you mean 'kernel'\?\), which none of the 2 names"),
         (Selection(ranks=(7,)), "got rank 7, of which there are no GPU operations; expected of 0, 1"),
         (Selection(streams=(9,)), "got stream 9.*expected of 0, 1, 2"),

@@ -32,12 +32,18 @@ def operators(trace: Trace, selection: Selection = EVERYTHING, *, peak: Peak | N
     "compute" or "memory", whichever takes longer at the device's peak; roofline_share: that time / the time it took.
     More than 100 % of the memory's roofline means that caches held part of the data.
 
-    peak: of the device; by default the published one for its name. TraceError where no operator launched anything.
+    peak: of the device; by default the published one for its name. TraceError for a trace without operators or without
+    GPU operations.
     """
     if not (trace.calls["kind"] == "op").any():
         raise TraceError(
             "got a trace without operators of PyTorch; record with torch.profiler and record_shapes=True, or see "
             "`labkit trace kernels` and `labkit trace ranges`"
+        )
+    if not len(trace.operations):
+        raise TraceError(
+            "got a trace without GPU operations, by which operators are timed; `labkit trace calls` has their times on "
+            "the CPU"
         )
     rows = _launched(trace, selection)
     groups = rows.groupby("call", sort=False)

@@ -19,6 +19,7 @@ from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
 MOST_TOLD = 5
+OPEN_NS = 1 << 62  # beyond any trace: a window that is open there
 WHAT = {"operations": "GPU operations", "calls": "calls", "ranges": "NVTX ranges"}
 
 Mask = NDArray[np.bool_]
@@ -42,8 +43,7 @@ class Selection:
 
     def __post_init__(self) -> None:
         if self.window_ns is not None and self.window_ns[0] >= self.window_ns[1]:
-            told = " to ".join(f"{time / 1e6:g} ms" for time in self.window_ns)
-            raise UserError(f"got a window from {told}; expected an end after its start")
+            raise UserError(f"got a window from {_told(self.window_ns)}; expected an end after its start")
 
     def of(self, trace: Trace, frame: str, *, among: Mask | None = None) -> Mask:
         """Which rows of `trace.operations`, `.calls` or `.ranges` are asked about, of those in `among`.
@@ -78,8 +78,8 @@ class Selection:
         if not within.any():
             first, last = start[kept].min() / 1e6, end[kept].max() / 1e6
             raise TraceError(
-                f"got the window {opens / 1e6:g} to {closes / 1e6:g} ms, in which no {WHAT[frame][:-1]} runs; expected "
-                f"one within {first:.3f} to {last:.3f} ms, where they are"
+                f"got the window {_told(self.window_ns)}, in which no {WHAT[frame][:-1]} runs; expected one within "
+                f"{first:.3f} to {last:.3f} ms, where they are"
             )
         return within
 
@@ -107,6 +107,12 @@ class Selection:
                 f"of the {WHAT[frame]} that are left"
             )
         return kept
+
+
+def _told(window_ns: tuple[int, int]) -> str:
+    opens, closes = window_ns
+    first = "the start" if opens <= -OPEN_NS else f"{opens / 1e6:g} ms"
+    return f"{first} to {'the end' if closes >= OPEN_NS else f'{closes / 1e6:g} ms'}"
 
 
 def _only(column: NDArray, wanted: tuple[int, ...], kept: Mask, what: str, of: str) -> Mask:
