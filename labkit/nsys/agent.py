@@ -7,16 +7,22 @@ from collections.abc import Callable
 from labkit.nsys.process import Ended
 from labkit.nsys.shared_memory import sweep_shared_memory
 
-LOST_AGENT = ("End of file", "Agent launcher failed.", "Local Endpoint is not available.")  # nsys ends with one of them
+LOST_AGENT = (  # nsys ends with one of them
+    *("End of file", "Agent launcher failed."),
+    *("Local Endpoint is not available.", "Connection reset by peer"),
+)
 THROWN = ("QuadD", "Dynamic exception type: ", "std::exception::what: ")  # it may say before where in its own code
+ATTEMPTS = 3  # another capture that begins at the same time can cost a second agent, too
 OTHERS_S = 30.0  # for captures of other processes to end
 
 
 def run_with_agent(run: Callable[[], Ended]) -> Ended:
-    """What a `run` of nsys gives; of a second one where nsys lost its agent in the first."""
+    """What a `run` of nsys gives; where nsys lost its agent, of a further one, up to ATTEMPTS in all."""
     sweep_shared_memory()
     ended = run()
-    if lost_agent(ended):
+    for _ in range(1, ATTEMPTS):
+        if not lost_agent(ended):
+            break
         sweep_shared_memory(patience_s=OTHERS_S)  # what is broken goes only when no other capture uses it
         ended = run()
     return ended

@@ -1,5 +1,6 @@
 """Nsight Systems is found where it is, and says itself what it can do."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from installations import fake_nsys, nsys_here, script, without_host_folder
 from nsys_help import reports, supports
 
 from labkit.nsys import tool
+from labkit.nsys.agent import run_with_agent
+from labkit.nsys.process import Ended, run
 from labkit.nsys.reader.reading import read
 from labkit.nsys.tool import Nsys, find_nsys
 
@@ -37,17 +40,11 @@ def found() -> Nsys:
     return nsys
 
 
-def capture(program: Path, output: Path) -> subprocess.CompletedProcess[str]:
+def capture(program: Path, output: Path) -> Ended:
     traced = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", f"--output={output}")
-    command = [
-        str(program),
-        "profile",
-        *traced,
-        sys.executable,
-        "-c",
-        "import nvtx; nvtx.push_range('a'); nvtx.pop_range()",
-    ]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    source = "import nvtx; nvtx.push_range('a'); nvtx.pop_range()"
+    command = [str(program), "profile", *traced, sys.executable, "-c", source]
+    return run_with_agent(lambda: run(command, os.environ))
 
 
 def test_without_any_there_is_none() -> None:
@@ -155,7 +152,7 @@ def test_a_missing_importer_is_found_and_its_repair_works(
     packaged.symlink_to(host)
     missing.symlink_to(tmp_path / "nowhere")
     done = capture(program, tmp_path / "before")
-    assert [each.name for each in tmp_path.glob("before*")] == ["before.qdstrm"], done.stderr
+    assert [each.name for each in tmp_path.glob("before*")] == ["before.qdstrm"], done
     monkeypatch.setenv("LABKIT_NSYS", str(program))
     fault = found().importer_fault()
     assert fault is not None
@@ -164,7 +161,7 @@ def test_a_missing_importer_is_found_and_its_repair_works(
     subprocess.run(fault.repair, shell=True, check=True)
     assert found().importer_problem() is None
     done = capture(program, tmp_path / "after")
-    assert {each.suffix for each in tmp_path.glob("after*")} == {".nsys-rep", ".sqlite"}, done.stderr
+    assert {each.suffix for each in tmp_path.glob("after*")} == {".nsys-rep", ".sqlite"}, done
     report, export = (read(tmp_path / f"after{suffix}", cache=False) for suffix in (".nsys-rep", ".sqlite"))
     assert report.source.files == ("after.nsys-rep",)
     assert report.ranges.equals(export.ranges)

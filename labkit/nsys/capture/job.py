@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path, PurePath
 from typing import Any
 
-from labkit.nsys.agent import lost_agent, run_with_agent
+from labkit.nsys.agent import ATTEMPTS, lost_agent, run_with_agent
 from labkit.nsys.capture.command import RankReports, Window, nsys_command, torch_profiler_command
 from labkit.nsys.capture.record import CaptureRecord
 from labkit.nsys.capture.redaction import Redaction, without_secrets
@@ -205,7 +205,10 @@ class CaptureJob:
         how = f"was ended after {ended.seconds:.0f} s" if ended.late else f"ended with exit code {ended.exit_code}"
         if self.nsys is not None and lost_agent(ended):
             said = ended.said[-1]
-            return f"nsys lost its agent twice before the command began ({said!r}){full(self.places)}; run it again"
+            return (
+                f"nsys lost its agent {ATTEMPTS} times before the command began ({said!r}){full(self.places)}; end "
+                "other captures, and run it again"
+            )
         return f"the command {how}; {kept}{full(self.places)}. Its last lines:\n{said}"
 
     def _run(
