@@ -48,17 +48,27 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # thanks to these, calls take plain 
     "labkit_all_reduce": (POINTER, POINTER, LONG, POINTER),
     "labkit_all_gather": (POINTER, POINTER, LONG, POINTER),
     "labkit_step": (POINTER, POINTER),
-    "labkit_workspace_bytes": (POINTER, LONG, LONG),
+    "labkit_workspace_bytes": (POINTER, LONG, LONG, LONG),
     "labkit_read_ns": (POINTER, LONG, INT, INT, INT),
     "labkit_reading_count": (),
     "labkit_peak_flop_ms": (INT, LONG),
 }
-WITH_RESULT = ("labkit_workspace_bytes", "labkit_read_ns", "labkit_reading_count", "labkit_peak_flop_ms")  # int64
+WITH_RESULT = {
+    "labkit_step",
+    "labkit_workspace_bytes",
+    "labkit_read_ns",
+    "labkit_reading_count",
+    "labkit_peak_flop_ms",
+}  # int64
 
 
-def declare(function: str, *arguments: Any) -> None:
-    """Says which C types a function of an op takes. The op does so when it is imported, before a library is loaded."""
+def declare(function: str, *arguments: Any, result: bool = False) -> None:
+    """Says which C types a function of an op takes, and whether it gives an int64. The op does so when it is imported,
+    before a library is loaded.
+    """
     SIGNATURES[function] = arguments
+    if result:
+        WITH_RESULT.add(function)
 
 
 class BuildError(RunError):

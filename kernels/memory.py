@@ -23,6 +23,15 @@ def return_freed_memory() -> None:
         trim(0)
 
 
+def reserved(capacity: int) -> Tensor:
+    """uint8 [capacity] of address space, from a multiple of HUGE_PAGE on; memory is used as it is filled."""
+    mapped = mmap.mmap(-1, capacity + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(mapped, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % HUGE_PAGE :][:capacity]
+
+
 class Place(Protocol):
     """Where weights are put."""
 
@@ -60,11 +69,7 @@ class Arena:
     @classmethod
     def reserved(cls, capacity: int) -> Self:
         """An arena of `capacity` bytes of address space; memory is used as the tensors are filled."""
-        mapped = mmap.mmap(-1, capacity + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-        memory = torch.frombuffer(mapped, dtype=torch.uint8)
-        return cls(memory[-memory.data_ptr() % HUGE_PAGE :][:capacity])
+        return cls(reserved(capacity))
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor, aligned to 64 bytes. Raises MemoryError past the capacity."""

@@ -67,9 +67,9 @@ def save(
     what = Saved(config=config, hf_config=hf_config, dtype=dtype, impl=impl, quant=quant)
 
     def work(rank: int, gather: Gather) -> None:
-        saving = Saving.begin(folder, what, shard(config, size, rank), gather)
-        built(source, hf_config, dtype, size, rank, impl=impl, quant=quant, keep=saving.keep)
-        saving.finish(None, None)
+        with Saving.begin(folder, what, shard(config, size, rank), gather) as saving:
+            built(source, hf_config, dtype, size, rank, impl=impl, quant=quant, keep=saving.keep)
+            saving.finish(None, None)
 
     as_ranks(size, work)
     return load(folder, hf_config)

@@ -1,5 +1,6 @@
 """What each rank of a tensor-parallel run does in the tests, called through `labkit.launch`: plain data comes back."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -244,7 +245,38 @@ def two_ranks(folder: str) -> dict[str, Any]:
         "gloo": by_gloo(),
         "without kernels": without_kernels(),
         "saved": saved_and_loaded(f"{folder}/saved"),
+        "streamed": streamed_layers(f"{folder}/streamed"),
     }
+
+
+def streamed_layers(folder: str) -> dict[str, Any]:
+    """Models whose ranks read their own layers from their own files; then one file is damaged while it is in use."""
+    found, ids = {}, prompts()[0]
+    for name in ("gptj", "llama"):
+        offload = {"path": folder, "slots": 2, "resident_gb": 0}
+        least = re.search(r"resident_gb = ([\d.]+)", _said(lambda: streamed_engine(name, **offload)))  # noqa: B023
+        assert least is not None
+        cut = streamed_engine(name, **offload | {"resident_gb": float(least[1])})
+        found[name] = _found(engine(name, 1), cut)
+    stream = cut.streamed.stream
+    dist.barrier()
+    if dist.get_rank() == 1:
+        with stream.path.open("r+b") as file:
+            file.seek(stream.blocks[1].offset)
+            file.write(b"damaged!")
+    dist.barrier()
+
+    def twice() -> None:
+        for _ in range(2):  # what was read ahead before the damage is good
+            cut(ids)
+
+    in_one_call = _said(twice)
+    with cut.module.runner.stage_by_stage():
+        return {"found": found, "damaged": (in_one_call, _said(twice))}
+
+
+def streamed_engine(name: str, **offload: Any) -> Any:
+    return labkit.init_inference(small_model(name), tensor_parallel={"tp_size": 2}, offload=offload)
 
 
 def three_ranks() -> dict[str, Any]:

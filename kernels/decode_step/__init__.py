@@ -1,31 +1,44 @@
-"""A step of a range of layers in one C call: embedding, layers, LM head, with a clock stamp behind every stage.
+"""A step of a range of layers in one C call: embedding, layers, LM head, with the time of every stage.
 
 The same pieces as the single ops, under one parallel region: no Python, no allocation and no thread wake-up between
 stages. There is no reference implementation of its own; the reference is the sequence of reference ops.
 """
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import byref, c_int32, c_int64, c_void_p
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from labkit.system.errors import RunError
+
 from .. import build
 from ..abi import CCache, CRotary, CRows
 from ..all_reduce import Exchange
+from ..layer_stream import LayerStream
 from ..reading import USUAL
-from ..types import NO_ROTARY, Rotary, Rows, pointer
+from ..types import NO_ROTARY, Linear, Rotary, Rows, pointer
 from .weights import STAGES_PER_LAYER, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
-__all__ = ["STAGES_PER_LAYER", "DecodeStep", "EmbeddingWeights", "HeadWeights", "LayerWeights", "ModelWeights"]
+__all__ = [
+    "STAGES_PER_LAYER",
+    "ChunkArgs",
+    "DecodeStep",
+    "EmbeddingWeights",
+    "HeadWeights",
+    "LayerWeights",
+    "ModelWeights",
+    "StreamedLayers",
+]
 
 
-class CStepArgs(ctypes.Structure):
+class CChunk(ctypes.Structure):
     _fields_ = [
         ("rows", CRows),
-        ("rotary", CRotary),
-        ("caches", c_void_p),
         ("past", c_int64),
         ("tokens", c_void_p),
         ("keep", c_int64),
@@ -34,80 +47,167 @@ class CStepArgs(ctypes.Structure):
         ("hidden", c_void_p),
         ("inputs", c_void_p),
         ("outputs", c_void_p),
-        ("stamps", c_void_p),
+    ]
+
+
+class CStepArgs(ctypes.Structure):
+    _fields_ = [
+        ("chunks", c_void_p),
+        ("num_chunks", c_int64),
+        ("rotary", CRotary),
+        ("caches", c_void_p),
+        ("times", c_void_p),
         ("workspace", c_void_p),
         ("threads", c_int32),
         ("exchange", c_void_p),
         ("own_logits", c_int32),
         ("reading", c_int32),
+        ("stream", c_void_p),
+        ("blocks", c_void_p),
+        ("first_slot", c_void_p),
     ]
 
 
-class DecodeStep:
-    """Runs steps of one model; holds the library, the workspace and the stamps, and no model state.
+class ChunkArgs(NamedTuple):
+    """Tokens that go through a layer together: B sequences, T tokens of each, N = B * T.
 
-    exchange: with the ranks that have the other parts of the model, which must run the same steps; its slots hold as
-    many rows as a step has. One instance must not run two steps at a time.
+    In: tokens int64 [B, T], contiguous, each in the vocabulary (the caller checks); for a range of layers without an
+    embedding inputs float32 [N, H], contiguous. Their keys and values are written at slot `past` of every cache.
+    Out: for the last `keep` tokens of each sequence `logits` float32 [B*keep, V] or `argmax` int64 [B*keep] (-1: no
+    logit is a number), and `hidden` float32 [B*keep, H] after the final norm if given; outputs float32 [N, H],
+    contiguous: all rows after the final norm, if there is one, without a head.
     """
 
-    def __init__(self, model: ModelWeights, exchange: Exchange | None = None) -> None:
-        self.model, self.exchange = model, exchange
-        self.library = build.load(model.weight_type)
-        self.stages = model.stages(exchange.size if exchange else 1)
-        self.stamps = np.zeros(3 + len(self.stages) * len(model.layers), dtype=np.int64)
-        self._workspace = torch.empty(0, dtype=torch.uint8)
-        self._sized_for = (0, 0)
-        self._args = CStepArgs(
-            stamps=self.stamps.ctypes.data, exchange=ctypes.addressof(exchange.c) if exchange else None
+    rows: Rows
+    past: int
+    tokens: Tensor | None = None
+    keep: int = 0
+    logits: Tensor | None = None
+    argmax: Tensor | None = None
+    hidden: Tensor | None = None
+    inputs: Tensor | None = None
+    outputs: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """N"""
+        return self.rows.batch * self.rows.tokens
+
+    @property
+    def c(self) -> CChunk:
+        given = (self.logits, self.argmax, self.hidden, self.inputs, self.outputs)
+        return CChunk(self.rows.c, self.past, pointer(self.tokens), self.keep, *map(pointer, given))
+
+
+@dataclass(frozen=True)
+class StreamedLayers:
+    """Layers that a step finds in the slots of a stream.
+
+    blocks: of each layer, or -1 for one in memory. resident_bytes: of all weights that are in memory, and of the slots.
+    The weights of a streamed layer point into the first slot.
+    """
+
+    stream: LayerStream
+    blocks: tuple[int, ...]
+    resident_bytes: int
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Those that are streamed."""
+        return tuple(layer for layer, block in enumerate(self.blocks) if block >= 0)
+
+    @property
+    def bytes_per_step(self) -> int:
+        """That are read for every step."""
+        return sum(block.bytes for block in self.stream.blocks)
+
+    def require_read(self, all_read: bool) -> None:
+        """Raises RunError unless all ranks could read their layers in this step."""
+        self.stream.check()
+        if not all_read:
+            raise RunError("another rank could not read its layers, and its message says why; try again once it can")
+
+    def layer(self, weights: LayerWeights, turn: int) -> LayerWeights:
+        """The layer where the slot of a turn has it."""
+        first, memory = self.stream.memory(0), self.stream.memory(turn)
+
+        def moved(tensor: Tensor) -> Tensor:
+            begin = tensor.data_ptr() - first.data_ptr()
+            return memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+        def moved_linear(linear: Linear) -> Linear:
+            scales = None if linear.scales is None else moved(linear.scales)
+            return replace(linear, weight=moved(linear.weight), scales=scales)
+
+        return replace(
+            weights,
+            qkv=replace(weights.qkv, proj=moved_linear(weights.qkv.proj)),
+            attn_out=moved_linear(weights.attn_out),
+            mlp=replace(weights.mlp, up=moved_linear(weights.mlp.up)),
+            mlp_out=moved_linear(weights.mlp_out),
         )
+
+
+class DecodeStep:
+    """Runs steps of one model; holds the library, the workspace and the times, and no model state.
+
+    exchange: with the ranks that have the other parts of the model, which must run the same steps; its slots hold as
+    many rows as a chunk has. times: nanoseconds of the latest step in the embedding, each stage of each layer, and the
+    head. One instance must not run two steps at a time.
+    """
+
+    def __init__(
+        self, model: ModelWeights, exchange: Exchange | None = None, streamed: StreamedLayers | None = None
+    ) -> None:
+        self.model, self.exchange, self.streamed = model, exchange, streamed
+        self.library = build.load(model.weight_type)
+        self.stages = model.stages(exchange.size if exchange else 1, streamed=streamed is not None)
+        self.times = np.zeros(2 + len(self.stages) * len(model.layers), dtype=np.int64)
+        self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._sized_for = (0, 0, 0)
+        self._args = CStepArgs(
+            times=self.times.ctypes.data, exchange=ctypes.addressof(exchange.c) if exchange else None
+        )
+        if streamed:
+            self._blocks = (c_int64 * len(streamed.blocks))(*streamed.blocks)
+            self._args.stream = streamed.stream.address
+            self._args.blocks = ctypes.addressof(self._blocks)
+            self._args.first_slot = streamed.stream.memory(0).data_ptr()
 
     def __call__(
         self,
-        tokens: Tensor | None,
-        rows: Rows,
+        chunks: Sequence[ChunkArgs],
         rotary: Rotary | None,
         caches: "ctypes.Array[CCache]",
-        past: int,
         *,
         threads: int,
-        keep: int = 0,
-        logits: Tensor | None = None,
-        argmax: Tensor | None = None,
-        hidden: Tensor | None = None,
         own_logits: bool = False,
-        inputs: Tensor | None = None,
-        outputs: Tensor | None = None,
         reading: int = USUAL,
     ) -> None:
-        """Writes keys and values of the new tokens at slot `past` of every cache; layers may share one.
+        """Runs the chunks, each on the keys and values of those before it; layers may share a cache.
 
-        In: tokens int64 [B, T], contiguous, each in the vocabulary (the caller checks); for a range of layers without
-        an embedding inputs float32 [N, H], contiguous.
-        Out: for the last `keep` tokens of each sequence `logits` float32 [B*keep, V] or `argmax` int64 [B*keep] (-1: no
-        logit is a number), and `hidden` float32 [B*keep, H] after the final norm if given; outputs float32 [N, H],
-        contiguous: all rows after the final norm, if there is one, without a head.
-        `reading`: how the weights are read, an index into READINGS.
-        `own_logits`: fill in only the columns of this rank's vocabulary. Raises RuntimeError where another rank has
-        ended.
+        `reading`: how the weights are read, an index into READINGS. `own_logits`: fill in only the columns of this
+        rank's vocabulary. Raises RuntimeError where another rank has ended, RunError where a streamed layer can't be
+        read.
         """
-        args = self._args
-        args.rows = rows.c
+        args, counts = self._args, [chunk.num_rows for chunk in chunks]
+        c_chunks = (CChunk * len(chunks))(*[chunk.c for chunk in chunks])
+        args.chunks, args.num_chunks = ctypes.addressof(c_chunks), len(chunks)
         args.rotary = rotary.c if rotary else NO_ROTARY
         args.caches = ctypes.addressof(caches)
-        args.past = past
-        args.tokens = pointer(tokens)
-        args.keep = keep
-        args.logits, args.argmax, args.hidden = pointer(logits), pointer(argmax), pointer(hidden)
-        args.inputs, args.outputs = pointer(inputs), pointer(outputs)
         args.threads, args.own_logits, args.reading = threads, own_logits, reading
-        args.workspace = self._workspace_for(rows.batch * rows.tokens, threads)
-        self.library.labkit_step(byref(self.model.c), byref(args))
+        args.workspace = self._workspace_for(sum(counts), max(counts), threads)
+        self.times.fill(0)
+        failed = self.library.labkit_step(byref(self.model.c), byref(args))
         if self.exchange is not None:
             self.exchange.check()
+        if self.streamed is not None:
+            self.streamed.require_read(not failed)
 
-    def _workspace_for(self, rows: int, threads: int) -> int:
-        if rows > self._sized_for[0] or threads > self._sized_for[1]:
-            size = self.library.labkit_workspace_bytes(byref(self.model.c), rows, threads)
+    def _workspace_for(self, all_rows: int, rows: int, threads: int) -> int:
+        wanted = (all_rows, rows, threads)
+        if any(want > had for want, had in zip(wanted, self._sized_for, strict=True)):
+            size = self.library.labkit_workspace_bytes(byref(self.model.c), *wanted)
             self._workspace = torch.empty(size + 64, dtype=torch.uint8)
-            self._sized_for = (rows, threads)
+            self._sized_for = wanted
         return -(-self._workspace.data_ptr() // 64) * 64

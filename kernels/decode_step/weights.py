@@ -14,6 +14,7 @@ from ..types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights
 
 STAGES_PER_LAYER = tuple(each.stage for each in LAYER_OPS)
 ALL_REDUCE = "all_reduce"
+FETCH = "fetch"
 
 
 class CEmbedding(ctypes.Structure):
@@ -158,8 +159,12 @@ class ModelWeights:
         """Of keys and values."""
         return float_dtype(self.layers[0].qkv.proj.weight.dtype)
 
-    def stages(self, ranks: int) -> tuple[str, ...]:
-        """Of one layer, in the order that they run in: among several ranks with their sums."""
+    def stages(self, ranks: int, streamed: bool = False) -> tuple[str, ...]:
+        """Of one layer, in the order that they run in: among several ranks with their sums, with a stream of layers
+        with the wait for it.
+        """
+        if streamed:
+            return (FETCH, *self.stages(ranks))
         if ranks == 1:
             return STAGES_PER_LAYER
         *regions, mlp_out, residual = STAGES_PER_LAYER

@@ -43,7 +43,7 @@ from labkit.models.shards import shard
 from labkit.system.child import run_child
 from labkit.system.command import run_command
 from labkit.system.progress import progress_bar
-from labkit.weights.checkpoint.tensor_stream import write_tensors
+from labkit.weights.checkpoint.tensor_writer import write_tensors
 from labkit.weights.resolve import resolve
 from labkit.weights.source import hf_shapes
 
@@ -75,7 +75,7 @@ def write_model(folder: Path, gigabytes: float) -> int:
         count = math.prod(shape)
         tensors[name] = noise.repeat(-(-count // len(noise)))[:count].view(shape)
     config.to_json_file(folder / "config.json")
-    return write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})[0]
+    return write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
 
 
 def sizes(folder: Path, ranks: int) -> tuple[tuple[int, int], ...]:

@@ -14,6 +14,7 @@ from labkit.engine.options import Options
 from labkit.engine.parallel.ranks import draw_alike
 from labkit.engine.runners.stage_clock import StageClock, StageTime
 from labkit.engine.runners.step import Node
+from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.models.config import ModelConfig
 from labkit.system.errors import RunError, UserTypeError
@@ -131,6 +132,11 @@ class FusedEngine(InferenceEngine):
     def reading(self) -> str:
         return self.module.runner.reading
 
+    @property
+    def streamed(self) -> StreamedLayers | None:
+        """The layers that are read from a file in every step, with what is known of the reading; None without any."""
+        return self.module.runner.streamed
+
     def profile_model_time(self) -> None:
         self.fused.step_times_ms = []
 
@@ -173,6 +179,10 @@ class EncoderEngine(FusedEngine):
     def reading(self) -> str:
         """How the latest decode steps read the weights, and how often that changed; empty where nothing chooses it."""
         return ""
+
+    @property
+    def streamed(self) -> None:
+        return None
 
     def can_generate(self) -> bool:
         return False

@@ -6,6 +6,8 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
+from labkit.engine.offload.deepspeed import offload_of
+from labkit.engine.offload.options import Offload
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.system.json_file import read_json
@@ -58,7 +60,7 @@ class MixtureOfExperts(Strict):
 
 
 class Options(Strict):
-    """DeepSpeed's options, with four of labkit's own: `impl`, `kv_dtype`, `consume_model` and `dependent_launch`.
+    """DeepSpeed's options, with labkit's own: `impl`, `kv_dtype`, `consume_model`, `dependent_launch` and `offload`.
 
     dtype: of the weights; default the model's own, and int8 where `quant` is given: it stands for quantised weights of
     any number of bits. With int8 the tokens may depend on the number of ranks: scales are those of whole rows, but the
@@ -74,7 +76,8 @@ class Options(Strict):
     object can't be used afterwards.
     checkpoint: the weights, in place of the given model's: a folder, or DeepSpeed's description as a dict or JSON file,
     whose file names are relative to base_dir. save_mp_checkpoint_path: a folder to write the weights to as they are
-    packed, a file for each rank, which loads without packing.
+    packed, a file for each rank, which loads without packing. offload: read layers that do not fit into memory from a
+    file when their turn comes, see `Offload`; DeepSpeed's `zero_optimization` and `aio` are translated to it.
     """
 
     dtype: torch.dtype | None = None
@@ -102,6 +105,7 @@ class Options(Strict):
     impl: Literal["auto", "cpp", "reference", "triton"] = "auto"
     consume_model: bool = False
     dependent_launch: bool = False
+    offload: Offload | None = None
 
     @field_validator("moe", mode="before")
     @classmethod
@@ -156,6 +160,12 @@ class Options(Strict):
             raise UserError(
                 f"enable_cuda_graph and dependent_launch are for impl='triton', got impl={self.impl!r}; leave them out"
             )
+        if self.offload is not None and self.save_mp_checkpoint_path is not None:
+            raise UserError(
+                "offload keeps the packed weights in its own path, got save_mp_checkpoint_path too; leave one out"
+            )
+        if self.offload is not None and (self.impl in ("reference", "triton") or self.use_triton):
+            raise UserError(f"offload needs the C++ kernels, got impl={self.impl!r}; leave impl out, or pass 'cpp'")
         if self.moe.wanted:
             raise UnsupportedError("moe is not supported yet; leave it out")
         if self.tensor_parallel.mpu is not None:
@@ -176,6 +186,7 @@ def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str,
             if name in merged and merged[name] != value:
                 raise UserError(f"{name} was given twice: {merged[name]!r} and {value!r}; give it once")
             merged[name] = value
+    _translate_zero(merged)
     unknown = sorted(set(merged) - set(Options.model_fields))
     if unknown:
         raise UserError(
@@ -188,6 +199,16 @@ def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str,
             if isinstance(own := problem.get("ctx", {}).get("error"), UserError):  # it says all that is to be said
                 raise own from None
         raise UserError(f"init_inference options: {all_problems(error)}") from None
+
+
+def _translate_zero(merged: dict[str, Any]) -> None:
+    """Puts `offload` in the place of DeepSpeed's spelling of it."""
+    zero, aio = merged.pop("zero_optimization", None), merged.pop("aio", None)
+    offload = offload_of(zero, aio)
+    if offload is not None and merged.get("offload") is not None:
+        raise UserError("got offload and zero_optimization.offload_param, which mean the same; leave one of them out")
+    if offload is not None:
+        merged["offload"] = offload
 
 
 def _flat_groups(setting: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from labkit.engine.engine import EncoderEngine, FusedEngine, InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import fused_encoder_model
 from labkit.engine.memory.slots import SlotPool
+from labkit.engine.offload.options import Offload
+from labkit.engine.offload.prepared import Wanted, prepared
+from labkit.engine.offload.streaming import opened
 from labkit.engine.options import DTYPES, Options, read_options
 from labkit.engine.parallel.ranks import Ranks, join_ranks
 from labkit.engine.runners.layer_range import LayerRange
@@ -31,6 +35,7 @@ from labkit.engine.without_kernels import (
     sliced_engine,
 )
 from labkit.kernels import ModelWeights, build, gpu
+from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.types import float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.encoder_policies import ENCODERS, encoder_policy_for
@@ -39,7 +44,7 @@ from labkit.models.shards import Shard, shard
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.weights.build import build_weights, check_weights
 from labkit.weights.checkpoint.described import described_source
-from labkit.weights.checkpoint.save import Saving
+from labkit.weights.checkpoint.save import Saving, gather_of
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource
 
@@ -71,7 +76,7 @@ def init_inference(
     if runs_without_kernels(model, read, hf_config):
         return sliced_engine(model, read)
     plan = make_plan(resolve(model, read, hf_config))
-    return wrap(plan, build_planned(plan))
+    return wrap(plan, *build_planned(plan))
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,8 @@ def make_plan(request: Request) -> Plan:
     device = gpu.default_device() if impl == "triton" else gpu.CPU
     if device.type != "cuda" and (options.enable_cuda_graph or options.dependent_launch):
         raise UserError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
+    if options.offload is not None:
+        _check_offload(options.offload, impl)
     if options.dependent_launch:
         gpu.require_dependent_launch()
     ranks = join_ranks(config, options.tensor_parallel, impl, device, CHUNK_ROWS, lambda: _facts(request, dtype))
@@ -165,13 +172,17 @@ def make_plan(request: Request) -> Plan:
     return Plan(request, dtype, kv_dtype, impl, device, part, ranks, saving)
 
 
-def build_planned(plan: Plan) -> ModelWeights:
-    """The weights of the plan, packed as its kernels read them, and saved if that was asked for."""
+def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
+    """The weights of the plan, packed as its kernels read them, and saved if that was asked for; and where those layers
+    come from that do not stay in memory.
+    """
+    if plan.request.options.offload is not None:
+        return _streamed(plan, plan.request.options.offload)
     request, consumed, saving = plan.request, plan.consumed, plan.saving
     policy = request.policy
     if consumed:  # whatever can go wrong must go wrong before the first weight is taken
         check_weights(policy, request.config, consumed, plan.dtype, plan.impl)
-    with torch.inference_mode():
+    with saving or nullcontext(), torch.inference_mode():
         weights = build_weights(
             policy,
             request.config,
@@ -184,14 +195,32 @@ def build_planned(plan: Plan) -> ModelWeights:
             part=plan.part,
             keep=saving.keep if saving else None,
         )
-    if saving:
-        saving.finish(request.generation_config, getattr(request.source, "folder", None))
+        if saving:
+            saving.finish(request.generation_config, getattr(request.source, "folder", None))
     if consumed:
         consumed.release("")
-    return weights
+    return weights, None
 
 
-def wrap(plan: Plan, weights: ModelWeights) -> InferenceEngine:
+def _streamed(plan: Plan, offload: Offload) -> tuple[ModelWeights, StreamedLayers | None]:
+    request, part = plan.request, plan.part
+    wanted = Wanted(
+        source=request.source,
+        hf_config=request.hf_config,
+        policy=request.policy,
+        config=request.config,
+        dtype=plan.dtype,
+        quant=request.options.quant,
+        part=part,
+    )
+    gather = gather_of(part.size, request.options.tensor_parallel.tp_group)
+    saved = prepared(wanted, offload.path, gather, None)
+    if plan.consumed:
+        plan.consumed.release("")
+    return opened(wanted, saved, offload, gather)
+
+
+def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = None) -> InferenceEngine:
     """The engine around the weights."""
     request, options = plan.request, plan.request.options
     if request.is_encoder:
@@ -207,7 +236,8 @@ def wrap(plan: Plan, weights: ModelWeights) -> InferenceEngine:
         )
         return EncoderEngine(injected, options, plan.impl, request.policy.layers.split(".")[0])
     pool = SlotPool(plan.part.local, plan.kv_dtype, plan.device) if plan.impl == "triton" else None
-    staged = StagedRunner(LayerRange(weights, plan.part, plan.impl, plan.device, plan.ranks, pool, plan.kv_dtype))
+    held = LayerRange(weights, plan.part, plan.impl, plan.device, plan.ranks, pool, plan.kv_dtype, streamed)
+    staged = StagedRunner(held)
     module = FusedCausalLM(
         request.hf_config,
         request.config,
@@ -257,9 +287,21 @@ def _kv_dtype(wanted: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
     return wanted or own
 
 
+def _check_offload(offload: Offload, impl: str) -> None:
+    if impl != "cpp":
+        raise UnsupportedError(f"offload needs the C++ kernels, and {impl} ones run here; pass impl='cpp'")
+    if offload.device == "cpu":
+        raise UserError(
+            "offload: got device='cpu' without a GPU: the weights are in CPU memory already; use device='disk', or "
+            "leave offload out"
+        )
+
+
 def _refuse_what_encoders_lack(options: Options, architecture: str) -> None:
     if options.kv_dtype is not None:
         raise UserError("kv_dtype is for the cache of a decoder, an encoder keeps none; leave it out")
+    if options.offload is not None:
+        raise UnsupportedError("offload is for the layers of a decoder, and this is an encoder; leave it out")
     if options.enable_cuda_graph or options.dependent_launch:
         raise UnsupportedError("enable_cuda_graph and dependent_launch are for decode steps, an encoder has none")
     if options.quant.lm_head:

@@ -8,6 +8,7 @@ from labkit.stages import Stage
 # The four Deep-Fusion regions have the full colours; the GEMM that follows a region has a tint of it.
 STAGE_COLORS: dict[Stage, str] = {
     Stage.EMBED: "#c3cad3",
+    Stage.FETCH: "#5b3a29",
     Stage.QKV: "#2f6db5",
     Stage.ATTENTION: "#d9702b",
     Stage.ATTN_OUT: "#f0b48a",

@@ -105,11 +105,11 @@ def convert(file: Path, folder: Path) -> None:
     try:
         what = Saved(config=config, hf_config=source.hf_config, dtype=torch.int8, impl="cpp", quant=None)
         part = shard(config)
-        saving = Saving.begin(temporary, what, part, gather_of(1))
-        with torch.inference_mode():
-            build_weights(policy, config, source, torch.int8, "cpp", quant, part=part, keep=saving.keep)
-        source.tokenizer.save_pretrained(temporary)
-        saving.finish(source.generation_config, None)
+        with Saving.begin(temporary, what, part, gather_of(1)) as saving:
+            with torch.inference_mode():
+                build_weights(policy, config, source, torch.int8, "cpp", quant, part=part, keep=saving.keep)
+            source.tokenizer.save_pretrained(temporary)
+            saving.finish(source.generation_config, None)
         described = [path for path in temporary.iterdir() if path.suffix != ".safetensors"]  # those have their own
         (temporary / DIGESTS).write_text(json.dumps({path.name: _digest(path) for path in described}))
         if folder.exists():

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from labkit.kernels.decode_step import LayerWeights, ModelWeights
-from labkit.kernels.memory import Arena, Heap, return_freed_memory
+from labkit.kernels.memory import Arena, Heap, reserved, return_freed_memory
 from labkit.kernels.types import Heads, Norm, check_heads, float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.policies import Policy
 from labkit.models.shards import Cut, Shard, shard
 from labkit.system.errors import UserError
 from labkit.weights.canonical import Canonical, Loading, RowBlocks, Weight, vectors_of
-from labkit.weights.capacity import model_bytes
+from labkit.weights.capacity import layer_bytes, model_bytes, outside_bytes
 from labkit.weights.checkpoint.saved import SavedWeights
 from labkit.weights.checkpoint.shard_file import Empty
 from labkit.weights.gguf.native import NativeWeights
@@ -50,11 +50,24 @@ def build_weights(
     Raises ValueError for missing, extra, misshapen or non-finite tensors and for sizes that the kernels don't take.
     """
     check_names(policy, config, source, impl)
-    part, canonical = _canonical(policy, source, dtype, impl, quant, part or shard(config))
+    part, canonical = canonical_layers(policy, source, dtype, impl, quant, part or shard(config))
     size = model_bytes(part, dtype, quant)
     room = max(size, model_bytes(part, float_dtype(dtype), quant))  # codes of a file are no larger
     place = Arena.reserved(room) if impl == "cpp" else Heap(device or torch.device("cpu"))
     builder = Builder(part, dtype, impl, quant, place, packed_at_once(size))
+    return build_layers(config, canonical, builder, progress, done_with, keep)
+
+
+def build_layers(
+    config: ModelConfig,
+    canonical: CanonicalLayers,
+    builder: Builder,
+    progress: Callable[[int, int], None] | None = None,
+    done_with: Callable[[int], None] | None = None,
+    keep: Keep | None = None,
+) -> ModelWeights:
+    """The weights that a rank holds, layer by layer, where the builder puts them. For the calls see `build_weights`."""
+    part = builder.part
     tensors = canonical.top(builder.empty)
     outside = builder.outside(tensors)  # the largest matrices first, while nothing else is in memory
     if keep:
@@ -76,6 +89,37 @@ def build_weights(
     return builder.model(layers, outside, before)
 
 
+def pack_layers(
+    policy: Policy,
+    config: ModelConfig,
+    source: TensorSource,
+    dtype: torch.dtype,
+    quant: Quantization,
+    part: Shard,
+    keep: Keep,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Packs the weights of `build_weights` for the C++ kernels and gives them to `keep`, one layer after the other in
+    the same memory: so a model may be larger than memory.
+    """
+    check_names(policy, config, source, "cpp")
+    part, canonical = canonical_layers(policy, source, dtype, "cpp", quant, part)
+    types = (dtype, float_dtype(dtype))  # codes of a file are no larger than floats
+    sizes = [max(size(part, each, quant) for each in types) for size in (outside_bytes, layer_bytes)]
+    builder = Builder(part, dtype, "cpp", quant, Arena.reserved(sizes[0]), packed_at_once(sum(sizes)))
+    tensors = canonical.top(builder.empty)
+    keep(None, {**vectors_of(tensors), **builder.outside(tensors).matrices()})
+    memory = reserved(sizes[1])
+    for count, index in enumerate(part.layers, 1):
+        builder = replace(builder, place=Arena(memory))
+        tensors = canonical.layer(index, builder.empty)
+        keep(index, {**vectors_of(tensors), **matrices_of(builder.layer(index, tensors, Norm()))})
+        del tensors
+        return_freed_memory()
+        if progress:
+            progress(count, len(part.layers))
+
+
 def _norm_before(index: int, config: ModelConfig, canonical: CanonicalLayers, builder: Builder) -> Norm:
     """What the input of layer `index` goes through where layers normalise their outputs: the norm of the layer before,
     of which nothing else is kept.
@@ -85,7 +129,7 @@ def _norm_before(index: int, config: ModelConfig, canonical: CanonicalLayers, bu
     return builder.last_norm(canonical.layer(index - 1, Heap(torch.device("cpu")).empty))
 
 
-def _canonical(
+def canonical_layers(
     policy: Policy, source: TensorSource, dtype: torch.dtype, impl: str, quant: Quantization, part: Shard
 ) -> tuple[Shard, CanonicalLayers]:
     """What a rank holds, and its canonical weights: packed, in codes, or to be quantised."""

@@ -33,6 +33,7 @@ from labkit.weights.checkpoint.files import TensorFile, first_line
 from labkit.weights.checkpoint.saved import saved_weights
 from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.tensors import FLOATS, GgufTensors
+from labkit.weights.identity import identity_of_files
 from labkit.weights.listed_files import index_files
 from labkit.weights.protocol import TensorSource
 
@@ -126,6 +127,7 @@ class RandomWeights:
 
     def __init__(self, hf_config: PretrainedConfig, seed: int) -> None:
         self._seed = seed
+        self.identity = f"random, seed {seed}"
         self._matrix_std = float(getattr(hf_config, "initializer_range", getattr(hf_config, "init_std", 0.02)))
         self._shapes = hf_shapes(hf_config)
         self._drawn = torch.empty(CHUNK)  # one buffer for all: a new one for each tensor would leave holes in the heap
@@ -176,6 +178,7 @@ class Checkpoint:
 
     def __init__(self, files: list[Path], policy: Policy, config: ModelConfig) -> None:
         opened = [TensorFile(path) for path in files]
+        self.identity = identity_of_files(files)
         self._where = {policy.current_name(name): (file, name) for file in opened for name in file.names()}
         head, tokens = f"{policy.head}.weight", f"{policy.tokens}.weight"
         if config.tied_head and head in self._where:

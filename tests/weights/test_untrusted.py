@@ -22,7 +22,8 @@ from labkit.system.errors import UserError
 from labkit.weights.checkpoint.described import described_source
 from labkit.weights.checkpoint.manifest import MANIFEST
 from labkit.weights.checkpoint.saved import saved_weights
-from labkit.weights.checkpoint.tensor_stream import LENGTH, TensorStream
+from labkit.weights.checkpoint.tensor_stream import TensorStream
+from labkit.weights.checkpoint.tensor_writer import LENGTH
 from labkit.weights.listed_files import listed_path
 from labkit.weights.resolve import resolve
 
@@ -159,7 +160,7 @@ def test_an_index_that_nests_without_end_is_refused(folder: Path) -> None:
         ({"groups": -1}, "groups: .*"),
         ({"model": None}, "model: .*"),
         ({"files": [{"name": "x"}]}, "files.0.bytes: .*"),
-        ({"format": None}, "has format None; expected 2"),
+        ({"format": None}, "has format None; expected 3"),
     ],
     ids=str,
 )

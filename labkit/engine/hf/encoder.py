@@ -22,6 +22,7 @@ from labkit.engine.runners.stage_clock import StageClock, StageTime
 from labkit.engine.runners.step import CHUNK_ROWS
 from labkit.kernels import DecodeStep, ModelWeights
 from labkit.kernels.abi import CCache
+from labkit.kernels.decode_step import ChunkArgs
 from labkit.kernels.plain import normalise
 from labkit.kernels.types import LayerCache, Rows, float_dtype, padded_head_dim
 from labkit.models.config import ModelConfig
@@ -131,7 +132,7 @@ class FusedEncoder(PackedModule, nn.Module):
 
 
 class AtOnce:
-    """All layers in one C++ call, which stamps the clock behind every stage."""
+    """All layers in one C++ call, which takes the time of every stage."""
 
     def __init__(self, weights: ModelWeights, clock: StageClock) -> None:
         self._step, self._clock = DecodeStep(weights), clock
@@ -139,8 +140,8 @@ class AtOnce:
     def __call__(self, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots") -> Tensor:
         outputs_BTH, width, threads = torch.empty_like(inputs_BTH), inputs_BTH.shape[2], torch.get_num_threads()
         inputs, outputs = inputs_BTH.view(-1, width), outputs_BTH.view(-1, width)
-        self._step(None, rows, None, slots.c, 0, threads=threads, inputs=inputs, outputs=outputs)
-        self._clock.add(Phase.PREFILL, self._step.stamps, head=False)
+        self._step([ChunkArgs(rows, 0, inputs=inputs, outputs=outputs)], None, slots.c, threads=threads)
+        self._clock.add(Phase.PREFILL, self._step.times, head=False)
         return outputs_BTH
 
 

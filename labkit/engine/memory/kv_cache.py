@@ -98,10 +98,11 @@ class KVCache(Cache):
     def _types(self) -> str:
         return f"in {self.dtype}" + ("" if self.kv_dtype == self.dtype else f" stored as {self.kv_dtype}")
 
-    def layer(self, index: int) -> LayerCache:
+    def layer(self, index: int, past: int | None = None) -> LayerCache:
+        """A layer's keys and values; the next ones are written behind `past` tokens, by default behind all."""
         counter = None if self._borrowed is None else self._borrowed[0].past
         assert self.heads is not None
-        return self.heads.layer(index, self.length, counter)
+        return self.heads.layer(index, self.length if past is None else past, counter)
 
     def reserve(self, batch: int, slots: int) -> None:
         """Makes room for `slots` tokens in each of `batch` sequences, layer by layer; a first call fixes `batch`."""

@@ -101,11 +101,19 @@ class FusedLayer(nn.Module):
         return f"index={self.index}, heads={heads.query}/{heads.kv}x{heads.dim}, impl={self.impl!r}"
 
     def forward(
-        self, hidden_NH: Tensor, rows: Rows, rotary: Rotary | None, cache: CacheLayers, phase: Phase, threads: int
+        self,
+        hidden_NH: Tensor,
+        rows: Rows,
+        rotary: Rotary | None,
+        cache: CacheLayers,
+        phase: Phase,
+        threads: int,
+        weights: LayerWeights | None = None,
     ) -> Tensor:
+        """weights: where they are now, of a layer that is read from a file; None: where they always are."""
         return run_layer(
             ops(self.impl, threads),
-            self.weights,
+            weights or self.weights,
             self.wiring,
             hidden_NH,
             rows,

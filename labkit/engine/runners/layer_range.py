@@ -11,6 +11,7 @@ from labkit.engine.memory.rotary import RotaryTables
 from labkit.engine.memory.slots import SlotPool
 from labkit.engine.parallel.ranks import Ranks
 from labkit.kernels import ModelWeights
+from labkit.kernels.decode_step import StreamedLayers
 from labkit.models.shards import Shard
 
 
@@ -19,7 +20,8 @@ class LayerRange:
 
     part: which layers, heads and rows these are. ranks: the way to the processes that have the other heads and rows of
     the same layers; None: they are whole. pool: where caches borrow their memory on a GPU; None: they have their own.
-    kv_dtype: as caches store keys and values; None: in the type of what is not quantised.
+    kv_dtype: as caches store keys and values; None: in the type of what is not quantised. streamed: which of the layers
+    are read from a file when their turn comes; None: all are in memory.
     `one_at_a_time`: threads may share an engine, and a step owns the workspace and the rotary tables.
     """
 
@@ -32,16 +34,17 @@ class LayerRange:
         ranks: Ranks | None = None,
         pool: SlotPool | None = None,
         kv_dtype: torch.dtype | None = None,
+        streamed: StreamedLayers | None = None,
     ) -> None:
         self.weights, self.part, self.impl, self.device, self.ranks = weights, part, impl, device, ranks
-        self.pool, self.config, self.kv_dtype = pool, part.local, kv_dtype
+        self.pool, self.config, self.kv_dtype, self.streamed = pool, part.local, kv_dtype, streamed
         self.rotary = RotaryTables(self.config.rotary, device)
         self.one_at_a_time = Lock()
 
     @property
     def stages(self) -> tuple[str, ...]:
         """Of one layer, in the order that they run in."""
-        return self.weights.stages(self.part.size)
+        return self.weights.stages(self.part.size, streamed=self.streamed is not None)
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         """An empty cache for the layers that are here, which reserves `capacity` slots when it is first used."""

@@ -1,4 +1,4 @@
-"""A step as one C++ call: all layers in one parallel region, the clock stamped behind every stage at no cost."""
+"""A step as one C++ call: all layers in one parallel region, the time of every stage taken at no cost."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.reading_choice import ReadingChoices
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined, placed_chunks
+from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined, placed_at_once, placed_chunks
 from labkit.kernels import DecodeStep
+from labkit.kernels.decode_step import ChunkArgs
 from labkit.kernels.gpu import CPU
 
 
 class OneCallRunner(Runner):
-    """Runs the steps of layers whose weights are in memory, packed for the C++ kernels."""
+    """Runs the steps of layers that are packed for the C++ kernels: in memory, or some of them in a stream."""
 
     def __init__(self, held: LayerRange) -> None:
         self.held = held
-        self.step = DecodeStep(held.weights, held.ranks.exchange if held.ranks else None)
+        self.step = DecodeStep(held.weights, held.ranks.exchange if held.ranks else None, held.streamed)
         self.clock = StageClock(held.config.num_layers, held.stages)
         self.readings = ReadingChoices()
 
@@ -33,50 +34,53 @@ class OneCallRunner(Runner):
         return self.held.new_cache(capacity)
 
     def begin(self, step: StepInput) -> StepOutput:
-        results: list[Tensor] = []
-        rows: list[Tensor] = []
-        to = rows if self.held.weights.head is None else results
-        for chunk in placed_chunks(step, CPU):
-            with self.held.one_at_a_time:
-                found = self._run(step, chunk)
-            if found is not None:
-                to.append(found)
-        return StepOutput(joined(results), rows=joined(rows))
+        found: list[Tensor | None] = []
+        if self.held.streamed is None:
+            for chunk in placed_chunks(step, CPU):
+                with self.held.one_at_a_time:
+                    found += self._run(step, [chunk])
+        else:
+            with self.held.one_at_a_time, placed_at_once(step, CPU) as chunks:
+                found = self._run(step, chunks)
+        parts = [part for part in found if part is not None]
+        return StepOutput(rows=joined(parts)) if self.held.weights.head is None else StepOutput(joined(parts))
 
-    def _run(self, step: StepInput, chunk: Chunk) -> Tensor | None:
-        """Logits, argmax, or the rows behind the last layer of this range; None where the chunk keeps nothing."""
-        held, batch, keep = self.held, chunk.rows.batch, chunk.keep
-        head = held.weights.head
+    def _run(self, step: StepInput, chunks: list[Chunk]) -> list[Tensor | None]:
+        """Of each chunk logits, argmax, or the rows behind the last layer here; None where it keeps nothing."""
+        held, phase, shape = self.held, chunks[0].phase, chunks[0].rows
+        choice = self.readings.of(shape.batch, shape.tokens)
+        given = [self._with_room_for_results(step, chunk) for chunk in chunks]
+        begun = perf_counter_ns()
+        self.step(
+            given,
+            held.rotary.reaching(step.cache.reach),
+            step.cache.c,
+            threads=torch.get_num_threads(),
+            own_logits=step.top is not None,
+            reading=choice.next,
+        )
+        choice.took(perf_counter_ns() - begun)
+        self.clock.add(phase, self.step.times, head=any(chunk.keep for chunk in given))
+        return [self._found(step, chunk) for chunk in given]
+
+    def _with_room_for_results(self, step: StepInput, chunk: Chunk) -> ChunkArgs:
+        batch, keep, head = chunk.rows.batch, chunk.keep, self.held.weights.head
         logits = argmax = outputs = None
         if head is None:
             keep = 0
-            outputs = torch.empty(batch * chunk.rows.tokens, held.weights.hidden)
+            outputs = torch.empty(batch * chunk.rows.tokens, self.held.weights.hidden)
         elif keep and step.greedy:
             argmax = torch.empty(batch, keep, dtype=torch.int64)
         elif keep:
             logits = torch.empty(batch, keep, head.vocab_size)
-        choice = self.readings.of(batch, chunk.rows.tokens)
-        begun = perf_counter_ns()
-        self.step(
-            chunk.tokens,
-            chunk.rows,
-            held.rotary.reaching(step.cache.reach),
-            step.cache.c,
-            step.cache.length,
-            threads=torch.get_num_threads(),
-            keep=keep,
-            logits=logits,
-            argmax=argmax,
-            own_logits=step.top is not None,
-            inputs=chunk.inputs,
-            outputs=outputs,
-            reading=choice.next,
-        )
-        choice.took(perf_counter_ns() - begun)
-        self.clock.add(chunk.phase, self.step.stamps, head=keep > 0)
-        if outputs is not None:
-            return outputs.view(batch, chunk.rows.tokens, -1)
+        return ChunkArgs(chunk.rows, chunk.past, chunk.tokens, keep, logits, argmax, None, chunk.inputs, outputs)
+
+    def _found(self, step: StepInput, chunk: ChunkArgs) -> Tensor | None:
+        """What a chunk gave."""
+        held, logits = self.held, chunk.logits
+        if chunk.outputs is not None:
+            return chunk.outputs.view(chunk.rows.batch, chunk.rows.tokens, -1)
         if logits is not None and held.ranks is not None and step.top is not None:
             vocab = held.part.vocab
             return held.ranks.largest(logits[..., vocab.start : vocab.stop], step.top)
-        return argmax if step.greedy else logits
+        return chunk.argmax if step.greedy else logits

@@ -1,4 +1,4 @@
-"""Sums up the clock stamps of one-call steps by phase, layer and stage."""
+"""Sums up the times of one-call steps by phase, layer and stage."""
 
 from dataclasses import dataclass
 
@@ -19,32 +19,32 @@ class StageTime:
 
 
 class StageClock:
-    """Totals since the last reset; adding one step's stamps takes microseconds."""
+    """Totals since the last reset; adding one step's times takes microseconds."""
 
     def __init__(self, num_layers: int, stages: tuple[str, ...]) -> None:
-        """stages: of a layer, in the order of its stamps; one that comes twice is summed."""
+        """stages: of a layer, in the order of their times; one that comes twice is summed."""
         self.num_layers, self.stages = num_layers, stages
         self.reset()
 
     def reset(self) -> None:
-        stamps = 3 + self.num_layers * len(self.stages)
-        self._stamps_ns = {phase: np.zeros(stamps, dtype=np.int64) for phase in Phase}
+        count = 2 + self.num_layers * len(self.stages)
+        self._total_ns = {phase: np.zeros(count, dtype=np.int64) for phase in Phase}
         self._calls = dict.fromkeys(Phase, 0)
         self._head_calls = dict.fromkeys(Phase, 0)
 
-    def add(self, phase: Phase, stamps: np.ndarray, *, head: bool) -> None:
-        """`stamps`: nanoseconds at the start, after the embedding, after each stage of each layer, after the head."""
-        self._stamps_ns[phase] += stamps  # the sums may wrap around; their differences don't
+    def add(self, phase: Phase, times_ns: np.ndarray, *, head: bool) -> None:
+        """`times_ns`: nanoseconds in the embedding, in each stage of each layer, in the head."""
+        self._total_ns[phase] += times_ns
         self._calls[phase] += 1
         self._head_calls[phase] += head
 
     def times(self) -> list[StageTime]:
         """One record per phase that ran, layer and stage, in the order of execution."""
         out = []
-        for phase, stamps in self._stamps_ns.items():
+        for phase, total_ns in self._total_ns.items():
             if not (calls := self._calls[phase]):
                 continue
-            ms = np.diff(stamps) / 1e6
+            ms = total_ns / 1e6
             out.append(StageTime(phase, Stage.EMBED, None, calls, float(ms[0])))
             for layer in range(self.num_layers):
                 spans = ms[1 + layer * len(self.stages) :]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter_ns
+
 import torch
 from torch import Tensor
 
@@ -9,13 +14,24 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.layer import FusedLayer, Wiring
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined, placed_chunks
+from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined, placed_at_once, placed_chunks
 from labkit.kernels import gemm
-from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights
+from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights
 from labkit.kernels.gemm import unpack_rows
 from labkit.kernels.plain import argmax_or_minus_one, normalise
-from labkit.kernels.types import Rows
-from labkit.stages import Stage, stage
+from labkit.kernels.types import LayerCache, Rows
+from labkit.stages import Phase, Stage, stage
+
+
+@dataclass(frozen=True)
+class CacheBehind:
+    """The layers of a cache, to be written to behind `past` tokens of every sequence."""
+
+    cache: KVCache
+    past: int
+
+    def layer(self, index: int) -> LayerCache:
+        return self.cache.layer(index, self.past)
 
 
 class StagedRunner(Runner):
@@ -35,28 +51,66 @@ class StagedRunner(Runner):
         return self.held.new_cache(capacity)
 
     def begin(self, step: StepInput) -> StepOutput:
-        results: list[Tensor] = []
-        rows: list[Tensor] = []
+        found: list[Tensor | None] = []
         seen: list[Tensor] = []
-        to = rows if self.held.weights.head is None else results
-        for chunk in placed_chunks(step, self.held.device):
-            with self.held.one_at_a_time:
-                found = self._run(step, chunk, seen)
-            if found is not None:
-                to.append(found)
-        return StepOutput(joined(results), tuple(seen), joined(rows))
+        held = self.held
+        if held.streamed is None:
+            for chunk in placed_chunks(step, held.device):
+                with held.one_at_a_time:
+                    found += self._run(step, [chunk], seen)
+        else:
+            with held.one_at_a_time, placed_at_once(step, held.device) as chunks:
+                found = self._run(step, chunks, seen)
+        parts = [part for part in found if part is not None]
+        if held.weights.head is None:
+            return StepOutput(None, tuple(seen), joined(parts))
+        return StepOutput(joined(parts), tuple(seen))
 
-    def _run(self, step: StepInput, chunk: Chunk, seen: list[Tensor]) -> Tensor | None:
-        """What a chunk gives; `seen` gets its hidden states, if they are wanted."""
-        held, rows, threads = self.held, chunk.rows, torch.get_num_threads()
+    def _run(self, step: StepInput, chunks: list[Chunk], seen: list[Tensor]) -> list[Tensor | None]:
+        """What each chunk gives; `seen` gets the hidden states of the only one, if they are wanted."""
+        held, threads = self.held, torch.get_num_threads()
         rotary = held.rotary.reaching(step.cache.reach)
-        hidden_NH = self._first_rows(chunk)
+        hidden = [self._first_rows(chunk) for chunk in chunks]
+        first_turn = held.streamed.stream.begin_pass() if held.streamed else 0
         for layer in self.layers:
             if step.hidden_states:  # a post-norm layer's last norm is due, which the next layer begins with
-                norm = layer.weights.qkv.norm
-                shown = hidden_NH if held.config.pre_norm else normalise(norm, hidden_NH)
+                norm, rows = layer.weights.qkv.norm, chunks[0].rows
+                shown = hidden[0] if held.config.pre_norm else normalise(norm, hidden[0])
                 seen.append(shown.view(rows.batch, rows.tokens, -1))
-            hidden_NH = layer(hidden_NH, rows, rotary, step.cache, chunk.phase, threads)
+            with self._weights(layer, first_turn, chunks[0].phase) as weights:
+                for at, chunk in enumerate(chunks):
+                    slots = CacheBehind(step.cache, chunk.past)
+                    hidden[at] = layer(hidden[at], chunk.rows, rotary, slots, chunk.phase, threads, weights)
+        self._require_layers()
+        return [self._result(step, chunk, rows_NH, seen) for chunk, rows_NH in zip(chunks, hidden, strict=True)]
+
+    @contextmanager
+    def _weights(self, layer: FusedLayer, first_turn: int, phase: Phase) -> Iterator[LayerWeights]:
+        """A layer's weights, for as long as they are needed."""
+        streamed = self.held.streamed
+        if streamed is None or (block := streamed.blocks[layer.index]) < 0:
+            yield layer.weights
+            return
+        turn = first_turn + block
+        wanted = perf_counter_ns()
+        with stage(phase, Stage.FETCH, layer.index):
+            streamed.stream.wait(turn)
+        begin = perf_counter_ns()
+        yield streamed.layer(layer.weights, turn)
+        streamed.stream.release(turn)
+        streamed.stream.note("wait", layer.index, wanted, begin)
+        streamed.stream.note("compute", layer.index, begin, perf_counter_ns())
+
+    def _require_layers(self) -> None:
+        """Raises RunError where a layer could not be read: only now, because the ranks of a model go on together."""
+        streamed, ranks = self.held.streamed, self.held.ranks
+        if streamed is None:
+            return
+        failed = streamed.stream.failed
+        streamed.require_read(not (failed if ranks is None else ranks.agree("the layers", flag=failed)))
+
+    def _result(self, step: StepInput, chunk: Chunk, hidden_NH: Tensor, seen: list[Tensor]) -> Tensor | None:
+        held, rows = self.held, chunk.rows
         hidden_BTH = hidden_NH.view(rows.batch, rows.tokens, -1)
         if held.weights.head is None:
             return normalise(held.weights.final_norm, hidden_NH).view_as(hidden_BTH)

@@ -7,6 +7,7 @@ have swept the processor's caches clean: named tuples are frozen, and made in on
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.stage_clock import StageClock
+from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.types import Rows
 from labkit.stages import Phase, phase_of
 
@@ -112,6 +114,11 @@ class Runner:
         return ""
 
     @property
+    def streamed(self) -> StreamedLayers | None:
+        """The layers that are read from a file in every step; None where all are in memory."""
+        return None
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         """The kernels of the latest decode step, in the order of a CUDA graph's nodes; none where there is no graph."""
         return ()
@@ -124,11 +131,12 @@ class Runner:
 
 
 class Chunk(NamedTuple):
-    """Tokens of a step that go through the layers together, with their place in the cache."""
+    """Tokens of a step that go through a layer together, with their place in the cache: behind `past` others."""
 
     tokens: Tensor | None
     inputs: Tensor | None  # float32 [B * T, H]
     rows: Rows
+    past: int
     keep: int
     phase: Phase
 
@@ -142,7 +150,7 @@ def placed_chunks(step: StepInput, device: torch.device) -> Iterator[Chunk]:
     cache = step.cache
     if step.follows:
         assert step.tokens is not None
-        yield Chunk(step.tokens, None, cache.place_next(len(step.tokens)), 1, Phase.DECODE)
+        yield Chunk(step.tokens, None, cache.place_next(len(step.tokens)), cache.length, 1, Phase.DECODE)
         cache.length += 1
         return
     phase, (batch, tokens), past = step.phase, step.shape, cache.length
@@ -162,10 +170,24 @@ def placed_chunks(step: StepInput, device: torch.device) -> Iterator[Chunk]:
             tokens=None if ids is None else ids[:, begin:end].contiguous(),
             inputs=None if step.rows is None else step.rows[:, begin:end].flatten(0, 1).contiguous(),
             rows=rows,
+            past=past + begin,
             keep=max(0, end - max(begin, tokens - step.keep)),
             phase=phase,
         )
         cache.length = past + end
+
+
+@contextmanager
+def placed_at_once(step: StepInput, device: torch.device) -> Iterator[list[Chunk]]:
+    """All chunks of a step, for layers that take them one after the other before the next layer has its turn. If that
+    fails, the cache holds what it held before.
+    """
+    past = step.cache.length
+    try:
+        yield list(placed_chunks(step, device))
+    except BaseException:
+        step.cache.crop(past - step.cache.length)
+        raise
 
 
 def joined(parts: list[Tensor]) -> Tensor | None:

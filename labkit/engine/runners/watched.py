@@ -12,6 +12,7 @@ from labkit.engine.parallel.ranks import Ranks
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.staged import StagedRunner
 from labkit.engine.runners.step import CHUNK_ROWS, Pending, Runner, StepInput
+from labkit.kernels.decode_step import StreamedLayers
 from labkit.stages import listening
 
 
@@ -29,6 +30,10 @@ class WatchedRunner(Runner):
     @property
     def reading(self) -> str:
         return self.fast.reading
+
+    @property
+    def streamed(self) -> StreamedLayers | None:
+        return self.staged.held.streamed
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         return self.fast.new_cache(capacity)

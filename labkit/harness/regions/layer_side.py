@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from labkit.harness.regions.random_layers import RandomLayers
 from labkit.harness.regions.sides import ONE_CALL
 from labkit.harness.regions.vocabulary import REGIONS
 from labkit.kernels import DecodeStep, LayerWeights
+from labkit.kernels.decode_step import ChunkArgs
 from labkit.kernels.types import LayerCache, Rotary, Rows
 from labkit.stages import Stage
 
@@ -55,7 +55,7 @@ class LayerSide:
 
 
 class OneCall:
-    """The fused layers as the engine runs them on a CPU: all in one call, which stamps the clock between regions."""
+    """The fused layers as the engine runs them on a CPU: all in one call, which takes the time of every region."""
 
     name = ONE_CALL
 
@@ -67,8 +67,7 @@ class OneCall:
         """Nanoseconds of every region of every layer in one step."""
         given = self._layers
         tokens = torch.zeros(given.rows.batch, 1, dtype=torch.int64)
-        past = given.cache.length
-        self._step(tokens, given.rows, given.rotary, given.cache.c, past, keep=0, threads=self._threads)
-        layers = given.config.num_layers
-        spans = np.diff(self._step.stamps[1 : 2 + layers * len(REGIONS)]).reshape(layers, len(REGIONS))
+        chunk = ChunkArgs(given.rows, given.cache.length, tokens)
+        self._step([chunk], given.rotary, given.cache.c, threads=self._threads)
+        spans = self._step.times[1:-1].reshape(given.config.num_layers, len(REGIONS))
         return {region: spans[:, index].tolist() for index, region in enumerate(REGIONS)}

@@ -21,7 +21,8 @@ from labkit.system.validation import first_problem
 from labkit.weights.quantise import Quantization
 
 MANIFEST = "labkit_checkpoint.json"
-FORMAT = 2
+FORMAT = 3
+READABLE = (2, 3)  # those of format 2 have no layers that could be streamed
 Layout = Annotated[str, Field(pattern="^(panels|rows|words)$")]
 Dtype = Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
 
@@ -46,13 +47,26 @@ class MatrixRecord(ManifestPart):
     bits: Literal[4, 8] = 8
 
 
+class LayerExtent(ManifestPart):
+    """Where a layer stands in a file, as it can be read in one piece: offset and bytes are multiples of 4096.
+
+    digest: XXH64 of these bytes, in hexadecimal.
+    """
+
+    layer: int = Field(ge=0)
+    offset: int = Field(ge=0, multiple_of=4096)
+    bytes: int = Field(ge=1, multiple_of=4096)
+    digest: str = Field(pattern="^[0-9a-f]{16}$")
+
+
 class FileRecord(ManifestPart):
-    """The file of one rank: its size, the XXH3 digest of each tensor, and the matrices among them."""
+    """The file of one rank: its size, the XXH3 digest of each tensor, the matrices among them, and the layers."""
 
     name: str
     bytes: int = Field(ge=0)
     digests: dict[str, str]
     matrices: dict[str, MatrixRecord]
+    layers: list[LayerExtent] = []
 
 
 class Manifest(ManifestPart):
@@ -96,7 +110,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     values = read_json(path, "the manifest that labkit writes last when it saves a checkpoint")
     if not isinstance(values, dict):
         raise UserError(f"{path} is damaged: it holds a {type(values).__name__}; save the checkpoint again")
-    if values.get("format") != FORMAT:
+    if values.get("format") not in READABLE:
         raise UserError(
             f"{path} has format {values.get('format')!r}; expected {FORMAT}: save it again with this labkit"
         )

@@ -6,9 +6,10 @@ import copy
 import shutil
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,11 +21,19 @@ from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard
 from labkit.system.errors import RunError, UserError
 from labkit.system.whole_file import remove_unfinished, whole_file, write_whole
-from labkit.weights.canonical import Canonical
-from labkit.weights.checkpoint.manifest import FORMAT, MANIFEST, FileRecord, Manifest, MatrixRecord, described_model
+from labkit.weights.canonical import Canonical, Weight
+from labkit.weights.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST,
+    FileRecord,
+    LayerExtent,
+    Manifest,
+    MatrixRecord,
+    described_model,
+)
 from labkit.weights.checkpoint.saved import key_of, layout_of
 from labkit.weights.checkpoint.shard_file import scales_of
-from labkit.weights.checkpoint.tensor_stream import write_tensors
+from labkit.weights.checkpoint.tensor_writer import Extent, TensorWriter
 from labkit.weights.quantise import Quantization
 from labkit.weights.source import weight_files
 
@@ -56,22 +65,22 @@ class Saved:
     quant: Quantization | None
 
 
-@dataclass(frozen=True)
 class Saving:
-    """A save in progress: `keep` takes weights while they are built, `finish` writes them. All ranks call both
-    together.
+    """A save in progress: `keep` writes weights while they are built, `finish` ends the files. All ranks do so
+    together, within the context of their saves.
 
     Rank 0 writes the manifest last, and a folder without it is no checkpoint. The next save replaces the files of one
-    that was interrupted. The matrices are written from where the engine has them, so they are in memory once.
+    that was interrupted. What was kept is written and may be freed.
     """
 
-    folder: Path
-    what: Saved
-    part: Shard
-    gather: Gather
-    name: str
-    _tensors: dict[str, Tensor] = field(default_factory=dict)
-    _matrices: dict[str, MatrixRecord] = field(default_factory=dict)
+    def __init__(self, folder: Path, what: Saved, part: Shard, gather: Gather, name: str) -> None:
+        self.folder, self.what, self.part, self.gather, self.name = folder, what, part, gather, name
+        self._file = f"rank-{part.rank:02d}-of-{part.size:02d}{SUFFIX}"
+        tensors = len(part.top_shapes) + len(part.layers) * len(part.layer_shapes)
+        self._writer = TensorWriter(folder / self._file, 2 * tensors)  # a matrix may have scales
+        self._matrices: dict[str, MatrixRecord] = {}
+        self._layers: dict[int, Extent] = {}
+        self._failure: OSError | None = None
 
     @classmethod
     def begin(cls, folder: Path, what: Saved, part: Shard, gather: Gather) -> Saving:
@@ -87,19 +96,47 @@ class Saving:
                 )
             return uuid.uuid4().hex
 
-        return cls(folder, what, part, gather, _together(free, gather)[0])
+        return cls(folder, what, part, gather, together(free, gather)[0])
+
+    def __enter__(self) -> Self:
+        together(self._open, self.gather)
+        return self
+
+    def _open(self) -> None:
+        self._writer.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.__exit__(kind, error, trace)
 
     def keep(self, index: int | None, weights: Canonical) -> None:
-        """Takes the weights of a layer, or with None those outside the layers: matrices packed, others as float32."""
-        for name, weight in weights.items():
-            key = key_of(name, index)
-            if isinstance(weight, Linear):
-                self._tensors[key] = weight.weight
-                self._matrices[key] = self._record(name, weight)
-                if weight.scales is not None:
-                    self._tensors[scales_of(key)] = weight.scales
-            elif isinstance(weight, Tensor):
-                self._tensors[key] = weight.to("cpu", torch.float32, copy=True).contiguous()
+        """Writes the weights of a layer, or with None those outside the layers: matrices packed, others as float32.
+
+        Raises RunError where that fails, or with several ranks leaves it to `finish`, so that no rank waits for it.
+        """
+        if self._failure is not None:
+            return
+        try:
+            if index is not None:
+                self._writer.begin_block()
+            for name, weight in sorted(weights.items(), key=lambda each: not isinstance(each[1], Linear)):
+                self._write(name, key_of(name, index), weight)
+            if index is not None:
+                self._layers[index] = self._writer.end_block()
+        except OSError as error:
+            self._failure = error
+            if self.part.size == 1:
+                raise RunError(f"the checkpoint was not saved: {error}") from error
+
+    def _write(self, name: str, key: str, weight: Weight) -> None:
+        if isinstance(weight, Linear):
+            self._writer.add(key, weight.weight)
+            self._matrices[key] = self._record(name, weight)
+            if weight.scales is not None:
+                self._writer.add(scales_of(key), weight.scales)
+        elif isinstance(weight, Tensor):
+            self._writer.add(key, weight.to("cpu", torch.float32).contiguous())
 
     def _record(self, name: str, linear: Linear) -> MatrixRecord:
         row_group = linear.group
@@ -116,19 +153,24 @@ class Saving:
         )
 
     def finish(self, generation: GenerationConfig | None, source: Path | None) -> None:
-        """Writes this rank's file and, once all ranks have theirs, the config, the tokenizer and the manifest.
+        """Ends this rank's file and, once all ranks have theirs, writes the config, the tokenizer and the manifest.
 
         `source`: the folder that the tokenizer's files are copied from. Raises RunError on all ranks where one of
         them could not write.
         """
-        files = _together(self._write, self.gather)
-        _together(lambda: self.part.rank or self._describe(files, generation, source), self.gather)
+        files = together(self._end, self.gather)
+        together(lambda: self.part.rank or self._describe(files, generation, source), self.gather)
 
-    def _write(self) -> FileRecord:
-        name = f"rank-{self.part.rank:02d}-of-{self.part.size:02d}{SUFFIX}"
-        metadata = {"save": self.name, "format": "labkit"}
-        size, digests = write_tensors(self.folder / name, self._tensors, metadata)
-        return FileRecord(name=name, bytes=size, digests=digests, matrices=self._matrices)
+    def _end(self) -> FileRecord:
+        """The record of this rank's file, which gets its name."""
+        if self._failure is not None:
+            raise self._failure
+        size = self._writer.finish({"save": self.name, "format": "labkit"})
+        self._writer.__exit__(None, None, None)
+        layers = [LayerExtent(layer=index, **extent._asdict()) for index, extent in self._layers.items()]
+        return FileRecord(
+            name=self._file, bytes=size, digests=self._writer.digests, matrices=self._matrices, layers=layers
+        )
 
     def _describe(self, files: list[FileRecord], generation: GenerationConfig | None, source: Path | None) -> int:
         what = self.what
@@ -168,7 +210,7 @@ def gather_of(size: int, group: Any = None) -> Gather:
     return gather
 
 
-def _together(work: Callable[[], T], gather: Gather) -> list[T]:
+def together(work: Callable[[], T], gather: Gather) -> list[T]:
     """The results of all ranks' work, on every rank. Where one rank fails all raise its error, so that none waits."""
     done: tuple[T | None, str | None, bool]
     try:

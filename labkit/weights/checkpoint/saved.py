@@ -6,6 +6,7 @@ each weight are taken from the files of all ranks, and the numbers stay the same
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -65,6 +66,7 @@ class SavedWeights:
 
     def __init__(self, folder: Path, manifest: Manifest, policy: Policy, config: ModelConfig) -> None:
         self.folder, self.manifest, self.policy, self.config = folder, manifest, policy, config
+        self.identity = f"save {manifest.save}"
         self._files: dict[int, ShardFile] = {}
 
     @property
@@ -148,6 +150,22 @@ class Own:
     def _weight(self, name: str, index: int | None, empty: Empty) -> Tensor | Linear:
         key = key_of(name, index)
         return self._file.linear(key, empty) if is_matrix(name) else self._file.vector(key)
+
+
+class Streaming(Own):
+    """The same, but matrices of the layers in `slots` are where these slots have them, once they are filled.
+
+    slots: by layer, uint8 [bytes], and where in the file that begins.
+    """
+
+    def __init__(self, saved: SavedWeights, part: Shard, slots: Mapping[int, tuple[Tensor, int]]) -> None:
+        super().__init__(saved, part)
+        self._slots = slots
+
+    def _weight(self, name: str, index: int | None, empty: Empty) -> Tensor | Linear:
+        if index is not None and index in self._slots and is_matrix(name):
+            return self._file.linear_within(key_of(name, index), *self._slots[index])
+        return super()._weight(name, index, empty)
 
 
 class Merged:

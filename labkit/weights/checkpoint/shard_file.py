@@ -54,15 +54,30 @@ class ShardFile:
 
     def linear(self, key: str, empty: Empty) -> Linear:
         """A matrix as the file holds it. One that is packed is read into memory that `empty` gives."""
-        matrix = self._matrix(key)
-        empty = _rows if matrix.layout == "rows" else empty
-        tensors = []
-        for name in (key, scales_of(key)) if matrix.group else (key,):
+        empty = _rows if self._matrix(key).layout == "rows" else empty
+
+        def read(name: str) -> Tensor:
             stored = self._stream.tensors[name]
-            tensors.append(self._stream.read_into(name, empty(stored.shape, stored.dtype)))
-        weight, scales = (*tensors, None)[:2]
-        assert weight is not None
-        return Linear(weight, None, matrix.outputs, matrix.inputs, matrix.layout, scales, matrix.group, matrix.bits)
+            return self._stream.read_into(name, empty(stored.shape, stored.dtype))
+
+        return self._linear(key, read)
+
+    def linear_within(self, key: str, memory: Tensor, offset: int) -> Linear:
+        """A matrix whose tensors are in `memory`, uint8, which holds what the file has from `offset` on, or will."""
+
+        def within(name: str) -> Tensor:
+            stored = self._stream.tensors[name]
+            begin = stored.offset - offset
+            return memory[begin : begin + stored.nbytes].view(stored.dtype).view(stored.shape)
+
+        return self._linear(key, within)
+
+    def _linear(self, key: str, tensor: Callable[[str], Tensor]) -> Linear:
+        matrix = self._matrix(key)
+        scales = tensor(scales_of(key)) if matrix.group else None
+        return Linear(
+            tensor(key), None, matrix.outputs, matrix.inputs, matrix.layout, scales, matrix.group, matrix.bits
+        )
 
     def block(self, key: str, rows: Interval, columns: Interval, halves: int | None) -> Tensor:
         """These rows and columns of a matrix. `halves`: how many rows a gated MLP has of the gate; as many of the up

@@ -1,15 +1,14 @@
-"""The safetensors format, written and read without a second copy of any tensor, and checked while it is read.
+"""The safetensors format, read without a second copy of any tensor, and checked on the way.
 
-The library's own writer holds all tensors twice. Its reader maps the file, and to copy from a mapping costs a page
-fault for every few pages, which reading into memory does not.
+The library's own reader maps the file, and to copy from a mapping costs a page fault for every few pages, which reading
+into memory does not.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,10 @@ from xxhash import xxh3_128
 
 from labkit.system.errors import UserError
 from labkit.system.json_file import parse_json
-from labkit.system.whole_file import whole_file
 from labkit.weights.checkpoint.pieces import Interval
+from labkit.weights.checkpoint.tensor_writer import FILLER, LENGTH, NAMES, PART, bytes_of, parts_of
 
-NAMES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-}
 BY_NAME = {name: dtype for dtype, name in NAMES.items()}
-LENGTH = 8  # bytes that tell the length of the header
-AT_ONCE = 256 << 10  # bytes that are read and digested at once, while they are in a core's own cache
 
 
 @dataclass(frozen=True)
@@ -48,29 +38,6 @@ class Stored:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[int, dict[str, str]]:
-    """Writes a safetensors file, whole or not at all. Returns its size in bytes and the XXH3 digest of each tensor."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 64 + 64 - LENGTH)  # so that tensors are aligned in a mapping of the file
-    digests = {}
-    with whole_file(path) as temporary, temporary.open("wb") as file:
-        file.write(len(text).to_bytes(LENGTH, "little") + text)
-        for name, tensor in tensors.items():
-            digest = xxh3_128()
-            for part in _parts(_bytes_of(tensor)):
-                digest.update(part)
-                file.write(part)
-            digests[name] = digest.hexdigest()
-        file.flush()
-        os.fsync(file.fileno())
-    return LENGTH + len(text) + end, digests
-
-
 class TensorStream:
     """A safetensors file whose tensors are read into given memory, or in slabs of their first two dimensions.
 
@@ -79,7 +46,7 @@ class TensorStream:
     """
 
     def __init__(self, path: Path, digests: Mapping[str, str]) -> None:
-        """digests: those that `write_tensors` returned."""
+        """digests: those that were found when the file was written."""
         self.path, self._digests = path, digests
         self._intact: set[str] = set()
         self._file = path.open("rb", buffering=0)
@@ -90,14 +57,15 @@ class TensorStream:
                 raise UserError(f"a header of {length} bytes")
             header = parse_json(self._file.read(length), path, "a header of safetensors")
             self.metadata: dict[str, str] = dict(header.pop("__metadata__", {}))
-            self.tensors = {name: _stored(entry, LENGTH + length, size) for name, entry in header.items()}
+            stored = {name: _stored(entry, LENGTH + length, size) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is damaged ({error!r}); copy it again, or save the checkpoint again") from error
+        self.tensors = {name: entry for name, entry in stored.items() if not name.startswith(FILLER)}
 
     def read_into(self, name: str, out: Tensor) -> Tensor:
         """Fills `out`, contiguous, with the whole tensor."""
         assert (out.dtype, tuple(out.shape)) == (self.tensors[name].dtype, self.tensors[name].shape)
-        self._read(name, _parts(_bytes_of(out)))
+        self._read(name, parts_of(bytes_of(out)))
         return out
 
     def whole(self, name: str) -> Tensor:
@@ -109,8 +77,8 @@ class TensorStream:
         """Raises UserError unless the tensor is what was written."""
         if name in self._intact:
             return
-        buffer, size = memoryview(bytearray(AT_ONCE)), self.tensors[name].nbytes
-        self._read(name, (buffer[: size - at] for at in range(0, size, AT_ONCE)))
+        buffer, size = memoryview(bytearray(PART)), self.tensors[name].nbytes
+        self._read(name, (buffer[: size - at] for at in range(0, size, PART)))
 
     def slab(self, name: str, outer: Interval, inner: Interval | None = None) -> Tensor:
         """[begin, end) of the first dimension, and of the second if given, in memory of its own."""
@@ -118,7 +86,7 @@ class TensorStream:
         self.check(name)
         first, last = inner or (0, stored.shape[1])
         out = torch.empty((outer[1] - outer[0], last - first, *stored.shape[2:]), dtype=stored.dtype)
-        data = _bytes_of(out)
+        data = bytes_of(out)
         entry = math.prod(stored.shape[2:]) * stored.dtype.itemsize
         row, run = stored.shape[1] * entry, (last - first) * entry
         if run == row:
@@ -160,12 +128,3 @@ def _stored(entry: Mapping[str, Any], start: int, size: int) -> Stored:
     if stored.offset + stored.nbytes > size:
         raise UserError(f"a tensor that ends at {stored.offset + stored.nbytes} of {size} bytes")
     return stored
-
-
-def _parts(data: memoryview) -> Iterator[memoryview]:
-    return (data[at : at + AT_ONCE] for at in range(0, len(data), AT_ONCE))
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    assert tensor.is_contiguous()
-    return tensor.detach().cpu().view(-1).view(torch.uint8).numpy().data

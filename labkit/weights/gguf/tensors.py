@@ -13,6 +13,7 @@ from labkit.models.policy import LINEARS, Policy
 from labkit.models.shards import Cut
 from labkit.system.errors import UserError
 from labkit.weights.gguf.file import GgufFile
+from labkit.weights.identity import identity_of_files
 
 if TYPE_CHECKING:
     from gguf import ReaderTensor
@@ -68,6 +69,7 @@ class GgufTensors:
 
     def __init__(self, file: GgufFile, policy: Policy) -> None:
         self.file, self.policy = file, policy
+        self.identity = identity_of_files([file.path])
         config = policy.model_config(file.config)
         held = file.tensors
         self._heads = (config.num_heads, config.num_kv_heads)

@@ -132,3 +132,15 @@ def test_what_needs_kernels_is_refused_by_a_model_without_them() -> None:
         labkit.init_inference(vanilla("gpt2"), dtype=torch.int8, injection_policy={"GPT2Block": ("attn.c_proj",)})
     with pytest.raises(ValueError, match=r"impl.* are for models with kernels"):
         labkit.init_inference(vanilla("gpt2"), impl="cpp", injection_policy={"GPT2Block": ("attn.c_proj",)})
+
+
+def test_ranks_stream_their_own_layers(of_two: Any) -> None:
+    check([rank["streamed"]["found"] for rank in of_two.answers], 5e-5)
+    assert all(each.tokens_equal for each in of_two.answers[0]["streamed"]["found"].values())
+    assert len(list((of_two.folder / "streamed").glob("*/rank-*-of-02.safetensors"))) == 4
+
+
+def test_a_rank_that_cannot_read_its_layers_ends_the_step_of_all(of_two: Any) -> None:
+    whole, damaged = (rank["streamed"]["damaged"] for rank in of_two.answers)
+    assert all("another rank could not read its layers" in said for said in whole)
+    assert all("was altered: its digest is not the one that was written" in said for said in damaged)

@@ -12,6 +12,7 @@ from labkit.engine.runners.one_call import OneCallRunner
 from labkit.engine.runners.staged import StagedRunner
 from labkit.engine.runners.step import Runner, StepInput
 from labkit.kernels import DecodeStep
+from labkit.kernels.decode_step import ChunkArgs
 from labkit.kernels.gpu import CPU
 from labkit.kernels.memory import Arena, Heap
 from labkit.kernels.types import Norm
@@ -113,7 +114,7 @@ def through(builder: Builder, part: Shard, layer: object, rows_NH: Tensor) -> Te
     cache, out = held.new_cache(), torch.empty_like(rows_NH)
     rows = cache.place(1, len(rows_NH))
     tables = held.rotary.reaching(len(rows_NH))
-    DecodeStep(weights)(None, rows, tables, cache.c, 0, threads=1, inputs=rows_NH, outputs=out)
+    DecodeStep(weights)([ChunkArgs(rows, 0, inputs=rows_NH, outputs=out)], tables, cache.c, threads=1)
     return out
 
 

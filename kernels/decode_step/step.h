@@ -1,0 +1,116 @@
+// What a step is given, the memory that it works in, and the clock of its stages.
+#pragma once
+
+#include "../all_reduce/exchange.h"
+#include "../gemm/cpp_impl.cpp"
+#include "../layer_stream/stream.h"
+
+namespace labkit {
+
+// Tokens that go through a layer together.
+struct Chunk {
+  Rows rows;
+  int64_t past;           // tokens before them in every sequence's cache; the caches' own `past` does not count
+  const int64_t* tokens;  // [rows]
+  int64_t keep;           // logits of the last `keep` tokens of each sequence; 0: none
+  float* logits;          // [batch * keep][vocab] or null
+  int64_t* argmax;        // [batch * keep] or null; -1 where no logit is a number
+  float* hidden;          // [batch * keep][hidden] after the final norm, or null
+  const float* inputs;    // [rows][hidden] in place of `tokens`; or null
+  float* outputs;         // [rows][hidden] after the final norm, if there is one, in place of logits; or null
+
+  int64_t count() const { return int64_t(rows.batch) * rows.tokens; }
+};
+
+struct StepArgs {
+  const Chunk* chunks;
+  int64_t num_chunks;
+  Rotary rotary;
+  const Cache* caches;  // [layers]
+  int64_t* times;       // nanoseconds, one of each stage of Clock, to be added to; or null
+  void* workspace;
+  int32_t threads;
+  Exchange* exchange;      // null: this process has the whole model
+  int32_t own_logits;      // each rank's columns of the logits are enough for it
+  int32_t reading;         // of the weights: an index into kReadings; -1: the usual one
+  LayerStream* stream;     // where some layers come from; null: all are in memory
+  const int64_t* blocks;   // [layers] with a stream: the layer's block, or -1 for one in memory
+  const char* first_slot;  // that the weights of the streamed layers point into
+};
+
+// The widest row between two stages.
+inline int64_t widest(const Model& model) {
+  int64_t wide = model.hidden;
+  if (model.embedding.size > wide) wide = model.embedding.size;
+  if (model.head.matrix.weight && model.head.matrix.inputs > wide) wide = model.head.matrix.inputs;
+  return wide;
+}
+
+// Shared buffers of a step, cut from one piece of memory.
+struct Workspace {
+  float *h, *residual, *qkv, *attn_out, *mlp_out, *normed;
+  Act *x, *context, *act;
+  Best* best;
+  int64_t bytes;
+
+  // all_rows: of all chunks, whose `h` lie one behind the other; rows: of the largest one.
+  Workspace(const Model& model, int64_t all_rows, int64_t rows, int64_t threads, char* base) {
+    int64_t at = 0;
+    auto cut = [&](int64_t count, int64_t size) {
+      char* p = base ? base + at : nullptr;
+      at += (count * size + 63) / 64 * 64;
+      return p;
+    };
+    const Heads& heads = model.heads;
+    const int64_t stride = row_stride(widest(model));
+    h = reinterpret_cast<float*>(cut(all_rows * stride, 4));
+    residual = reinterpret_cast<float*>(cut(rows * stride, 4));
+    attn_out = reinterpret_cast<float*>(cut(rows * stride, 4));
+    mlp_out = reinterpret_cast<float*>(cut(rows * stride, 4));
+    normed = reinterpret_cast<float*>(cut(rows * stride, 4));
+    x = reinterpret_cast<Act*>(cut(rows * stride, 4));
+    qkv = reinterpret_cast<float*>(cut(rows * row_stride(int64_t(heads.query + 2 * heads.kv) * heads.dim), 4));
+    context = reinterpret_cast<Act*>(cut(rows * row_stride(int64_t(heads.query) * heads.dim), sizeof(Act)));
+    act = reinterpret_cast<Act*>(cut(rows * row_stride(model.intermediate), sizeof(Act)));
+    best = reinterpret_cast<Best*>(cut(rows * threads, sizeof(Best)));
+    bytes = at;
+  }
+};
+
+inline Cache cache_of(const StepArgs& args, const Chunk& chunk, int64_t layer) {
+  Cache cache = args.caches[layer];
+  cache.past = chunk.past;
+  return cache;
+}
+
+// Thread 0 adds up the time of every stage: embedding, those of each layer, head. A layer's are (fetch,) qkv,
+// attention, attn_out, (all_reduce,) mlp, mlp_out, (all_reduce,) residual; with a parallel residual ranks add up once.
+class Clock {
+ public:
+  Clock(int64_t* times, int thread) : next_(thread == 0 ? times : nullptr), last_(next_ ? now_ns() : 0) {}
+
+  void stamp() {
+    if (!next_) return;
+    add_to(*next_);
+    ++next_;
+  }
+  // What has been done since belongs to the last stage too.
+  void again() {
+    if (next_) add_to(next_[-1]);
+  }
+  // The next stages are those from `mark` on again.
+  int64_t* mark() const { return next_; }
+  void back_to(int64_t* mark) { next_ = mark; }
+
+ private:
+  void add_to(int64_t& time) {
+    const int64_t now = now_ns();
+    time += now - last_;
+    last_ = now;
+  }
+
+  int64_t* next_;
+  int64_t last_;
+};
+
+}  // namespace labkit

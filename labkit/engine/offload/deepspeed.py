@@ -1,0 +1,109 @@
+"""DeepSpeed's spelling of `offload`: ZeRO-Inference's `zero_optimization`, and `aio`.
+
+The names are those of DeepSpeed 0.19 (runtime/zero/config.py, runtime/zero/offload_config.py, runtime/swap_tensor).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from labkit.system.errors import UserError
+from labkit.system.nearest import did_you_mean
+
+log = logging.getLogger("labkit")
+PARAM = {"device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory"}
+PREFETCH = {
+    f"{prefix}{name}"
+    for prefix in ("", "stage3_")
+    for name in (
+        "prefetch_bucket_size",
+        "max_live_parameters",
+        "max_reuse_distance",
+        "param_persistence_threshold",
+        "model_persistence_threshold",
+    )
+}
+TRAINING = {
+    "allgather_bucket_size",
+    "allgather_partitions",
+    "contiguous_gradients",
+    "ignore_unused_parameters",
+    "load_from_fp32_weights",
+    "memory_efficient_linear",
+    "module_granularity_threshold",
+    "offload_optimizer",
+    "overlap_comm",
+    "reduce_bucket_size",
+    "reduce_scatter",
+    "round_robin_gradients",
+    "stage3_gather_16bit_weights_on_model_save",
+    "sub_group_size",
+    "zero_hpz_partition_size",
+    "zero_quantized_weights",
+}
+ZERO = {"stage", "offload_param"} | PREFETCH | TRAINING
+AIO = {
+    "block_size",
+    "intra_op_parallelism",
+    "overlap_events",
+    "queue_depth",
+    "single_submit",
+    "thread_count",
+    "use_gds",
+}
+
+
+def offload_of(zero: Any, aio: Any) -> dict[str, Any] | None:
+    """The option `offload` that these values of `zero_optimization` and `aio` ask for; None: nothing is offloaded.
+
+    What has no meaning here is named in one warning. Raises UserError for unknown names, and for values that contradict
+    each other.
+    """
+    zero, aio = _object("zero_optimization", zero, ZERO), _object("aio", aio, AIO)
+    given = zero.get("offload_param")
+    param = _object("zero_optimization.offload_param", given, PARAM)
+    device, path, stage = param.get("device", "none"), param.get("nvme_path"), zero.get("stage", 0)
+    if device not in ("none", "cpu", "nvme"):
+        raise UserError(f"zero_optimization.offload_param.device: got {device!r}, expected 'cpu', 'nvme' or 'none'")
+    if device != "none" and stage != 3:
+        raise UserError(
+            f"zero_optimization: got offload_param beside stage {stage!r}, expected stage 3: the others keep their "
+            "parameters"
+        )
+    if device == "nvme" and path is None:
+        raise UserError(
+            "zero_optimization.offload_param: got device 'nvme' without nvme_path; name a folder on the disk"
+        )
+    if device != "nvme" and path is not None:
+        raise UserError(
+            f"zero_optimization.offload_param: got nvme_path beside device {device!r}; use 'nvme', or leave it out"
+        )
+    unused = [f"zero_optimization.{name}" for name in sorted(zero.keys() & (PREFETCH | TRAINING))]
+    unused += [f"offload_param.{name}" for name in ("buffer_size", "max_in_cpu", "pin_memory") if name in param]
+    unused += [f"aio.{name}" for name in sorted(aio)]
+    if unused:
+        log.warning(
+            "labkit: without meaning here, and left aside: %s; offload={'resident_gb': ..., 'slots': ...} says what "
+            "stays in memory and how far reading goes ahead",
+            ", ".join(unused),
+        )
+    if device == "none":
+        return None
+    slots = {"slots": param["buffer_count"]} if "buffer_count" in param else {}
+    return {"device": "cpu", **slots} if device == "cpu" else {"device": "disk", "path": path, **slots}
+
+
+def _object(name: str, value: Any, known: Iterable[str]) -> Mapping[str, Any]:
+    """The value of an option that is an object, whose names are among those that are known."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UserError(f"{name}: got {value!r}, expected an object")
+    if unknown := sorted(value.keys() - set(known)):
+        raise UserError(
+            f"{name}: got {unknown[0]!r}{did_you_mean(unknown[0], sorted(known))}; expected some of "
+            f"{', '.join(sorted(known))}"
+        )
+    return value

@@ -1,0 +1,178 @@
+"""The packed file that layers are streamed from: found, or made once and used again by later engines.
+
+Only one process makes it, while the others wait. A process that is killed leaves no manifest, and what it left is
+removed by the next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig
+from xxhash import xxh3_128_hexdigest
+
+from labkit.models.config import ModelConfig
+from labkit.models.policies import Policy
+from labkit.models.shards import Shard
+from labkit.system.cache_root import cache_root
+from labkit.system.errors import RunError, UserError
+from labkit.weights.build import has_codes, pack_layers, saved_in
+from labkit.weights.capacity import model_bytes
+from labkit.weights.checkpoint.manifest import FORMAT, described_model
+from labkit.weights.checkpoint.save import Gather, Saved, Saving, together
+from labkit.weights.checkpoint.saved import SavedWeights, layout_of, saved_weights
+from labkit.weights.identity import identity_of
+from labkit.weights.protocol import TensorSource
+from labkit.weights.quantise import Quantization
+
+log = logging.getLogger("labkit")
+IMPL = "cpp"
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The packed weights that a rank wants: of this model, in this type, for these ranks."""
+
+    source: TensorSource
+    hf_config: PretrainedConfig
+    policy: Policy
+    config: ModelConfig
+    dtype: torch.dtype
+    quant: Quantization
+    part: Shard
+
+    @property
+    def name(self) -> str:
+        """Of the folder: other weights, types or ranks have another one."""
+        what = (
+            identity_of(self.source),
+            sorted(described_model(self.config).items()),
+            self.quant.model_dump_json() if self.dtype == torch.int8 else "",
+            FORMAT,
+        )
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.config.architecture}-{dtype}-tp{self.part.size}-{xxh3_128_hexdigest(repr(what).encode())[:16]}"
+
+    @property
+    def bytes(self) -> int:
+        """Of all ranks' files, about."""
+        return self.part.size * model_bytes(self.part, self.dtype, self.quant)
+
+
+def streamable(saved: SavedWeights, wanted: Wanted) -> bool:
+    """Whether a rank can stream its layers from the file of a checkpoint as it is."""
+    manifest = saved.manifest
+    have = (manifest.tp_size, manifest.layout, saved.dtype)
+    return have == (wanted.part.size, layout_of(IMPL, wanted.dtype), wanted.dtype) and all(
+        len(file.layers) == wanted.config.num_layers for file in manifest.files
+    )
+
+
+def prepared(wanted: Wanted, path: str | Path | None, gather: Gather, progress: Progress | None) -> SavedWeights:
+    """The checkpoint to stream from; all ranks ask for theirs together.
+
+    Raises UserError where the folder can't be written or has too little room, RunError where writing fails.
+    """
+    given = saved_in(wanted.source)
+    if given is not None and streamable(given, wanted):
+        return given
+    folder = _parent(path) / gather(wanted.name if wanted.part.rank == 0 else "")[0]
+    with ExitStack() as held:
+        there = together(lambda: bool(wanted.part.rank) or _is_there(folder, wanted, held), gather)[0]
+        if not there:
+            _make(folder, wanted, gather, progress)
+    made = _found(folder, wanted)
+    if made is None:
+        raise RunError(f"{folder} was removed while it was made; start again")
+    return made
+
+
+def _is_there(folder: Path, wanted: Wanted, held: ExitStack) -> bool:
+    """Whether the checkpoint need not be made. Until `held` ends nobody else makes it."""
+    try:
+        held.enter_context(_only_one(folder))
+        if _found(folder, wanted) is not None:
+            return True
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed, or damaged
+        _require_room(folder.parent, wanted.bytes)
+    except OSError as error:
+        raise UserError(
+            f"offload: {folder.parent} can't be written ({error.strerror or error}); name another folder as path"
+        ) from error
+    log.info("labkit: packing %.1f GB into %s, once", wanted.bytes / 1e9, folder)
+    return False
+
+
+def _parent(path: str | Path | None) -> Path:
+    if path is not None:
+        return Path(path)
+    root = cache_root()
+    if root is None:
+        raise UserError("offload: this user has no home folder for a cache; name a folder as path")
+    return root / "offload"
+
+
+def _found(folder: Path, wanted: Wanted) -> SavedWeights | None:
+    """What an earlier engine has made, if it is whole."""
+    try:
+        saved = saved_weights(folder, wanted.policy, wanted.config)
+    except UserError as error:
+        log.warning("labkit: the streamed weights are made anew: %s", error)
+        return None
+    return saved if saved is not None and streamable(saved, wanted) else None
+
+
+def _make(folder: Path, wanted: Wanted, gather: Gather, progress: Progress | None) -> None:
+    what = Saved(
+        config=wanted.config,
+        hf_config=wanted.hf_config,
+        dtype=wanted.dtype,
+        impl=IMPL,
+        quant=None if has_codes(wanted.source) else wanted.quant,
+    )
+    with Saving.begin(folder, what, wanted.part, gather) as saving, torch.inference_mode():
+        pack_layers(
+            wanted.policy,
+            wanted.config,
+            wanted.source,
+            wanted.dtype,
+            wanted.quant,
+            wanted.part,
+            saving.keep,
+            progress,
+        )
+        saving.finish(None, None)
+
+
+def _require_room(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise UserError(
+            f"offload: {folder} has {free / 1e9:.1f} GB free, and the packed weights take {size / 1e9:.1f} GB; free "
+            "some, or name another folder as path"
+        )
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Waits until no other process makes this folder, as long as that lives."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.warning("labkit: another process packs these weights into %s; waiting for it", folder)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,103 @@
+"""ZeRO-Inference's options are taken with DeepSpeed's names, and what they ask for is done or named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import vanilla
+
+import labkit
+from labkit.engine.options import read_options
+
+NVME = {"device": "nvme", "nvme_path": "/scratch"}
+
+
+def asked(zero: dict[str, Any], aio: dict[str, Any] | None = None) -> Any:
+    return read_options({"zero_optimization": zero} | ({} if aio is None else {"aio": aio}), {}).offload
+
+
+def test_a_disk_is_named_by_its_path_and_buffers_are_slots() -> None:
+    found = asked({"stage": 3, "offload_param": NVME | {"buffer_count": 5}})
+    assert (found.device, found.path, found.slots, found.resident_gb) == ("disk", "/scratch", 5, None)
+    assert asked({"stage": 3, "offload_param": {"device": "cpu"}}).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    "zero", [{}, {"stage": 0}, {"stage": 2}, {"stage": 3}, {"stage": 3, "offload_param": {"device": "none"}}], ids=str
+)
+def test_without_an_offloaded_device_nothing_is_offloaded(zero: dict[str, Any]) -> None:
+    assert asked(zero) is None
+
+
+def test_what_has_no_meaning_here_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The options of DeepSpeed's example of ZeRO-Inference."""
+    zero = {
+        "stage": 3,
+        "stage3_prefetch_bucket_size": 10**8,
+        "stage3_param_persistence_threshold": 10**5,
+        "stage3_max_live_parameters": 10**9,
+        "offload_param": NVME | {"pin_memory": True, "buffer_count": 6, "buffer_size": 10**9, "max_in_cpu": 0},
+    }
+    asked(zero, {"block_size": 1 << 20, "queue_depth": 32, "thread_count": 1, "single_submit": False})
+    (record,) = caplog.records
+    for name in (
+        "zero_optimization.stage3_max_live_parameters",
+        "zero_optimization.stage3_param_persistence_threshold",
+        "zero_optimization.stage3_prefetch_bucket_size",
+        "offload_param.buffer_size",
+        "offload_param.max_in_cpu",
+        "offload_param.pin_memory",
+        "aio.block_size",
+        "aio.queue_depth",
+        "aio.single_submit",
+        "aio.thread_count",
+    ):
+        assert name in record.message
+    caplog.clear()
+    asked({"stage": 3, "offload_param": NVME})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"zero_optimization": {"stage": 2, "offload_param": NVME}},
+            "got offload_param beside stage 2, expected stage 3",
+        ),
+        ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "beside stage 0, expected stage 3"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+            "got device 'nvme' without nvme_path; name a folder",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": NVME | {"device": "cpu"}}},
+            "got nvme_path beside device 'cpu'; use 'nvme', or leave it out",
+        ),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "ssd"}}}, "device: got 'ssd', expected 'cpu'"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": NVME}, "offload": {"path": "/elsewhere"}},
+            "got offload and zero_optimization.offload_param, which mean the same",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "offload_parm": NVME}},
+            r"zero_optimization: got 'offload_parm' \(did you mean 'offload_param'",
+        ),
+        ({"aio": {"blocksize": 1}}, "aio: got 'blocksize'"),
+        ({"zero_optimization": 3}, "zero_optimization: got 3, expected an object"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": NVME | {"buffer_count": 1}}},
+            "offload.slots: got 1, .* greater than or equal to 2",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_options(options, {})
+
+
+def test_the_spelling_of_deepspeed_makes_a_streamed_engine(tmp_path: Path) -> None:
+    zero = {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": str(tmp_path), "buffer_count": 2}}
+    labkit.init_inference(vanilla("gpt2"), zero_optimization=zero)
+    assert list(tmp_path.glob("*/*.safetensors"))

@@ -1,0 +1,162 @@
+"""Engines whose layers are read from a file for every step give the same results as those that hold them."""
+
+import os
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import FEW, error, fused, greedy, profiled, prompt, vanilla
+from offloaded import least_gb, stream_of, streamed, streamed_model
+from small_models import SMALL_CONFIGS, small_model
+from sweeps import crossed, swept
+
+import labkit
+from labkit.engine.engine import FusedEngine
+from labkit.engine.runners.step import CHUNK_ROWS
+from labkit.stages import Phase, Stage, parse
+
+LAYERS = 3
+DTYPES = {
+    "bfloat16": {"dtype": torch.bfloat16},
+    "float16": {"dtype": torch.float16},
+    "int8": {"dtype": torch.int8},
+    "int4": {"quant": {"weight": {"num_bits": 4, "q_groups": 3}}},
+}
+
+
+@pytest.mark.parametrize("name", swept(list(SMALL_CONFIGS), FEW))
+@pytest.mark.usefixtures("poisoned")
+def test_tokens_equal_those_of_the_resident_engine(name: str, tmp_path: Path) -> None:
+    """For every row of the policies in float32: padded prompts, then token by token through two slots."""
+    ids, mask = prompt(3, 11), torch.ones(3, 11, dtype=torch.long)
+    mask[0, :4] = 0
+    engine = streamed(name, tmp_path)
+    assert len(stream_of(engine).layers) == engine.model_config.num_layers
+    want = greedy(fused(name), ids, 9, attention_mask=mask)
+    assert torch.equal(greedy(engine, ids, 9, attention_mask=mask), want)
+
+
+@pytest.mark.parametrize(("options", "name"), crossed(DTYPES, ("llama", "gpt2-untied", "bloom")))
+def test_logits_are_those_of_the_resident_engine_in_every_precision(
+    options: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    ids = prompt(2, 20)
+    resident = labkit.init_inference(vanilla(name), **options)
+    with torch.inference_mode():
+        found, want = (each(ids).logits for each in (streamed(name, tmp_path, **options), resident))
+    assert torch.equal(found, want)
+
+
+def test_layers_that_stay_are_not_read_again(tmp_path: Path) -> None:
+    """With more memory more layers stay, spread among the others; with enough nothing is streamed."""
+    model = small_model("gpt2", n_layer=9)
+    least = least_gb(model, tmp_path)
+    ids, want = prompt(1, 5), greedy(labkit.init_inference(model), prompt(1, 5), 4)
+    smallest = stream_of(streamed_model(model, tmp_path))
+    layer_gb = smallest.stream.slot_bytes / 1e9
+    seen = []
+    for more in range(5):
+        offload = {"path": tmp_path, "slots": 2, "resident_gb": least + more * layer_gb}
+        engine = labkit.init_inference(model, offload=offload)
+        assert isinstance(engine, FusedEngine)
+        stream = stream_of(engine)
+        seen.append(len(stream.layers))
+        assert stream.resident_bytes <= (least + more * layer_gb) * 1e9
+        assert torch.equal(greedy(engine, ids, 4), want)
+        assert 4 * seen[-1] <= stream.stream.blocks_read <= 4 * seen[-1] + stream.stream.slots
+    assert seen == [9, 8, 7, 6, 5]
+    whole = labkit.init_inference(model, offload={"path": tmp_path, "resident_gb": 1})
+    assert isinstance(whole, FusedEngine)
+    assert whole.streamed is None
+    assert torch.equal(greedy(whole, ids, 4), want)
+
+
+def test_a_long_prompt_reads_each_layer_once(tmp_path: Path) -> None:
+    """2,000 tokens go through a layer in chunks before the next layer has its turn."""
+    model = small_model("llama", max_position_embeddings=2048)
+    ids = prompt(1, 2000)
+    assert ids.shape[1] > 3 * CHUNK_ROWS
+    engine, resident = streamed_model(model, tmp_path), labkit.init_inference(model)
+    stream = stream_of(engine).stream
+    with torch.inference_mode():
+        found, want = (each(ids, logits_to_keep=3).logits for each in (engine, resident))
+    assert torch.equal(found, want)
+    assert LAYERS <= stream.blocks_read <= LAYERS + stream.slots  # those that are read ahead for the next step
+
+
+def test_the_whole_of_generate_runs_on_streamed_layers(tmp_path: Path) -> None:
+    """Sampling, beams, batches of unequal lengths, going on from a cache, hidden states."""
+    engine, resident = streamed("mistral", tmp_path), fused("mistral")
+    ids, mask = prompt(2, 9), torch.ones(2, 9, dtype=torch.long)
+    mask[1, :3] = 0
+    for options in ({"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}, {"repetition_penalty": 1.3}):
+        found, want = (greedy(each, ids, 6, attention_mask=mask, **options) for each in (engine, resident))
+        assert torch.equal(found, want)
+    sampled = []
+    for each in (engine, resident):
+        torch.manual_seed(3)
+        sampled.append(each.generate(ids, do_sample=True, top_k=20, max_new_tokens=6, pad_token_id=0))
+    assert torch.equal(*sampled)
+    with torch.inference_mode():
+        first = engine(ids[:, :5], use_cache=True)
+        found = engine(ids[:, 5:], past_key_values=first.past_key_values, output_hidden_states=True)
+        want = resident(ids, output_hidden_states=True)
+    assert error(found.logits[:, -1], want.logits[:, -1]) <= 1e-5
+    assert len(found.hidden_states) == len(want.hidden_states)
+
+
+def test_engines_may_share_a_file(tmp_path: Path) -> None:
+    """Several engines on one file at the same time, and several threads on one engine."""
+    engines = [streamed("gptj", tmp_path), streamed("gptj", tmp_path)]
+    assert stream_of(engines[0]).stream.path == stream_of(engines[1]).stream.path
+    want, found = greedy(fused("gptj"), prompt(1, 6), 20), {}
+
+    def work(number: int) -> None:
+        torch.set_num_threads(1)
+        found[number] = greedy(engines[number % 2], prompt(1, 6), 20)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(torch.equal(each, want) for each in found.values())
+
+
+def test_a_streamed_engine_ends_with_its_threads_and_files(tmp_path: Path) -> None:
+    before, files = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+    engine = streamed("gpt2", tmp_path)
+    assert len(os.listdir("/proc/self/task")) == before + 1
+    engine.destroy()
+    assert len(os.listdir("/proc/self/task")) == before
+    assert len(os.listdir("/proc/self/fd")) <= files + 1  # the manifest's own reader may stay until it is collected
+
+
+def test_waits_are_stages_and_spans(tmp_path: Path) -> None:
+    """The time that a step waits for a layer is a stage of its own; reads, waits and layers are on one clock."""
+    engine = streamed("gpt2", tmp_path)
+    stream = stream_of(engine).stream
+    greedy(engine, prompt(1, 4), 5)
+    stages = {(each.phase, each.stage) for each in engine.stage_times()}
+    assert {(Phase.PREFILL, Stage.FETCH), (Phase.DECODE, Stage.FETCH)} <= stages
+    spans = stream.take_spans()
+    assert [sum(span.kind == kind for span in spans) for kind in ("wait", "compute")] == [5 * LAYERS, 5 * LAYERS]
+    assert sum(span.kind == "read" for span in spans) >= 5 * LAYERS
+    assert all(span.begin_ns <= span.end_ns for span in spans)
+    computed = [span for span in spans if span.kind == "compute"]
+    assert all(one.end_ns <= next.begin_ns for one, next in pairwise(computed))
+    assert not [span for span in stream.take_spans() if span.kind != "read"]
+
+
+def test_a_profiler_sees_the_waits(tmp_path: Path) -> None:
+    engine = streamed("gpt2", tmp_path)
+    want = greedy(fused("gpt2"), prompt(1, 4), 3)
+    found: list[torch.Tensor] = []
+    names = profiled(lambda: found.append(greedy(engine, prompt(1, 4), 3)))
+    assert torch.equal(found[0], want)
+    fetched = [parsed.layer for name in names if (parsed := parse(name)) and parsed.stage == Stage.FETCH]
+    assert fetched == [*range(LAYERS)] * 3
