@@ -1,0 +1,79 @@
+"""How fast a disk gives what is not in memory: the floor of a step that reads its weights from a file. And what of a
+file is in the page cache already, which would make any reader look faster than the disk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from pathlib import Path
+from time import perf_counter
+
+from labkit.system.errors import UserError
+
+BLOCK = 4 << 20  # bytes of a read
+PAGE = 4096
+CACHESTAT = 451  # the system call, of Linux 6.5
+
+
+class CRange(ctypes.Structure):
+    _fields_ = [("offset", ctypes.c_uint64), ("length", ctypes.c_uint64)]
+
+
+class CCacheStat(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")]
+
+
+def read_rate_gb_s(file: Path, seconds: float = 0.5) -> float:
+    """GB/s (1e9 bytes) at which one thread reads a file past the page cache, in blocks of 4 MiB one after the other,
+    for so many seconds or a bit longer. Where the file system refuses that, through the page cache, emptied first.
+
+    The rate of a shared disk moves within seconds: call this right beside what is to be judged by it. Raises UserError
+    for a file of less than one block.
+    """
+    size = file.stat().st_size // BLOCK * BLOCK
+    if not size:
+        raise UserError(f"got {file} of {file.stat().st_size} bytes; expected at least {BLOCK} to read at once")
+    descriptor = _opened(file)
+    try:
+        buffer, done, begun = memoryview(mmap.mmap(-1, BLOCK)), 0, perf_counter()
+        while (took := perf_counter() - begun) < seconds or not done:
+            done += os.preadv(descriptor, [buffer], done % size)
+        return done / took / 1e9
+    finally:
+        os.close(descriptor)
+
+
+def cached_bytes(file: Path) -> int | None:
+    """Bytes of a file that are in the page cache; None where the system does not tell."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        found = CCacheStat()
+        whole, system = CRange(0, 0), ctypes.CDLL(None, use_errno=True)
+        refused = system.syscall(CACHESTAT, descriptor, ctypes.byref(whole), ctypes.byref(found), 0)
+        return None if refused else int(found.cached) * mmap.PAGESIZE
+    finally:
+        os.close(descriptor)
+
+
+def make_cold(file: Path) -> int | None:
+    """Drops a file from the page cache, as far as nobody maps it. Returns `cached_bytes` afterwards."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # what is not written yet would stay
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    return cached_bytes(file)
+
+
+def _opened(file: Path) -> int:
+    try:
+        return os.open(file, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        make_cold(file)
+        return os.open(file, os.O_RDONLY)

@@ -1,0 +1,60 @@
+"""The memory that an engine takes is counted before it is loaded, and what is counted is no less than what it takes."""
+
+from ctypes import byref
+from typing import Any
+
+import pytest
+import torch
+from engines import FEW, vanilla
+
+import labkit
+from labkit.engine.offload.footprint import OTHERS, Footprint
+from labkit.engine.runners.step import CHUNK_ROWS
+from labkit.kernels import build
+from labkit.models.policies import model_config_of
+from labkit.models.shards import shard
+from labkit.weights.quantise import Quantization
+
+NONE = Quantization()
+
+
+def footprint(name: str, dtype: torch.dtype = torch.float32, **more: Any) -> Footprint:
+    return Footprint.of(shard(model_config_of(vanilla(name).config)), dtype, NONE, **more)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FEW)
+def test_the_workspace_is_no_larger_than_it_was_counted(name: str, dtype: torch.dtype) -> None:
+    engine = labkit.init_inference(vanilla(name), dtype=dtype)
+    found = footprint(name, dtype)
+    for rows, all_rows in ((1, 1), (7, 7), (CHUNK_ROWS, 3 * CHUNK_ROWS)):
+        taken = build.load(engine.weights.weight_type).labkit_workspace_bytes(
+            byref(engine.weights.c), all_rows, rows, 2
+        )
+        counted = rows * found.row + all_rows * found.kept_row
+        assert taken <= counted + OTHERS
+        assert taken <= counted * 1.2 + 4096
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_cache_is_counted_to_the_byte(name: str, kv_dtype: torch.dtype | None) -> None:
+    engine = labkit.init_inference(vanilla(name), kv_dtype=kv_dtype)
+    cache = engine.module.new_cache()
+    cache.reserve(3, 64)
+    assert cache.heads is not None
+    assert (
+        sum(tensor.nbytes for tensor in cache.heads.tensors) == 3 * 64 * footprint(name, kv_dtype=kv_dtype).kv_per_token
+    )
+
+
+def test_what_is_left_for_weights_and_the_largest_batch_agree() -> None:
+    """The largest batch leaves room for the slots, and one more does not."""
+    found = footprint("llama")
+    memory = found.outside + 2 * found.layer + OTHERS + 30_000_000
+    most = found.most_sequences(memory, 10, 50, slots=2)
+    assert most > 1
+    assert found.outside + 2 * found.layer <= found.for_weights(memory, most, 10, 50, slots=2) < memory
+    with pytest.raises(ValueError, match=rf"for batch {most + 1} of 50 tokens; the least that works with 2 slots is"):
+        found.for_weights(memory, most + 1, 10, 50, slots=2)
+    assert found.most_sequences(OTHERS, 10, 50, slots=2) == 0
