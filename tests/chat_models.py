@@ -25,19 +25,19 @@ def chat_tokenizer(template: str = TEMPLATE) -> PreTrainedTokenizerBase:
 
 
 @cache
-def chat_model(name: str = "llama", *, only_letters: bool = False) -> PreTrainedModel:
+def chat_model(name: str = "llama", *, only_letters: bool = False, layers: int = 3) -> PreTrainedModel:
     """only_letters: says nothing else, and ends its text where it would rather."""
-    model = small_model(name, vocab_size=VOCABULARY, eos_token_id=END_OF_TEXT)
+    model = small_model(name, vocab_size=VOCABULARY, eos_token_id=END_OF_TEXT, num_hidden_layers=layers)
     if only_letters:
         others = set(range(VOCABULARY)) - {*LETTERS, END_OF_TEXT}
         model.generation_config.suppress_tokens = sorted(others)
     return model
 
 
-def chat_checkpoint(folder: Path, *, template: str | None = TEMPLATE) -> Path:
+def chat_checkpoint(folder: Path, *, template: str | None = TEMPLATE, layers: int = 3) -> Path:
     """A folder with the model and its tokenizer."""
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = template
-    chat_model().save_pretrained(folder)
+    chat_model(layers=layers).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -12,6 +12,8 @@ import typer
 from labkit.cli.measuring import OrTrained, Precision, Threads
 from labkit.cli.speaking import (
     NEW_OF_ANSWER,
+    OffloadPath,
+    ResidentGb,
     Seed,
     System,
     Temperature,
@@ -36,6 +38,8 @@ def chat(
     threads: Threads = None,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
+    resident_gb: ResidentGb = None,
+    offload: OffloadPath = None,
 ) -> None:
     """Talk to a chat model, line by line, with the fused engine. /new begins a new conversation, /bye or Ctrl-D ends,
     Ctrl-C stops an answer.
@@ -45,7 +49,7 @@ def chat(
 
     source = find_model(model, dtype=dtype, threads=threads, new=new, temperature=temperature, seed=seed)
     check_chat_template(source.tokenizer)
-    engine = load_engine(source, dtype=dtype, seed=seed)
+    engine = load_engine(source, dtype=dtype, seed=seed, resident_gb=resident_gb, offload=offload)
     conversation = Conversation(engine, source.tokenizer, system=system, new=new, **sampling(temperature))
     for line in _lines():
         if line == BYE:

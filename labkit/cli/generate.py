@@ -10,6 +10,8 @@ from labkit.cli.measuring import OrTrained, Precision, Threads
 from labkit.cli.speaking import (
     INTERRUPTED,
     NEW_OF_ANSWER,
+    OffloadPath,
+    ResidentGb,
     Seed,
     System,
     Temperature,
@@ -44,6 +46,8 @@ def generate(
     threads: Threads = None,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
+    resident_gb: ResidentGb = None,
+    offload: OffloadPath = None,
 ) -> None:
     """Answer a prompt with the fused engine, printing the text as it comes. A model without a chat template continues
     the prompt.
@@ -54,7 +58,8 @@ def generate(
         raise UserError("got an empty prompt, expected text of at least one token")
     if system is not None and not answers:
         raise UserError("got --system for a text to continue; leave it out, or use a chat model without --raw")
-    engine, how = load_engine(source, dtype=dtype, seed=seed), sampling(temperature)
+    engine = load_engine(source, dtype=dtype, seed=seed, resident_gb=resident_gb, offload=offload)
+    how = sampling(temperature)
     if answers:
         from labkit.conversation import Conversation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,13 @@ INTERRUPTED = 130
 
 System = Annotated[str | None, typer.Option(help="What a chat model is told before the first message.")]
 Temperature = Annotated[float, typer.Option(help="0: greedy; else sampling.")]
+ResidentGb = Annotated[
+    float | None,
+    typer.Option(help="GB of memory for weights; layers that do not fit are read from the disk for every token."),
+]
+OffloadPath = Annotated[
+    Path | None, typer.Option("--offload", help="Folder on the disk for these layers. Default: labkit's cache.")
+]
 Seed = Annotated[int, typer.Option(help="Of random weights and of sampling.")]
 
 err = Console(stderr=True)
@@ -60,19 +68,34 @@ def find_model(
         return resolve(wanted, seed=seed)
 
 
-def load_engine(source: ModelSource, *, dtype: str, seed: int) -> InferenceEngine:
-    """The engine, and where its weights come from on stderr; what is drawn from now on depends on `seed`."""
+def load_engine(
+    source: ModelSource, *, dtype: str, seed: int, resident_gb: float | None = None, offload: Path | None = None
+) -> InferenceEngine:
+    """The engine, and where its weights come from on stderr; what is drawn from now on depends on `seed`. Where
+    resident_gb or offload is given, layers may be streamed: see `Offload`.
+    """
     from transformers import set_seed
 
     from labkit.engine import init_inference
     from labkit.harness.stored_weights import stored_by, told
     from labkit.weights.precision import precision_of
 
-    with err.status(f"loading {escape(source.name)}"):
-        engine = init_inference(source, replace_with_kernel_inject=True, **precision_of(dtype).options)
-    remark(f"{source.origin}; {told(stored_by(engine))} weights")
+    options: dict[str, Any] = {"replace_with_kernel_inject": True, **precision_of(dtype).options}
+    if resident_gb is None and offload is None:
+        with err.status(f"loading {escape(source.name)}"):
+            engine = init_inference(source, **options)
+    else:  # packing shows a bar of its own
+        engine = init_inference(source, offload={"resident_gb": resident_gb, "path": offload}, **options)
+    remark(f"{source.origin}; {told(stored_by(engine))} weights{_streamed(engine)}")
     set_seed(seed)
     return engine
+
+
+def _streamed(engine: InferenceEngine) -> str:
+    if (found := engine.streamed) is None:
+        return ""
+    layers, path = f"{len(found.layers)} of {len(found.blocks)} layers", found.stream.path.parent
+    return f"; {layers}, {found.bytes_per_step / 1e9:.3g} GB, are read from {path} for every token"
 
 
 def sampling(temperature: float) -> dict[str, Any]:

@@ -6,12 +6,14 @@ import torch
 
 from labkit.conversation.answer import Answer
 from labkit.engine import InferenceEngine
+from labkit.harness.disk import read_rate_gb_s
 from labkit.harness.roofline import count_work, probe_bandwidth
 from labkit.harness.stored_weights import stored_by
 
 
 def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
-    """The least time of a token, bytes that it reads / the read bandwidth probed now, over the time that it took.
+    """The least time of a token, bytes that it reads / the read bandwidth probed now, over the time that it took. Of a
+    model whose layers are streamed that is the time of the disk, where it is longer than that of the memory.
 
     None where the bandwidth cannot be probed, and for an answer of less than two tokens.
     """
@@ -28,7 +30,10 @@ def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
         len(answer.tokens),
         kv_dtype=engine.options.kv_dtype,
     )
-    return work.floor_ms(bandwidth) / answer.per_token_ms
+    floor_ms = work.floor_ms(bandwidth)
+    if (streamed := engine.streamed) is not None:
+        floor_ms = max(floor_ms, streamed.bytes_per_step / read_rate_gb_s(streamed.stream.path) / 1e6)
+    return floor_ms / answer.per_token_ms
 
 
 def speed_line(answer: Answer, share: float | None = None) -> str:

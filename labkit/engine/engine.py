@@ -65,6 +65,11 @@ class InferenceEngine(nn.Module):
         """How the latest decode steps read the weights, and how often that changed; empty where nothing chooses it."""
         return ""
 
+    @property
+    def streamed(self) -> StreamedLayers | None:
+        """The layers that are read from a file in every step, with what is known of the reading; None without any."""
+        return None
+
     def can_generate(self) -> bool:
         return bool(self.module.can_generate())
 
@@ -134,7 +139,6 @@ class FusedEngine(InferenceEngine):
 
     @property
     def streamed(self) -> StreamedLayers | None:
-        """The layers that are read from a file in every step, with what is known of the reading; None without any."""
         return self.module.runner.streamed
 
     def profile_model_time(self) -> None:

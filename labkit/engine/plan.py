@@ -214,7 +214,7 @@ def _streamed(plan: Plan, offload: Offload) -> tuple[ModelWeights, StreamedLayer
         part=part,
     )
     gather = gather_of(part.size, request.options.tensor_parallel.tp_group)
-    saved = prepared(wanted, offload.path, gather, None)
+    saved = prepared(wanted, offload.path, gather)
     if plan.consumed:
         plan.consumed.release("")
     return opened(wanted, saved, offload, gather)

@@ -63,6 +63,20 @@ def test_int8_and_a_system_prompt(labkit: Labkit, checkpoint: str) -> None:
     assert said == answered(checkpoint, 9, messages, dtype=torch.int8) + "\n"
 
 
+def test_a_model_larger_than_the_memory_for_it_is_read_from_the_disk(labkit: Labkit, tmp_path: Path) -> None:
+    """The least memory is named where there is too little; with it the answer is the same."""
+    checkpoint = str(chat_checkpoint(tmp_path / "deep", layers=5))
+    arguments = ("--new", "9", "--offload", str(tmp_path / "packed"))
+    code, said, errors = labkit("generate", checkpoint, *HELLO, *arguments, "--resident-gb", "0")
+    assert (code, said) == (2, "")
+    least = re.search(r"the least is resident_gb = ([\d.]+)", errors)
+    assert least is not None, errors
+    code, said, errors = labkit("generate", checkpoint, *HELLO, *arguments, "--resident-gb", least[1])
+    assert code == 0, errors
+    assert said == answered(checkpoint, 9, [{"role": "user", "content": "hello there"}]) + "\n"
+    assert re.search(r"\d of \d layers, [\d.e-]+ GB, are read from .*packed.* for every token", errors)
+
+
 @pytest.mark.parametrize("templated", [True, False])
 def test_a_text_is_continued_as_transformers_streams_it(
     templated: bool, labkit: Labkit, checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

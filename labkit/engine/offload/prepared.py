@@ -10,12 +10,13 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from transformers import PretrainedConfig
 from xxhash import xxh3_128_hexdigest
 
@@ -24,6 +25,7 @@ from labkit.models.policies import Policy
 from labkit.models.shards import Shard
 from labkit.system.cache_root import cache_root
 from labkit.system.errors import RunError, UserError
+from labkit.system.progress import Progress, progress_bar, unheard
 from labkit.weights.build import has_codes, pack_layers, saved_in
 from labkit.weights.capacity import model_bytes
 from labkit.weights.checkpoint.manifest import FORMAT, described_model
@@ -35,7 +37,7 @@ from labkit.weights.quantise import Quantization
 
 log = logging.getLogger("labkit")
 IMPL = "cpp"
-Progress = Callable[[int, int], None]
+WORTH_A_BAR = 512 << 20  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +79,8 @@ def streamable(saved: SavedWeights, wanted: Wanted) -> bool:
     )
 
 
-def prepared(wanted: Wanted, path: str | Path | None, gather: Gather, progress: Progress | None) -> SavedWeights:
-    """The checkpoint to stream from; all ranks ask for theirs together.
+def prepared(wanted: Wanted, path: str | Path | None, gather: Gather) -> SavedWeights:
+    """The checkpoint to stream from; all ranks ask for theirs together. Packing a large model shows a bar on stderr.
 
     Raises UserError where the folder can't be written or has too little room, RunError where writing fails.
     """
@@ -89,7 +91,7 @@ def prepared(wanted: Wanted, path: str | Path | None, gather: Gather, progress: 
     with ExitStack() as held:
         there = together(lambda: bool(wanted.part.rank) or _is_there(folder, wanted, held), gather)[0]
         if not there:
-            _make(folder, wanted, gather, progress)
+            _make(folder, wanted, gather)
     made = _found(folder, wanted)
     if made is None:
         raise RunError(f"{folder} was removed while it was made; start again")
@@ -131,7 +133,7 @@ def _found(folder: Path, wanted: Wanted) -> SavedWeights | None:
     return saved if saved is not None and streamable(saved, wanted) else None
 
 
-def _make(folder: Path, wanted: Wanted, gather: Gather, progress: Progress | None) -> None:
+def _make(folder: Path, wanted: Wanted, gather: Gather) -> None:
     what = Saved(
         config=wanted.config,
         hf_config=wanted.hf_config,
@@ -139,18 +141,29 @@ def _make(folder: Path, wanted: Wanted, gather: Gather, progress: Progress | Non
         impl=IMPL,
         quant=None if has_codes(wanted.source) else wanted.quant,
     )
-    with Saving.begin(folder, what, wanted.part, gather) as saving, torch.inference_mode():
-        pack_layers(
-            wanted.policy,
-            wanted.config,
-            wanted.source,
-            wanted.dtype,
-            wanted.quant,
-            wanted.part,
-            saving.keep,
-            progress,
-        )
+    with Saving.begin(folder, what, wanted.part, gather) as saving, _followed(wanted) as follow:
+        with torch.inference_mode():
+            pack_layers(
+                wanted.policy,
+                wanted.config,
+                wanted.source,
+                wanted.dtype,
+                wanted.quant,
+                wanted.part,
+                saving.keep,
+                lambda done, total: follow(done, total, "layers packed"),
+            )
         saving.finish(None, None)
+
+
+@contextmanager
+def _followed(wanted: Wanted) -> Iterator[Progress]:
+    """A bar on stderr, of the first rank, where packing takes long enough that somebody wonders."""
+    if wanted.part.rank or wanted.bytes < WORTH_A_BAR:
+        yield unheard
+        return
+    with progress_bar(Console(stderr=True)) as follow:
+        yield follow
 
 
 def _require_room(folder: Path, size: int) -> None:

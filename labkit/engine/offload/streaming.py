@@ -82,8 +82,8 @@ def _room(offload: Offload, ranks: int) -> float:
 
 
 def _least(file: FileRecord, slots: int) -> int:
-    """Bytes that a rank cannot do without: what is outside the layers, and the slots."""
-    return _outside(file) + slots * _largest(file)
+    """Bytes that a rank cannot do without: what is outside the layers, and the slots; of few layers all of them."""
+    return min(_outside(file) + slots * _largest(file), file.bytes)
 
 
 def _outside(file: FileRecord) -> int:
