@@ -37,14 +37,16 @@ def read_rate_gb_s(file: Path, seconds: float = 0.5) -> float:
     small ones (measured on a virtual disk of 3 GB/s), because the kernel has fewer pieces to hand to the disk.
 
     The rate of a shared disk moves within seconds: call this right beside what is to be judged by it. Raises UserError
-    for a file of less than one block.
+    for a file of less than one page.
     """
-    size = file.stat().st_size // BLOCK * BLOCK
-    if not size:
-        raise UserError(f"got {file} of {file.stat().st_size} bytes; expected at least {BLOCK} to read at once")
+    held = file.stat().st_size
+    block = min(BLOCK, held // PAGE * PAGE)
+    if not block:
+        raise UserError(f"got {file} of {held} bytes; expected at least {PAGE}, which are read at once")
+    size = held // block * block
     descriptor = _opened(file)
     try:
-        buffer, first = reserved(BLOCK).numpy().data, randrange(size // BLOCK) * BLOCK
+        buffer, first = reserved(block).numpy().data, randrange(size // block) * block
         done, begun = 0, perf_counter()
         while (took := perf_counter() - begun) < seconds or not done:
             done += os.preadv(descriptor, [buffer], (first + done) % size)

@@ -52,5 +52,5 @@ def test_a_file_system_that_refuses_direct_reads_is_read_through_the_page_cache(
 
 def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"123")
-    with pytest.raises(ValueError, match="of 3 bytes; expected at least 4194304"):
+    with pytest.raises(ValueError, match="of 3 bytes; expected at least 4096"):
         disk.read_rate_gb_s(tmp_path / "short")
