@@ -56,6 +56,8 @@ bench: $(READY) ## measure this machine against the targets and write profiles/
 	@$(BIN)/python -P -m labkit.bench.parallel
 	@echo "bench: two ranks that load a model of 2 GB from one file, and each from its own"
 	@$(BIN)/python -P -m labkit.bench.loading
+	@echo "bench: layers that are read from the disk for every token, against the disk"
+	@$(BIN)/python -P -m labkit.bench.streaming
 	@echo "bench: what announcing stages costs; large traces, read, projected and drawn"
 	@$(BIN)/python -P -m labkit.bench.ranges
 	@$(BIN)/python -P -m labkit.bench.traces

@@ -146,6 +146,31 @@ PACKED_MEMORY = 1.15  # peak while one process loads / packed weights, at most
 
 
 @dataclass(frozen=True)
+class StreamTarget:
+    """A model in a precision, of whose layers this part stays in memory; prompts of so many tokens."""
+
+    name: str
+    precision: str
+    resident: float = 0.0
+    prompt: int = 16
+
+
+STREAM_MODEL = "opt-1.3b"
+STREAM_WHOLE, STREAM_INT8, STREAM_INT4 = "bfloat16", "int8", "int4-128"
+STREAM_TARGETS = (
+    StreamTarget(STREAM_WHOLE, "bfloat16"),
+    StreamTarget("bfloat16, half resident", "bfloat16", resident=0.5),
+    StreamTarget("bfloat16, prompt of 2000", "bfloat16", prompt=2000),
+    StreamTarget(STREAM_INT8, "int8"),
+    StreamTarget(STREAM_INT4, "int4-128"),
+)
+STREAM_SHARE = 0.9  # of the disk's rate, at least
+STREAM_BESIDE = 1.1  # of the disk's time for a step, beside computing that nothing hides, at most
+STREAM_HIDDEN = 0.8  # of the shorter of reading and computing, at least
+STREAM_RATIOS = {(STREAM_WHOLE, STREAM_INT8): 1.8, (STREAM_INT8, STREAM_INT4): 1.7}  # of step times, at least
+
+
+@dataclass(frozen=True)
 class GpuTarget:
     """A model, and the milliseconds per token at batch 1 that its layers may take, with float16 and int8 weights."""
 

@@ -17,6 +17,7 @@ from labkit.harness.exchange.records import ExchangeMeasurement
 from labkit.harness.load_record import LoadMeasurement
 from labkit.harness.records import SCHEMA_VERSION, Measurement
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
+from labkit.harness.stream_record import StreamMeasurement
 from labkit.system.errors import RunError, UserError
 from labkit.system.output_folder import reason
 from labkit.system.validation import first_problem
@@ -32,6 +33,7 @@ AnyRecord = (
     | LadderMeasurement
     | ExchangeMeasurement
     | LoadMeasurement
+    | StreamMeasurement
     | Evaluation
 )
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])

@@ -29,7 +29,7 @@ from labkit.system.progress import Progress, progress_bar, unheard
 from labkit.weights.build import has_codes, pack_layers, saved_in
 from labkit.weights.capacity import model_bytes
 from labkit.weights.checkpoint.manifest import FORMAT, described_model
-from labkit.weights.checkpoint.save import Gather, Saved, Saving, together
+from labkit.weights.checkpoint.save import SUFFIX, Gather, Saved, Saving, together
 from labkit.weights.checkpoint.saved import SavedWeights, layout_of, saved_weights
 from labkit.weights.identity import identity_of
 from labkit.weights.protocol import TensorSource
@@ -154,6 +154,15 @@ def _make(folder: Path, wanted: Wanted, gather: Gather) -> None:
                 lambda done, total: follow(done, total, "layers packed"),
             )
         saving.finish(None, None)
+    _drop_from_page_cache(folder)
+
+
+def _drop_from_page_cache(folder: Path) -> None:
+    """What was written is on the disk, and will be read past the page cache: its pages are of no more use there."""
+    for file in folder.glob(f"*{SUFFIX}"):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 @contextmanager

@@ -1,0 +1,103 @@
+"""One engine of `labkit.bench.streaming`, which streams layers, in a process of its own.
+
+python -P -m labkit.bench.stream_worker MODEL PRECISION FOLDER --resident-gb GB [--slots N] [--prompt N] [--new N]
+
+Prints one line of JSON: the fields of a `StreamMeasurement` that it knows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from time import perf_counter, perf_counter_ns
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from labkit.engine import InferenceEngine, init_inference
+from labkit.harness.disk import cached_bytes, read_rate_gb_s
+from labkit.harness.environment import read_memory, reset_peak_memory
+from labkit.harness.stream_record import Overlapped, StreamRound
+from labkit.kernels.decode_step import StreamedLayers
+from labkit.kernels.memory import return_freed_memory
+from labkit.weights.precision import precision_of
+from labkit.weights.resolve import resolve
+
+PROBE_S = 0.7
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def run(
+    model: str,
+    precision: str,
+    folder: Path,
+    resident_gb: Annotated[float, typer.Option()],
+    slots: Annotated[int, typer.Option()] = 3,
+    batch: Annotated[int, typer.Option()] = 1,
+    prompt: Annotated[int, typer.Option()] = 16,
+    new: Annotated[int, typer.Option()] = 8,
+    rounds: Annotated[int, typer.Option()] = 6,
+    threads: Annotated[int, typer.Option()] = 2,
+) -> None:
+    torch.set_num_threads(threads)
+    source = resolve(model)
+    before = read_memory().now
+    offload = {"device": "disk", "path": folder, "resident_gb": resident_gb, "slots": slots}
+    begun = perf_counter()
+    engine = init_inference(source, offload=offload, **precision_of(precision).options)
+    ready = perf_counter() - begun
+    return_freed_memory()
+    reset_peak_memory()  # what packing took is not what running takes
+    streamed = engine.streamed
+    assert streamed is not None, f"{resident_gb} GB hold all of {model} in {precision}"
+    ids = torch.arange(batch * prompt).view(batch, prompt) % source.hf_config.vocab_size
+    engine.generate(ids[:, :1], max_new_tokens=2, do_sample=False, pad_token_id=0)  # compiles, fills caches
+    stream = streamed.stream
+    read_before = stream.blocks_read
+    found = [_round(engine, streamed, ids, new) for _ in range(rounds)]
+    passes = rounds * new
+    line: dict[str, Any] = {
+        "layers": len(streamed.blocks),
+        "streamed_layers": len(streamed.layers),
+        "file_bytes": stream.path.stat().st_size,
+        "streamed_bytes": streamed.bytes_per_step,
+        "resident_bytes": streamed.resident_bytes,
+        "allowed_bytes": round(resident_gb * 1e9),
+        "peak_bytes": read_memory().peak - before,
+        "cached_bytes": cached_bytes(stream.path),
+        "reads_per_step": (stream.blocks_read - read_before) / len(streamed.layers) / passes,
+        "direct": stream.direct,
+        "ready_s": ready,
+        "rounds": [each.model_dump() for each in found],
+    }
+    sys.stdout.write(json.dumps(line) + "\n")
+
+
+def _round(engine: InferenceEngine, streamed: StreamedLayers, ids: torch.Tensor, new: int) -> StreamRound:
+    """A prompt and the steps behind it. The probes of the disk stand between, while the engine's own reading rests."""
+    file, stream = streamed.stream.path, streamed.stream
+    rates = [read_rate_gb_s(file, PROBE_S)]
+    stream.take_spans()
+    with torch.inference_mode():
+        begin = perf_counter_ns()
+        out = engine(ids, use_cache=True, logits_to_keep=1)
+        end = perf_counter_ns()
+        rates.append(read_rate_gb_s(file, PROBE_S))
+        begin_decode, cache = perf_counter_ns(), out.past_key_values
+        for _ in range(new - 1):
+            out = engine(out.logits[:, -1:].argmax(-1), past_key_values=cache, use_cache=True)
+        end_decode = perf_counter_ns()
+    rates.append(read_rate_gb_s(file, PROBE_S))
+    spans = stream.take_spans()
+    return StreamRound(
+        disk_gb_s=(rates[0], rates[1], rates[2]),
+        prompt=Overlapped.of(1, begin, end, spans),
+        decode=Overlapped.of(new - 1, begin_decode, end_decode, spans),
+    )
+
+
+if __name__ == "__main__":
+    app()
