@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +57,18 @@ class StoredHeads:
         """What the kernels take for one layer."""
         scales = (self.key_scales[index], self.value_scales[index]) if self.key_scales else (None, None)
         return LayerCache(self.keys[index], self.values[index], past, counter, *scales)
+
+    @property
+    def stream(self) -> None:
+        """They do not pass through memory: they stay there."""
+        return None
+
+    def begin_pass(self, written: range) -> None:
+        """A pass over the layers needs nothing to begin with."""
+
+    def in_turn(self, written: range) -> Iterator[LayerCache]:
+        """One layer after the other, to write the tokens `written` of every sequence, or to read."""
+        return (self.layer(index, written.start) for index in range(len(self.keys)))
 
     def first(self, batch: int) -> StoredHeads:
         """The first `batch` sequences, in the same memory."""
