@@ -1,5 +1,6 @@
 """What each rank of a tensor-parallel run does in the tests, called through `labkit.launch`: plain data comes back."""
 
+import errno
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -292,7 +293,12 @@ def with_cache_on_disk(folder: Path) -> dict[str, Any]:
         dist.barrier()
         broken = _said(lambda: cut(ids[:, :1], past_key_values=cache)), cache.length
         dist.barrier()
-    return {"found": found, "broken": broken, "after": _said(lambda: cut(ids[:, :1], past_key_values=cache))}
+    full = OSError(errno.ENOSPC, "No space left on device")
+    longer = ids[:, :1].repeat(1, cache.capacity - 8)
+    with mock.patch("os.posix_fallocate", side_effect=full) if dist.get_rank() == 1 else nullcontext():
+        no_room = _said(lambda: cut(longer, past_key_values=cache)), cache.length
+    after = _said(lambda: cut(longer, past_key_values=cache))
+    return {"found": found, "broken": broken, "no room": no_room, "after": after}
 
 
 def streamed_engine(name: str, **offload: Any) -> Any:

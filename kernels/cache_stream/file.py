@@ -120,8 +120,8 @@ class CacheFile:
         except OSError as error:
             shape = self.shape
             raise UserError(
-                f"kv_offload: {self.folder} has {free / 1e9:.3g} GB free, and keys and values of {shape.batch} "
-                f"sequences of {shape.capacity} tokens take {size / 1e9:.3g} GB ({error.strerror}); free some, or name "
+                f"kv_offload: {self.folder} has {free / 1e9:.3g} GB free, and keys and values of {shape.batch} x "
+                f"{shape.capacity} tokens take {size / 1e9:.3g} GB ({error.strerror}); free some, or name "
                 "another folder as path"
             ) from error
 

@@ -5,12 +5,17 @@
 // trying again: so whatever failed, no token is lost that was there before.
 #pragma once
 
+#include <sys/mman.h>
+
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
 #include "../slot_stream/slot_stream.h"
 
 namespace labkit {
+
+constexpr int64_t kHugePage = 2 << 20;
 
 // Made by Python (cache_stream/file.py): in a slot `rows` one behind the other of `row_bytes` each, a multiple of
 // kPage, in which a token has `token_bytes`.
@@ -53,11 +58,14 @@ class CacheStream final : public SlotStream {
     Range tokens;
   };
 
-  // Where pages stand as they do in the file.
+  // Where pages stand as they do in the file, in huge pages: a virtual disk moves a few large pieces of memory about
+  // twice as fast as it moves pages one by one to their rows in a slot.
   struct Staging {
     explicit Staging(int64_t most)
         : bytes(most < kAtOnce ? most : kAtOnce),
-          memory(static_cast<char*>(std::aligned_alloc(size_t(kPage), size_t(bytes))), &std::free) {}
+          memory(static_cast<char*>(std::aligned_alloc(size_t(kHugePage), size_t(kAtOnce))), &std::free) {
+      madvise(memory.get(), size_t(kAtOnce), MADV_HUGEPAGE);
+    }
     const int64_t bytes;
     const std::unique_ptr<char, decltype(&std::free)> memory;
   };

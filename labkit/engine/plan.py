@@ -164,18 +164,17 @@ def make_plan(request: Request) -> Plan:
     device = gpu.default_device() if impl == "triton" else gpu.CPU
     if device.type != "cuda" and (options.enable_cuda_graph or options.dependent_launch):
         raise UserError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
-    folder = None
     if options.offload is not None:
         _check_offload("offload", options.offload, impl)
     if options.kv_offload is not None:
         _check_offload("kv_offload", options.kv_offload, impl)
-        folder = cache_folder(options.kv_offload, dtype)
     if options.dependent_launch:
         gpu.require_dependent_launch()
     ranks = join_ranks(config, options.tensor_parallel, impl, device, CHUNK_ROWS, lambda: _facts(request, dtype))
     if ranks and device.type == "cuda":  # each rank has made a GPU of its own the current one when it joined
         device = gpu.default_device()
     part = ranks.shard if ranks else shard(config)
+    folder = None if options.kv_offload is None else cache_folder(options.kv_offload, dtype, ranks)
     saving = begin_saving(options, request.hf_config, config, dtype, impl, part)
     return Plan(request, dtype, kv_dtype, impl, device, part, ranks, saving, folder)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.kernels.int8_cache import SCALE_DTYPE
+from labkit.kernels.slot_stream import StreamSpan
 from labkit.kernels.types import LayerCache, padded_head_dim
 from labkit.models.config import ModelConfig
 
@@ -62,6 +63,10 @@ class StoredHeads:
     def stream(self) -> None:
         """They do not pass through memory: they stay there."""
         return None
+
+    def take_spans(self) -> list[StreamSpan]:
+        """None, for the same reason."""
+        return []
 
     def begin_pass(self, written: range) -> None:
         """A pass over the layers needs nothing to begin with."""

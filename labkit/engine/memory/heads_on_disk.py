@@ -14,18 +14,21 @@ from labkit.kernels.cache_stream import CacheFile, CachePass, CacheShape, CacheS
 from labkit.kernels.slot_stream import StreamSpan
 from labkit.kernels.types import LayerCache, padded_head_dim
 from labkit.models.config import ModelConfig
+from labkit.system.errors import RunError, UserError
 
 
 @dataclass(frozen=True)
 class CacheFolder:
     """Where the caches of an engine have their files, and how many layers of each are in memory at a time.
 
-    weight_type: of the kernels that read and write them.
+    weight_type: of the kernels that read and write them. any_failed: whether this happened on any rank of the model,
+    which all of them ask together; None: there are no others.
     """
 
     path: Path
     slots: int
     weight_type: str
+    any_failed: Callable[[bool], bool] | None = None
 
     def zeros(
         self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int, device: torch.device
@@ -36,7 +39,21 @@ class CacheFolder:
         assert device.type == "cpu"
         row = padded_head_dim(config.head_dim)
         shape = CacheShape.fitting(config.num_layers, batch, config.num_kv_heads, capacity, row, dtype)
-        return HeadsOnDisk(self, CacheFile(self.path, shape))
+        return HeadsOnDisk(self, self.on_all_ranks(lambda: CacheFile(self.path, shape)))
+
+    def on_all_ranks(self, make: Callable[[], CacheFile]) -> CacheFile:
+        """What `make` makes. Where one rank has no room, all of them get an error, and none waits for it in a step."""
+        made, reason = None, None
+        try:
+            made = make()
+        except (UserError, RunError) as error:
+            reason = error
+        failed = self.any_failed is not None and self.any_failed(made is None)
+        if reason is not None:
+            raise reason
+        if failed or made is None:
+            raise RunError("another rank has no room for its keys and values, and its message says why")
+        return made
 
 
 class HeadsOnDisk:
@@ -94,20 +111,24 @@ class HeadsOnDisk:
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
         """Goes on with the sequences that `made_of` makes of all, given one number of each."""
-        self._go_on_with(made_of(torch.arange(self.batch)), self.capacity)
+        self._go_on_with(self._copied(made_of(torch.arange(self.batch)), self.capacity))
 
     def grow(self, capacity: int) -> None:
         """Makes room for at least `capacity` slots."""
-        self._go_on_with(torch.arange(self.batch), capacity)
+        rows = torch.arange(self.batch)
+        self._go_on_with(self.folder.on_all_ranks(lambda: self._copied(rows, capacity)))
 
     def take_spans(self) -> list[StreamSpan]:
         """What was done when with the layers since the last call."""
         spans, self._earlier = self._earlier, []
         return spans + (self._stream.take_spans() if self._stream else [])
 
-    def _go_on_with(self, rows: Tensor, capacity: int) -> None:
+    def _copied(self, rows: Tensor, capacity: int) -> CacheFile:
         self._flush()
-        self._file = self._file.copied(rows, capacity, self._held)
+        return self._file.copied(rows, capacity, self._held)
+
+    def _go_on_with(self, file: CacheFile) -> None:
+        self._file = file
         if self._stream is not None:
             self._earlier += self._stream.take_spans()
             self._stream = None  # it ends with whoever still looks at it

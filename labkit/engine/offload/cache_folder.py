@@ -11,6 +11,7 @@ import torch
 
 from labkit.engine.memory.heads_on_disk import CacheFolder
 from labkit.engine.offload.options import KvOffload
+from labkit.engine.parallel.ranks import Ranks
 from labkit.system.cache_root import cache_root
 from labkit.system.errors import UserError
 
@@ -18,8 +19,8 @@ log = logging.getLogger("labkit")
 IN_MEMORY = ("tmpfs", "ramfs")  # file systems that are no disk
 
 
-def cache_folder(wanted: KvOffload, dtype: torch.dtype) -> CacheFolder:
-    """Where the caches of an engine with weights of `dtype` have their files.
+def cache_folder(wanted: KvOffload, dtype: torch.dtype, ranks: Ranks | None) -> CacheFolder:
+    """Where the caches of an engine with weights of `dtype` have their files, here and on its other ranks.
 
     Raises UserError for a folder that can't be written, and where there is none on a disk by default.
     """
@@ -37,7 +38,8 @@ def cache_folder(wanted: KvOffload, dtype: torch.dtype) -> CacheFolder:
         if wanted.path is None:
             raise UserError(f"{where}; name a folder on a disk as path")
         log.warning("labkit: %s", where)
-    return CacheFolder(folder, wanted.slots, str(dtype).removeprefix("torch."))
+    agree = (lambda failed: ranks.agree("the caches", flag=failed)) if ranks else None
+    return CacheFolder(folder, wanted.slots, str(dtype).removeprefix("torch."), agree)
 
 
 def _default() -> Path:

@@ -84,7 +84,7 @@ def test_too_little_room_is_said_before_anything_is_computed(
         monkeypatch.setattr(cache_file.shutil, "disk_usage", lambda path: usage)
     else:
         monkeypatch.setattr(cache_file.os, "posix_fallocate", failing(errno.ENOSPC))
-    words = rf"kv_offload: {tmp_path} has .* GB free, and keys and values of 1 sequences of \d+ tokens take .* \(No sp"
+    words = rf"kv_offload: {tmp_path} has .* GB free, and keys and values of 1 x \d+ tokens take .* \(No sp"
     for cache in (None, mine):
         with pytest.raises(ValueError, match=words):
             engine(step, past_key_values=cache)

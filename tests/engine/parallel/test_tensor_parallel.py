@@ -156,4 +156,8 @@ def test_a_rank_whose_disk_breaks_ends_the_step_of_all_and_they_go_on(of_two: An
     assert "another rank could not read its layers" in whole
     assert re.search(r"keys and values of layer \d, .* can't be read at byte", broken)
     assert length == other == 9
+    (whole, length), (full, other) = (rank["cache on disk"]["no room"] for rank in of_two.answers)
+    assert "another rank has no room for its keys and values" in whole
+    assert re.search(r"kv_offload: .* \(No space left on device\)", full)
+    assert length == other == 9
     assert all(rank["cache on disk"]["after"] == "nothing" for rank in of_two.answers)
