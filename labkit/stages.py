@@ -28,13 +28,14 @@ MESSAGE = re.compile(r"(?P<phase>prefill|decode)(/layer\.(?P<layer>\d+))?(/(?P<s
 
 class Stage(StrEnum):
     """The stages of a step; QKV, ATTENTION, MLP and RESIDUAL are the four Deep-Fusion regions. FETCH is the wait for
-    the weights of a layer that is read from a file.
+    the weights of a layer that is read from a file, FETCH_KV for its keys and values.
 
     On a GPU one kernel may be two stages of a layer whose attention and MLP start from the same rows.
     """
 
     EMBED = "embed"
     FETCH = "fetch"
+    FETCH_KV = "fetch_kv"
     QKV = "qkv"
     ATTENTION = "attention"
     ATTN_OUT = "attn_out"

@@ -1,14 +1,18 @@
 """What each rank of a tensor-parallel run does in the tests, called through `labkit.launch`: plain data comes back."""
 
+import errno
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from engines import FEW
+from offloaded import WRITE, able_only_to
 from small_models import SMALL_CONFIGS, VOCAB, small_model
 from torch import Tensor
 
@@ -246,6 +250,7 @@ def two_ranks(folder: str) -> dict[str, Any]:
         "without kernels": without_kernels(),
         "saved": saved_and_loaded(f"{folder}/saved"),
         "streamed": streamed_layers(f"{folder}/streamed"),
+        "cache on disk": with_cache_on_disk(Path(folder, "kv").resolve()),
     }
 
 
@@ -273,6 +278,27 @@ def streamed_layers(folder: str) -> dict[str, Any]:
     in_one_call = _said(twice)
     with cut.module.runner.stage_by_stage():
         return {"found": found, "damaged": (in_one_call, _said(twice))}
+
+
+def with_cache_on_disk(folder: Path) -> dict[str, Any]:
+    """Models whose ranks have the caches of their heads in files of their own; then one rank's disk breaks."""
+    found = {}
+    for name in ("gptj", "llama"):
+        options: dict[str, Any] = {"kv_offload": {"path": folder, "slots": 2}, "tensor_parallel": {"tp_size": 2}}
+        cut: Any = labkit.init_inference(small_model(name), **options)
+        found[name] = _found(engine(name, 1), cut)
+    ids = prompts()[0]
+    cache = cut(ids).past_key_values
+    with able_only_to(WRITE, folder) if dist.get_rank() == 1 else nullcontext():
+        dist.barrier()
+        broken = _said(lambda: cut(ids[:, :1], past_key_values=cache)), cache.length
+        dist.barrier()
+    full = OSError(errno.ENOSPC, "No space left on device")
+    longer = ids[:, :1].repeat(1, cache.capacity - 8)
+    with mock.patch("os.posix_fallocate", side_effect=full) if dist.get_rank() == 1 else nullcontext():
+        no_room = _said(lambda: cut(longer, past_key_values=cache)), cache.length
+    after = _said(lambda: cut(longer, past_key_values=cache))
+    return {"found": found, "broken": broken, "no room": no_room, "after": after}
 
 
 def streamed_engine(name: str, **offload: Any) -> Any:

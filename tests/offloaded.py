@@ -1,6 +1,9 @@
-"""Engines whose layers are read from a file, of the small models."""
+"""Engines whose layers, or whose keys and values, are read from a file, of the small models."""
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,11 @@ from engines import vanilla
 
 import labkit
 from labkit.engine.engine import FusedEngine
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.kernels.cache_stream import CacheStream
 from labkit.kernels.decode_step import StreamedLayers
 
+READ, WRITE = os.O_RDONLY, os.O_WRONLY
 LEAST = re.compile(r"the least is resident_gb = ([\d.]+) with (\d+) slots")
 
 
@@ -42,3 +48,37 @@ def streamed_model(model: Any, folder: Path, slots: int = 2, **options: Any) -> 
 def stream_of(engine: FusedEngine) -> StreamedLayers:
     assert engine.streamed is not None
     return engine.streamed
+
+
+def kv_on_disk(model: Any, folder: Path, slots: int = 2, **options: Any) -> FusedEngine:
+    """An engine whose keys and values lie in files in `folder`."""
+    engine = labkit.init_inference(model, kv_offload={"path": folder, "slots": slots}, **options)
+    assert isinstance(engine, FusedEngine)
+    return engine
+
+
+def kv_stream_of(cache: KVCache) -> CacheStream:
+    assert cache.stream is not None
+    return cache.stream
+
+
+@contextmanager
+def able_only_to(can: int, folder: Path) -> Iterator[None]:
+    """Within, descriptors of files in this folder can do no more than this: the rest fails as on a broken disk."""
+    kept = []
+    for number in descriptors(folder):
+        less = os.open(f"/proc/self/fd/{number}", can | os.O_DIRECT)
+        kept.append((number, os.dup(number)))
+        os.dup2(less, number)
+        os.close(less)
+    assert kept
+    yield
+    for number, whole in kept:
+        os.dup2(whole, number)
+        os.close(whole)
+
+
+def descriptors(folder: Path) -> list[int]:
+    """Of the files in a folder, also of those without a name."""
+    open_ones = {int(each): os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")}
+    return [number for number, path in open_ones.items() if path.startswith(f"{folder.resolve()}/")]

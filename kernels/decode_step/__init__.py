@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.system.errors import RunError
-
 from .. import build
 from ..abi import CCache, CRotary, CRows
 from ..all_reduce import Exchange
+from ..cache_stream import CachePass
 from ..layer_stream import LayerStream
 from ..reading import USUAL
+from ..slot_stream import require_whole
 from ..types import NO_ROTARY, Linear, Rotary, Rows, pointer
 from .weights import STAGES_PER_LAYER, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
@@ -65,6 +65,9 @@ class CStepArgs(ctypes.Structure):
         ("stream", c_void_p),
         ("blocks", c_void_p),
         ("first_slot", c_void_p),
+        ("kv_stream", c_void_p),
+        ("kv_turn", c_int64),
+        ("kv_slot", c_void_p),
     ]
 
 
@@ -121,12 +124,6 @@ class StreamedLayers:
         """That are read for every step."""
         return sum(block.bytes for block in self.stream.blocks)
 
-    def require_read(self, all_read: bool) -> None:
-        """Raises RunError unless all ranks could read their layers in this step."""
-        self.stream.check()
-        if not all_read:
-            raise RunError("another rank could not read its layers, and its message says why; try again once it can")
-
     def layer(self, weights: LayerWeights, turn: int) -> LayerWeights:
         """The layer where the slot of a turn has it."""
         first, memory = self.stream.memory(0), self.stream.memory(turn)
@@ -152,16 +149,20 @@ class DecodeStep:
     """Runs steps of one model; holds the library, the workspace and the times, and no model state.
 
     exchange: with the ranks that have the other parts of the model, which must run the same steps; its slots hold as
-    many rows as a chunk has. times: nanoseconds of the latest step in the embedding, each stage of each layer, and the
-    head. One instance must not run two steps at a time.
+    many rows as a chunk has. kv_streamed: whether every step has a pass over keys and values. times: nanoseconds of the
+    latest step in the embedding, each stage of each layer, and the head. One instance must not run two steps at a time.
     """
 
     def __init__(
-        self, model: ModelWeights, exchange: Exchange | None = None, streamed: StreamedLayers | None = None
+        self,
+        model: ModelWeights,
+        exchange: Exchange | None = None,
+        streamed: StreamedLayers | None = None,
+        kv_streamed: bool = False,
     ) -> None:
-        self.model, self.exchange, self.streamed = model, exchange, streamed
+        self.model, self.exchange, self.streamed, self.kv_streamed = model, exchange, streamed, kv_streamed
         self.library = build.load(model.weight_type)
-        self.stages = model.stages(exchange.size if exchange else 1, streamed=streamed is not None)
+        self.stages = model.stages(exchange.size if exchange else 1, streamed is not None, kv_streamed)
         self.times = np.zeros(2 + len(self.stages) * len(model.layers), dtype=np.int64)
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self._sized_for = (0, 0, 0)
@@ -183,13 +184,16 @@ class DecodeStep:
         threads: int,
         own_logits: bool = False,
         reading: int = USUAL,
+        kv_pass: CachePass | None = None,
     ) -> None:
         """Runs the chunks, each on the keys and values of those before it; layers may share a cache.
 
         `reading`: how the weights are read, an index into READINGS. `own_logits`: fill in only the columns of this
-        rank's vocabulary. Raises RuntimeError where another rank has ended, RunError where a streamed layer can't be
-        read.
+        rank's vocabulary. `kv_pass`: over keys and values that lie in a file; `caches` point into its first slot.
+        Raises RuntimeError where another rank has ended, RunError where a streamed layer, or its keys and values, can't
+        be read.
         """
+        assert (kv_pass is not None) == self.kv_streamed
         args, counts = self._args, [chunk.num_rows for chunk in chunks]
         c_chunks = (CChunk * len(chunks))(*[chunk.c for chunk in chunks])
         args.chunks, args.num_chunks = ctypes.addressof(c_chunks), len(chunks)
@@ -197,12 +201,15 @@ class DecodeStep:
         args.caches = ctypes.addressof(caches)
         args.threads, args.own_logits, args.reading = threads, own_logits, reading
         args.workspace = self._workspace_for(sum(counts), max(counts), threads)
+        if kv_pass is not None:
+            args.kv_stream, args.kv_turn = kv_pass.stream.address, kv_pass.first
+            args.kv_slot = kv_pass.stream.memory(0).data_ptr()
         self.times.fill(0)
         failed = self.library.labkit_step(byref(self.model.c), byref(args))
         if self.exchange is not None:
             self.exchange.check()
-        if self.streamed is not None:
-            self.streamed.require_read(not failed)
+        if self.streamed is not None or kv_pass is not None:
+            require_whole([each.stream for each in (self.streamed, kv_pass) if each is not None], not failed)
 
     def _workspace_for(self, all_rows: int, rows: int, threads: int) -> int:
         wanted = (all_rows, rows, threads)

@@ -10,6 +10,7 @@
 #include "../all_reduce/cpp_impl.cpp"
 
 #include "../attention/cpp_impl.cpp"
+#include "../cache_stream/cpp_impl.cpp"
 #include "../layer_stream/cpp_impl.cpp"
 #include "../mlp_gemm/cpp_impl.cpp"
 #include "../probe.cpp"
@@ -90,39 +91,54 @@ inline Layer shifted(Layer layer, const char* from, const char* to) {
   return layer;
 }
 
+// The slot of a layer's turn, once it is filled.
+inline char* awaited(SlotStream& stream, int64_t turn, int64_t layer, int thread) {
+  const int64_t wanted = thread == 0 ? now_ns() : 0;
+  char* const slot = stream.wait(turn);
+  if (thread == 0) stream.note(kWait, layer, wanted, now_ns());
+  return slot;
+}
+
 // All layers, each on all chunks. The first block of the stream has this turn.
 inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model, const StepArgs& args, Workspace work,
                         int64_t stride, int64_t first_turn, Clock& clock, ThreadScratch& scratch) {
   float* const first_h = work.h;
+  const Chunk& last = args.chunks[args.num_chunks - 1];
+  const Range written{args.chunks[0].past, last.past + last.rows.tokens};
   for (int64_t l = 0; l < model.num_layers; ++l) {
-    const int64_t block = args.stream ? args.blocks[l] : -1, turn = first_turn + block;
+    const int64_t block = args.stream ? args.blocks[l] : -1;
     Layer layer = model.layers[l];
-    const int64_t wanted = args.stream && thread == 0 ? now_ns() : 0;
-    if (block >= 0) layer = shifted(layer, args.first_slot, args.stream->wait(turn));
-    const int64_t begin = args.stream && thread == 0 ? now_ns() : 0;
+    char* kv_slot = nullptr;
+    if (block >= 0) layer = shifted(layer, args.first_slot, awaited(*args.stream, first_turn + block, l, thread));
     if (args.stream) clock.stamp();
+    if (args.kv_stream) {
+      kv_slot = awaited(*args.kv_stream, args.kv_turn + l, l, thread);
+      clock.stamp();
+    }
+    const int64_t begin = (args.stream || args.kv_stream) && thread == 0 ? now_ns() : 0;
     int64_t* const stages = clock.mark();
     work.h = first_h;
     for (int64_t c = 0; c < args.num_chunks; ++c) {
       const Chunk& chunk = args.chunks[c];
       clock.back_to(stages);
-      layer_step(team, thread, ranks, model, layer, cache_of(args, chunk, l), args.rotary, chunk, work, stride, clock,
-                 scratch);
+      layer_step(team, thread, ranks, model, layer, cache_of(args, chunk, l, kv_slot), args.rotary, chunk, work, stride,
+                 clock, scratch);
       work.h += chunk.count() * stride;
     }
-    if (!args.stream || thread != 0) continue;
-    if (block >= 0) {
-      args.stream->release(turn);
-      args.stream->note(kWait, l, wanted, begin);
-    }
-    args.stream->note(kCompute, l, begin, now_ns());
+    if (thread != 0) continue;
+    if (block >= 0) args.stream->release(first_turn + block);
+    if (args.kv_stream) args.kv_stream->release(args.kv_turn + l, written);
+    for (SlotStream* stream : {args.stream, args.kv_stream})
+      if (stream) stream->note(kCompute, l, begin, now_ns());
   }
 }
 
-// Whether a rank of the model could not read its layers: all have to know, because all go on together.
-inline bool any_failed(Team& team, int thread, Ranks& ranks, const LayerStream& stream) {
-  if (ranks.alone()) return stream.failed();
-  if (thread == 0) *ranks.own<int32_t>() = stream.failed();
+// Whether a rank of the model could not read its layers, or keys and values: all have to know, because all go on
+// together.
+inline bool any_failed(Team& team, int thread, Ranks& ranks, const StepArgs& args) {
+  const bool mine = (args.stream && args.stream->failed()) || (args.kv_stream && args.kv_stream->failed());
+  if (ranks.alone()) return mine;
+  if (thread == 0) *ranks.own<int32_t>() = mine;
   ranks.meet(team, thread, sizeof(int32_t));
   bool failed = false;
   for (int r = 0; r < ranks.count(); ++r) failed |= *ranks.of<int32_t>(r) != 0;
@@ -139,7 +155,7 @@ int64_t labkit_workspace_bytes(const Model* model, int64_t all_rows, int64_t row
   return Workspace(*model, all_rows, rows, threads, nullptr).bytes;
 }
 
-// Returns whether a streamed layer was missing, of this rank or another: then the results count for nothing.
+// Returns whether a stream failed, of this rank or another: then the results count for nothing.
 int64_t labkit_step(const Model* model, const StepArgs* args) {
   Team team(args->threads, reading_of(args->reading));
   int64_t all_rows = 0, rows = 0;
@@ -183,7 +199,7 @@ int64_t labkit_step(const Model* model, const StepArgs* args) {
       clock.stamp();
       work.h += chunk.count() * stride;
     }
-    if (args->stream && any_failed(team, thread, ranks, *args->stream) && thread == 0) failed = true;
+    if ((args->stream || args->kv_stream) && any_failed(team, thread, ranks, *args) && thread == 0) failed = true;
   }
   return failed;
 }

@@ -3,7 +3,7 @@
 
 #include "../all_reduce/exchange.h"
 #include "../gemm/cpp_impl.cpp"
-#include "../layer_stream/stream.h"
+#include "../slot_stream/slot_stream.h"
 
 namespace labkit {
 
@@ -33,9 +33,12 @@ struct StepArgs {
   Exchange* exchange;      // null: this process has the whole model
   int32_t own_logits;      // each rank's columns of the logits are enough for it
   int32_t reading;         // of the weights: an index into kReadings; -1: the usual one
-  LayerStream* stream;     // where some layers come from; null: all are in memory
+  SlotStream* stream;      // where some layers come from; null: all are in memory
   const int64_t* blocks;   // [layers] with a stream: the layer's block, or -1 for one in memory
   const char* first_slot;  // that the weights of the streamed layers point into
+  SlotStream* kv_stream;   // where the keys and values are; null: in memory
+  int64_t kv_turn;         // of the first layer's, in a pass that has begun
+  const char* kv_slot;     // the first one, which the caches point into
 };
 
 // The widest row between two stages.
@@ -77,14 +80,21 @@ struct Workspace {
   }
 };
 
-inline Cache cache_of(const StepArgs& args, const Chunk& chunk, int64_t layer) {
+// slot: where the layer's keys and values are for now; null: where they always are.
+inline Cache cache_of(const StepArgs& args, const Chunk& chunk, int64_t layer, char* slot) {
   Cache cache = args.caches[layer];
   cache.past = chunk.past;
+  if (!slot) return cache;
+  cache.keys = slot + (static_cast<char*>(cache.keys) - args.kv_slot);
+  cache.values = slot + (static_cast<char*>(cache.values) - args.kv_slot);
+  for (fp16** scales : {&cache.key_scales, &cache.value_scales})
+    if (*scales) *scales = reinterpret_cast<fp16*>(slot + (reinterpret_cast<char*>(*scales) - args.kv_slot));
   return cache;
 }
 
-// Thread 0 adds up the time of every stage: embedding, those of each layer, head. A layer's are (fetch,) qkv,
-// attention, attn_out, (all_reduce,) mlp, mlp_out, (all_reduce,) residual; with a parallel residual ranks add up once.
+// Thread 0 adds up the time of every stage: embedding, those of each layer, head. A layer's are (fetch,) (fetch_kv,)
+// qkv, attention, attn_out, (all_reduce,) mlp, mlp_out, (all_reduce,) residual; with a parallel residual ranks add up
+// once.
 class Clock {
  public:
   Clock(int64_t* times, int thread) : next_(thread == 0 ? times : nullptr), last_(next_ ? now_ns() : 0) {}

@@ -15,6 +15,7 @@ from ..types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights
 STAGES_PER_LAYER = tuple(each.stage for each in LAYER_OPS)
 ALL_REDUCE = "all_reduce"
 FETCH = "fetch"
+FETCH_KV = "fetch_kv"
 
 
 class CEmbedding(ctypes.Structure):
@@ -159,12 +160,12 @@ class ModelWeights:
         """Of keys and values."""
         return float_dtype(self.layers[0].qkv.proj.weight.dtype)
 
-    def stages(self, ranks: int, streamed: bool = False) -> tuple[str, ...]:
-        """Of one layer, in the order that they run in: among several ranks with their sums, with a stream of layers
-        with the wait for it.
+    def stages(self, ranks: int, streamed: bool = False, kv_streamed: bool = False) -> tuple[str, ...]:
+        """Of one layer, in the order that they run in: among several ranks with their sums, with a stream of layers, or
+        of keys and values, with the wait for it.
         """
-        if streamed:
-            return (FETCH, *self.stages(ranks))
+        if streamed or kv_streamed:
+            return (*(FETCH,) * streamed, *(FETCH_KV,) * kv_streamed, *self.stages(ranks))
         if ranks == 1:
             return STAGES_PER_LAYER
         *regions, mlp_out, residual = STAGES_PER_LAYER

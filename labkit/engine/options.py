@@ -7,7 +7,7 @@ import torch
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
 from labkit.engine.offload.deepspeed import offload_of
-from labkit.engine.offload.options import Offload
+from labkit.engine.offload.options import KvOffload, Offload
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.system.json_file import read_json
@@ -60,7 +60,8 @@ class MixtureOfExperts(Strict):
 
 
 class Options(Strict):
-    """DeepSpeed's options, with labkit's own: `impl`, `kv_dtype`, `consume_model`, `dependent_launch` and `offload`.
+    """DeepSpeed's options, with labkit's own: `impl`, `kv_dtype`, `consume_model`, `dependent_launch`, `offload`
+    and `kv_offload`.
 
     dtype: of the weights; default the model's own, and int8 where `quant` is given: it stands for quantised weights of
     any number of bits. With int8 the tokens may depend on the number of ranks: scales are those of whole rows, but the
@@ -78,6 +79,7 @@ class Options(Strict):
     whose file names are relative to base_dir. save_mp_checkpoint_path: a folder to write the weights to as they are
     packed, a file for each rank, which loads without packing. offload: read layers that do not fit into memory from a
     file when their turn comes, see `Offload`; DeepSpeed's `zero_optimization` and `aio` are translated to it.
+    kv_offload: keep keys and values in a file, and in memory only those of a few layers, see `KvOffload`.
     """
 
     dtype: torch.dtype | None = None
@@ -106,6 +108,7 @@ class Options(Strict):
     consume_model: bool = False
     dependent_launch: bool = False
     offload: Offload | None = None
+    kv_offload: KvOffload | None = None
 
     @field_validator("moe", mode="before")
     @classmethod
@@ -164,8 +167,9 @@ class Options(Strict):
             raise UserError(
                 "offload keeps the packed weights in its own path, got save_mp_checkpoint_path too; leave one out"
             )
-        if self.offload is not None and (self.impl in ("reference", "triton") or self.use_triton):
-            raise UserError(f"offload needs the C++ kernels, got impl={self.impl!r}; leave impl out, or pass 'cpp'")
+        for name in ("offload", "kv_offload"):
+            if getattr(self, name) is not None and (self.impl in ("reference", "triton") or self.use_triton):
+                raise UserError(f"{name} needs the C++ kernels, got impl={self.impl!r}; leave impl out, or pass 'cpp'")
         if self.moe.wanted:
             raise UnsupportedError("moe is not supported yet; leave it out")
         if self.tensor_parallel.mpu is not None:

@@ -16,8 +16,10 @@ from labkit.engine.checkpoints import as_saved, begin_saving
 from labkit.engine.engine import EncoderEngine, FusedEngine, InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import fused_encoder_model
+from labkit.engine.memory.heads_on_disk import CacheFolder
 from labkit.engine.memory.slots import SlotPool
-from labkit.engine.offload.options import Offload
+from labkit.engine.offload.cache_folder import cache_folder
+from labkit.engine.offload.options import KvOffload, Offload
 from labkit.engine.offload.prepared import Wanted, prepared
 from labkit.engine.offload.streaming import opened
 from labkit.engine.options import DTYPES, Options, read_options
@@ -104,7 +106,8 @@ class Plan:
     """Everything that is decided before the first weight is read.
 
     dtype: of the layers' matrices. kv_dtype: as keys and values are stored. part, ranks: what this process holds of the
-    model, and the way to the others. saving: the checkpoint that is written on the way.
+    model, and the way to the others. saving: the checkpoint that is written on the way. folder: where keys and values
+    lie that do not stay in memory.
     """
 
     request: Request
@@ -115,6 +118,7 @@ class Plan:
     part: Shard
     ranks: Ranks | None
     saving: Saving | None
+    folder: CacheFolder | None
 
     @property
     def consumed(self) -> ModelTensors | None:
@@ -161,15 +165,18 @@ def make_plan(request: Request) -> Plan:
     if device.type != "cuda" and (options.enable_cuda_graph or options.dependent_launch):
         raise UserError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
     if options.offload is not None:
-        _check_offload(options.offload, impl)
+        _check_offload("offload", options.offload, impl)
+    if options.kv_offload is not None:
+        _check_offload("kv_offload", options.kv_offload, impl)
     if options.dependent_launch:
         gpu.require_dependent_launch()
     ranks = join_ranks(config, options.tensor_parallel, impl, device, CHUNK_ROWS, lambda: _facts(request, dtype))
     if ranks and device.type == "cuda":  # each rank has made a GPU of its own the current one when it joined
         device = gpu.default_device()
     part = ranks.shard if ranks else shard(config)
+    folder = None if options.kv_offload is None else cache_folder(options.kv_offload, dtype, ranks)
     saving = begin_saving(options, request.hf_config, config, dtype, impl, part)
-    return Plan(request, dtype, kv_dtype, impl, device, part, ranks, saving)
+    return Plan(request, dtype, kv_dtype, impl, device, part, ranks, saving, folder)
 
 
 def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
@@ -236,7 +243,9 @@ def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = No
         )
         return EncoderEngine(injected, options, plan.impl, request.policy.layers.split(".")[0])
     pool = SlotPool(plan.part.local, plan.kv_dtype, plan.device) if plan.impl == "triton" else None
-    held = LayerRange(weights, plan.part, plan.impl, plan.device, plan.ranks, pool, plan.kv_dtype, streamed)
+    held = LayerRange(
+        weights, plan.part, plan.impl, plan.device, plan.ranks, pool, plan.kv_dtype, streamed, plan.folder
+    )
     staged = StagedRunner(held)
     module = FusedCausalLM(
         request.hf_config,
@@ -287,13 +296,14 @@ def _kv_dtype(wanted: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
     return wanted or own
 
 
-def _check_offload(offload: Offload, impl: str) -> None:
+def _check_offload(name: str, offload: Offload | KvOffload, impl: str) -> None:
     if impl != "cpp":
-        raise UnsupportedError(f"offload needs the C++ kernels, and {impl} ones run here; pass impl='cpp'")
+        raise UnsupportedError(f"{name} needs the C++ kernels, and {impl} ones run here; pass impl='cpp'")
     if offload.device == "cpu":
+        what = "weights" if name == "offload" else "keys and values"
         raise UserError(
-            "offload: got device='cpu' without a GPU: the weights are in CPU memory already; use device='disk', or "
-            "leave offload out"
+            f"{name}: got device='cpu' without a GPU: the {what} are in CPU memory already; use device='disk', or "
+            f"leave {name} out"
         )
 
 
@@ -302,6 +312,8 @@ def _refuse_what_encoders_lack(options: Options, architecture: str) -> None:
         raise UserError("kv_dtype is for the cache of a decoder, an encoder keeps none; leave it out")
     if options.offload is not None:
         raise UnsupportedError("offload is for the layers of a decoder, and this is an encoder; leave it out")
+    if options.kv_offload is not None:
+        raise UserError("kv_offload is for the cache of a decoder, an encoder keeps none; leave it out")
     if options.enable_cuda_graph or options.dependent_launch:
         raise UnsupportedError("enable_cuda_graph and dependent_launch are for decode steps, an encoder has none")
     if options.quant.lm_head:

@@ -85,8 +85,9 @@ def fingerprint(source: TensorSource) -> str:
 
 def _refuse_what_needs_kernels(options: Options, model: str) -> None:
     refuse_checkpoints(options, model)
-    if options.offload is not None:
-        raise UserError(f"offload needs kernels, and there are none for {model}; leave it out")
+    for name in ("offload", "kv_offload"):
+        if getattr(options, name) is not None:
+            raise UserError(f"{name} needs kernels, and there are none for {model}; leave it out")
     if options.dtype == torch.int8:
         raise UserError(f"dtype=int8 needs kernels, and there are none for {model}; use a floating type")
     if options.kv_dtype is not None:

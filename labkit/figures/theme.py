@@ -9,6 +9,7 @@ from labkit.stages import Stage
 STAGE_COLORS: dict[Stage, str] = {
     Stage.EMBED: "#c3cad3",
     Stage.FETCH: "#5b3a29",
+    Stage.FETCH_KV: "#a3795c",
     Stage.QKV: "#2f6db5",
     Stage.ATTENTION: "#d9702b",
     Stage.ATTN_OUT: "#f0b48a",

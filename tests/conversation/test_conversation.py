@@ -10,6 +10,7 @@ from small_models import POSITIONS, small_model
 import labkit
 from labkit.conversation import Answer, ContextFullError, Conversation
 from labkit.engine import InferenceEngine
+from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.step import StepInput
 from labkit.models.tokenizer import END_OF_TEXT
@@ -34,7 +35,7 @@ def without_a_cache(model: InferenceEngine, conversation: Conversation, new: int
 
 def spoil(cache: KVCache) -> None:
     """What a step may leave behind that has not come to its end."""
-    assert cache.heads is not None
+    assert isinstance(cache.heads, StoredHeads)
     for keys in cache.heads.keys:
         keys.fill_(float("nan"))
 

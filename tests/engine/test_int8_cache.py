@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 import labkit
 from labkit.engine import InferenceEngine
+from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.kv_cache import BLOCK, KVCache
 from labkit.kernels import gpu
 from labkit.models.policies import model_config_of
@@ -136,7 +137,7 @@ def test_a_cache_takes_the_bytes_that_are_counted() -> None:
     config = model_config_of(small_config("gpt2", n_embd=48))  # heads of 16, which need no padding
     small = KVCache(config, torch.float32, kv_dtype=torch.int8)
     small.reserve(3, 8)
-    assert small.heads is not None
+    assert isinstance(small.heads, StoredHeads)
     assert "in torch.float32 stored as torch.int8" in repr(cache)
     assert sum(tensor.nbytes for tensor in small.heads.tensors) == 24 * config.kv_bytes_per_token(
         torch.float32, torch.int8

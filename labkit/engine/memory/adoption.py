@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from transformers import Cache
 
-from labkit.engine.memory.kv_cache import KVCache, counted
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.tables import counted
 from labkit.kernels.int8_cache import read_heads, write_heads
 from labkit.system.errors import UserError
 
@@ -20,7 +21,10 @@ def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> N
     length, config = int(given.get_seq_length()), own.config
     if len(given.layers) != config.num_layers:
         raise UserError(f"the given cache has {len(given.layers)} layers, the model {config.num_layers}")
-    for index, (layer, window) in enumerate(zip(given.layers, config.windows, strict=True)):
+    own.reserve(given.layers[0].keys.shape[0], length)
+    assert own.heads is not None
+    in_turn = zip(given.layers, config.windows, own.heads.in_turn(range(length)), strict=True)
+    for index, (layer, window, mine) in enumerate(in_turn):
         held = min(layer.keys.shape[2], length)
         seen = length if window is None else min(length, window - 1)  # by the next token, which sees itself too
         if held < seen:
@@ -28,9 +32,7 @@ def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> N
                 f"layer {index} of the given cache kept only {held} of {length} tokens, and the layer sees {seen}; "
                 "give a DynamicCache() without a config, which keeps all"
             )
-        if index == 0:
-            own.reserve(layer.keys.shape[0], length)
-        mine, at = own.layer(index), slice(length - held, length)
+        at = slice(length - held, length)
         for slots, scales, theirs in (
             (mine.keys, mine.key_scales, layer.keys),
             (mine.values, mine.value_scales, layer.values),
@@ -43,8 +45,8 @@ def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> N
 def hand_back(own: KVCache, given: Cache) -> None:
     """Appends to another Hugging Face cache what it lacks, so that whoever gave it can go on with it."""
     new, dim = slice(given.get_seq_length(), own.length), own.config.head_dim
-    for index in range(own.config.num_layers):
-        mine = own.layer(index)
+    assert own.heads is not None
+    for index, mine in enumerate(own.heads.in_turn(range(own.length, own.length))):
         stored = ((mine.keys, mine.key_scales), (mine.values, mine.value_scales))
         keys, values = (read_heads(*each, new, dim).to(own.dtype) for each in stored)
         given.update(keys, values, index)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from labkit.kernels.int8_cache import SCALE_DTYPE
+from labkit.kernels.slot_stream import StreamSpan
 from labkit.kernels.types import LayerCache, padded_head_dim
 from labkit.models.config import ModelConfig
 
@@ -57,6 +58,22 @@ class StoredHeads:
         """What the kernels take for one layer."""
         scales = (self.key_scales[index], self.value_scales[index]) if self.key_scales else (None, None)
         return LayerCache(self.keys[index], self.values[index], past, counter, *scales)
+
+    @property
+    def stream(self) -> None:
+        """They do not pass through memory: they stay there."""
+        return None
+
+    def take_spans(self) -> list[StreamSpan]:
+        """None, for the same reason."""
+        return []
+
+    def begin_pass(self, written: range) -> None:
+        """A pass over the layers needs nothing to begin with."""
+
+    def in_turn(self, written: range) -> Iterator[LayerCache]:
+        """One layer after the other, to write the tokens `written` of every sequence, or to read."""
+        return (self.layer(index, written.start) for index in range(len(self.keys)))
 
     def first(self, batch: int) -> StoredHeads:
         """The first `batch` sequences, in the same memory."""

@@ -14,8 +14,11 @@ from torch import Tensor
 from transformers import Cache
 
 from labkit.engine.memory.heads import StoredHeads
+from labkit.engine.memory.heads_on_disk import CacheFolder, HeadsOnDisk
 from labkit.engine.memory.slots import BLOCK, SlotPool, Slots
+from labkit.engine.memory.tables import counted, widened
 from labkit.kernels.abi import CCache
+from labkit.kernels.cache_stream import CachePass, CacheStream
 from labkit.kernels.types import LayerCache, Rows
 from labkit.models.config import ModelConfig
 from labkit.system.errors import UserError
@@ -26,7 +29,8 @@ class KVCache(Cache):
 
     Every sequence has `length` slots; shorter ones are padded (left, right or with holes) and `mask` says where.
     `dtype`: of keys and values. `kv_dtype`: as they are stored: int8, or None for the same.
-    `pool`: where memory on a GPU is borrowed; without one the cache has its own on the CPU.
+    `pool`: where memory on a GPU is borrowed; without one the cache has its own on the CPU. `folder`: where keys and
+    values lie in a file, of which a pass over the layers has a few in memory at a time.
     """
 
     def __init__(
@@ -36,13 +40,15 @@ class KVCache(Cache):
         capacity: int = 0,
         pool: SlotPool | None = None,
         kv_dtype: torch.dtype | None = None,
+        folder: CacheFolder | None = None,
     ) -> None:
         super().__init__(layers=[])
-        self.config, self.dtype, self.kv_dtype, self.pool = config, dtype, kv_dtype or dtype, pool
+        self.config, self.dtype, self.kv_dtype = config, dtype, kv_dtype or dtype
+        self.pool, self.folder = pool, folder
         self.device = torch.device("cpu") if pool is None else pool.device
         self.reserved = capacity
         self.length = 0
-        self.heads: StoredHeads | None = None
+        self.heads: StoredHeads | HeadsOnDisk | None = None
         self.mask: Tensor | None = None  # uint8 [B, capacity], None: no padding anywhere
         self.holes = False  # whether `mask` hides more than the slots before `first`
         self.first: Tensor | None = None  # int32 [B], first visible slot
@@ -81,7 +87,8 @@ class KVCache(Cache):
     def check_made_like(self, other: "KVCache") -> None:
         """Raises ValueError unless keys and values of the engine that made `other` fit into this cache."""
         types = (self.dtype, self.kv_dtype) == (other.dtype, other.kv_dtype)
-        if self.config == other.config and types and self.pool is other.pool:
+        places = self.pool is other.pool and (self.folder is None) == (other.folder is None)
+        if self.config == other.config and types and places:
             return
         raise UserError(
             f"past_key_values was made by another engine: it holds {self._kind}, this engine keeps {other._kind}; "
@@ -90,8 +97,10 @@ class KVCache(Cache):
 
     @property
     def _kind(self) -> str:
-        config, where = self.config, "the CPU" if self.pool is None else str(self.device)
+        config, where = self.config, str(self.device)
         heads = f"{config.num_kv_heads} heads of {config.head_dim}"
+        if self.pool is None:
+            where = "the CPU" if self.folder is None else "disk"
         return f"{config.num_layers} layers of {config.architecture}, {heads}, {self._types} on {where}"
 
     @property
@@ -103,6 +112,16 @@ class KVCache(Cache):
         counter = None if self._borrowed is None else self._borrowed[0].past
         assert self.heads is not None
         return self.heads.layer(index, self.length if past is None else past, counter)
+
+    @property
+    def stream(self) -> CacheStream | None:
+        """What keys and values pass through between file and memory; None where they are in memory."""
+        return self.heads.stream if self.heads else None
+
+    def begin_pass(self, past: int) -> CachePass | None:
+        """A pass over the layers that writes what is behind `past` tokens; None where all of them are in memory."""
+        assert self.heads is not None
+        return self.heads.begin_pass(range(past, self.length))
 
     def reserve(self, batch: int, slots: int) -> None:
         """Makes room for `slots` tokens in each of `batch` sequences, layer by layer; a first call fixes `batch`."""
@@ -116,13 +135,14 @@ class KVCache(Cache):
             self._borrow(batch, capacity)
             return
         if self.heads is None:
-            self.heads = StoredHeads.zeros(self.config, self.kv_dtype, batch, capacity, self.device)
-            self.positions = torch.zeros(batch, capacity, dtype=torch.int32)
+            zeros = StoredHeads.zeros if self.folder is None else self.folder.zeros
+            self.heads = zeros(self.config, self.kv_dtype, batch, capacity, self.device)
+            self.positions = torch.zeros(batch, self.capacity, dtype=torch.int32)
             self.first = torch.zeros(batch, dtype=torch.int32)
         else:
             self.heads.grow(capacity)
-            self.positions = _widened(self.positions, capacity)
-            self.mask = None if self.mask is None else _widened(self.mask, capacity, fill=1)
+            self.positions = widened(self.positions, self.capacity)
+            self.mask = None if self.mask is None else widened(self.mask, self.capacity, fill=1)
         self._count_on(self.length)
         self._c = None
 
@@ -130,6 +150,7 @@ class KVCache(Cache):
         """Moves to slots of the pool, with whatever is there already."""
         assert self.pool is not None
         before, heads, old = self._borrowed, self.heads, self.length
+        assert not isinstance(heads, HeadsOnDisk)
         self._borrowed = self.pool.take(self, batch, slots)
         new = self._borrowed[0]
         self.heads = new.heads.first(batch)
@@ -326,15 +347,3 @@ class KVCache(Cache):
             self._borrowed[1]()
             self._borrowed = None
         self._c = None
-
-
-def counted(attention_mask: Tensor) -> Tensor:
-    """The position of each slot: how many visible ones come before it."""
-    return attention_mask.ne(0).cumsum(1).sub_(1).clamp_(min=0)
-
-
-def _widened(table: Tensor | None, capacity: int, fill: int = 0) -> Tensor:
-    assert table is not None
-    wide = torch.full((table.shape[0], capacity), fill, dtype=table.dtype, device=table.device)
-    wide[:, : table.shape[1]] = table
-    return wide

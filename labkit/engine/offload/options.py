@@ -1,4 +1,4 @@
-"""The option `offload` of `init_inference`."""
+"""The options `offload` and `kv_offload` of `init_inference`."""
 
 from __future__ import annotations
 
@@ -24,4 +24,18 @@ class Offload(Strict):
     device: Literal["disk", "cpu"] = "disk"
     path: str | Path | None = None
     resident_gb: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    slots: int = Field(default=3, ge=2)
+
+
+class KvOffload(Strict):
+    """Where keys and values lie that do not stay in memory.
+
+    device: "disk", or "cpu" for the memory beside a GPU. path: a folder for the files of caches, which have no name and
+    end with their caches; default: one in labkit's folder for caches.
+    slots: layers whose keys and values are in memory at a time, of each cache: one in use and the others read ahead or
+    written back.
+    """
+
+    device: Literal["disk", "cpu"] = "disk"
+    path: str | Path | None = None
     slots: int = Field(default=3, ge=2)

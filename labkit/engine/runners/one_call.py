@@ -22,7 +22,8 @@ class OneCallRunner(Runner):
 
     def __init__(self, held: LayerRange) -> None:
         self.held = held
-        self.step = DecodeStep(held.weights, held.ranks.exchange if held.ranks else None, held.streamed)
+        exchange = held.ranks.exchange if held.ranks else None
+        self.step = DecodeStep(held.weights, exchange, held.streamed, kv_streamed=held.folder is not None)
         self.clock = StageClock(held.config.num_layers, held.stages)
         self.readings = ReadingChoices()
 
@@ -35,7 +36,7 @@ class OneCallRunner(Runner):
 
     def begin(self, step: StepInput) -> StepOutput:
         found: list[Tensor | None] = []
-        if self.held.streamed is None:
+        if not self.held.once_a_step:
             for chunk in placed_chunks(step, CPU):
                 with self.held.one_at_a_time:
                     found += self._run(step, [chunk])
@@ -58,6 +59,7 @@ class OneCallRunner(Runner):
             threads=torch.get_num_threads(),
             own_logits=step.top is not None,
             reading=choice.next,
+            kv_pass=step.cache.begin_pass(chunks[0].past),
         )
         choice.took(perf_counter_ns() - begun)
         self.clock.add(phase, self.step.times, head=any(chunk.keep for chunk in given))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
 import torch
@@ -16,22 +16,24 @@ from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined, placed_at_once, placed_chunks
 from labkit.kernels import gemm
+from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights
 from labkit.kernels.gemm import unpack_rows
 from labkit.kernels.plain import argmax_or_minus_one, normalise
+from labkit.kernels.slot_stream import SlotStream, require_whole
 from labkit.kernels.types import LayerCache, Rows
 from labkit.stages import Phase, Stage, stage
 
 
 @dataclass(frozen=True)
-class CacheBehind:
-    """The layers of a cache, to be written to behind `past` tokens of every sequence."""
+class LayerBehind:
+    """The keys and values of the layer whose turn it is, to be written to behind `past` tokens of every sequence."""
 
-    cache: KVCache
+    slots: LayerCache
     past: int
 
     def layer(self, index: int) -> LayerCache:
-        return self.cache.layer(index, self.past)
+        return replace(self.slots, past=self.past)
 
 
 class StagedRunner(Runner):
@@ -54,7 +56,7 @@ class StagedRunner(Runner):
         found: list[Tensor | None] = []
         seen: list[Tensor] = []
         held = self.held
-        if held.streamed is None:
+        if not held.once_a_step:
             for chunk in placed_chunks(step, held.device):
                 with held.one_at_a_time:
                     found += self._run(step, [chunk], seen)
@@ -72,16 +74,21 @@ class StagedRunner(Runner):
         rotary = held.rotary.reaching(step.cache.reach)
         hidden = [self._first_rows(chunk) for chunk in chunks]
         first_turn = held.streamed.stream.begin_pass() if held.streamed else 0
+        kv_pass = step.cache.begin_pass(chunks[0].past)
         for layer in self.layers:
             if step.hidden_states:  # a post-norm layer's last norm is due, which the next layer begins with
                 norm, rows = layer.weights.qkv.norm, chunks[0].rows
                 shown = hidden[0] if held.config.pre_norm else normalise(norm, hidden[0])
                 seen.append(shown.view(rows.batch, rows.tokens, -1))
-            with self._weights(layer, first_turn, chunks[0].phase) as weights:
+            phase = chunks[0].phase
+            with (
+                self._weights(layer, first_turn, phase) as weights,
+                _kept(step.cache, kv_pass, layer.index, phase) as slots,
+            ):
                 for at, chunk in enumerate(chunks):
-                    slots = CacheBehind(step.cache, chunk.past)
-                    hidden[at] = layer(hidden[at], chunk.rows, rotary, slots, chunk.phase, threads, weights)
-        self._require_layers()
+                    behind = LayerBehind(slots, chunk.past)
+                    hidden[at] = layer(hidden[at], chunk.rows, rotary, behind, chunk.phase, threads, weights)
+        self._require_layers(kv_pass)
         return [self._result(step, chunk, rows_NH, seen) for chunk, rows_NH in zip(chunks, hidden, strict=True)]
 
     @contextmanager
@@ -92,22 +99,17 @@ class StagedRunner(Runner):
             yield layer.weights
             return
         turn = first_turn + block
-        wanted = perf_counter_ns()
-        with stage(phase, Stage.FETCH, layer.index):
-            streamed.stream.wait(turn)
-        begin = perf_counter_ns()
-        yield streamed.layer(layer.weights, turn)
-        streamed.stream.release(turn)
-        streamed.stream.note("wait", layer.index, wanted, begin)
-        streamed.stream.note("compute", layer.index, begin, perf_counter_ns())
+        with _awaited(streamed.stream, turn, Stage.FETCH, layer.index, phase):
+            yield streamed.layer(layer.weights, turn)
+            streamed.stream.release(turn)
 
-    def _require_layers(self) -> None:
+    def _require_layers(self, kv_pass: CachePass | None) -> None:
         """Raises RunError where a layer could not be read: only now, because the ranks of a model go on together."""
-        streamed, ranks = self.held.streamed, self.held.ranks
-        if streamed is None:
-            return
-        failed = streamed.stream.failed
-        streamed.require_read(not (failed if ranks is None else ranks.agree("the layers", flag=failed)))
+        held, ranks = self.held, self.held.ranks
+        streams = [each.stream for each in (held.streamed, kv_pass) if each is not None]
+        if streams:
+            failed = any(stream.failed for stream in streams)
+            require_whole(streams, not (failed if ranks is None else ranks.agree("the layers", flag=failed)))
 
     def _result(self, step: StepInput, chunk: Chunk, hidden_NH: Tensor, seen: list[Tensor]) -> Tensor | None:
         held, rows = self.held, chunk.rows
@@ -166,3 +168,26 @@ class StagedRunner(Runner):
         here = (tokens >= w.vocab.start) & (tokens < w.vocab.stop)
         mine = found(torch.where(here, tokens - w.vocab.start, 0))
         return ranks.sum(torch.where(here[:, None], mine, 0.0).contiguous())
+
+
+@contextmanager
+def _kept(cache: KVCache, kv_pass: CachePass | None, layer: int, phase: Phase) -> Iterator[LayerCache]:
+    """A layer's keys and values, for as long as they are needed."""
+    if kv_pass is None:
+        yield cache.layer(layer)
+        return
+    with _awaited(kv_pass.stream, kv_pass.first + layer, Stage.FETCH_KV, layer, phase):
+        yield kv_pass.layer(layer)
+        kv_pass.release(layer)
+
+
+@contextmanager
+def _awaited(stream: SlotStream, turn: int, fetch: Stage, layer: int, phase: Phase) -> Iterator[None]:
+    """Begins once the turn's slot is filled; the wait, and the time within, are spans of the stream."""
+    wanted = perf_counter_ns()
+    with stage(phase, fetch, layer):
+        stream.wait(turn)
+    begin = perf_counter_ns()
+    yield
+    stream.note("wait", layer, wanted, begin)
+    stream.note("compute", layer, begin, perf_counter_ns())

@@ -12,6 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.rotary import rotary_tables
 from labkit.engine.memory.slots import SlotPool
@@ -195,7 +196,7 @@ def _filled_cache(
     pool = SlotPool(config, dtype, device) if case.impl == "triton" else None
     cache = KVCache(config, dtype, case.context + 1, pool)
     cache.reserve(case.batch, case.context + 1)
-    assert cache.heads is not None
+    assert isinstance(cache.heads, StoredHeads)
     for tensor in cache.heads.tensors:
         filled = tensor[:, :, : case.context, : config.head_dim]
         filled.copy_(torch.randn(filled.shape, generator=generator))

@@ -80,6 +80,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "graph": ({"impl": "triton", "enable_cuda_graph": True}, NotImplementedError, "an encoder has none"),
     "launch": ({"impl": "triton", "dependent_launch": True}, NotImplementedError, "an encoder has none"),
     "cache": ({"kv_dtype": "int8"}, ValueError, "kv_dtype is for the cache of a decoder, an encoder keeps none"),
+    "file of a cache": ({"kv_offload": {}}, ValueError, "kv_offload is for the cache of a decoder, an encoder keeps"),
     "head": ({"dtype": torch.int8, "quant": {"lm_head": True}}, ValueError, "quant.lm_head: an encoder's head stays"),
 }
 

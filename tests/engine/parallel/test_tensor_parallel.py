@@ -144,3 +144,20 @@ def test_a_rank_that_cannot_read_its_layers_ends_the_step_of_all(of_two: Any) ->
     whole, damaged = (rank["streamed"]["damaged"] for rank in of_two.answers)
     assert all("another rank could not read its layers" in said for said in whole)
     assert all("was altered: its digest is not the one that was written" in said for said in damaged)
+
+
+def test_ranks_keep_the_cache_of_their_heads_on_the_disk(of_two: Any) -> None:
+    check([rank["cache on disk"]["found"] for rank in of_two.answers], 5e-5)
+    assert all(each.tokens_equal for each in of_two.answers[0]["cache on disk"]["found"].values())
+
+
+def test_a_rank_whose_disk_breaks_ends_the_step_of_all_and_they_go_on(of_two: Any) -> None:
+    (whole, length), (broken, other) = (rank["cache on disk"]["broken"] for rank in of_two.answers)
+    assert "another rank could not read its layers" in whole
+    assert re.search(r"keys and values of layer \d, .* can't be read at byte", broken)
+    assert length == other == 9
+    (whole, length), (full, other) = (rank["cache on disk"]["no room"] for rank in of_two.answers)
+    assert "another rank has no room for its keys and values" in whole
+    assert re.search(r"kv_offload: .* \(No space left on device\)", full)
+    assert length == other == 9
+    assert all(rank["cache on disk"]["after"] == "nothing" for rank in of_two.answers)

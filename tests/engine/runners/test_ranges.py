@@ -7,6 +7,7 @@ import torch
 from engines import error, prompt, vanilla
 from torch import Tensor
 
+from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.one_call import OneCallRunner
 from labkit.engine.runners.staged import StagedRunner
@@ -73,7 +74,7 @@ def test_ranges_of_layers_one_after_the_other_are_the_model(name: str, impl: str
         assert out.result is not None
         found.append(out.result)
     assert error(torch.cat(found, dim=1)[mask.bool()], want[mask.bool()]) <= SAME
-    assert [each.heads and len(each.heads.keys) for each in caches] == [1, 1, 1]
+    assert [isinstance(each.heads, StoredHeads) and len(each.heads.keys) for each in caches] == [1, 1, 1]
     assert all(cache.length == 9 for cache in caches)
 
 

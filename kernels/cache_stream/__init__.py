@@ -1,0 +1,108 @@
+"""Keys and values that lie in a file and pass through slots of memory, layer by layer, pass after pass.
+
+One thread reads them ahead of a layer's turn, another writes behind it what the layer has changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64
+from dataclasses import dataclass
+
+from .. import build
+from ..build import INT, LONG, POINTER
+from ..slot_stream import ENDS, READ_ERROR, WRITE_ERROR, SlotStream
+from ..types import LayerCache
+from .file import CacheFile, CacheShape
+
+__all__ = ["CacheFile", "CachePass", "CacheShape", "CacheStream"]
+
+build.declare("labkit_cache_stream_open", INT, LONG, POINTER, LONG, LONG, POINTER, LONG, LONG, result=True)
+
+
+class CSection(ctypes.Structure):
+    _fields_ = [("rows", c_int64), ("row_bytes", c_int64), ("token_bytes", c_int64)]
+
+
+class CacheStream(SlotStream):
+    """The layers of a file of keys and values. Beside the slots it has 8 MiB at most to read and write through."""
+
+    def __init__(self, library: ctypes.CDLL, file: CacheFile, slots: int, filled: int) -> None:
+        """filled: tokens of every layer that are in the file. library: of the kernels that use the slots."""
+        shape = file.shape
+        super().__init__(library, slots, shape.layer_bytes)
+        self.file = file
+        descriptor = file.descriptor()
+        sections = (CSection * len(shape.sections))(*(CSection(*each) for each in shape.sections))
+        address = library.labkit_cache_stream_open(
+            descriptor,
+            shape.layers,
+            ctypes.addressof(sections),
+            len(sections),
+            filled,
+            self._memory.data_ptr(),
+            self.slot_bytes,
+            slots,
+        )
+        self._opened(address, descriptor)
+
+    def begin_pass(self, written: range) -> CachePass:
+        """A pass that writes the tokens `written` of every sequence, behind which no more count."""
+        return CachePass(self, self._begin_pass(written.start), written)
+
+    def release(self, turn: int, written: range) -> None:
+        """The turn's slot may be filled anew, once these tokens are in the file."""
+        self._release(turn, written)
+
+    def layer(self, turn: int, past: int) -> LayerCache:
+        """The layer that the turn's slot has, with `past` tokens in it."""
+        return self.file.shape.layer(self.memory(turn), past)
+
+    def flush(self) -> None:
+        """Returns once all that was released is in the file. Raises RunError where it can't be written."""
+        self._library.labkit_stream_flush(self.address)
+        if self._state().failure == WRITE_ERROR:
+            self.check()
+
+    @property
+    def blocks_written(self) -> int:
+        """So many times tokens of a layer have been written since the beginning."""
+        return int(self._state().blocks_written)
+
+    @property
+    def bytes_written(self) -> int:
+        return int(self._state().bytes_written)
+
+    @property
+    def write_s(self) -> float:
+        """Seconds that were spent writing, of those since the beginning."""
+        return float(self._state().write_ns / 1e9)
+
+    def _said(self, failure: int, layer: int, offset: int, reason: str) -> str:
+        where = f"keys and values of layer {layer}, which lie in a file in {self.file.folder},"
+        return {
+            READ_ERROR: f"{where} can't be read at byte {offset}: {reason}; see whether the disk is whole, then go on",
+            ENDS: f"{where} are missing from byte {offset} on: the file was cut short; begin the text anew",
+            WRITE_ERROR: f"{where} can't be written at byte {offset}: {reason}; see whether the disk is full or "
+            "broken, then go on: until then they stay in memory",
+        }[failure]
+
+
+@dataclass(frozen=True)
+class CachePass:
+    """One pass over the layers: layer i has turn first + i, and the tokens `written` of every sequence are written."""
+
+    stream: CacheStream
+    first: int
+    written: range
+
+    def wait(self, layer: int) -> None:
+        """Returns once the layer's keys and values are there, or the pass has failed."""
+        self.stream.wait(self.first + layer)
+
+    def layer(self, layer: int) -> LayerCache:
+        """Its keys and values, for which it has waited."""
+        return self.stream.layer(self.first + layer, self.written.start)
+
+    def release(self, layer: int) -> None:
+        self.stream.release(self.first + layer, self.written)

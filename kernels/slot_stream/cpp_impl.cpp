@@ -1,0 +1,31 @@
+// Streams of either kind, as Python watches and ends them.
+#pragma once
+
+#include "slot_stream.h"
+
+extern "C" {
+
+// Ends the threads; nobody may wait any more.
+void labkit_stream_close(labkit::SlotStream* stream) { delete stream; }
+
+int64_t labkit_stream_begin_pass(labkit::SlotStream* stream, int64_t held) { return stream->begin_pass(held); }
+
+void labkit_stream_wait(labkit::SlotStream* stream, int64_t turn) { stream->wait(turn); }
+
+void labkit_stream_release(labkit::SlotStream* stream, int64_t turn, int64_t begin, int64_t end) {
+  stream->release(turn, {begin, end});
+}
+
+void labkit_stream_flush(labkit::SlotStream* stream) { stream->flush(); }
+
+void labkit_stream_note(labkit::SlotStream* stream, int64_t kind, int64_t layer, int64_t begin_ns, int64_t end_ns) {
+  stream->note(labkit::SpanKind(kind), layer, begin_ns, end_ns);
+}
+
+void labkit_stream_state(const labkit::SlotStream* stream, labkit::StreamState* state) { *state = stream->state(); }
+
+int64_t labkit_stream_take_spans(labkit::SlotStream* stream, labkit::Span* to, int64_t most) {
+  return stream->take_spans(to, most);
+}
+
+}  // extern "C"

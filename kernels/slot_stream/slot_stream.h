@@ -1,0 +1,211 @@
+// Pieces of a file, one of each layer, that pass through a few slots of memory ahead of their use, over and over in the
+// same order.
+//
+// One thread reads; it waits only for a free slot. A pass uses every piece once, in order: `wait` for the piece's turn,
+// use its slot, `release` it. Turns count on from pass to pass, so that the first pieces of the next pass are read
+// while the last ones of this pass are used, and while nobody uses any. Turn t is in slot t % slots.
+//
+// After a failure `wait` no longer waits and what is in the slots counts for nothing: the caller asks `failed` when the
+// pass is over. The next pass tries again.
+#pragma once
+
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "../team.h"
+#include "direct_file.h"
+
+namespace labkit {
+
+constexpr size_t kMostSpans = 1 << 16;  // that are kept until they are asked for
+
+enum SpanKind : int64_t { kRead = 0, kWait = 1, kCompute = 2, kWrite = 3 };
+
+struct Span {
+  int64_t kind, layer, begin_ns, end_ns;
+};
+
+enum StreamFailure : int32_t { kWhole = 0, kReadError = 1, kEnds = 2, kAltered = 3, kWriteError = 4 };
+
+struct Outcome {
+  StreamFailure failure = kWhole;
+  int error_number = 0;
+  int64_t offset = 0;  // of the file, where it failed
+  int64_t bytes = 0;   // that were moved, where nothing failed
+};
+
+// What is known of a stream: given to Python as it is.
+struct StreamState {
+  int64_t blocks_read, bytes_read, read_ns;  // since the beginning
+  int64_t blocks_written, bytes_written, write_ns;
+  int64_t direct;  // whether the page cache is bypassed
+  int64_t failure, error_number, failed_layer, failed_offset;
+};
+
+class SlotStream {
+ public:
+  virtual ~SlotStream() = default;
+  SlotStream(const SlotStream&) = delete;
+  SlotStream& operator=(const SlotStream&) = delete;
+
+  // The turn of the first piece in a new pass. What an interrupted pass has left is skipped. held: of how many tokens
+  // keys and values count; nothing to weights.
+  int64_t begin_pass(int64_t held = 0) {
+    std::lock_guard lock(mutex_);
+    released_ = (released_ + pieces_ - 1) / pieces_ * pieces_;
+    state_.failure = kWhole;
+    begun(held);
+    changed_.notify_all();
+    return released_;
+  }
+
+  // The slot of a turn, once it is filled. Every thread of a team may call it.
+  char* wait(int64_t turn) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return holds(turn) || state_.failure != kWhole; });
+    return slot(turn);
+  }
+
+  // The turn's slot may be filled anew, once the tokens of this range that were put into it are in the file.
+  void release(int64_t turn, Range written = {0, 0}) {
+    {
+      std::lock_guard lock(mutex_);
+      if (turn + 1 > released_) released_ = turn + 1;
+      over(turn, written);
+    }
+    changed_.notify_all();
+  }
+
+  bool failed() const {
+    std::lock_guard lock(mutex_);
+    return state_.failure != kWhole;
+  }
+
+  StreamState state() const {
+    std::lock_guard lock(mutex_);
+    StreamState state = state_;
+    state.direct = file_.direct();
+    return state;
+  }
+
+  void note(SpanKind kind, int64_t layer, int64_t begin_ns, int64_t end_ns) {
+    std::lock_guard lock(mutex_);
+    if (spans_.size() == kMostSpans) spans_.pop_front();
+    spans_.push_back({kind, layer, begin_ns, end_ns});
+  }
+
+  // Moves the oldest spans to `to`, at most `most`; returns how many.
+  int64_t take_spans(Span* to, int64_t most) {
+    std::lock_guard lock(mutex_);
+    int64_t taken = 0;
+    for (; taken < most && !spans_.empty(); ++taken) {
+      to[taken] = spans_.front();
+      spans_.pop_front();
+    }
+    return taken;
+  }
+
+  // Returns once nothing is left to be written, or writing failed.
+  virtual void flush() {}
+
+ protected:
+  // slots: [slot_count][slot_bytes], from a multiple of kPage on. ahead: a piece is read at most so many turns after
+  // the last one that is over.
+  SlotStream(int fd, int64_t pieces, char* slots, int64_t slot_bytes, int64_t slot_count, int64_t ahead)
+      : file_(fd),
+        pieces_(pieces),
+        slots_(slots),
+        slot_bytes_(slot_bytes),
+        slot_count_(slot_count),
+        ahead_(ahead),
+        holds_(size_t(slot_count), -1) {}
+
+  // A derived class begins to read at the end of its constructor, and ends in its destructor, before its own parts do.
+  void start() {
+    reader_ = std::thread([this] { read_on(); });
+  }
+  void stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    reader_.join();
+  }
+
+  // The reader's: fills a slot, without the lock.
+  virtual Outcome read_piece(int64_t index, char* to) = 0;
+  virtual int64_t layer_of(int64_t index) const = 0;
+
+  // With the lock: a pass begins; a turn was released; turns before this one are over, and their slots free.
+  virtual void begun(int64_t) {}
+  virtual void over(int64_t, Range) {}
+  virtual int64_t done() const { return released_; }
+
+  char* slot(int64_t turn) const { return slots_ + turn % slot_count_ * slot_bytes_; }
+  bool holds(int64_t turn) const { return holds_[size_t(turn % slot_count_)] == turn; }
+
+  void fail(const Outcome& outcome, int64_t layer) {
+    state_.failure = outcome.failure;
+    state_.error_number = outcome.error_number;
+    state_.failed_layer = layer;
+    state_.failed_offset = outcome.offset;
+  }
+
+  bool stopping() const {
+    std::lock_guard lock(mutex_);
+    return stop_;
+  }
+
+  DirectFile file_;
+  const int64_t pieces_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t released_ = 0;  // turns before this one were released or skipped
+  StreamState state_{};
+  bool stop_ = false;
+
+ private:
+  void read_on() {
+    std::unique_lock lock(mutex_);
+    for (int64_t turn = 0;; ++turn) {
+      changed_.wait(lock, [&] {
+        if (turn < released_) turn = released_;  // skipped
+        return stop_ || (state_.failure == kWhole && turn < done() + ahead_);
+      });
+      if (stop_) return;
+      const int64_t index = turn % pieces_, layer = layer_of(index);
+      holds_[size_t(turn % slot_count_)] = -1;
+      lock.unlock();
+      const int64_t begin = now_ns();
+      const Outcome outcome = read_piece(index, slot(turn));
+      const int64_t end = now_ns();
+      if (outcome.failure == kWhole) note(kRead, layer, begin, end);
+      lock.lock();
+      if (stop_) return;
+      if (outcome.failure == kWhole) {
+        holds_[size_t(turn % slot_count_)] = turn;
+        ++state_.blocks_read;
+        state_.bytes_read += outcome.bytes;
+        state_.read_ns += end - begin;
+      } else {
+        fail(outcome, layer);
+        --turn;  // the next pass tries it again, unless it skips it
+      }
+      changed_.notify_all();
+    }
+  }
+
+  char* const slots_;
+  const int64_t slot_bytes_, slot_count_, ahead_;
+  std::vector<int64_t> holds_;  // [slots]: the turn that each is filled for, -1: none
+  std::deque<Span> spans_;
+  std::thread reader_;
+};
+
+}  // namespace labkit
