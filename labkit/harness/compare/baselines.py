@@ -134,19 +134,8 @@ def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int, *
 
 
 def check_baseline(name: str, *, others: Iterable[str] = ()) -> None:
-    """UserError for a name or precision that is unknown, and for one whose package is not installed or which runs on
-    another device only.
-
-    `others`: names that are no baselines and are served too, for the list of those that are expected.
-    """
-    if name.startswith(IN_PRECISION):
-        precision_of(name.removeprefix(IN_PRECISION))
-    elif name not in BASELINES:
-        known = (*BASELINES, *others)
-        raise UserError(
-            f"unknown side {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}, or "
-            f"{IN_PRECISION}int4-64 and the like"
-        )
+    """As `check_name`, and UserError for one whose package is not installed or which runs on another device only."""
+    check_name(name, others=others)
     if name == "accelerate" and find_spec("accelerate") is None:
         raise UserError("the baseline 'accelerate' needs a package that is not installed; pip install accelerate")
     on_gpu = torch.cuda.is_available()
@@ -168,6 +157,21 @@ def load_kernels(name: str, dtype: torch.dtype) -> None:
     if name.startswith("fused") and comparison_device().type == "cpu" and not unavailable():
         wanted = None if name == "fused" else precision_of(QUANTISED.get(name) or name.removeprefix(IN_PRECISION)).dtype
         load(str(wanted or dtype).removeprefix("torch."))
+
+
+def check_name(name: str, *, others: Iterable[str] = ()) -> None:
+    """UserError for a name or precision that is unknown.
+
+    `others`: names that are no baselines and are served too, for the list of those that are expected.
+    """
+    if name.startswith(IN_PRECISION):
+        precision_of(name.removeprefix(IN_PRECISION))
+    elif name not in BASELINES:
+        known = (*BASELINES, *others)
+        raise UserError(
+            f"unknown side {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}, or "
+            f"{IN_PRECISION}int4-64 and the like"
+        )
 
 
 def _hf_eager(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:

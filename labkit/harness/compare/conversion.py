@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from xxhash import xxh3_128_hexdigest
+
 from labkit.harness.compare.providers import provider_of
 from labkit.system.child import finished
 from labkit.system.errors import RunError
 from labkit.system.owned_folder import owned_folder
+from labkit.weights.identity import identity_of
 from labkit.weights.resolve import resolve
 
 RAISED = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Failure|Unsupported)\w*: ")  # the first line of an exception
@@ -24,15 +27,30 @@ RAISED = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Failure|Unsupported)\w
 
 @contextmanager
 def converted(side: str, model: str, *, dtype: str, seed: int, scratch: Path | None = None) -> Iterator[Path]:
-    """A folder with `model` as this side reads it, removed when the context ends; empty for a side that reads the
-    vanilla model. It is made in `scratch`, or in the folder for temporary files. RunError, one line: there is none.
+    """A folder with `model` as this side reads it; empty for a side that reads the vanilla model. RunError, one line:
+    there is none.
+
+    It is removed when the context ends, unless `scratch` names a folder: there it stays, and is used again for the same
+    side of the same weights.
     """
     provider = provider_of(side)
     assert provider is not None
+    kept = None if scratch is None else scratch / _name(side, model, dtype, seed)
+    if kept is not None and kept.is_dir():
+        yield kept
+        return
     with owned_folder("labkit-peer-", scratch) as folder:
         if provider.converts:
             _convert(side, model, dtype, seed, folder)
+        if kept is not None:
+            folder = folder.rename(kept)
         yield folder
+
+
+def _name(side: str, model: str, dtype: str, seed: int) -> str:
+    """Of the folder that is kept: another one for other weights."""
+    identity = identity_of(resolve(model, seed=seed))
+    return f"{side.replace(':', '-')}-{dtype}-{xxh3_128_hexdigest(f'{model} {identity}'.encode())[:16]}"
 
 
 def _convert(side: str, model: str, dtype: str, seed: int, folder: Path) -> None:

@@ -102,11 +102,16 @@ class Streamed(FromDisk):
     the colon. As many layers as its memory has room for stay there; without a limit, as `init_inference` chooses.
     """
 
+    def check_name(self, side: str) -> None:
+        _, colon, precision = side.partition(":")
+        if precision == STORED:
+            raise UserError(f"got {side}, expected a precision that the weights are packed in, such as {STREAMED}:int8")
+        if colon:
+            precision_of(precision)
+
     def check(self, side: str, *, dtype: str, batch: int) -> None:
         super().check(side, dtype=dtype, batch=batch)
-        if _precision(side, dtype) == STORED:
-            raise UserError(f"got {side}, expected a precision that the weights are packed in, such as {STREAMED}:int8")
-        _options(side, dtype)
+        self.check_name(side)
         if reason := build.unavailable():
             raise UserError(f"{side} runs labkit's C++ kernels: {reason}")
 

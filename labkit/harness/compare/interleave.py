@@ -85,6 +85,8 @@ def take_turns(
     prepared = prepare(sides, case, schedule)
     if output is not None:
         check_output_folder(output)
+    if schedule.scratch is not None:
+        check_output_folder(schedule.scratch, what="models")
     if schedule.wait_quiet_s is not None:
         needed = max(side.cores for side in sides) if comparison_device().type == "cpu" else 1
         wait_until_quiet(schedule.wait_quiet_s, needed=needed, progress=progress)

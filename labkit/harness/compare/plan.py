@@ -50,7 +50,8 @@ class Schedule:
     hf-graph need.
     stages: whether each side runs once more with its stages told apart.
     wait_quiet_s: wait for so many seconds at most until other programs leave the processors alone; None: do not wait.
-    scratch: the folder in which sides that read files of their own have them; None: that for temporary files.
+    scratch: a folder for the files of sides that read their own, where they stay for later calls; None: they are
+    temporary.
     question: each side answers it once behind the timed runs, in `answer_tokens` at most, where the model was trained
     for conversations; empty: nothing is asked.
     """

@@ -31,6 +31,9 @@ class Provider(ABC):
 
     converts: ClassVar[bool] = True
 
+    def check_name(self, side: str) -> None:  # noqa: B027 - most have fixed names
+        """UserError where what is named within the name of the side is unknown."""
+
     @abstractmethod
     def check(self, side: str, *, dtype: str, batch: int) -> None:
         """UserError where it cannot be a side here, or not of such a case."""
