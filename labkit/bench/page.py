@@ -17,6 +17,7 @@ from labkit.bench.bars import NOT_TRUSTED, BarCheck
 from labkit.harness.comparison import Comparison
 from labkit.harness.environment import Environment
 from labkit.kernels.tuned import slug
+from labkit.system.markdown import markdown_table as markdown_table
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import Progress, progress_bar
 from labkit.system.whole_file import write_whole
@@ -92,11 +93,6 @@ def verdict(judged: Sequence[tuple[str, BarCheck]], covered: str = "") -> str:
     missed = [f"- {case}, {check.what}: {check.figure} ({check})" for case, check in judged if not check.met]
     first = f"**{len(judged) - len(missed)} of {len(judged)} bars met**{covered}." + (" Missed:" if missed else "")
     return "\n\n".join([first, "\n".join(missed)] if missed else [first])
-
-
-def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown with these titles and lines."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))
 
 
 def checks_table(checks: Iterable[BarCheck]) -> str:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from labkit.cli.measuring import AsJson, Dtype, Model, Output, Threads, WaitQuiet
+from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Output, Threads, WaitQuiet
 from labkit.system.progress import progress_bar
 
 out = Console()
@@ -22,8 +22,9 @@ def compare(
         str,
         typer.Option(
             help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused, fused-int8, fused-int4, "
-            "fused-int4-64, fused-int4-128, fused-stored, fused:PRECISION, or a side of a peer (see `labkit peers`), "
-            "such as llama.cpp."
+            "fused-int4-64, fused-int4-128, fused-stored, fused:PRECISION, with the model on the disk fused-streamed, "
+            "fused-streamed:PRECISION, hf-disk or accelerate-disk, or a side of a peer (see `labkit peers`), such as "
+            "llama.cpp."
         ),
     ] = "hf-eager",
     candidate: Annotated[str, typer.Option(help="What is measured against the baseline.")] = "fused",
@@ -35,6 +36,7 @@ def compare(
     tp: Annotated[
         int, typer.Option(help="Cut the candidate for as many ranks, of --threads threads each; the baseline is whole.")
     ] = 1,
+    memory_gb: MemoryGb = None,
     rounds: Annotated[int, typer.Option(help="Runs of each side, interleaved; the fewest, with --budget-s.")] = 7,
     budget_s: Annotated[
         float | None, typer.Option(help="Add rounds until it is decided, for so many seconds at most.")
@@ -51,7 +53,16 @@ def compare(
     from labkit.harness.compare.versus import compare_with_each, comparison_case
     from labkit.harness.results import save
 
-    case = comparison_case(model=model, dtype=dtype, batch=batch, prompt=prompt, new=new, threads=threads, tp=tp)
+    case = comparison_case(
+        model=model,
+        dtype=dtype,
+        batch=batch,
+        prompt=prompt,
+        new=new,
+        threads=threads,
+        tp=tp,
+        memory_gb=memory_gb,
+    )
     schedule = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet, question=question)
     with progress_bar(err) as follow:
         (found,) = compare_with_each((baseline,), candidate, case, schedule, output=output, progress=follow)

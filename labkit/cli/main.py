@@ -27,6 +27,7 @@ from labkit.cli.generate import generate
 from labkit.cli.kernels import kernels
 from labkit.cli.lab import LabCommand, lab
 from labkit.cli.measuring import MeasuringCommand, output_option
+from labkit.cli.methods import bench_methods
 from labkit.cli.notebooks import notebooks
 from labkit.cli.peers import peers
 from labkit.cli.traces import trace
@@ -42,7 +43,7 @@ app = typer.Typer(
 out = Console()
 err = Console(stderr=True)
 
-for measuring in (compare, kernels):
+for measuring in (compare, kernels, bench_methods):
     app.command(cls=MeasuringCommand)(measuring)
 for plain in (diff, evaluate, generate, chat):
     app.command()(plain)

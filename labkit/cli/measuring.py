@@ -30,6 +30,9 @@ OrTrained = Annotated[
 PRECISIONS = "float32, bfloat16, float16, int8, int4-32, int4-64+head, stored, …"
 Precision = Annotated[str, typer.Option(help=PRECISIONS)]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+MemoryGb = Annotated[
+    float | None, typer.Option(help="GB of memory for each side beside what it imports; by default no limit.")
+]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; by default one per core.")]
 Output = Annotated[Path, output_option("Folder for what was measured, as JSON lines.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]

@@ -111,10 +111,17 @@ def read_memory(device: torch.device = CPU) -> Memory:
     return Memory(now, int(peak[1]) * 1024 if peak else now)
 
 
-def anonymous_memory() -> int:
-    """Resident bytes of this process that no file holds; all resident bytes where the system does not tell."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", _text("/proc/self/status") or "")
-    return int(found[1]) * 1024 if found else psutil.Process().memory_info().rss
+def anonymous_memory(pid: int | None = None) -> int:
+    """Resident bytes of a process, this one by default, that no file holds; all resident bytes where the system does
+    not tell, and none of a process that has ended.
+    """
+    found = re.search(r"RssAnon:\s+(\d+) kB", _text(f"/proc/{pid or 'self'}/status") or "")
+    if found:
+        return int(found[1]) * 1024
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def reset_peak_memory(device: torch.device = CPU) -> None:

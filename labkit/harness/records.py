@@ -36,7 +36,8 @@ class Case(FrozenRecord):
     """What is generated, with which model and on how many threads: what measuring functions take and records keep.
 
     `origin` says where the weights came from; it is empty until they have been found. The model is cut for `tp` ranks
-    of `threads` threads each.
+    of `threads` threads each. Each side may take `memory_gb` GB (1e9 bytes) of memory beyond what it imports; None: all
+    that there is.
     """
 
     model: str
@@ -47,6 +48,7 @@ class Case(FrozenRecord):
     new_tokens: int
     threads: int
     tp: int = 1
+    memory_gb: float | None = None
 
     @property
     def cores(self) -> int:
@@ -56,13 +58,17 @@ class Case(FrozenRecord):
     @property
     def title(self) -> str:
         """The case in a line."""
-        return f"{self.model}, {self.dtype}, batch {self.batch}, {self.prompt_tokens} + {self.new_tokens} tokens"
+        room = "" if self.memory_gb is None else f", {self.memory_gb:g} GB of memory"
+        return f"{self.model}, {self.dtype}, batch {self.batch}, {self.prompt_tokens} + {self.new_tokens} tokens{room}"
 
 
 class Run(FrozenRecord):
     """One timed generation, and the read bandwidth probed just before and just after it (None: no probe here).
 
     `others_cores`: processors that other programs kept busy around this run (None: nobody looked, or too short a time).
+    For a side whose memory is limited, and which reads files: `disk_gb_s`, the rate of their disk just before and just
+    after the run, and `cached_mb`, how much of them was in the page cache before it, after they had been made cold:
+    what a side maps stays there.
     """
 
     round: int
@@ -71,6 +77,8 @@ class Run(FrozenRecord):
     end_to_end_ms: float
     bandwidth_gb_s: tuple[float, float] | None = None
     others_cores: float | None = None
+    disk_gb_s: tuple[float, float] | None = None
+    cached_mb: float | None = None
 
     @classmethod
     def of(cls, times: Times, *, round: int, before: float | None, after: float | None) -> Run:
@@ -119,6 +127,11 @@ class Measurement(Tabular, FrozenRecord):
     probe: str = ""  # the way to read that set the limit, and in how many of the probes
     load_s: float | None = None
     start_to_ready_s: float | None = None  # imports, loading and the first warm-up run, without waiting for a turn
+    memory_limit: str = ""  # what held the side to its memory; empty: nothing did
+    peak_limited_mb: float | None = (
+        None  # the most of what counts there, of all ranks; pages of files count in a cgroup
+    )
+    streamed_mb: float = 0.0  # of weights that the engine reads from the disk in each step
     question: str = ""  # asked once behind the timed runs; empty: none
     answer: str | None = None  # of a chat model to it
     first_run_s: float | None = None  # the first warm-up run, compilation included
@@ -171,6 +184,23 @@ class Measurement(Tabular, FrozenRecord):
     def read_bandwidth_gb_s(self) -> float | None:
         probes = [probe for run in self.runs for probe in run.bandwidth_gb_s or ()]
         return float(np.median(probes)) if probes else None
+
+    @property
+    def disk_gb_s(self) -> float | None:
+        """The median rate of the disk beside the runs."""
+        probes = [probe for run in self.runs for probe in run.disk_gb_s or ()]
+        return float(np.median(probes)) if probes else None
+
+    @property
+    def disk_share(self) -> float | None:
+        """For the engine with layers on the disk: the least time in which that gives them / the time of a step, median
+        over runs, each against the rate probed beside it.
+        """
+        if not self.streamed_mb:
+            return None
+        return _median(
+            [self.streamed_mb / float(np.mean(run.disk_gb_s)) / run.per_token_ms for run in self.runs if run.disk_gb_s]
+        )
 
     @property
     def floor_ms(self) -> float | None:

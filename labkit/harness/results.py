@@ -15,6 +15,7 @@ from labkit.harness.comparison import Comparison
 from labkit.harness.evaluation.records import Evaluation
 from labkit.harness.exchange.records import ExchangeMeasurement
 from labkit.harness.load_record import LoadMeasurement
+from labkit.harness.methods.cell import MethodCell
 from labkit.harness.records import SCHEMA_VERSION, Measurement
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
 from labkit.harness.stream_record import StreamMeasurement
@@ -35,6 +36,7 @@ AnyRecord = (
     | LoadMeasurement
     | StreamMeasurement
     | Evaluation
+    | MethodCell
 )
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 

@@ -105,7 +105,7 @@ class ModelSource:
         It is built without memory and filled tensor by tensor, so it never needs more than its weights and one tensor.
         """
         dtype_of(dtype, FLOAT_DTYPES)
-        model = _empty_model(self.hf_config, dtype)
+        model = empty_model(self.hf_config, dtype)
         for name, parameter in list(model.named_parameters()):
             module, _, leaf = name.rpartition(".")
             tensor = self.get(name, dtype)
@@ -290,7 +290,7 @@ def _meta_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMo
         ) from error
 
 
-def _empty_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def empty_model(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters that have no memory yet, and with its buffers (frequencies, masks) filled."""
     model = _meta_model(hf_config, dtype)
     for name, buffer in list(model.named_buffers()):

@@ -25,7 +25,7 @@ from labkit.engine.vanilla.annotate import annotate
 from labkit.engine.vanilla.hf_graph import GraphedModel, check_static_cache
 from labkit.harness.stored_weights import StoredWeights, Weights, stored_by
 from labkit.kernels import gpu
-from labkit.kernels.build import unavailable
+from labkit.kernels.build import load, unavailable
 from labkit.kernels.gemm import gemm, packed
 from labkit.kernels.gpu import CPU
 from labkit.kernels.types import Linear
@@ -56,7 +56,9 @@ def _no_stages(run: Callable[[], object]) -> list[StageTime]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A model that is ready to generate. `impl` says what computes, and `weights` how the matrices are stored."""
+    """A model that is ready to generate. `impl` says what computes, and `weights` how the matrices are stored.
+    `inputs_on`: the device that takes its inputs, where that is not the one that its weights are on.
+    """
 
     name: str
     impl: str
@@ -65,6 +67,7 @@ class Baseline:
     tokenizer: Any
     stage_times: StageProbe = _no_stages  # makes the call; its stages, none where they cannot be told apart
     options: Mapping[str, Any] = field(default_factory=dict)
+    inputs_on: torch.device | None = None
 
     @property
     def config(self) -> PretrainedConfig:
@@ -72,7 +75,14 @@ class Baseline:
 
     @property
     def device(self) -> torch.device:
-        return getattr(self.model, "device", CPU)
+        own: torch.device = getattr(self.model, "device", CPU)
+        return self.inputs_on or own
+
+    @property
+    def streamed_bytes(self) -> int:
+        """That a decode step reads from the disk; none for all but the engine's."""
+        streamed = getattr(self.model, "streamed", None)
+        return 0 if streamed is None else streamed.bytes_per_step
 
     @property
     def graph_nodes(self) -> tuple[tuple[str, str], ...]:
@@ -119,24 +129,13 @@ def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int, *
     """
     check_baseline(name)
     torch.set_num_threads(threads)
-    load = _in_precision if name.startswith(IN_PRECISION) else BASELINES[name]
-    return load(name, source, dtype, **options)
+    make = _in_precision if name.startswith(IN_PRECISION) else BASELINES[name]
+    return make(name, source, dtype, **options)
 
 
 def check_baseline(name: str, *, others: Iterable[str] = ()) -> None:
-    """UserError for a name or precision that is unknown, and for one whose package is not installed or which runs on
-    another device only.
-
-    `others`: names that are no baselines and are served too, for the list of those that are expected.
-    """
-    if name.startswith(IN_PRECISION):
-        precision_of(name.removeprefix(IN_PRECISION))
-    elif name not in BASELINES:
-        known = (*BASELINES, *others)
-        raise UserError(
-            f"unknown side {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}, or "
-            f"{IN_PRECISION}int4-64 and the like"
-        )
+    """As `check_name`, and UserError for one whose package is not installed or which runs on another device only."""
+    check_name(name, others=others)
     if name == "accelerate" and find_spec("accelerate") is None:
         raise UserError("the baseline 'accelerate' needs a package that is not installed; pip install accelerate")
     on_gpu = torch.cuda.is_available()
@@ -153,8 +152,30 @@ def check_baseline(name: str, *, others: Iterable[str] = ()) -> None:
         raise UserError(f"the baseline {name!r} would not run on the GPU, where the others do: {reason}")
 
 
+def load_kernels(name: str, dtype: torch.dtype) -> None:
+    """Compile and load the C++ kernels of the engine under this name, where they run here; nothing for other sides."""
+    if name.startswith("fused") and comparison_device().type == "cpu" and not unavailable():
+        wanted = None if name == "fused" else precision_of(QUANTISED.get(name) or name.removeprefix(IN_PRECISION)).dtype
+        load(str(wanted or dtype).removeprefix("torch."))
+
+
+def check_name(name: str, *, others: Iterable[str] = ()) -> None:
+    """UserError for a name or precision that is unknown.
+
+    `others`: names that are no baselines and are served too, for the list of those that are expected.
+    """
+    if name.startswith(IN_PRECISION):
+        precision_of(name.removeprefix(IN_PRECISION))
+    elif name not in BASELINES:
+        known = (*BASELINES, *others)
+        raise UserError(
+            f"unknown side {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}, or "
+            f"{IN_PRECISION}int4-64 and the like"
+        )
+
+
 def _hf_eager(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
-    return _vanilla(name, "eager", source, _hf_model(source, dtype))
+    return vanilla(name, "eager", source, _hf_model(source, dtype))
 
 
 def _hf_static(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
@@ -162,7 +183,7 @@ def _hf_static(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
     model = _hf_model(source, dtype)
     check_static_cache(model)
     options = {"cache_implementation": "static", "disable_compile": True}
-    return _vanilla(name, "eager, static cache", source, model, options)
+    return vanilla(name, "eager, static cache", source, model, options)
 
 
 def _hf_graph(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
@@ -179,7 +200,7 @@ def _hf_gemm(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Linear | Conv1D):
             model.set_submodule(path, PackedLinear(module))
-    return _vanilla(name, "eager with labkit's GEMM", source, model)
+    return vanilla(name, "eager with labkit's GEMM", source, model)
 
 
 class PackedLinear(nn.Module):
@@ -220,7 +241,7 @@ def _accelerate(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
     import accelerate
 
     model = accelerate.dispatch_model(source.hf_model(dtype), {"": str(comparison_device())}, force_hooks=True)
-    return _vanilla(name, f"accelerate {accelerate.__version__}", source, model)
+    return vanilla(name, f"accelerate {accelerate.__version__}", source, model)
 
 
 def _in_precision(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -> Baseline:
@@ -250,9 +271,11 @@ def _hf_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
     return source.hf_model(dtype).to(comparison_device())
 
 
-def _vanilla(
+def vanilla(
     name: str, how: str, source: ModelSource, model: PreTrainedModel, options: Mapping[str, Any] | None = None
 ) -> Baseline:
+    """A model that transformers runs; `how` it does, and `options` of its `generate`."""
+
     def stage_times(run: Callable[[], object]) -> list[StageTime]:
         with annotate(model, policy_for(model.config)) as clock:
             run()

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from labkit.harness.compare.baselines import comparison_device
-from labkit.harness.compare.participant import Participant
-from labkit.harness.compare.peers.conversion import converted
-from labkit.harness.compare.peers.table import PEER_OF_SIDE
+from labkit.harness.compare.conversion import converted
+from labkit.harness.compare.participant import Participant, Ran
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec, labels, prepare
+from labkit.harness.compare.providers import provider_of
 from labkit.harness.compare.sides import SideProcesses
 from labkit.harness.comparison import Comparison
 from labkit.harness.quiet import OthersByRound, wait_until_quiet
@@ -75,20 +75,26 @@ def take_turns(
     `decided` says of a schedule with a budget whether it needs no more rounds. `output` is a folder for the caller's
     records: it is checked, and made, before anything is measured.
 
+    A case with `memory_gb` limits the memory of each side, all of its ranks together, from where its weights are
+    loaded; files that a side reads are made cold before each of its runs.
+
     UserError: a name, size or dtype that cannot be, or a folder that cannot be written to. NotQuietError: the schedule
-    waits for a quiet machine, which it did not become. WorkerError: a side's process failed.
+    waits for a quiet machine, which it did not become. WorkerError: a side's process failed; OutOfBudgetError, which is
+    one: it does not fit into its memory.
     """
     prepared = prepare(sides, case, schedule)
     if output is not None:
         check_output_folder(output)
+    if schedule.scratch is not None:
+        check_output_folder(schedule.scratch, what="models")
     if schedule.wait_quiet_s is not None:
         needed = max(side.cores for side in sides) if comparison_device().type == "cpu" else 1
         wait_until_quiet(schedule.wait_quiet_s, needed=needed, progress=progress)
-    conversions = sum(side.name in PEER_OF_SIDE for side in sides)
+    conversions = sum(provider_of(side.name) is not None for side in sides)
     each = 1 + schedule.first_rounds + schedule.stages + bool(schedule.question)
     steps = _Steps(conversions + len(sides) * each, progress)
     with ExitStack() as stack:
-        folders = _peer_folders(sides, prepared, schedule, steps, stack)
+        folders = _folders(sides, prepared, schedule, steps, stack)
         participants = [
             Participant(
                 name,
@@ -129,17 +135,17 @@ def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
     return int(positions[0]) if len(positions) else None
 
 
-def _peer_folders(
+def _folders(
     sides: Sequence[SideSpec], prepared: Prepared, schedule: Schedule, steps: _Steps, stack: ExitStack
 ) -> dict[str, str]:
-    """The folders with the weights for the sides of peers, by the name of the side, until the stack is closed."""
+    """The folders of sides that have files of their own, by the name of the side, until the stack is closed."""
     found: dict[str, str] = {}
     for side in sides:
-        if side.name in PEER_OF_SIDE:
+        if provider_of(side.name) is not None:
             steps.begin(f"preparing the weights for {side.name}")
-            dtype, seed = prepared.case.dtype, schedule.seed
-            folder = stack.enter_context(converted(side.name, prepared.weights, dtype=dtype, seed=seed))
-            found[side.name] = str(folder)
+            dtype, seed, scratch = prepared.case.dtype, schedule.seed, schedule.scratch
+            made = converted(side.name, prepared.weights, dtype=dtype, seed=seed, scratch=scratch)
+            found[side.name] = str(stack.enter_context(made))
     return found
 
 
@@ -170,10 +176,10 @@ class _Rounds:
         measured = tuple(each.measurement(self._others.cores) for each in self._participants)
         return Turns(measured, tuple(each.tokens for each in self._participants), tuple(self._looks))
 
-    def _begun(self, participant: Participant) -> Callable[[int], list[dict[str, Any]]]:
+    def _begun(self, participant: Participant) -> Callable[[int], Ran]:
         """The run of a participant, announced."""
 
-        def run(index: int) -> list[dict[str, Any]]:
+        def run(index: int) -> Ran:
             of = "" if self._schedule.budget_s else f" of {self._schedule.rounds}"
             self._steps.begin(f"round {index + 1}{of}: {participant.name}")
             return participant.run(index)

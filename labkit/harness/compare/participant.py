@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -10,6 +11,7 @@ from pydantic import TypeAdapter
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.compare.baselines import comparison_device
 from labkit.harness.compare.plan import Prepared, Schedule, SideSpec
+from labkit.harness.compare.read_files import ReadFiles
 from labkit.harness.compare.sides import SideProcesses
 from labkit.harness.environment import read_environment
 from labkit.harness.records import Measurement, Run
@@ -23,6 +25,17 @@ STAGES = TypeAdapter(tuple[StageTime, ...])
 Replies = list[dict[str, Any]]  # of all ranks of a side, by rank
 
 
+@dataclass(frozen=True)
+class Ran:
+    """What a run answered, and of the files that it read how many MB were cached before, and the disk's rate before
+    and after; None: it reads none, or its memory is not limited.
+    """
+
+    replies: Replies
+    cached_mb: float | None
+    disk_gb_s: tuple[float, float] | None
+
+
 class Participant:
     """A side in processes of its own. `process` must be open for as long as anything is asked."""
 
@@ -34,28 +47,36 @@ class Participant:
         self._environment = read_environment(spec.cores)
         self._runs: list[Run] = []
         self.tokens: list[Any] = []  # [round, sequence, position]
+        self._files = ReadFiles()
         self._memory: int | None = None
+        self._limited: int | None = None
         self._reading = ""
         self._peaks: list[float] = []
         self._staged: Replies = []
         self._answer: str | None = None
 
     def load(self, converted: str | None) -> None:
-        """Load the weights and run once without a clock. `converted`: the folder for a peer."""
+        """Load the weights, within the memory of the case, and run once without a clock. `converted`: the folder of a
+        side that reads files of its own.
+        """
         case, schedule = self._prepared.case, self._schedule
+        self.process.ask(
+            "prepare", name=self.spec.name, model=self._prepared.weights, dtype=case.dtype, seed=schedule.seed
+        )
+        if case.memory_gb is not None:
+            self._files = ReadFiles.below(converted)
+            self._files.make_cold()
+            self.process.limit_memory(case.memory_gb)
         ranks = self.process.ask(
             "load",
-            name=self.spec.name,
-            model=self._prepared.weights,
-            dtype=case.dtype,
             batch=case.batch,
             prompt=case.prompt_tokens,
             new=case.new_tokens,
             threads=self.spec.threads,
-            seed=schedule.seed,
             warm_up=schedule.warm_up,
             converted=converted,
             answer_tokens=schedule.answer_tokens if schedule.question else 0,
+            memory_gb=case.memory_gb,
         )
         self._said = ranks[0] | {
             name: max(rank[name] for rank in ranks) for name in ("load_s", "first_run_s", "start_to_ready_s")
@@ -67,19 +88,28 @@ class Participant:
         if (peak := probe_peak(weights, self.spec.cores, comparison_device())) is not None:
             self._peaks.append(peak)
 
-    def run(self, index: int) -> Replies:
-        """One timed run, with the prompts of this round."""
-        return self.process.ask("run", seed=self._schedule.seed + 1 + index)
+    def run(self, index: int) -> Ran:
+        """One timed run, with the prompts of this round; where memory is limited, with its files made cold before."""
+        cached = self._files.make_cold()
+        before = self._files.rate_gb_s()
+        replies = self.process.ask("run", seed=self._schedule.seed + 1 + index)
+        after = self._files.rate_gb_s()
+        rates = None if before is None or after is None else (before, after)
+        return Ran(replies, None if cached is None else cached / 1e6, rates)
 
-    def note(self, turn: Turn[Replies]) -> None:
+    def note(self, turn: Turn[Ran]) -> None:
         """Keep what a run found."""
-        times = slowest([Times(**reply["times"]) for reply in turn.found])
-        self._runs.append(Run.of(times, round=turn.round, before=turn.before, after=turn.after))
-        self.tokens.append(turn.found[0]["tokens"])
+        ran = turn.found
+        times = slowest([Times(**reply["times"]) for reply in ran.replies])
+        run = Run.of(times, round=turn.round, before=turn.before, after=turn.after)
+        self._runs.append(run.model_copy(update={"cached_mb": ran.cached_mb, "disk_gb_s": ran.disk_gb_s}))
+        self.tokens.append(ran.replies[0]["tokens"])
 
     def note_memory(self) -> None:
         """Ask for the most memory that any rank has had."""
         self._memory = max(rank["bytes"] for rank in self.process.ask("peak_memory"))
+        if self.process.budget is not None:
+            self._limited = self.process.budget.peak_bytes
 
     def note_reading(self) -> None:
         """Ask how the side reads its weights by now."""
@@ -111,6 +141,8 @@ class Participant:
             peak_gflop_s=max(self._peaks, default=None),
             probe="" if self._environment.gpu else probe_winner(self.spec.cores),
             peak_rss_mb=None if self._memory is None else self._memory / 1e6,
+            memory_limit="" if self.process.budget is None else self.process.budget.how,
+            peak_limited_mb=None if self._limited is None else self._limited / 1e6,
             stages=stages[0] if stages else (),
             rank_stages=tuple(stages) if self.spec.ranks > 1 else (),
             question=self._schedule.question,

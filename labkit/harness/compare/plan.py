@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from labkit.harness.compare.baselines import BASELINES, check_baseline, comparison_device
-from labkit.harness.compare.peers.table import PEER_OF_SIDE
+from labkit.harness.compare.providers import PROVIDED, provider_of
 from labkit.harness.records import Case
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
@@ -49,6 +50,8 @@ class Schedule:
     hf-graph need.
     stages: whether each side runs once more with its stages told apart.
     wait_quiet_s: wait for so many seconds at most until other programs leave the processors alone; None: do not wait.
+    scratch: a folder for the files of sides that read their own, where they stay for later calls; None: they are
+    temporary.
     question: each side answers it once behind the timed runs, in `answer_tokens` at most, where the model was trained
     for conversations; empty: nothing is asked.
     """
@@ -59,6 +62,7 @@ class Schedule:
     warm_up: int | None = None
     stages: bool = True
     wait_quiet_s: float | None = None
+    scratch: Path | None = None
     question: str = ""
     answer_tokens: int = 64
 
@@ -91,8 +95,8 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
     config = model_config_of(source.hf_config)
     for side in sides:
         shard(config, side.ranks)  # says so where the model has too few heads
-        if side.name in PEER_OF_SIDE:
-            PEER_OF_SIDE[side.name].check_model(side.name, source)
+        if (provider := provider_of(side.name)) is not None:
+            provider.check_model(side.name, source)
     check_positions(config, case.prompt_tokens, case.new_tokens)
     return Prepared(case.model_copy(update={"origin": source.origin}), source, config)
 
@@ -122,20 +126,32 @@ def _check_case(case: Case, schedule: Schedule) -> None:
     _at_least("prompt", case.prompt_tokens)
     _at_least("new", case.new_tokens, 2, "a decode step follows the first token")
     _at_least("rounds", schedule.rounds, 2, "an interval needs two")
+    if case.memory_gb is not None:
+        _check_memory(case.memory_gb)
     if schedule.budget_s is not None and not schedule.budget_s > 0:
         raise UserError(f"got budget_s = {schedule.budget_s}, expected seconds above 0 (None: no rounds are added)")
 
 
+def _check_memory(gigabytes: float) -> None:
+    if not 0 < gigabytes < float("inf"):
+        raise UserError(f"got memory_gb = {gigabytes}, expected GB above 0 (None: no limit)")
+    if (device := comparison_device()).type != "cpu":
+        raise UserError(
+            f"got memory_gb = {gigabytes} on {device}: it is the CPU's memory that is limited; leave it out"
+        )
+
+
 def _check_side(side: SideSpec, case: Case) -> None:
-    if side.name in PEER_OF_SIDE:
-        PEER_OF_SIDE[side.name].check(side.name, dtype=case.dtype, batch=case.batch)
+    provider = provider_of(side.name)
+    if provider is not None:
+        provider.check(side.name, dtype=case.dtype, batch=case.batch)
     else:
-        check_baseline(side.name, others=PEER_OF_SIDE)
+        check_baseline(side.name, others=PROVIDED)
     _at_least("threads", side.threads)
     _at_least("tp", side.ranks)
     if side.ranks == 1:
         return
-    if not side.name.startswith("fused"):
+    if provider is not None or not side.name.startswith("fused"):
         cut = ", ".join(name for name in BASELINES if name.startswith("fused"))
         raise UserError(f"got tp={side.ranks} and the candidate {side.name!r}; expected one that can be cut: {cut}")
     if (device := comparison_device()).type != "cpu":

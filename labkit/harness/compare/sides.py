@@ -14,6 +14,7 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import Any, Self
 
+from labkit.harness.compare.budget import MemoryBudget, memory_budget
 from labkit.system.child import LOOK_S
 from labkit.system.errors import RunError, UserError
 from labkit.system.lifetime import kill_session
@@ -21,11 +22,15 @@ from labkit.system.owned_folder import owned_folder
 
 FIXED = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # the parent has already resolved the model
 SECONDS_TO_END = 10
-JOINING = ("load", "open_exchange")  # requests at which the ranks of a side meet
+JOINING = ("prepare", "open_exchange")  # requests at which the ranks of a side meet
 
 
 class WorkerError(RunError):
     """A side's process failed or died."""
+
+
+class OutOfBudgetError(WorkerError):
+    """A side does not fit into the memory that it may have."""
 
 
 class SideProcess:
@@ -80,6 +85,8 @@ class SideProcess:
         if "error" in reply:
             self._process.wait()
             message = f"{self.name}: {reply['message']}"
+            if reply["error"] == OutOfBudgetError.__name__:
+                raise OutOfBudgetError(message)
             if reply["users"]:
                 raise UserError(message)
             raise WorkerError(f"{message} ({reply['error']})\n{self._last_errors()}")
@@ -128,6 +135,8 @@ class SideProcesses:
     def __init__(self, name: str, threads: int, ranks: int = 1) -> None:
         self.name, self.ranks = name, ranks
         self._stack = contextlib.ExitStack()
+        self._limits = self._stack.enter_context(contextlib.ExitStack())  # end after the processes
+        self._budget: MemoryBudget | None = None
         if ranks == 1:
             self._joins: list[dict[str, Any]] = [{}]
             self._processes = [self._stack.enter_context(SideProcess(name, threads))]
@@ -144,8 +153,34 @@ class SideProcesses:
     def pids(self) -> tuple[int, ...]:
         return tuple(process.pid for process in self._processes)
 
+    @property
+    def budget(self) -> MemoryBudget | None:
+        """What holds the processes to their memory; None: nothing does."""
+        return self._budget
+
+    def limit_memory(self, gigabytes: float) -> None:
+        """From now on all ranks together may take so many GB (1e9 bytes) beyond what they have."""
+        self._budget_gb = gigabytes
+        self._budget = self._limits.enter_context(memory_budget(int(gigabytes * 1e9), self.pids))
+
     def ask(self, op: str, **request: Any) -> list[dict[str, Any]]:
-        """The answers of all ranks, by rank. The first error among them is raised as by `SideProcess.ask`."""
+        """The answers of all ranks, by rank. The first error among them is raised as by `SideProcess.ask`.
+
+        OutOfBudgetError where a process was killed since it had no more memory.
+        """
+        try:
+            return self._answers(op, request)
+        except OutOfBudgetError:
+            raise
+        except WorkerError:
+            if self._budget is None or not self._budget.exceeded:
+                raise
+            raise OutOfBudgetError(
+                f"{self.name} needs more than {self._budget_gb:g} GB of memory, to which {self._budget.how} holds it; "
+                "give it more, or use a smaller model, dtype or batch"
+            ) from None
+
+    def _answers(self, op: str, request: dict[str, Any]) -> list[dict[str, Any]]:
         for process, join in zip(self._processes, self._joins, strict=True):
             process.send(op, **request, **(join if op in JOINING else {}))
         answers: dict[int, dict[str, Any]] = {}

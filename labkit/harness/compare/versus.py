@@ -27,6 +27,7 @@ def compare(
     new: int = 128,
     threads: int | None = None,
     tp: int = 1,
+    memory_gb: float | None = None,
     rounds: int = 7,
     budget_s: float | None = None,
     wait_quiet_s: float | None = None,
@@ -43,6 +44,9 @@ def compare(
     tp: the candidate, a fused one, is cut for as many ranks of `threads` threads each (None: the cores shared out);
     the baseline has `threads` threads in all, so that `limit_ratio` says what the memory allows them to gain.
 
+    memory_gb: what each side may take beside its imports, in GB (1e9 bytes), from where it loads the weights; None: all
+    that there is.
+
     budget_s: add rounds until the comparison is decided or so many seconds are spent, as
     `labkit.statistics.sequential` describes; None: `rounds` rounds.
 
@@ -55,9 +59,18 @@ def compare(
     returned all the same.
 
     UserError: a name, size or dtype that cannot be. NotQuietError: the machine did not become quiet. WorkerError: a
-    side's process failed.
+    side's process failed, or needs more memory than it may have.
     """
-    case = comparison_case(model=model, dtype=dtype, batch=batch, prompt=prompt, new=new, threads=threads, tp=tp)
+    case = comparison_case(
+        model=model,
+        dtype=dtype,
+        batch=batch,
+        prompt=prompt,
+        new=new,
+        threads=threads,
+        tp=tp,
+        memory_gb=memory_gb,
+    )
     schedule = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet_s, question=question)
     (found,) = compare_with_each((baseline,), candidate, case, schedule, output=output, progress=progress)
     if output is not None:
@@ -66,7 +79,15 @@ def compare(
 
 
 def comparison_case(
-    *, model: str, dtype: str, batch: int, prompt: int, new: int, threads: int | None = None, tp: int = 1
+    *,
+    model: str,
+    dtype: str,
+    batch: int,
+    prompt: int,
+    new: int,
+    threads: int | None = None,
+    tp: int = 1,
+    memory_gb: float | None = None,
 ) -> Case:
     """The case of a candidate on `tp` ranks. `threads` None: as many as torch would use, shared out among the ranks."""
     return Case(
@@ -77,6 +98,7 @@ def comparison_case(
         new_tokens=new,
         threads=max(1, torch.get_num_threads() // max(1, tp)) if threads is None else threads,
         tp=tp,
+        memory_gb=memory_gb,
     )
 
 

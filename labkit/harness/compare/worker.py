@@ -25,7 +25,8 @@ import torch.distributed as dist
 from transformers.utils import logging
 
 from labkit.harness.compare.baselines import baseline, comparison_device
-from labkit.harness.compare.peers.table import PEER_OF_SIDE
+from labkit.harness.compare.provider import Room
+from labkit.harness.compare.providers import get_ready, provider_of
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.exchange.calls import ExchangeCalls
 from labkit.harness.stored_weights import as_plain
@@ -45,49 +46,55 @@ class Worker:
     def __init__(self) -> None:
         self._started_s = time() - psutil.Process().create_time()
 
-    def load(
-        self,
-        *,
-        name: str,
-        model: str,
-        dtype: str,
-        batch: int,
-        prompt: int,
-        new: int,
-        threads: int,
-        seed: int,
-        warm_up: int | None = None,
-        converted: str | None = None,
-        answer_tokens: int = 0,
-        join: dict[str, Any] | None = None,
+    def prepare(
+        self, *, name: str, model: str, dtype: str, seed: int, join: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Load the weights and warm up, with `warm_up` new tokens instead of `new` if it is given.
+        """Take all memory that the side needs beside its weights and its work: for what it imports, the kernels, and
+        the model's description and tokenizer. From here on its memory is counted, and may be limited.
 
-        answer_tokens: of an answer that will be asked for; 0: none. `join` has the rank of this process among those of
-        the side, and where they meet. Memory is counted from here on, without what imports, the model's description and
-        its tokenizer take.
+        `join` has the rank of this process among those of the side, and where they meet.
         """
-        asked = perf_counter()
-        source = resolve(model, seed=seed)
-        _ = source.tokenizer
-        options: dict[str, Any] = {}
+        self._asked = perf_counter()
+        self._name, self._seed, self._dtype = name, seed, FLOAT_DTYPES[dtype]
+        self._source = resolve(model, seed=seed)
+        _ = self._source.tokenizer
+        self._options: dict[str, Any] = {}
         if join is not None:
             _join(join)
-            options = {"tensor_parallel": {"tp_size": join["ranks"]}}
+            self._options = {"tensor_parallel": {"tp_size": join["ranks"]}}
+        get_ready(name, self._dtype)
         return_freed_memory()
         self._device = comparison_device()
         reset_peak_memory(self._device)
         self._memory_before = read_memory(self._device).now
+        return {}
+
+    def load(
+        self,
+        *,
+        batch: int,
+        prompt: int,
+        new: int,
+        threads: int,
+        warm_up: int | None = None,
+        converted: str | None = None,
+        answer_tokens: int = 0,
+        memory_gb: float | None = None,
+    ) -> dict[str, Any]:
+        """Load the weights of what was prepared and warm up, with `warm_up` new tokens instead of `new` if it is given.
+
+        answer_tokens: of an answer that will be asked for; 0: none. memory_gb: what the side may take.
+        """
+        name, provider, seed = self._name, provider_of(self._name), self._seed
         self._shape = (batch, prompt)
         started = perf_counter()
-        if name in PEER_OF_SIDE:
+        if provider is not None:
             assert converted is not None
             positions = max(prompt + new, QUESTION_TOKENS + answer_tokens) if answer_tokens else prompt + new
-            self._side = PEER_OF_SIDE[name].load(
-                name, Path(converted), source, FLOAT_DTYPES[dtype], threads=threads, positions=positions
-            )
+            room = Room(threads, batch, prompt, positions, memory_gb)
+            self._side = provider.load(name, Path(converted), self._source, self._dtype, room)
         else:
-            self._side = baseline(name, source, FLOAT_DTYPES[dtype], threads, **options)
+            self._side = baseline(name, self._source, self._dtype, threads, **self._options)
         wait_for_gpu()
         loaded = perf_counter()
         self._generation_args = self._side.greedy_arguments(batch, prompt)
@@ -100,8 +107,9 @@ class Worker:
             "weights": as_plain(self._side.weights),
             "load_s": loaded - started,
             "first_run_s": warm - loaded,
-            "start_to_ready_s": self._started_s + warm - asked,  # between start and request other sides load
+            "start_to_ready_s": self._started_s + warm - self._asked,  # between start and request other sides load
             "nodes": self._side.graph_nodes,
+            "streamed_mb": self._side.streamed_bytes / 1e6,
         }
 
     def run(self, *, seed: int) -> dict[str, Any]:
@@ -168,6 +176,7 @@ def main() -> None:
     logging.set_verbosity_error()
     worker = Worker()
     operations: dict[str, Callable[..., dict[str, Any]]] = {
+        "prepare": worker.prepare,
         "load": worker.load,
         "run": worker.run,
         "stages": worker.stages,

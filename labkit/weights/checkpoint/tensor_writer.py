@@ -30,7 +30,7 @@ NAMES = {
 FILLER = "filler."
 LENGTH = 8  # bytes that tell the length of the header
 PAGE = 4096  # where blocks begin and end, and the first tensor
-ALIGNMENT = 64  # of every tensor
+ALIGNMENT = 64  # of every tensor, unless another is wanted
 ENTRY = 320  # bytes of the header for a tensor and its filler, at most
 PART = 256 << 10  # bytes that are digested and written, or read, at once: while they are in a core's own cache
 
@@ -49,8 +49,11 @@ class TensorWriter:
     digests: the XXH3 of every tensor that was added.
     """
 
-    def __init__(self, path: Path, tensors: int) -> None:
-        """tensors: at most so many will be added, so that there is room for the header."""
+    def __init__(self, path: Path, tensors: int, *, alignment: int = ALIGNMENT) -> None:
+        """tensors: at most so many will be added, so that there is room for the header. alignment: bytes of whose
+        multiples every tensor begins at one; 1: there are no fillers, which other readers would take for tensors.
+        """
+        self._alignment = alignment
         self._path, self._room = path, -(-(tensors + 1) * ENTRY // PAGE) * PAGE
         self._entries: dict[str, Any] = {}
         self._size = 0  # of all tensors so far
@@ -72,8 +75,8 @@ class TensorWriter:
         self._open.__exit__(kind, error, trace)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Writes a tensor, from the next multiple of ALIGNMENT on."""
-        self._fill_to(ALIGNMENT)
+        """Writes a tensor, from the next multiple of the alignment on."""
+        self._fill_to(self._alignment)
         digest = xxh3_128()
         self._write(name, NAMES[tensor.dtype], list(tensor.shape), bytes_of(tensor), digest)
         self.digests[name] = digest.hexdigest()

@@ -119,7 +119,7 @@ def test_launch_times_are_no_stage_times(monkeypatch: pytest.MonkeyPatch) -> Non
     source = resolve("tiny-gpt2")
     model = source.hf_model(torch.float32)
     for device, stages in (("cpu", ["launches"]), ("meta", [])):
-        side = baselines._vanilla("hf-eager", "eager", source, model.to(device))
+        side = baselines.vanilla("hf-eager", "eager", source, model.to(device))
         assert side.stage_times(lambda device=device: runs.append(device)) == stages  # type: ignore[misc]
     assert runs == ["cpu", "meta"]
 

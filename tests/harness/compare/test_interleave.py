@@ -130,37 +130,32 @@ def side() -> Iterator[SideProcess]:
         yield process
 
 
-LOAD: dict[str, Any] = {
-    "name": "hf-eager",
-    "model": MODEL,
-    "dtype": "float32",
-    "batch": 1,
-    "prompt": 4,
-    "new": 3,
-    "threads": 1,
-}
+PREPARE: dict[str, Any] = {"name": "hf-eager", "model": MODEL, "dtype": "float32", "seed": 0}
+LOAD: dict[str, Any] = {"batch": 1, "prompt": 4, "new": 3, "threads": 1}
 
 
 def test_the_same_seed_gives_the_same_tokens(side: SideProcess) -> None:
-    side.ask("load", seed=0, **LOAD)
+    side.ask("prepare", **PREPARE)
+    side.ask("load", **LOAD)
     assert side.ask("run", seed=3)["tokens"] == side.ask("run", seed=3)["tokens"]
 
 
 def test_a_short_warm_up_leaves_the_runs_as_long_as_they_were(side: SideProcess) -> None:
-    side.ask("load", seed=0, warm_up=2, **LOAD | {"new": 5})
+    side.ask("prepare", **PREPARE)
+    side.ask("load", warm_up=2, **LOAD | {"new": 5})
     assert len(side.ask("run", seed=1)["times"]["decode_ms"]) == 4
 
 
 def test_a_users_error_in_a_worker_is_the_users_error_here(side: SideProcess) -> None:
     with pytest.raises(ValueError, match=r"hf-eager: .*no-such-model"):
-        side.ask("load", seed=0, **LOAD | {"model": "no-such-model"})
+        side.ask("prepare", **PREPARE | {"model": "no-such-model"})
 
 
 def test_a_killed_worker_is_reported_with_its_signal() -> None:
     with SideProcess("hf-eager", threads=1) as side:
         os.kill(side.pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match=r"killed by SIGKILL.*memory"):
-            side.ask("load", seed=0, **LOAD)
+            side.ask("prepare", **PREPARE)
 
 
 def test_a_worker_ends_with_its_parent() -> None:

@@ -14,6 +14,7 @@ from transformers.generation import BaseStreamer
 
 from labkit.harness.compare.baselines import Baseline
 from labkit.harness.compare.peers.peer import Peer
+from labkit.harness.compare.provider import Room
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.weights.source import ModelSource
 
@@ -47,11 +48,11 @@ class CTranslate2(Peer):
             converter.load_tokenizer = lambda *_, **__: tokenizer
             converter.convert(str(folder / FILES), quantization=self._computes(side))
 
-    def load(
-        self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, *, threads: int, positions: int
-    ) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
         api, computes = self.import_package(), self._computes(side)
-        generator = api.Generator(str(folder / FILES), compute_type=computes, inter_threads=1, intra_threads=threads)
+        generator = api.Generator(
+            str(folder / FILES), compute_type=computes, inter_threads=1, intra_threads=room.threads
+        )
         weights = torch.int8 if self.sides[side] else dtype
         model = CTranslate2Model(generator, source.hf_config)
         return Baseline(side, f"ctranslate2 {api.__version__}, {computes}", weights, model, source.tokenizer)

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from labkit.harness.compare.baselines import Baseline
 from labkit.harness.compare.peers.linears import put_linears
 from labkit.harness.compare.peers.peer import Peer
+from labkit.harness.compare.provider import Room
 from labkit.harness.stored_weights import StoredWeights, name_of
 from labkit.weights.source import ModelSource
 
@@ -26,11 +27,9 @@ class InMemory(Peer):
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
         raise AssertionError(f"{side} takes the vanilla model")
 
-    def load(
-        self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, *, threads: int, positions: int
-    ) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
         api = self.import_package()
-        torch.set_num_threads(threads)
+        torch.set_num_threads(room.threads)
         model = source.hf_model(dtype)
         put_linears(model)
         return self.quantised(api, side, source, model)

@@ -25,6 +25,7 @@ from labkit.harness.compare.peers.gguf_file import quantise, stored_in
 from labkit.harness.compare.peers.greedy import GreedySteps
 from labkit.harness.compare.peers.peer import Peer
 from labkit.harness.compare.peers.pip import Pip
+from labkit.harness.compare.provider import Room
 from labkit.harness.stored_weights import StoredWeights
 from labkit.kernels.build import BuildError, compiler
 from labkit.models.dtypes import FLOAT_DTYPES
@@ -139,11 +140,9 @@ class LlamaCpp(Peer):
         sys.path.append(str(sources / "gguf-py"))
         (folder / STORED).write_text(stored_in(file, import_module("gguf")).model_dump_json())
 
-    def load(
-        self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, *, threads: int, positions: int
-    ) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
         api = self.import_package()
-        model = GgufModel(api, folder / FILE, source, threads=threads, positions=positions)
+        model = GgufModel(api, folder / FILE, source, threads=room.threads, positions=room.positions)
         impl = f"llama-cpp-python {api.__version__}, mapped weights, float16 KV cache"
         if side == LLAMA_CPP_INT8:
             return Baseline(side, f"{impl}, {INT8}", torch.int8, model, source.tokenizer)

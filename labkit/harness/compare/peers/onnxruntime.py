@@ -14,6 +14,7 @@ from labkit.harness.compare.baselines import Baseline
 from labkit.harness.compare.peers.exported import exported_step
 from labkit.harness.compare.peers.greedy import GreedySteps
 from labkit.harness.compare.peers.peer import Peer
+from labkit.harness.compare.provider import Room
 from labkit.weights.source import ModelSource
 
 ONNXRUNTIME = "onnxruntime"
@@ -53,12 +54,10 @@ class OnnxRuntime(Peer):
                 del program, written
                 _quantise(api, plain, folder / FILE)
 
-    def load(
-        self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, *, threads: int, positions: int
-    ) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
         api = self.import_package()
         options = api.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.intra_op_num_threads, options.inter_op_num_threads = room.threads, 1
         session = api.InferenceSession(str(folder / FILE), options, providers=CPU_ONLY)
         model = OnnxModel(api, session, source.hf_config)
         impl = f"onnxruntime {api.__version__}, float32 KV cache"

@@ -13,6 +13,7 @@ from labkit.harness.compare.baselines import Baseline
 from labkit.harness.compare.peers.exported import exported_step
 from labkit.harness.compare.peers.greedy import GreedySteps
 from labkit.harness.compare.peers.peer import Peer
+from labkit.harness.compare.provider import Room
 from labkit.system.errors import UserError
 from labkit.weights.source import ModelSource
 
@@ -49,11 +50,9 @@ class OpenVino(Peer):
             model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
         api.save_model(model, folder / FILE, compress_to_fp16=False)
 
-    def load(
-        self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, *, threads: int, positions: int
-    ) -> Baseline:
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
         api, int8 = self.import_package(), self.sides[side]
-        asked = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
+        asked = {"INFERENCE_NUM_THREADS": room.threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
         precision = PRECISIONS.get(dtype, "f32")
         asked |= {COMPUTE: precision} | ({} if int8 else {CACHE: precision})
         compiled = api.Core().compile_model(folder / FILE, "CPU", asked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -11,22 +10,21 @@ from typing import Any, ClassVar
 
 import torch
 
-from labkit.harness.compare.baselines import Baseline, comparison_device
+from labkit.harness.compare.baselines import comparison_device
 from labkit.harness.compare.peers.folder import installed, packages_in
 from labkit.harness.compare.peers.pip import Pip
+from labkit.harness.compare.provider import Provider
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.errors import UserError
-from labkit.weights.source import ModelSource
 
 
-class Peer(ABC):
+class Peer(Provider):
     """Another runtime. It computes in a worker like every other side's, with the same weights, prompts, clock and
     threads, and otherwise with the settings that it chooses itself.
 
     name: as on the command line. package: what Python imports it as. requirements: its packages, pinned, without those
     that labkit itself depends on. sides: whether each of its sides has weights of a type of its own, whatever the other
-    sides have. dtypes: those that its other side computes in. most_sequences: at once; None: any number. converts:
-    whether its sides read a model that `convert` wrote, and not the vanilla one.
+    sides have. dtypes: those that its other side computes in. most_sequences: at once; None: any number.
     """
 
     name: ClassVar[str]
@@ -35,7 +33,6 @@ class Peer(ABC):
     sides: ClassVar[Mapping[str, bool]]
     dtypes: ClassVar[tuple[str, ...]] = tuple(FLOAT_DTYPES)
     most_sequences: ClassVar[int | None] = None
-    converts: ClassVar[bool] = True
 
     def packages(self) -> Path | None:
         """The folder to import the package from; None where it is not installed."""
@@ -54,7 +51,6 @@ class Peer(ABC):
         return None
 
     def check(self, side: str, *, dtype: str, batch: int) -> None:
-        """UserError where it cannot be a side here, or not of such a case."""
         if reason := self.unavailable():
             raise UserError(reason)
         if self.most_sequences is not None and batch > self.most_sequences:
@@ -64,8 +60,8 @@ class Peer(ABC):
         if not self.sides[side] and dtype not in self.dtypes:
             raise UserError(f"got {dtype} for {side}, expected {' or '.join(self.dtypes)}")
 
-    def check_model(self, side: str, source: ModelSource) -> None:  # noqa: B027 - most take any
-        """UserError where this side cannot run the model."""
+    def get_ready(self, side: str, dtype: torch.dtype) -> None:
+        self.import_package()
 
     def import_package(self) -> Any:
         """The package itself. Whatever is installed beside labkit comes before what is installed for the peer."""
@@ -78,15 +74,3 @@ class Peer(ABC):
     def install(self, pip: Pip, folder: Path) -> None:
         """Put what it needs into `folder`: its packages into `packages_in(folder)`."""
         pip.install(self.requirements, packages_in(folder))
-
-    @abstractmethod
-    def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        """Write the model into `folder` as this side reads it, in a process of its own. Only if it `converts`."""
-
-    @abstractmethod
-    def load(
-        self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, *, threads: int, positions: int
-    ) -> Baseline:
-        """The side, with what `convert` wrote into `folder`, for sequences of so many positions. `dtype`: that of the
-        other sides.
-        """

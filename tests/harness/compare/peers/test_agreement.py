@@ -13,10 +13,11 @@ from sweeps import sweep
 from torch import Tensor
 
 import labkit
-from labkit.harness.compare.peers.conversion import converted
+from labkit.harness.compare.conversion import converted
 from labkit.harness.compare.peers.greedy import GreedySteps
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP, LLAMA_CPP_GGUF
 from labkit.harness.compare.peers.table import PEER_OF_SIDE, PEERS
+from labkit.harness.compare.provider import Room
 from labkit.weights.box import HOW_TO_GET, boxed_file
 from labkit.weights.resolve import resolve
 
@@ -73,7 +74,7 @@ def test_the_logits_of_a_prompt_are_those_of_vanilla(side: str, model: str, monk
     monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
     source = resolve(model)
     with converted(side, model, dtype="float32", seed=0) as folder:
-        loaded = PEER_OF_SIDE[side].load(side, folder, source, torch.float32, threads=1, positions=32)
+        loaded = PEER_OF_SIDE[side].load(side, folder, source, torch.float32, Room(1, 1, 1, 32))
         assert cosine(logits(loaded.model), vanilla(model)) > LEAST[bits(side)]
 
 
@@ -88,7 +89,7 @@ def test_the_logits_of_a_trained_file_are_those_of_llama_cpp_but_for_the_roundin
     source, peer = resolve("smollm2-135m"), PEERS[LLAMA_CPP]
     ids = source.tokenizer("Paris is the capital of France. Rome is the capital of", return_tensors="pt").input_ids
     peer.convert(LLAMA_CPP_GGUF, source, "float32", tmp_path)
-    side = peer.load(LLAMA_CPP_GGUF, tmp_path, source, torch.float32, threads=1, positions=64)
+    side = peer.load(LLAMA_CPP_GGUF, tmp_path, source, torch.float32, Room(1, 1, 1, 64))
     theirs = torch.from_numpy(np.array(side.model.logits(ids.numpy())))[0]
     exact = labkit.init_inference(source, dtype=torch.float32)(ids).logits[0, -1]
     rounded = labkit.init_inference(source, quant={"as_stored": True, "activation": {"enabled": True}})

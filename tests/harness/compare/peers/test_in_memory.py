@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from labkit.harness.compare.conversion import converted
 from labkit.harness.compare.peers.bitsandbytes import BITSANDBYTES_NF4, BitsAndBytes
-from labkit.harness.compare.peers.conversion import converted
 from labkit.harness.compare.peers.in_memory import InMemory, stored
 from labkit.harness.compare.peers.linears import put_linears
 from labkit.harness.compare.peers.table import PEERS

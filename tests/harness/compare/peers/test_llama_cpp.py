@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from labkit.harness.compare import interleave
-from labkit.harness.compare.peers.conversion import converted
+from labkit.harness.compare.conversion import converted
 from labkit.harness.compare.peers.gguf_file import quantise, stored_in
 from labkit.harness.compare.peers.llama_cpp import (
     CONVERTER,
@@ -23,6 +23,7 @@ from labkit.harness.compare.peers.llama_cpp import (
     LlamaCpp,
 )
 from labkit.harness.compare.plan import Schedule
+from labkit.harness.compare.provider import Room
 from labkit.harness.compare.versus import compare, compare_with_each, comparison_case
 from labkit.harness.stored_weights import StoredWeights
 from labkit.system.errors import RunError, UserError
@@ -189,7 +190,7 @@ def test_a_given_file_is_run_as_it_is(tmp_path: Path) -> None:
         peer.convert(LLAMA_CPP_GGUF, given, "float32", tmp_path)
         assert [path.resolve() for path in tmp_path.glob("*.gguf")] == [file.resolve()]
         loaded = [
-            peer.load(side, where, given, torch.float32, threads=1, positions=32)
+            peer.load(side, where, given, torch.float32, Room(1, 1, 1, 32))
             for side, where in ((LLAMA_CPP_Q4_1, folder), (LLAMA_CPP_GGUF, tmp_path))
         ]
         logits = [side.model.logits(prompt).copy() for side in loaded]
@@ -199,7 +200,7 @@ def test_a_given_file_is_run_as_it_is(tmp_path: Path) -> None:
         given.hf_config = copy.deepcopy(source.hf_config)
         given.hf_config.vocab_size = 500
         with pytest.raises(UserError, match=r"got 512 tokens in .*, expected 500, as many as it has"):
-            peer.load(LLAMA_CPP_GGUF, tmp_path, given, torch.float32, threads=1, positions=32)
+            peer.load(LLAMA_CPP_GGUF, tmp_path, given, torch.float32, Room(1, 1, 1, 32))
 
 
 @pytest.mark.sweep

@@ -5,7 +5,7 @@ in one line.
 import pytest
 import torch
 
-from labkit.harness.compare.peers.conversion import converted
+from labkit.harness.compare.conversion import converted
 from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
 from labkit.harness.compare.peers.table import PEERS
 from labkit.harness.compare.plan import Schedule

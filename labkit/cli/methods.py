@@ -1,0 +1,85 @@
+"""`labkit bench-methods`: a thin layer over `labkit.harness.methods`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Threads, WaitQuiet, output_option
+from labkit.system.errors import UserError
+from labkit.system.output_folder import check_output_folder
+from labkit.system.progress import progress_bar
+from labkit.system.whole_file import write_whole
+
+out = Console()
+err = Console(stderr=True)
+
+
+def bench_methods(
+    model: Model,
+    methods: Annotated[
+        str,
+        typer.Option(help="Sides of `labkit compare`, -tp2 behind those on two ranks, accelerate-int8; with commas."),
+    ] = "hf-eager,accelerate,accelerate-int8,fused,fused-tp2,fused-int8,fused-streamed",
+    batch: Annotated[str, typer.Option(help="Sequences at once: numbers with commas.")] = "1,2,4",
+    dtype: Dtype = "float32",
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
+    new: Annotated[int, typer.Option(help="Tokens to generate.")] = 100,
+    memory_gb: MemoryGb = None,
+    threads: Threads = None,
+    cycles: Annotated[int, typer.Option(help="Timed calls of each method and batch size, behind one that is not.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of random weights and prompts.")] = 0,
+    scratch: Annotated[
+        Path | None,
+        typer.Option(help="Folder for models that methods read as they run. Default: that for temporary files."),
+    ] = None,
+    page: Annotated[Path | None, typer.Option(help="File for the tables as Markdown.")] = None,
+    wait_quiet: WaitQuiet = None,
+    *,
+    output: Annotated[Path, output_option("File of JSON lines; what it has is not measured again.", "methods.jsonl")],
+    as_json: AsJson = False,
+) -> None:
+    """Measure ways to run a model on several batch sizes, as the articles about BLOOM do, beside their table."""
+    from labkit.harness.methods.bench import bench_methods as run_bench
+
+    if page is not None:
+        check_output_folder(page.parent, what="tables", option="--page")
+    with progress_bar(err) as follow:
+        grid = run_bench(
+            model,
+            output=output,
+            methods=_listed(methods),
+            batches=[_number(each) for each in _listed(batch)],
+            dtype=dtype,
+            prompt=prompt,
+            new=new,
+            memory_gb=memory_gb,
+            threads=threads,
+            cycles=cycles,
+            seed=seed,
+            wait_quiet_s=wait_quiet,
+            scratch=scratch,
+            progress=follow,
+        )
+    if as_json:
+        typer.echo(json.dumps({"cells": [cell.as_dict() for cell in grid.cells]}))
+    else:
+        for table in grid.tables():
+            out.print(table)
+    if page is not None:
+        write_whole(page, grid.page())
+
+
+def _listed(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"got --batch {text!r}, expected numbers with commas between them, such as 1,2,4") from None

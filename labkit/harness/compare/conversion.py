@@ -1,0 +1,80 @@
+"""Write a model as a side reads it, in a process of its own, since it may take several times the memory of the weights.
+
+python -P -m labkit.harness.compare.conversion SIDE MODEL SEED DTYPE FOLDER
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from xxhash import xxh3_128_hexdigest
+
+from labkit.harness.compare.providers import provider_of
+from labkit.system.child import finished
+from labkit.system.errors import RunError
+from labkit.system.owned_folder import owned_folder
+from labkit.weights.identity import identity_of
+from labkit.weights.resolve import resolve
+
+RAISED = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Failure|Unsupported)\w*: ")  # the first line of an exception
+
+
+@contextmanager
+def converted(side: str, model: str, *, dtype: str, seed: int, scratch: Path | None = None) -> Iterator[Path]:
+    """A folder with `model` as this side reads it; empty for a side that reads the vanilla model. RunError, one line:
+    there is none.
+
+    It is removed when the context ends, unless `scratch` names a folder: there it stays, and is used again for the same
+    side of the same weights.
+    """
+    provider = provider_of(side)
+    assert provider is not None
+    kept = None if scratch is None else scratch / _name(side, model, dtype, seed)
+    if kept is not None and kept.is_dir():
+        yield kept
+        return
+    with owned_folder("labkit-peer-", scratch) as folder:
+        if provider.converts:
+            _convert(side, model, dtype, seed, folder)
+        if kept is not None:
+            folder = folder.rename(kept)
+        yield folder
+
+
+def _name(side: str, model: str, dtype: str, seed: int) -> str:
+    """Of the folder that is kept: another one for other weights."""
+    identity = identity_of(resolve(model, seed=seed))
+    return f"{side.replace(':', '-')}-{dtype}-{xxh3_128_hexdigest(f'{model} {identity}'.encode())[:16]}"
+
+
+def _convert(side: str, model: str, dtype: str, seed: int, folder: Path) -> None:
+    arguments = [side, model, str(seed), dtype, str(folder)]
+    command = [sys.executable, "-P", "-m", "labkit.harness.compare.conversion", *arguments]
+    done = finished(command)
+    if done.returncode:
+        raise RunError(f"{side} could not convert {model} in {dtype}: {_cause(done)}")
+
+
+def _cause(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode < 0:
+        return f"its converter was killed by {signal.Signals(-done.returncode).name}"
+    lines = done.stderr.strip().splitlines() or ["its converter said nothing"]
+    return ([line for line in lines if RAISED.match(line)] or lines)[-1]
+
+
+def main() -> None:
+    """Convert what the command line names."""
+    side, model, seed, dtype, folder = sys.argv[1:]
+    provider = provider_of(side)
+    assert provider is not None
+    provider.convert(side, resolve(model, seed=int(seed)), dtype, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

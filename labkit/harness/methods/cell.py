@@ -1,0 +1,89 @@
+"""Record of one method on one batch size: what was measured, or why nothing could be."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from labkit.harness.environment import Environment
+from labkit.harness.records import SCHEMA_VERSION, Case, FrozenRecord, Measurement
+
+
+class MethodCell(FrozenRecord):
+    """A method, by its name on the command line, on the case; exactly one of three is known: what was measured, that
+    it is `oom`, in words, or why it was `refused`, be it that it cannot run the case or that it failed.
+
+    seed: of random weights and prompts. cycles: timed calls, behind one that is not.
+    """
+
+    kind: Literal["method_cell"] = "method_cell"
+    schema_version: Literal[1] = SCHEMA_VERSION
+    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    method: str
+    case: Case
+    cycles: int
+    seed: int
+    environment: Environment
+    measured: Measurement | None = None
+    oom: str = ""
+    refused: str = ""
+
+    @model_validator(mode="after")
+    def _one_outcome(self) -> Self:
+        if bool(self.measured) + bool(self.oom) + bool(self.refused) != 1:
+            raise ValueError("expected one of measured, oom and refused")
+        return self
+
+    @property
+    def final(self) -> bool:
+        """Whether there is no more to find out: what was refused may run once something has been installed."""
+        return not self.refused
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where it stands in the table."""
+        return self.method, self.case.batch
+
+    @property
+    def step_ms(self) -> float | None:
+        """The time of the whole call, prompts included, for each new token of a sequence: median of the cycles."""
+        if self.measured is None:
+            return None
+        return float(np.median(self.measured.rounds_ms("end_to_end"))) / self.case.new_tokens
+
+    @property
+    def token_ms(self) -> float | None:
+        """The same for each new token of the whole batch: what the articles call the time per token."""
+        return None if self.step_ms is None else self.step_ms / self.case.batch
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return None if self.token_ms is None else 1e3 / self.token_ms
+
+    @property
+    def why(self) -> str:
+        """That it does not fit into memory, or why there is nothing; empty where something was measured."""
+        return self.oom or self.refused
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its figures, as `labkit bench-methods --json` and frames have them."""
+        measured = self.measured
+        return {
+            "method": self.method,
+            "impl": measured.impl if measured else None,
+            "weights": measured.weights if measured else None,
+            **self.case.model_dump(),
+            "outcome": "measured" if measured else "oom" if self.oom else "refused",
+            "step_ms": self.step_ms,
+            "token_ms": self.token_ms,
+            "tokens_per_s": self.tokens_per_s,
+            "start_to_ready_s": measured.start_to_ready_s if measured else None,
+            "peak_rss_mb": measured.peak_rss_mb if measured else None,
+            "memory_limit": measured.memory_limit if measured else None,
+            "streamed_mb": measured.streamed_mb if measured else None,
+            "disk_gb_s": measured.disk_gb_s if measured else None,
+            "why": self.why,
+        }

@@ -1,0 +1,151 @@
+"""The cells of all methods and batch sizes as the articles' table, and the articles' own beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from labkit.harness.methods.cell import MethodCell
+from labkit.published import NOT_MEASURED_HERE, published
+from labkit.system.result_table import ResultTable, Tabular
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OOM, NONE = "oom", "–"
+AT_BATCH = "method, at batch"
+LARGE, SMALL = "bloom176b-8xa100", "bloom7b1-8xa6000"  # of the published tables
+UNITS = (
+    "ms a token: time of the whole call, prompts included / new tokens of all sequences, median of the cycles; the "
+    "articles' time per token",
+    "ms a step: the same / new tokens of one sequence",
+    "peak memory: the most that a process of the method held in RAM beside what it imports, with files that it maps",
+)
+
+
+@dataclass(frozen=True)
+class MethodGrid(Tabular):
+    """Cells in the order of methods and batch sizes, all of the same model and lengths."""
+
+    cells: tuple[MethodCell, ...]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cell.method for cell in self.cells))
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        return tuple(sorted({cell.case.batch for cell in self.cells}))
+
+    def table(self) -> ResultTable:
+        """Milliseconds a token, a row for each method and a column for each batch size, as in the articles."""
+        found = {cell.place: cell for cell in self.cells}
+        first = self.cells[0]
+        case, room = first.case, first.case.memory_gb
+        limit = "no limit of memory" if room is None else f"{room:g} GB of memory for each method beside its imports"
+        rows = tuple(
+            (method, *(_figure(found.get((method, batch))) for batch in self.batches)) for method in self.methods
+        )
+        return ResultTable(
+            title=f"ms a token: {case.model}, {case.dtype}, {case.prompt_tokens} + {case.new_tokens} tokens",
+            columns=(AT_BATCH, *map(str, self.batches)),
+            rows=rows,
+            notes=(
+                UNITS[0],
+                f"{first.cycles} cycles; {limit}; {case.threads} threads",
+                *self._reasons(),
+                f"weights: {case.origin}",
+                f"machine: {first.environment.machine}",
+            ),
+            styles={OOM: "red"},
+        )
+
+    def details(self) -> ResultTable:
+        """All figures of the cells that were measured."""
+        rows = []
+        for cell in self.cells:
+            if (measured := cell.measured) is not None:
+                numbers = (
+                    (cell.step_ms, ".2f"),
+                    (cell.token_ms, ".2f"),
+                    (cell.tokens_per_s, ".1f"),
+                    (measured.start_to_ready_s, ".1f"),
+                    (measured.peak_rss_mb, ",.0f"),
+                )
+                rows.append((cell.method, str(cell.case.batch), *(_number(value, form) for value, form in numbers)))
+        held = sorted({cell.measured.memory_limit for cell in self.cells if cell.measured} - {""})
+        return ResultTable(
+            title="What was measured",
+            columns=("method", "batch", "ms a step", "ms a token", "tokens / s", "s to ready", "peak memory, MB"),
+            rows=tuple(rows),
+            notes=(
+                *UNITS[1:],
+                *(f"memory was limited by {how}" for how in held),
+                *(f"{method}: {impl}" for method, impl in self._impls().items()),
+            ),
+            names=1,
+        )
+
+    def published(self) -> ResultTable:
+        """The articles' table: of their small BLOOM beside that model, else of the large one."""
+        return published_table(SMALL if "7b1" in self.cells[0].case.model else LARGE)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each cell."""
+        import pandas as pd  # half a second, which is not for every process that measures
+
+        return pd.DataFrame([cell.as_dict() for cell in self.cells])
+
+    def page(self) -> str:
+        """All tables as a page of Markdown."""
+        tables = (each.markdown() for each in self.tables())
+        return "\n".join((f"# Ways to run {self.cells[0].case.model}\n", *tables))
+
+    def tables(self) -> tuple[ResultTable, ...]:
+        """The articles' figure, all figures, and the articles' own table."""
+        return self.table(), self.details(), self.published()
+
+    def _reasons(self) -> list[str]:
+        """Why there are no figures, once for all batch sizes that share a reason."""
+        places: dict[tuple[str, str], list[str]] = {}
+        for cell in self.cells:
+            if cell.why:
+                places.setdefault((cell.method, cell.why), []).append(str(cell.case.batch))
+        return [f"{method}, batch {', '.join(batches)}: {why}" for (method, why), batches in places.items()]
+
+    def _impls(self) -> dict[str, str]:
+        return {cell.method: cell.measured.impl for cell in self.cells if cell.measured is not None}
+
+
+def published_table(name: str) -> ResultTable:
+    """A table of milliseconds a token that the articles published, labelled as such."""
+    frame = published(name)
+    frame = frame[frame["metric"] == "latency_per_token"]
+    batches = sorted(frame["batch"].dropna().unique())
+    rows = []
+    for (method, precision), group in frame.groupby(["method", "precision"], sort=False):
+        values = dict(zip(group["batch"], group["value"], strict=True))
+        cells = (NONE if batch not in values else _published_figure(values[batch]) for batch in batches)
+        rows.append((f"{method} {precision}", *cells))
+    first = frame.iloc[0]
+    return ResultTable(
+        title=f"ms a token: {first['model']} on {first['gpus']} x {first['hardware']}, {NOT_MEASURED_HERE}",
+        columns=(AT_BATCH, *map(str, batches)),
+        rows=tuple(rows),
+        notes=(f"source: {first['source']}, {first['reference']}",),
+        styles={OOM: "red"},
+    )
+
+
+def _figure(cell: MethodCell | None) -> str:
+    if cell is None or cell.refused:
+        return NONE
+    return OOM if cell.oom else _number(cell.token_ms, ".2f")
+
+
+def _published_figure(value: float) -> str:
+    return OOM if value != value else f"{value:g}"  # the sources' missing figures ran out of memory
+
+
+def _number(value: float | None, form: str) -> str:
+    return NONE if value is None else f"{value:{form}}"

@@ -1,0 +1,130 @@
+"""Sides whose model stays on the disk give vanilla's tokens, and none knows of another's files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import small_model
+from sweeps import swept
+
+from labkit.engine.offload.footprint import OTHERS, Footprint
+from labkit.harness.compare.baselines import Baseline
+from labkit.harness.compare.from_disk import SLOTS, STREAMED
+from labkit.harness.compare.plan import Schedule, SideSpec, prepare
+from labkit.harness.compare.provider import Room
+from labkit.harness.compare.providers import provider_of
+from labkit.harness.compare.sides import OutOfBudgetError
+from labkit.harness.compare.versus import comparison_case
+from labkit.models.policies import model_config_of
+from labkit.models.shards import shard
+from labkit.weights.quantise import Quantization
+from labkit.weights.resolve import resolve
+from labkit.weights.source import ModelSource
+
+SIDES = ("hf-disk", "accelerate-disk", STREAMED)
+PROMPT = torch.arange(40, 49).repeat(2, 1)
+PROMPT[1] += 17
+ARGS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": 8, "min_new_tokens": 8}
+LAYERS = 6
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def source_of(name: str, folder: Path) -> ModelSource:
+    """A small model of enough layers that some do not fit."""
+    layers: dict[str, Any] = {"gpt-neo": {"attention_types": [[["global", "local"], LAYERS // 2]]}}
+    kinds = layers.get(name, {})
+    small_model(name, num_hidden_layers=LAYERS, vocab_size=300, **kinds).save_pretrained(folder / "given")
+    return resolve(folder / "given")
+
+
+def room(memory_gb: float | None = None) -> Room:
+    return Room(threads=1, batch=2, prompt=9, positions=17, memory_gb=memory_gb)
+
+
+def side_of(name: str, source: ModelSource, folder: Path, memory_gb: float | None = None) -> Baseline:
+    provider = provider_of(name)
+    assert provider is not None
+    folder.mkdir()
+    provider.convert(name, source, "float32", folder)
+    return provider.load(name, folder, source, torch.float32, room(memory_gb))
+
+
+def least_gb(source: ModelSource) -> float:
+    """What the engine needs, with as few layers in memory as possible."""
+    found = Footprint.of(shard(model_config_of(source.hf_config)), torch.float32, Quantization())
+    return (found.outside + SLOTS * found.layer + found.beside_weights(2, 9, 17)) / 1e9
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    "name", swept(["llama", "gpt2", "gptj-tied", "bloom", "opt-post-norm", "gpt-neo", "qwen3"], ["llama", "gpt2"])
+)
+def test_tokens_are_those_of_vanilla(name: str, side: str, tmp_path: Path) -> None:
+    source = source_of(name, tmp_path)
+    loaded = side_of(side, source, tmp_path / "files", least_gb(source) + 1e-9)
+    want = source.hf_model(torch.float32).generate(PROMPT, **ARGS)
+    assert torch.equal(loaded.generate(PROMPT, **ARGS), want)
+    assert loaded.name == side
+    assert loaded.device.type == "cpu"
+
+
+def test_the_engine_keeps_what_its_memory_has_room_for(tmp_path: Path) -> None:
+    source = source_of("llama", tmp_path)
+    least = least_gb(source)
+    tight = side_of(STREAMED, source, tmp_path / "tight", least + 1e-9)
+    assert "6 of 6 layers read from disk" in tight.impl
+    assert tight.streamed_bytes > 0
+    whole = side_of(STREAMED, source, tmp_path / "whole", least + OTHERS / 1e9)
+    assert "all layers in memory" in whole.impl
+    assert whole.streamed_bytes == 0
+    with pytest.raises(OutOfBudgetError, match="the least that works with 3 slots"):
+        side_of(STREAMED, source, tmp_path / "none", 0.99 * least)
+
+
+def test_a_precision_may_be_named(tmp_path: Path) -> None:
+    source = source_of("llama", tmp_path)
+    loaded = side_of("fused-streamed:int8", source, tmp_path / "files")
+    assert "int8" in loaded.impl
+    assert loaded.generate(PROMPT, **ARGS).shape == (2, 17)
+
+
+def test_other_sides_read_no_tensors_of_vanilla_into_memory(tmp_path: Path) -> None:
+    """Hooks fetch them, so that between two steps there are none."""
+    source = source_of("gpt2", tmp_path)
+    for name in ("hf-disk", "accelerate-disk"):
+        model = side_of(name, source, tmp_path / name).model
+        assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("side", "ranks", "memory_gb", "message"),
+    [
+        ("fused-streamed:int5", 1, None, "unknown precision 'int5'"),
+        ("fused-streamed:stored", 1, None, "expected a precision that the weights are packed in"),
+        (STREAMED, 2, None, "expected one that can be cut: fused, "),
+        ("hf-disk", 2, None, "expected one that can be cut: fused, "),
+        ("hf-disc", 1, None, "did you mean 'hf-disk'"),
+        ("hf-disk", 1, 0.0, "got memory_gb = 0.0, expected GB above 0"),
+        ("hf-disk", 1, float("nan"), "got memory_gb = nan, expected GB above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(side: str, ranks: int, memory_gb: float | None, message: str) -> None:
+    case = comparison_case(model="tiny-llama", dtype="float32", batch=1, prompt=4, new=3, threads=1)
+    case = case.model_copy(update={"memory_gb": memory_gb})
+    with pytest.raises(ValueError, match=message):
+        prepare([SideSpec(side, 1, ranks)], case, Schedule(rounds=2))
+
+
+def test_on_a_gpu_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for side in SIDES:
+        provider = provider_of(side)
+        assert provider is not None
+        with pytest.raises(ValueError, match=f"{side} is a side on CPUs only"):
+            provider.check(side, dtype="float32", batch=1)

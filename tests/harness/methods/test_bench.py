@@ -1,0 +1,177 @@
+"""Every cell is measured once, in a process of its own, and says what came of it; an interrupted bench goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from labkit.harness.methods.bench import bench_methods, side_of
+from labkit.harness.methods.cell import MethodCell
+from labkit.harness.methods.grid import MethodGrid
+from labkit.harness.results import load_records, load_results
+
+METHODS = ("hf-eager", "fused-streamed", "llama.cpp")
+SMALL: dict[str, Any] = {
+    "model": "tiny-gpt2",
+    "methods": METHODS,
+    "prompt": 9,
+    "new": 4,
+    "cycles": 2,
+    "threads": 1,
+    "memory_gb": 0.05,  # less than the engine asks for beside its weights
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_gpu_and_no_peers(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        patch.setenv("LABKIT_LLAMA_CPP_PYTHON", str(tmp_path_factory.mktemp("none") / "python"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Any]]:
+    """A file that was left by Ctrl-C in the second method; the folder for its models; what it held then."""
+    folder = tmp_path_factory.mktemp("bench")
+    file, scratch = folder / "methods.jsonl", folder / "scratch"
+
+    def interrupt(done: float, total: float, label: str) -> None:
+        if label.startswith("fused-streamed, batch 1: loading"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench_methods(**SMALL, output=file, scratch=scratch, progress=interrupt)
+    return file, scratch, load_records(file)
+
+
+@pytest.fixture(scope="module")
+def resumed(interrupted: tuple[Path, Path, list[Any]]) -> tuple[MethodGrid, list[tuple[float, float, str]]]:
+    file, scratch, _ = interrupted
+    steps: list[tuple[float, float, str]] = []
+    grid = bench_methods(**SMALL, output=file, scratch=scratch, progress=lambda *step: steps.append(step))
+    return grid, steps
+
+
+def test_an_interrupt_keeps_what_was_measured_and_leaves_nothing_else(interrupted: Any) -> None:
+    _, scratch, cells = interrupted
+    assert [cell.place for cell in cells] == [("hf-eager", 1)]
+    assert list(scratch.iterdir()) == []
+    assert psutil.Process().children() == []
+
+
+def test_it_goes_on_where_it_was(interrupted: Any, resumed: Any) -> None:
+    file, scratch, before = interrupted
+    grid, steps = resumed
+    assert grid.cells[0] == before[0]
+    assert not any(label.startswith("hf-eager") for _, _, label in steps)
+    assert [done for done, _, _ in steps] == sorted(done for done, _, _ in steps)
+    assert steps[-1] == (3, 3, "done")
+    assert load_records(file) == list(grid.cells)
+    assert list(scratch.iterdir()) == []
+
+
+def test_each_cell_says_what_came_of_it(resumed: Any) -> None:
+    eager, streamed, other = resumed[0].cells
+    assert eager.measured is not None
+    assert eager.measured.case == eager.case
+    assert eager.case.memory_gb == 0.05
+    assert eager.measured.memory_limit
+    assert len(eager.measured.runs) == 2
+    assert eager.measured.start_to_ready_s > 0
+    assert eager.token_ms == pytest.approx(eager.measured.end_to_end_ms / 4)
+    assert "the least that works" in streamed.oom
+    assert "does not import llama_cpp" in other.refused
+
+
+def test_what_is_done_is_not_measured_again_and_what_was_refused_is_tried_again(interrupted: Any, resumed: Any) -> None:
+    grid = bench_methods(**SMALL, output=interrupted[0])
+    assert grid.cells[:2] == resumed[0].cells[:2]
+    assert grid.cells[2].created > resumed[0].cells[2].created
+    few = bench_methods(**SMALL | {"methods": ("fused-streamed",)}, output=interrupted[0])
+    assert few.cells == grid.cells[1:2]
+    assert load_records(interrupted[0]) == list(grid.cells)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"new": 5}, "another case .*new_tokens 4 instead of 5.*name another file"),
+        ({"model": "tiny-llama"}, "model 'tiny-gpt2' instead of 'tiny-llama'"),
+        ({"memory_gb": None}, "memory_gb 0.05 instead of None"),
+        ({"seed": 1, "cycles": 3}, "cycles 2 instead of 3; seed 0 instead of 1"),
+    ],
+)
+def test_a_file_of_another_case_is_refused(
+    interrupted: Any, resumed: Any, changes: dict[str, Any], message: str
+) -> None:
+    held = interrupted[0].read_text()
+    with pytest.raises(ValueError, match=message):
+        bench_methods(**SMALL | changes, output=interrupted[0])
+    assert interrupted[0].read_text() == held
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": ()}, r"got methods \[\] and batches \[1\]; expected at least one of each"),
+        ({"methods": ("hf-eager", "fussed")}, "unknown side 'fussed' .*'fused'.*accelerate-int8"),
+        ({"methods": ("fused-streamed:int5",)}, "unknown precision 'int5'"),
+        ({"batches": (1, 0)}, "got batch 0, expected at least 1"),
+        ({"model": "gpt-17"}, "unknown model 'gpt-17'"),
+        ({"dtype": "int3"}, "unsupported dtype 'int3'"),
+        ({"cycles": 1}, "got rounds = 1, expected at least 2"),
+        ({"memory_gb": -1.0}, "got memory_gb = -1.0"),
+        ({"prompt": 10**6}, "positions"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        bench_methods(**SMALL | changes, output=tmp_path / "runs" / "methods.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "is not a result of schema version"), ("{}\n", "is not a result of schema version")]
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "methods.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        bench_methods(**SMALL, output=tmp_path / "methods.jsonl")
+
+
+def test_other_records_in_the_file_are_refused(tmp_path: Path, resumed: Any) -> None:
+    measured = resumed[0].cells[0].measured
+    (tmp_path / "methods.jsonl").write_text(measured.model_dump_json() + "\n")
+    with pytest.raises(ValueError, match="holds other records too"):
+        bench_methods(**SMALL, output=tmp_path / "methods.jsonl")
+    assert len(load_results(tmp_path)) == 2
+
+
+def test_a_cell_has_one_outcome(resumed: Any) -> None:
+    lines = [json.loads(cell.model_dump_json()) for cell in resumed[0].cells]
+    for line in (lines[0] | {"oom": "too large"}, lines[1] | {"oom": ""}):
+        with pytest.raises(ValueError, match="expected one of measured, oom and refused"):
+            MethodCell.model_validate(line)
+
+
+@pytest.mark.parametrize(
+    ("method", "side"),
+    [
+        ("fused", ("fused", 4, 1)),
+        ("fused-tp2", ("fused", 2, 2)),
+        ("fused-int8-tp4", ("fused-int8", 1, 4)),
+        ("fused-int4-64", ("fused-int4-64", 4, 1)),
+        ("fused-tp8", ("fused", 1, 8)),
+        ("accelerate-int8", ("bitsandbytes-int8", 4, 1)),
+        ("streamed", ("fused-streamed", 4, 1)),
+    ],
+)
+def test_methods_are_sides_whose_ranks_share_the_threads(method: str, side: tuple[str, int, int]) -> None:
+    found = side_of(method, 4)
+    assert (found.name, found.threads, found.ranks) == side
