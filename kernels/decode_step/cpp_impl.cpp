@@ -111,11 +111,12 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
       work.h += chunk.count() * stride;
     }
     if (!args.stream || thread != 0) continue;
+    const int64_t end = now_ns();  // before the slot is given back, and filled anew
     if (block >= 0) {
       args.stream->release(turn);
       args.stream->note(kWait, l, wanted, begin);
     }
-    args.stream->note(kCompute, l, begin, now_ns());
+    args.stream->note(kCompute, l, begin, end);
   }
 }
 

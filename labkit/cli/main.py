@@ -29,6 +29,7 @@ from labkit.cli.lab import LabCommand, lab
 from labkit.cli.measuring import MeasuringCommand, output_option
 from labkit.cli.notebooks import notebooks
 from labkit.cli.peers import peers
+from labkit.cli.plan_batch import plan_batch
 from labkit.cli.traces import trace
 from labkit.system.command import run_command
 from labkit.system.errors import UserError
@@ -44,7 +45,7 @@ err = Console(stderr=True)
 
 for measuring in (compare, kernels):
     app.command(cls=MeasuringCommand)(measuring)
-for plain in (diff, evaluate, generate, chat):
+for plain in (diff, evaluate, plan_batch, generate, chat):
     app.command()(plain)
 
 
