@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from time import perf_counter
 
+from labkit.kernels.memory import reserved
 from labkit.system.errors import UserError
 
 BLOCK = 4 << 20  # bytes of a read
@@ -40,7 +41,8 @@ def read_rate_gb_s(file: Path, seconds: float = 0.5) -> float:
         raise UserError(f"got {file} of {file.stat().st_size} bytes; expected at least {BLOCK} to read at once")
     descriptor = _opened(file)
     try:
-        buffer, done, begun = memoryview(mmap.mmap(-1, BLOCK)), 0, perf_counter()
+        # In huge pages, as layers are read: small ones cut a block into many requests, which costs a third of the rate.
+        buffer, done, begun = reserved(BLOCK).numpy().data, 0, perf_counter()
         while (took := perf_counter() - begun) < seconds or not done:
             done += os.preadv(descriptor, [buffer], done % size)
         return done / took / 1e9
