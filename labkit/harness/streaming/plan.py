@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DISK, COMPUTE = "disk", "compute"
+STEADY = 1.1  # a share of the disk beyond this says that the probe met a slower disk than the steps did
 AS_MANY = 1 - 1e-9  # of the most tokens per second: what is left is rounding
 
 
@@ -104,12 +105,19 @@ class StreamingPlan(FrozenRecord):
         return rows_of(self.work.bytes_per_weight, self.rates)
 
     @property
-    def free_batch(self) -> float | None:
-        """Sequences from which a step is bound by computing, with the layers in memory that fit beside one sequence.
-        None: no layer is streamed.
+    def free_batch(self) -> int | None:
+        """Sequences from which a step is bound by computing, with as many layers in memory as fit beside them. None:
+        one sequence leaves room for all layers, so that nothing is streamed.
         """
-        streamed = self.step(1).streamed_bytes
-        return streamed * self.rates.gflop_s / (self.work.flops * self.rates.disk_gb_s) if streamed else None
+        if not self.step(1).streamed_bytes:
+            return None
+        low, high = 0, 1
+        while self.step(high).bound_by == DISK:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.step(middle).bound_by == DISK else (low, middle)
+        return high
 
     @property
     def largest_batch(self) -> int:
@@ -193,9 +201,19 @@ class StreamingPlan(FrozenRecord):
         return max(self.points, key=lambda point: point.tokens_per_s, default=None)
 
     @property
-    def over_budget(self) -> tuple[BatchPoint, ...]:
-        """The measured batches that took more memory than they were given."""
-        return tuple(point for point in self.points if point.peak_bytes > self.memory)
+    def doubts(self) -> tuple[str, ...]:
+        """What weakens the measured figures."""
+        found = [
+            f"batch {point.batch:,} took {point.peak_bytes / 1e9:.3f} GB, more than it was given"
+            for point in self.points
+            if point.peak_bytes > self.memory
+        ]
+        if fast := [f"{point.batch:,}" for point in self.points if (point.share_of_disk or 0.0) > STEADY]:
+            found.append(
+                f"steps of batch {', '.join(fast)} read faster than the probes beside them: the disk was not steady, "
+                "so that these shares say little"
+            )
+        return tuple(found)
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each predicted batch, for each number of layers in memory, and for each measured batch, which the

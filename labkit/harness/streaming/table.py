@@ -7,7 +7,6 @@ from labkit.harness.streaming.records import BatchPoint
 from labkit.system.result_table import Claim, ResultTable
 
 MOST_TRADES = 12  # rows of the table on memory
-STEADY = 1.1  # a share of the disk beyond this says that the probe met a slower disk than the steps did
 
 
 def predicted_table(plan: StreamingPlan) -> ResultTable:
@@ -22,9 +21,9 @@ def predicted_table(plan: StreamingPlan) -> ResultTable:
                 f"{step.batch:,}",
                 f"{step.resident_layers} of {plan.footprint.layers}",
                 f"{step.streamed_bytes / 1e6:,.0f}",
-                _rate(step.disk_ms),
-                _rate(step.compute_ms),
-                _rate(step.tokens_per_s),
+                three_digits(step.disk_ms),
+                three_digits(step.compute_ms),
+                three_digits(step.tokens_per_s),
             )
             for step in map(plan.step, plan.batches)
         ),
@@ -54,7 +53,7 @@ def measured_table(plan: StreamingPlan) -> ResultTable:
         notes=(
             "of the most: tokens/s over what the rates allow that were probed beside them; D: the disk's, GB/s; "
             f"GB: memory held at most, of {plan.case.memory_gb:g}",
-            *_doubts(plan),
+            *(f"note: {doubt}" for doubt in plan.doubts),
         ),
     )
 
@@ -73,9 +72,9 @@ def trade_table(plan: StreamingPlan) -> ResultTable:
         rows=tuple(
             (
                 f"{step.resident_layers} of {plan.footprint.layers}",
-                _rate(plan.step(1, step.resident_layers).step_ms),
+                three_digits(plan.step(1, step.resident_layers).step_ms),
                 f"{step.batch:,}",
-                _rate(step.tokens_per_s),
+                three_digits(step.tokens_per_s),
                 marks.get(step.resident_layers, ""),
             )
             for step in shown
@@ -90,12 +89,12 @@ def free_sentence(plan: StreamingPlan) -> str:
         return "Beside one sequence the whole model fits into memory, so that nothing is streamed."
     reached = "which fits" if plan.free_batch <= plan.largest_batch else "which does not fit"
     return (
-        f"Computing takes as long as the disk from {plan.free_batch:,.0f} sequences on, {reached}; with no layer in "
-        f"memory a layer's rows take as long as the layer from r* = F s / (2 D) = {plan.free_rows:,.0f} on."
+        f"Computing takes as long as the disk from {plan.free_batch:,} sequences on, {reached}. Where all that is "
+        f"computed is streamed, it does from r* = F s / (2 D) = {plan.free_rows:,.0f} rows on."
     )
 
 
-def _rate(value: float) -> str:
+def three_digits(value: float) -> str:
     """Three digits that count, never with an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -105,9 +104,9 @@ def _measured(plan: StreamingPlan, point: BatchPoint) -> tuple[str, ...]:
     return (
         f"{point.batch:,}",
         f"{point.resident_layers} of {plan.footprint.layers}",
-        _rate(point.ttft_ms),
-        _rate(point.step_ms),
-        _rate(point.tokens_per_s),
+        three_digits(point.ttft_ms),
+        three_digits(point.step_ms),
+        three_digits(point.tokens_per_s),
         f"{share:.0%}",
         f"{point.disk:.2f}",
         f"{point.peak_bytes / 1e9:.3f}",
@@ -117,9 +116,9 @@ def _measured(plan: StreamingPlan, point: BatchPoint) -> tuple[str, ...]:
 def _against_largest(plan: StreamingPlan, best: BatchPoint) -> str:
     last = plan.points[-1]
     if best is not last:
-        return f"{_rate(best.tokens_per_s)}, and batch {last.batch:,} gave {_rate(last.tokens_per_s)}"
+        return f"{three_digits(best.tokens_per_s)}, and batch {last.batch:,} gave {three_digits(last.tokens_per_s)}"
     largest = "the largest that fits" if best.batch == plan.largest_batch else "the largest that was measured"
-    return f"{_rate(best.tokens_per_s)}; that is {largest}"
+    return f"{three_digits(best.tokens_per_s)}; that is {largest}"
 
 
 def _notes(plan: StreamingPlan) -> tuple[str, ...]:
@@ -133,19 +132,3 @@ def _notes(plan: StreamingPlan) -> tuple[str, ...]:
         f"weights: {case.origin}",
         f"machine: {plan.environment.machine}",
     )
-
-
-def _doubts(plan: StreamingPlan) -> tuple[str, ...]:
-    """What weakens the measured figures."""
-    found = [
-        f"note: batch {point.batch:,} took {point.peak_bytes / 1e9:.3f} GB, more than it was given"
-        for point in plan.over_budget
-    ]
-    fast = [point for point in plan.points if (point.share_of_disk or 0.0) > STEADY]
-    if fast:
-        batches = ", ".join(f"{point.batch:,}" for point in fast)
-        found.append(
-            f"note: steps of batch {batches} read faster than the probes beside them: the disk was not steady, so "
-            "that these shares say little"
-        )
-    return tuple(found)

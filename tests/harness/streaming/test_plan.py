@@ -37,11 +37,17 @@ def test_computing_takes_as_long_as_the_disk_from_r_star_rows_on() -> None:
     assert streamed.free_rows == pytest.approx(PEAK * 2 / (2 * DISK))
     below, above = (streamed.step(round(streamed.free_rows * share), 0) for share in (0.99, 1.01))
     assert (below.bound_by, above.bound_by) == ("disk", "compute")
-    found = plan()
-    resident = found.residents(1)
-    assert 0 < resident < LAYERS
-    assert found.free_batch == pytest.approx(found.free_rows * (LAYERS - resident) / LAYERS)
     assert streamed.free_batch is None  # a thousand GB hold everything
+    for memory_gb in (1.0, 1.5, 2.2):
+        found = plan(memory_gb=memory_gb)
+        free = found.free_batch
+        assert free is not None
+        assert (found.step(free - 1).bound_by, found.step(free).bound_by) == ("disk", "compute")
+        assert free <= found.free_rows + 1
+    fewer, more = (plan(memory_gb=memory_gb).free_batch for memory_gb in (2.2, 1.0))
+    assert fewer is not None
+    assert more is not None
+    assert fewer <= more
 
 
 def test_reading_the_memory_bounds_what_is_computed_from_there() -> None:
