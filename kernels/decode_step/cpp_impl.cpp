@@ -126,10 +126,11 @@ inline void layer_steps(Team& team, int thread, Ranks& ranks, const Model& model
       work.h += chunk.count() * stride;
     }
     if (thread != 0) continue;
+    const int64_t end = args.stream || args.kv_stream ? now_ns() : 0;  // before slots are given back, and filled anew
     if (block >= 0) args.stream->release(first_turn + block);
     if (args.kv_stream) args.kv_stream->release(args.kv_turn + l, written);
     for (SlotStream* stream : {args.stream, args.kv_stream})
-      if (stream) stream->note(kCompute, l, begin, now_ns());
+      if (stream) stream->note(kCompute, l, begin, end);
   }
 }
 

@@ -30,6 +30,7 @@ from labkit.cli.measuring import MeasuringCommand, output_option
 from labkit.cli.methods import bench_methods
 from labkit.cli.notebooks import notebooks
 from labkit.cli.peers import peers
+from labkit.cli.plan_batch import plan_batch
 from labkit.cli.traces import trace
 from labkit.system.command import run_command
 from labkit.system.errors import UserError
@@ -45,7 +46,7 @@ err = Console(stderr=True)
 
 for measuring in (compare, kernels, bench_methods):
     app.command(cls=MeasuringCommand)(measuring)
-for plain in (diff, evaluate, generate, chat):
+for plain in (diff, evaluate, plan_batch, generate, chat):
     app.command()(plain)
 
 

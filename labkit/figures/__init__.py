@@ -5,6 +5,7 @@ from labkit.figures.captures import captures_table
 from labkit.figures.difference import difference_figure, difference_table, stage_difference_table
 from labkit.figures.doctor import checks_table
 from labkit.figures.latency import latency_figure, per_token_figure
+from labkit.figures.offload import offload_figure
 from labkit.figures.parallel import cut_figure, gpus_figure, scaling_figure, waiting_figure
 from labkit.figures.precision import (
     costs_figure,
@@ -23,9 +24,12 @@ from labkit.figures.regions import (
     regions_table,
     roofline_figure,
 )
+from labkit.figures.residency import residency_figure
 from labkit.figures.saving import save
 from labkit.figures.stage_table import stage_table_figure
 from labkit.figures.stages import stage_figure
+from labkit.figures.stream_timeline import stream_timeline_figure
+from labkit.figures.streaming import batch_figure, memory_figure, streaming_notes
 from labkit.figures.summary import answers, headline, notes, summary_table
 from labkit.figures.theme import SIDE_COLORS, STAGE_COLORS
 from labkit.figures.timeline import timeline
@@ -34,6 +38,7 @@ __all__ = [
     "SIDE_COLORS",
     "STAGE_COLORS",
     "answers",
+    "batch_figure",
     "captures_table",
     "checks_table",
     "costs_figure",
@@ -48,7 +53,9 @@ __all__ = [
     "ladder_figure",
     "latency_figure",
     "layer_figure",
+    "memory_figure",
     "notes",
+    "offload_figure",
     "outliers_figure",
     "per_token_figure",
     "precision_answers",
@@ -58,12 +65,15 @@ __all__ = [
     "region_figure",
     "regions_figure",
     "regions_table",
+    "residency_figure",
     "roofline_figure",
     "save",
     "scaling_figure",
     "stage_difference_table",
     "stage_figure",
     "stage_table_figure",
+    "stream_timeline_figure",
+    "streaming_notes",
     "summary_table",
     "timeline",
     "waiting_figure",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from labkit.harness import Comparison
 
 MEASURED_HERE = "measured here"
+RATIO = "x"  # the unit of bars that say how many times faster
 UNFUSED = ", against unfused cuBLAS kernels; model and hardware not stated"
 LABEL = 190  # pixels of a bar's name
 REGION_NAMES = dict(zip(FUSED_REGIONS, ("1 QKV", "2 attention", "3 MLP", "4 bias + residual"), strict=True))
@@ -110,7 +111,14 @@ def told(sources: Iterable[str]) -> list[str]:
 
 
 def add_published(
-    figure: go.Figure, labels: Sequence[str], values: Iterable[float], sources: Iterable[str], left: int, *, row: int
+    figure: go.Figure,
+    labels: Sequence[str],
+    values: Iterable[float],
+    sources: Iterable[str],
+    left: int,
+    *,
+    row: int,
+    unit: str = RATIO,
 ) -> None:
     """Add bars of published figures on a background of their own. left: the margin in pixels."""
     bars = go.Bar(
@@ -124,7 +132,7 @@ def add_published(
             "pattern": {"shape": "/", "fgcolor": PUBLISHED, "size": 7, "solidity": 0.25},
         },
         customdata=list(sources),
-        hovertemplate="%{x:.2f}x<br>%{customdata}<extra>" + NOT_MEASURED_HERE + "</extra>",
+        hovertemplate="%{x:.2f}" + unit + "<br>%{customdata}<extra>" + NOT_MEASURED_HERE + "</extra>",
     )
     figure.add_trace(bars, row=row, col=1)
     figure.add_shape(
@@ -140,10 +148,17 @@ def _finish(figure: go.Figure, title: str, subtitle: str, *, height: int, left: 
 
 
 def write_behind(
-    figure: go.Figure, texts: Sequence[str], ends: Sequence[float], labels: Sequence[str], left: int, *, row: int
+    figure: go.Figure,
+    texts: Sequence[str],
+    ends: Sequence[float],
+    labels: Sequence[str],
+    left: int,
+    *,
+    row: int,
+    unit: str = RATIO,
 ) -> None:
     """A text behind each bar, and an axis with room for them."""
-    axis = ratio_axis(ends, texts, left)
+    axis = ratio_axis(ends, texts, left, unit=unit)
     logarithmic = axis.get("type") == "log"
     for text, end, label in zip(texts, ends, labels, strict=True):
         figure.add_annotation(
@@ -151,7 +166,7 @@ def write_behind(
             showarrow=False, row=row, col=1,
         )  # fmt: skip
     figure.update_xaxes(**axis, row=row, col=1)
-    if logarithmic and min(ends) < 1:
+    if logarithmic and min(ends) < 1 and unit == RATIO:
         figure.add_vline(x=1, line={"color": SOFT, "width": 1}, row=row, col=1)
 
 

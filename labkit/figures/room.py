@@ -60,11 +60,15 @@ def bars_end(ends: Sequence[float], texts: Sequence[str], left: float, *, size: 
     return max((end / _share(text, width, size) for end, text in zip(ends, texts, strict=True)), default=1.0) or 1.0
 
 
-def ratio_axis(ends: Sequence[float], texts: Sequence[str], left: float, *, size: float = 14) -> dict[str, Any]:
-    """The axis of bars of ratios with a text behind each, logarithmic where they differ by orders of magnitude."""
+def ratio_axis(
+    ends: Sequence[float], texts: Sequence[str], left: float, *, size: float = 14, unit: str = "x"
+) -> dict[str, Any]:
+    """The axis of bars of ratios with a text behind each, logarithmic where they differ by orders of magnitude. unit:
+    of other figures than ratios.
+    """
     least, most = min(ends, default=1.0), max(ends, default=1.0)
     if least <= 0 or most < ORDERS * least:
-        return {"range": [0, bars_end(ends, texts, left, size=size)], "ticksuffix": "x"}
+        return {"range": [0, bars_end(ends, texts, left, size=size)], "ticksuffix": unit}
     begin, width = min(1.0, 0.8 * least), NARROW - left - 20
     spans = (math.log10(end / begin) / _share(text, width, size) for end, text in zip(ends, texts, strict=True))
     low = math.log10(begin)
@@ -72,7 +76,7 @@ def ratio_axis(ends: Sequence[float], texts: Sequence[str], left: float, *, size
     powers = range(math.floor(low), math.ceil(high) + 1)
     ticks = [step * 10.0**power for power in powers for step in STEPS]
     shown = [tick for tick in ticks if low <= math.log10(tick) <= high]
-    return {"type": "log", "range": [low, high], "tickvals": shown, "ticktext": [f"{tick:g}x" for tick in shown]}
+    return {"type": "log", "range": [low, high], "tickvals": shown, "ticktext": [f"{tick:g}{unit}" for tick in shown]}
 
 
 def _share(text: str, width: float, size: float) -> float:

@@ -10,12 +10,14 @@ import mmap
 import os
 from pathlib import Path
 from random import randrange
+from tempfile import NamedTemporaryFile
 from time import perf_counter
 
 from labkit.kernels.memory import reserved
 from labkit.system.errors import UserError
 
 BLOCK = 4 << 20  # bytes of a read
+BLOCKS = 16  # of a file that is written for the probe
 PAGE = 4096
 CACHESTAT = 451  # the system call, of Linux 6.5
 
@@ -53,6 +55,16 @@ def read_rate_gb_s(file: Path, seconds: float = 0.5) -> float:
         return done / took / 1e9
     finally:
         os.close(descriptor)
+
+
+def folder_rate_gb_s(folder: Path, seconds: float = 0.5) -> float:
+    """The rate of the disk that a folder is on: as above, of a file of 64 MiB that is written there and removed."""
+    with NamedTemporaryFile(dir=folder, prefix=".labkit-") as file:
+        for _ in range(BLOCKS):
+            file.write(os.urandom(BLOCK))  # nothing that the file system could leave out or make smaller
+        file.flush()
+        os.fsync(file.fileno())
+        return read_rate_gb_s(Path(file.name), seconds)
 
 
 def cached_bytes(file: Path) -> int | None:

@@ -19,6 +19,7 @@ from labkit.harness.methods.cell import MethodCell
 from labkit.harness.records import SCHEMA_VERSION, Measurement
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
 from labkit.harness.stream_record import StreamMeasurement
+from labkit.harness.streaming.plan import StreamingPlan
 from labkit.system.errors import RunError, UserError
 from labkit.system.output_folder import reason
 from labkit.system.validation import first_problem
@@ -37,6 +38,7 @@ AnyRecord = (
     | StreamMeasurement
     | Evaluation
     | MethodCell
+    | StreamingPlan
 )
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
@@ -45,7 +47,7 @@ class SaveError(RunError):
     """A result that was measured but could not be written. The message names the file and what to do."""
 
 
-def save(record: Measurement | Comparison | Evaluation, folder: str | os.PathLike[str]) -> Path:
+def save(record: Measurement | Comparison | Evaluation | StreamingPlan, folder: str | os.PathLike[str]) -> Path:
     """Write one record as a file of JSON lines of its own under `folder`, whole or not at all; returns its path.
 
     SaveError where the folder cannot be written to, or is full.
@@ -53,12 +55,15 @@ def save(record: Measurement | Comparison | Evaluation, folder: str | os.PathLik
     return save_lines(Path(folder) / f"{_stem(record)}.jsonl", [record])
 
 
-def _stem(record: Measurement | Comparison | Evaluation) -> str:
+def _stem(record: Measurement | Comparison | Evaluation | StreamingPlan) -> str:
     """What sorts a record's file by its time, and says what is in it."""
     when = "%Y%m%dT%H%M%S%f"
     if isinstance(record, Evaluation):
         case = record.case
         return f"{record.created:{when}}-{Path(case.model).name}-{case.dtype}-evaluated-against-{case.against}"
+    if isinstance(record, StreamingPlan):
+        planned = record.case
+        return f"{record.created:{when}}-{Path(planned.model).name}-{planned.precision}-{planned.memory_gb:g}gb-batches"
     sides = (record.baseline, record.candidate) if isinstance(record, Comparison) else (record,)
     of_sides, names = sides[0].case, "-vs-".join(side.name for side in sides)
     model = Path(of_sides.model).name
@@ -102,7 +107,7 @@ def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
 def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
     """One row per timed run of the records under `path`: case, side, the run's figures, and its share of the limit.
 
-    Records of regions, of sums over ranks, of loading and of quality, which have no such runs, are left out.
+    Records of regions, of sums over ranks, of loading, of quality and of plans, which have no such runs, are left out.
     """
     import pandas as pd  # half a second, which is not for every process that measures
 

@@ -7,14 +7,13 @@ without an exception; settings such as the name of a model raise a UserError.
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING
 
 from IPython.display import Markdown
 
 from labkit.figures.frames import number
+from labkit.notebooks.verdicts import checked, number_or_remark, shown
 from labkit.system.errors import UserTypeError
 from labkit.system.nearest import did_you_mean
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from labkit.studies.precision import PrecisionStudy
     from labkit.studies.traces import CapturePair
 
-TOLERANCE = 0.01
 BATCH, CONTEXT = 8, 1024  # of the exercise on the limit: sequences, and tokens that each attends to
 BUDGET_BITS = 4.6  # of a number in the layers, scales included, in the exercise on groups
 AS_GOOD = 1.02  # an error so many times the least is as good
@@ -82,9 +80,9 @@ def check_limit(comparison: Comparison, read_mb: object, limit_ms: object) -> Ma
         one * BATCH: "a step reads the weights once for all sequences",
         in_float32: "a number of bfloat16 has two bytes",
     }
-    bytes_verdict = _check(read_mb, all_of_them, mistakes)
+    bytes_verdict = checked(read_mb, all_of_them, mistakes)
     least_ms = all_of_them / bandwidth
-    time_verdict = _check(
+    time_verdict = checked(
         limit_ms, least_ms, {least_ms / 1e3: "these are seconds", least_ms * 1e3: "these are microseconds"}
     )
     return Markdown(f"- MB read per step: {bytes_verdict}\n- least ms per step: {time_verdict}")
@@ -142,14 +140,14 @@ def _check_name(answer: object, names: Sequence[str], right: str) -> str:
     if answer is None:
         return "not answered yet"
     if not isinstance(answer, str):
-        return f"not yet: got {_shown(answer)}, expected the name of a stage as text"
+        return f"not yet: got {shown(answer)}, expected the name of a stage as text"
     if answer not in names:
-        return f"not yet: got {_shown(answer)}, expected the name of a stage{did_you_mean(answer, names)}"
+        return f"not yet: got {shown(answer)}, expected the name of a stage{did_you_mean(answer, names)}"
     return f"**right**: `{right}`" if answer == right else f"not yet: another one changed more than `{answer}`"
 
 
 def _check_percent(answer: object, right: float) -> str:
-    share = _number_or_remark(answer)
+    share = number_or_remark(answer)
     if isinstance(share, str):
         return share
     if abs(share - right) <= 1:
@@ -164,7 +162,7 @@ def model_cut(name: str, ranks: int) -> go.Figure:
     from labkit.figures.parallel import cut_figure
 
     if not isinstance(ranks, int) or ranks < 1:
-        raise UserTypeError(f"ranks: got {_shown(ranks)}, expected a number of ranks, such as 2")
+        raise UserTypeError(f"ranks: got {shown(ranks)}, expected a number of ranks, such as 2")
     return cut_figure(_config(name), ranks)
 
 
@@ -180,7 +178,7 @@ def check_sums(model: str, all_reduces: object, kb_per_token: object) -> Markdow
     if isinstance(all_reduces, Mapping):
         verdicts = [f"- a layer of {name}: {_check_count(_config(name), count)}" for name, count in all_reduces.items()]
     else:
-        verdicts = [f"- sums of a layer: not yet: got {_shown(all_reduces)}, expected a dict such as {{{model!r}: 3}}"]
+        verdicts = [f"- sums of a layer: not yet: got {shown(all_reduces)}, expected a dict such as {{{model!r}: 3}}"]
     layer_kb = sums_per_layer(config) * config.hidden_size * 4 / 1e3
     right = config.num_layers * layer_kb
     mistakes = {
@@ -190,7 +188,7 @@ def check_sums(model: str, all_reduces: object, kb_per_token: object) -> Markdow
         right / 4: "these are numbers; of float32, each has four bytes",
     }
     return Markdown(
-        "\n".join([*verdicts, f"- KB per rank and token of {model}: {_check(kb_per_token, right, mistakes)}"])
+        "\n".join([*verdicts, f"- KB per rank and token of {model}: {checked(kb_per_token, right, mistakes)}"])
     )
 
 
@@ -229,7 +227,7 @@ def check_groups(study: PrecisionStudy, precision: object, layer_mb: object) -> 
         right / 1.048576: "a MB of 1,024 x 1,024 bytes; here it has 10^6",
         right / _config(study.first.measurement.case.model).num_layers: "this is one layer's; count all of them",
     }
-    return Markdown(f"- precision: {verdict}\n- MB of the layers in it: {_check(layer_mb, right, mistakes)}")
+    return Markdown(f"- precision: {verdict}\n- MB of the layers in it: {checked(layer_mb, right, mistakes)}")
 
 
 def _check_choice(study: PrecisionStudy, answer: object) -> str:
@@ -237,10 +235,10 @@ def _check_choice(study: PrecisionStudy, answer: object) -> str:
     if answer is None:
         return "not answered yet"
     if not isinstance(answer, str):
-        return f"not yet: got {_shown(answer)}, expected its name as text, such as `int8-32`"
+        return f"not yet: got {shown(answer)}, expected its name as text, such as `int8-32`"
     if (chosen := choices.get(answer.strip())) is None:
         more = "; the LM head is not asked for" if "+" in answer else ""
-        return f"not yet: got {_shown(answer)}, expected one of {', '.join(f'`{name}`' for name in choices)}{more}"
+        return f"not yet: got {shown(answer)}, expected one of {', '.join(f'`{name}`' for name in choices)}{more}"
     if chosen.layer_bytes > budget:
         if _layer_numbers(study) * _bits(chosen.precision) / 8 > budget:
             return "not yet: its codes alone are more than the budget"
@@ -276,7 +274,7 @@ def _bits(precision: str) -> int:
 
 
 def _check_count(config: ModelConfig, answer: object) -> str:
-    right, count = sums_per_layer(config), _number_or_remark(answer)
+    right, count = sums_per_layer(config), number_or_remark(answer)
     if isinstance(count, str):
         return count
     if count == right:
@@ -300,41 +298,4 @@ def _config(name: str) -> ModelConfig:
 
 def _require_text(what: str, value: object) -> None:
     if not isinstance(value, str):
-        raise UserTypeError(f"{what}: got {_shown(value)}, expected its name as text")
-
-
-def _number_or_remark(answer: object) -> float | str:
-    """The answer as a number, or what to say of one that is missing or is no number."""
-    if answer is None:
-        return "not answered yet"
-    if not isinstance(answer, Real) or isinstance(answer, bool):
-        return f"not yet: got {_shown(answer)}, expected a number, such as 12.5"
-    try:
-        value = float(answer)
-    except OverflowError:
-        value = math.inf
-    return value if math.isfinite(value) else f"not yet: got {_shown(answer)}, expected a finite number"
-
-
-def _shown(value: object) -> str:
-    """A value of any type in a few words on one line."""
-    return f"`{' '.join(reprlib.repr(value).split())}` ({type(value).__name__})"
-
-
-def _check(given: object, right: float, mistakes: dict[float, str]) -> str:
-    answer = _number_or_remark(given)
-    if isinstance(answer, str):
-        return answer
-    if _close(answer, right):
-        return f"**right**: {number(answer)}"
-    nearest = min(mistakes, key=lambda value: abs(answer - value))
-    if _close(answer, nearest):
-        return f"not yet: {mistakes[nearest]}"
-    for factor in (2, 4):
-        if _close(answer, right * factor) or _close(answer, right / factor):
-            return f"not yet: off by a factor of {factor}; bytes of a number, or something counted twice?"
-    return f"not yet: {number(answer)} is too {'high' if answer > right else 'low'}"
-
-
-def _close(answer: float, value: float) -> bool:
-    return abs(answer - value) <= TOLERANCE * abs(value)
+        raise UserTypeError(f"{what}: got {shown(value)}, expected its name as text")

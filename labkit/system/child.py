@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import selectors
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from labkit.system.errors import RunError
+from labkit.system.lifetime import kill_session
 
 LAST_LINES = 12
 LOOK_S = 0.2  # between two looks at whether this thread was interrupted
@@ -43,3 +48,50 @@ def run_child(command: Sequence[str], failed: str, *, environment: Mapping[str, 
         last = "\n".join(done.stderr.splitlines()[-LAST_LINES:])
         raise RunError(f"{failed}\n{last}")
     return done.stdout
+
+
+def child_lines(
+    command: Sequence[str], failed: str, *, given: str = "", environment: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """The lines that `command` prints, as it prints them; it reads `given` from its stdin.
+
+    RunError as from `run_child`. The command is ended where nobody takes more lines, or the thread is interrupted.
+    """
+    with tempfile.TemporaryFile("w+") as complaints, tempfile.TemporaryFile("w+") as stdin:
+        stdin.write(given)
+        stdin.seek(0)
+        process = subprocess.Popen(
+            command, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=complaints, start_new_session=True
+        )
+        try:
+            yield from _lines(process)
+            code = process.wait()
+        finally:
+            kill_session(process)
+            assert process.stdout is not None
+            process.stdout.close()
+        if code:
+            complaints.seek(0)
+            last = "\n".join(complaints.read().splitlines()[-LAST_LINES:])
+            raise RunError(f"{failed}{_cause(code)}\n{last}".rstrip())
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    assert process.stdout is not None
+    rest = b""
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            if not waiting.select(LOOK_S):
+                continue
+            got = os.read(process.stdout.fileno(), 1 << 16)
+            if not got:
+                return
+            *lines, rest = (rest + got).split(b"\n")
+            yield from (line.decode() for line in lines)
+
+
+def _cause(code: int) -> str:
+    if code != -signal.SIGKILL:
+        return ""
+    return ": its process was killed, as the system does when memory runs out"

@@ -4,6 +4,7 @@ from labkit.widgets.kernel_bench import KernelBench
 from labkit.widgets.live import is_live
 from labkit.widgets.parallel_bench import ParallelBench
 from labkit.widgets.precision_bench import PrecisionBench
+from labkit.widgets.streaming_bench import StreamingBench
 from labkit.widgets.timeline import Timeline, show_timeline
 from labkit.widgets.timeline_page import write_timeline_page
 from labkit.widgets.trace_bench import TraceBench
@@ -13,6 +14,7 @@ __all__ = [
     "KernelBench",
     "ParallelBench",
     "PrecisionBench",
+    "StreamingBench",
     "Timeline",
     "TraceBench",
     "Workbench",

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from labkit.studies.outcome import Outcome
 from labkit.system.errors import RunError, UserError, UserTypeError
 from labkit.system.progress import HEADLINE_MIME_TYPE, OUTCOME_MIME_TYPE, Progress, as_output
-from labkit.widgets.controls import SIZES, Controls
+from labkit.widgets.controls import AMOUNTS, SIZES, Controls
 from labkit.widgets.live import Execution, Slot, is_live
 
 Result = TypeVar("Result")
@@ -37,12 +37,11 @@ class Bench(ABC, Generic[Result]):
     def __init__(self, settings: dict[str, Any], choices: Mapping[str, Iterable[str]]) -> None:
         self.settings = settings
         for name, value in settings.items():
-            expected = int if name in SIZES else str
+            expected = int if name in SIZES else float if name in AMOUNTS else str
             if type(value) is not expected:
                 raise UserTypeError(f"got {name} = {value!r}, expected {expected.__name__}")
-            if name in SIZES and not SIZES[name][0] <= settings[name] <= SIZES[name][1]:
-                least, most = SIZES[name]
-                raise UserError(f"got {name} = {value}, expected {least} to {most}")
+            if (limits := SIZES.get(name) or AMOUNTS.get(name)) and not limits[0] <= settings[name] <= limits[1]:
+                raise UserError(f"got {name} = {value}, expected {limits[0]} to {limits[1]}")
         self._found: Result | None = None
         self._views: list[View] = []
         self._controls = Controls(settings, choices, self._measure) if is_live() else None

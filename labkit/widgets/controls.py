@@ -36,6 +36,11 @@ HELP = {
     "tokens": "of the text that each precision predicts",
     "steps": "decode steps of each side",
     "question": "answered by each side, if the model holds conversations",
+    "precision": "a name as of `labkit evaluate --dtype`",
+    "memory_gb": "GB (1e9 bytes) for weights, slots, caches and workspace together",
+    "batches": "numbers of sequences, separated by commas",
+    "baselines": "sides of `labkit compare`, separated by commas; or none",
+    "path": "a folder on the disk that layers are read from; empty: a temporary one",
     "source": "nsys, torch (torch.profiler), bundled (captures that come with labkit), or auto",
 }
 SIZES = {
@@ -48,6 +53,7 @@ SIZES = {
     "rounds": (2, 99),
     "steps": (1, 512),
 }
+AMOUNTS = {"memory_gb": (0.001, 100_000.0)}
 BUTTON = {"width": "96px", "flex": "0 0 auto"}
 BAR = {"width": "240px", "flex": "0 1 auto"}
 OFFER = "Nothing has been measured yet: Run takes the settings as they are."
@@ -172,5 +178,8 @@ def _input(name: str, value: Any, choices: Mapping[str, Iterable[str]]) -> ipw.W
         return ipw.Dropdown(value=value, options=list(dict.fromkeys([*choices[name], value])), **look)
     if isinstance(value, str):
         return ipw.Text(value=value, continuous_update=False, **look)
+    if name in AMOUNTS:
+        least_amount, most_amount = AMOUNTS[name]
+        return ipw.BoundedFloatText(value=value, min=least_amount, max=most_amount, step=0.1, **look)
     least, most = SIZES[name]
     return ipw.BoundedIntText(value=value, min=least, max=most, **look)

@@ -54,3 +54,8 @@ def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"123")
     with pytest.raises(ValueError, match="of 3 bytes; expected at least 4096"):
         disk.read_rate_gb_s(tmp_path / "short")
+
+
+def test_the_disk_of_a_folder_is_probed_with_a_file_that_is_gone_afterwards(tmp_path: Path) -> None:
+    assert disk.folder_rate_gb_s(tmp_path, 0.01) > 0
+    assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit.system.child import finished, run_child
+from labkit.system.child import child_lines, finished, run_child
 from labkit.system.errors import RunError
 from labkit.system.interruption import interrupt
 
@@ -37,3 +37,20 @@ def test_an_interrupted_thread_ends_the_command_that_it_waits_for(tmp_path: Path
     thread.join(60)
     assert raised
     assert not psutil.pid_exists(int(begun.read_text()))
+
+
+def test_lines_come_as_they_are_printed() -> None:
+    program = "import sys; print(sys.stdin.read(), flush=True); print('more'); sys.exit('why')"
+    lines = child_lines([sys.executable, "-c", program], "it failed", given="given")
+    assert [next(lines), next(lines)] == ["given", "more"]
+    with pytest.raises(RunError, match="it failed\nwhy"):
+        next(lines)
+
+
+def test_a_command_is_ended_where_nobody_takes_more_lines() -> None:
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    lines = child_lines([sys.executable, "-c", program], "it failed")
+    pid = int(next(lines))
+    assert psutil.pid_exists(pid)
+    lines.close()  # type: ignore[attr-defined]
+    assert not psutil.pid_exists(pid)

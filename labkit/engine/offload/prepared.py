@@ -87,7 +87,7 @@ def prepared(wanted: Wanted, path: str | Path | None, gather: Gather) -> SavedWe
     given = saved_in(wanted.source)
     if given is not None and streamable(given, wanted):
         return given
-    folder = _parent(path) / gather(wanted.name if wanted.part.rank == 0 else "")[0]
+    folder = folder_for(path) / gather(wanted.name if wanted.part.rank == 0 else "")[0]
     with ExitStack() as held:
         there = together(lambda: bool(wanted.part.rank) or _is_there(folder, wanted, held), gather)[0]
         if not there:
@@ -114,7 +114,8 @@ def _is_there(folder: Path, wanted: Wanted, held: ExitStack) -> bool:
     return False
 
 
-def _parent(path: str | Path | None) -> Path:
+def folder_for(path: str | os.PathLike[str] | None) -> Path:
+    """The folder for packed weights: `path`, or one in labkit's folder for caches."""
     if path is not None:
         return Path(path)
     root = cache_root()

@@ -1,0 +1,73 @@
+"""`labkit plan-batch`: a thin layer over `labkit.harness.streaming`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from labkit.cli.measuring import AsJson, Model, Output, Precision, Threads
+from labkit.system.errors import UserError
+from labkit.system.progress import progress_bar
+
+out = Console()
+err = Console(stderr=True)
+
+
+def plan_batch(
+    model: Model,
+    memory_gb: Annotated[float, typer.Option(help="GB (1e9 bytes) for weights, slots, cache and workspace together.")],
+    precision: Precision = "bfloat16",
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
+    new: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
+    slots: Annotated[int, typer.Option(help="Layers in memory at a time, of those that are read.")] = 3,
+    threads: Threads = None,
+    path: Annotated[
+        Path | None, typer.Option(help="Folder on the disk that layers are read from. Default: labkit's for caches.")
+    ] = None,
+    disk_gb_s: Annotated[float | None, typer.Option(help="The rate of another disk. Default: this one's.")] = None,
+    gflops: Annotated[float | None, typer.Option(help="GFLOP/s of another processor. Default: this one's.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Generate with growing batches until one gives no more tokens per second.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of random weights and prompts.")] = 0,
+    *,
+    output: Output,
+    as_json: AsJson = False,
+) -> None:
+    """Say what batch pays where weights are streamed from a disk: the largest that fits, and the one that pays most."""
+    from labkit.harness.results import save
+    from labkit.harness.streaming.make import plan_streaming
+    from labkit.harness.streaming.measured import measured_plan
+    from labkit.harness.streaming.table import measured_table, predicted_table, trade_table
+    from labkit.system.output_folder import check_output_folder
+
+    if measure and (disk_gb_s is not None or gflops is not None):
+        raise UserError("got --measure beside the rates of another machine; expected --measure or these, not both")
+    check_output_folder(output)
+    with progress_bar(err) as follow:
+        follow(0, 1, "probing the disk and the processor")
+        plan = plan_streaming(
+            model,
+            memory_gb=memory_gb,
+            precision=precision,
+            prompt=prompt,
+            new=new,
+            slots=slots,
+            threads=threads,
+            path=path,
+            disk_gb_s=disk_gb_s,
+            gflop_s=gflops,
+            seed=seed,
+        )
+        if measure:
+            plan, _ = measured_plan(plan, path=path, seed=seed, progress=follow)
+    if as_json:
+        typer.echo(json.dumps(plan.as_dict()))
+    else:
+        for table in (predicted_table, *((measured_table,) if plan.points else ()), trade_table):
+            out.print(table(plan))
+    save(plan, output)  # last: whatever happens to the file, the result has been shown

@@ -1,0 +1,91 @@
+"""The streamed engine beside other ways to run a model that is larger than memory, and beside published figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from labkit.figures.beside import LABEL, MEASURED_HERE, add_published, told, write_behind
+from labkit.figures.frames import number
+from labkit.figures.room import folded, left_of
+from labkit.figures.streaming import subtitle
+from labkit.figures.theme import INK, SIDE_COLORS, finish, heading, in_lines
+from labkit.published import published
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from labkit.studies.larger_than_memory import StreamingStudy
+
+TABLES = ("zero-inference-v100", "zero-inference-a6000")
+PER_TOKEN = "per_token"
+
+
+def offload_figure(study: StreamingStudy) -> go.Figure:
+    """Above, how many times faster the streamed engine is than each baseline in the same memory, with the interval;
+    below, the tokens per second that the articles report of one GPU and weights in CPU memory or on NVMe.
+    """
+    theirs = _published()
+    labels = [_label(row) for _, row in theirs.iterrows()]
+    names = [f"against {found.baseline.name}" for found in study.comparisons]
+    heights = [30 + 60 * len(names)] * bool(names) + [20 + 50 * len(labels)]
+    left, rows = left_of([*names, *labels]), len(heights)
+    figure = make_subplots(rows=rows, cols=1, row_heights=heights, vertical_spacing=70 / (sum(heights) + 70))
+    if names:
+        _measured(figure, study, names, left)
+    add_published(figure, labels, theirs["value"], theirs["source"], left, row=rows, unit=" tokens/s")
+    texts = [f"<b>{number(row['value'])}</b>, batch {row['batch']}" for _, row in theirs.iterrows()]
+    write_behind(figure, texts, list(theirs["value"]), labels, left, row=rows, unit="")
+    ticks = [10.0**power for power in range(-3, 4)]
+    figure.update_xaxes(title="tokens per second, one GPU", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks],
+                        row=rows, col=1)  # fmt: skip
+    figure.update_yaxes(autorange="reversed")
+    title = "Beside other ways to run a model that is larger than memory"
+    text = in_lines(subtitle(study), *_compared(study), *told(theirs["source"]))
+    return finish(figure, title, text, height=sum(heights) + 120 + 70 * (rows - 1)).update_layout(margin_l=left)
+
+
+def _measured(figure: go.Figure, study: StreamingStudy, names: list[str], left: int) -> None:
+    ratios = [found.ratio(PER_TOKEN) for found in study.comparisons]
+    figure.add_bar(
+        x=[ratio.value for ratio in ratios], y=names, orientation="h", name=MEASURED_HERE,
+        marker_color=SIDE_COLORS["candidate"],
+        error_x={
+            "type": "data", "array": [ratio.high - ratio.value for ratio in ratios],
+            "arrayminus": [ratio.value - ratio.low for ratio in ratios], "color": INK, "thickness": 1.4, "width": 5,
+        },
+        hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>", row=1, col=1,
+    )  # fmt: skip
+    texts = [
+        f"{found.claim().replace('] ', ']<br>')}<br>"
+        f"{number(found.baseline.per_token_ms)} to {number(found.candidate.per_token_ms)} ms"
+        for found in study.comparisons
+    ]
+    write_behind(figure, texts, [ratio.high for ratio in ratios], names, left, row=1)
+    ours = f"<b>{MEASURED_HERE}</b>: times faster per token, in the same memory"
+    figure.add_annotation(heading(ours, left=left), row=1, col=1)
+
+
+def _compared(study: StreamingStudy) -> list[str]:
+    """What was compared, and why it is not trustworthy if it is not."""
+    if not study.comparisons:
+        return ["no baseline was measured; the notes say why"]
+    case, rounds = study.comparisons[0].case, study.comparisons[0].rounds
+    doubts = [found.trust().sentence for found in study.comparisons if not found.trust().trustworthy]
+    what = f"compared at batch {case.batch}, {case.prompt_tokens} + {case.new_tokens} tokens, {rounds} rounds"
+    return [what, *dict.fromkeys(doubts)]
+
+
+def _published() -> pd.DataFrame:
+    """What the articles have of one GPU."""
+    import pandas as pd
+
+    frame = pd.concat([published(table) for table in TABLES])
+    return frame[frame["gpus"] == 1]
+
+
+def _label(row: pd.Series) -> str:
+    how = f"{row['method'].removeprefix('zero-inference ')}, {row['precision']}"
+    return in_lines(folded(f"{row['model']}, {row['hardware']}", LABEL), folded(how, LABEL))

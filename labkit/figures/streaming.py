@@ -1,0 +1,164 @@
+"""Streaming drawn: what batch pays, between the disk's line and that of computing, and the memory over time."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+
+from labkit.figures.frames import number
+from labkit.figures.room import STEPS, legend_below
+from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, in_lines
+
+if TYPE_CHECKING:
+    from labkit.harness.streaming.plan import StreamingPlan
+    from labkit.harness.streaming.records import MemorySample
+    from labkit.studies.larger_than_memory import StreamingStudy
+
+READING, COMPUTING, WAITING = "#d9702b", "#2f6db5", "#8d939b"
+MARGIN = 70  # pixels left of an axis of numbers
+POINTS = 60  # of a line
+MEASURED, DISK_LINE, COMPUTE_LINE = "measured", "the disk's line, predicted", "computing, predicted"
+BUDGET, COUNTED, HELD = "memory budget", "counted before loading", "held by the engine's process"
+
+
+def batch_figure(study: StreamingStudy) -> go.Figure:
+    """Tokens per second against the batch: measured, and what disk and processor allow. One line marks the batch from
+    which computing takes as long as the disk, another the largest that fits.
+    """
+    plan, points = study.plan, study.points
+    end = max(2 * plan.largest_batch, round(1.6 * (plan.free_batch or 1)), 2 * points[-1].batch)
+    steps = [plan.step(batch) for batch in grid(end)]
+    figure = go.Figure()
+    for name, color, took in (
+        (DISK_LINE, READING, [step.disk_ms for step in steps]),
+        (COMPUTE_LINE, COMPUTING, [step.compute_ms for step in steps]),
+    ):
+        figure.add_scatter(
+            x=[step.batch for step in steps], mode="lines", name=name,
+            line={"color": color, "width": 2, "dash": "dash"},
+            y=[step.batch * 1e3 / ms if ms else None for step, ms in zip(steps, took, strict=True)],
+            hovertemplate="batch %{x}: at most %{y:.3g} tokens/s<extra>" + name + "</extra>",
+        )  # fmt: skip
+    rates = [point.tokens_per_s for point in points]
+    figure.add_scatter(
+        x=[point.batch for point in points], y=rates, mode="lines+markers", name=MEASURED,
+        line={"color": SIDE_COLORS["candidate"], "width": 2.4}, marker={"size": 10},
+        error_y={
+            "type": "data", "color": INK, "thickness": 1.4, "width": 5,
+            "array": [each.batch * 1e3 / min(each.decode_ms) - each.tokens_per_s for each in points],
+            "arrayminus": [each.tokens_per_s - each.batch * 1e3 / max(each.decode_ms) for each in points],
+        },
+        hovertemplate="batch %{x}: %{y:.3g} tokens/s<extra>" + MEASURED + "</extra>",
+    )  # fmt: skip
+    _mark(figure, plan.largest_batch, f"largest that fits: {plan.largest_batch:,}", SOFT, right=False)
+    if plan.free_batch is not None:
+        _mark(figure, plan.free_batch, f"free from {plan.free_batch:,} on", LIMIT, right=True, below=True)
+    ticks = [batch for batch in [step * 10**power for power in range(7) for step in STEPS] if batch <= end]
+    figure.update_xaxes(
+        type="log", title="sequences in a batch", tickvals=ticks, ticktext=[f"{each:,}" for each in ticks]
+    )
+    figure.update_yaxes(type="log", title="tokens per second, all sequences", tickformat="~s", dtick=1)
+    title = "What batch pays: tokens per second, all sequences"
+    told = f"free: computing takes as long as the disk, so that streaming costs nothing. {_rates(plan)}"
+    finish(figure, title, in_lines(subtitle(study), told, *study.plan.doubts), height=420)
+    return legend_below(figure, [MEASURED, DISK_LINE, COMPUTE_LINE], MARGIN, axis=60)
+
+
+def memory_figure(study: StreamingStudy) -> go.Figure:
+    """The memory of the engine's process over time, against the budget and what was counted for each batch."""
+    plan, samples = study.plan, study.memory
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[sample.second for sample in samples], y=[sample.bytes / 1e6 for sample in samples], mode="lines", name=HELD,
+        line={"color": SIDE_COLORS["candidate"], "width": 1.8}, fill="tozeroy",
+        hovertemplate="%{x:.1f} s: %{y:.4g} MB<extra>" + HELD + "</extra>",
+    )  # fmt: skip
+    begun = _begun(samples)
+    ends = [*list(begun.values())[1:], samples[-1].second]
+    counted = [plan.step(batch).memory_bytes / 1e6 for batch in begun]
+    x = [edge for begin, end in zip(begun.values(), ends, strict=True) for edge in (begin, end)]
+    figure.add_scatter(
+        x=x, y=[megabytes for megabytes in counted for _ in range(2)], mode="lines", name=COUNTED,
+        line={"color": SOFT, "width": 1.6, "dash": "dot"},
+        hovertemplate="%{y:.4g} MB<extra>" + COUNTED + "</extra>",
+    )  # fmt: skip
+    figure.add_scatter(
+        x=[0, samples[-1].second], y=[plan.memory / 1e6] * 2, mode="lines", name=BUDGET,
+        line={"color": LIMIT, "width": 2}, hovertemplate="%{y:.4g} MB<extra>" + BUDGET + "</extra>",
+    )  # fmt: skip
+    for batch, begin in begun.items():
+        figure.add_annotation(text=f"batch {batch:,}", x=begin, y=0, yanchor="bottom", xanchor="left", xshift=2,
+                              yshift=4, showarrow=False, font={"size": 12}, textangle=-90)  # fmt: skip
+    most = max(point.peak_bytes for point in study.points)
+    figure.update_xaxes(title="seconds", range=[0, samples[-1].second])
+    figure.update_yaxes(ticksuffix=" MB", rangemode="tozero")
+    weights = plan.footprint.weights
+    title = f"{number(weights / 1e6)} MB of weights in {number(plan.memory / 1e6)} MB: {number(most / 1e6)} MB at most"
+    told = (
+        "beyond what imports take, looked at every 50 ms; counted: weights in memory, slots, caches, workspace, and "
+        "128 MiB for what else the process needs"
+    )
+    finish(figure, title, in_lines(subtitle(study), told), height=340)
+    return legend_below(figure, [HELD, COUNTED, BUDGET], MARGIN + 10, axis=60)
+
+
+def streaming_notes(study: StreamingStudy) -> str:
+    """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
+    lines = [study.free_sentence]
+    quickest, most = study.plan.lowest_latency, study.plan.highest_throughput
+    lines.append(
+        f"Predicted: the quickest step, {number(quickest.step_ms)} ms, has {quickest.resident_layers} layers in "
+        f"memory; the most tokens per second, {number(most.tokens_per_s)}, come from {most.batch:,} sequences beside "
+        f"{most.resident_layers}."
+    )
+    if study.hidden is not None:
+        lines.append(
+            f"In the steps of batch {study.shown.batch:,} that are drawn, {study.hidden:.0%} of the shorter of reading "
+            "and computing ran under the other."
+        )
+    if study.too_large:
+        left = ", ".join(f"{batch:,}" for batch in study.too_large)
+        lines.append(f"Not measured, because it does not fit: batch {left}.")
+    lines += [f"Not measured: `{each.side}`: {each.reason}." for each in study.left_out]
+    doubts = [f"- {doubt}" for doubt in study.plan.doubts]
+    trust = ["", "Before you trust these figures:", "", *doubts] if doubts else []
+    return "\n".join([f"- {line}" for line in lines] + trust)
+
+
+def subtitle(study: StreamingStudy) -> str:
+    """What was measured, and on which machine."""
+    case = study.plan.case
+    return in_lines(
+        f"{case.title} ({case.origin})",
+        f"{number(study.plan.footprint.weights / 1e9)} GB of weights; {study.plan.environment.machine}",
+    )
+
+
+def grid(end: int) -> list[int]:
+    """Batches from 1 to `end`, evenly spread on a logarithmic axis."""
+    return sorted({round(end ** (place / POINTS)) for place in range(POINTS + 1)})
+
+
+def _rates(plan: StreamingPlan) -> str:
+    return f"D = {number(plan.rates.disk_gb_s)} GB/s, F = {number(plan.rates.gflop_s)} GFLOP/s"
+
+
+def _mark(figure: go.Figure, batch: int, text: str, color: str, *, right: bool, below: bool = False) -> None:
+    """A vertical line with words beside it."""
+    figure.add_vline(x=batch, line={"color": color, "width": 1.4, "dash": "dot"})
+    side = {"xanchor": "left", "xshift": 4} if right else {"xanchor": "right", "xshift": -4}
+    y = {"y": 0.09} if below else {"y": 0.02}
+    figure.add_annotation(
+        text=text, x=math.log10(batch), yref="paper", yanchor="bottom", showarrow=False,
+        font={"size": 12, "color": color}, **side, **y,
+    )  # fmt: skip
+
+
+def _begun(samples: tuple[MemorySample, ...]) -> dict[int, float]:
+    """The second at which each batch began."""
+    found: dict[int, float] = {}
+    for sample in samples:
+        found.setdefault(sample.batch, sample.second)
+    return found

@@ -1,0 +1,152 @@
+"""From a model and a memory budget to a plan: sizes are counted, rates are probed or given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from labkit.engine.offload.footprint import Footprint
+from labkit.engine.offload.prepared import folder_for
+from labkit.harness.compare.plan import check_positions
+from labkit.harness.disk import folder_rate_gb_s
+from labkit.harness.environment import read_environment
+from labkit.harness.roofline import decode_flops, prefill_flops, probe_bandwidth, probe_peak
+from labkit.harness.streaming.plan import StreamingPlan, StreamRates, StreamWork
+from labkit.harness.streaming.records import StreamCase
+from labkit.kernels.build import BuildError, unavailable
+from labkit.kernels.types import float_dtype
+from labkit.models.config import ModelConfig
+from labkit.models.policies import model_config_of
+from labkit.models.shards import shard
+from labkit.system.errors import UserError
+from labkit.system.output_folder import check_output_folder
+from labkit.weights.precision import STORED, precision_of
+from labkit.weights.quantise import LAYER, Quantization, check_schemes
+from labkit.weights.resolve import resolve
+from labkit.weights.source import ModelSource
+
+SCALE_BITS = 16  # of a scale, and of a minimum beside it
+
+
+def plan_streaming(
+    model: str,
+    *,
+    memory_gb: float,
+    precision: str = "bfloat16",
+    prompt: int = 128,
+    new: int = 32,
+    slots: int = 3,
+    threads: int | None = None,
+    path: str | os.PathLike[str] | None = None,
+    disk_gb_s: float | None = None,
+    gflop_s: float | None = None,
+    seed: int = 0,
+) -> StreamingPlan:
+    """What batch pays when `model` runs in `memory_gb` GB (1e9 bytes), with prompts of `prompt` tokens and `new` ones.
+
+    precision: a name of `labkit.weights.precision`. slots: as for `init_inference(offload=…)`. threads: None: as many
+    as torch would use. path: the folder that layers would be streamed from, whose disk is probed; None: labkit's own
+    for caches. disk_gb_s, gflop_s: the rates of another machine, in place of probing this one; memory bandwidth then
+    stays out of the plan. Nothing is loaded.
+
+    UserError for an unknown model or precision, for sizes that make no sense, for less memory than the least that
+    works, and for a folder that cannot be written to.
+    """
+    dtype, quant = _stored(precision)
+    for name, value, least in (("prompt", prompt, 1), ("new", new, 2), ("slots", slots, 2), ("threads", threads, 1)):
+        if value is not None and value < least:
+            raise UserError(f"got {name} = {value}, expected at least {least}")
+    for name, rate in (("memory_gb", memory_gb), ("disk_gb_s", disk_gb_s), ("gflop_s", gflop_s)):
+        if rate is not None and not 0 < rate < float("inf"):
+            raise UserError(f"got {name} = {rate}, expected a number above 0")
+    if reason := unavailable():
+        raise BuildError(reason)
+    threads = torch.get_num_threads() if threads is None else threads
+    source = resolve(model, seed=seed)
+    config = model_config_of(source.hf_config)
+    check_positions(config, prompt, new)
+    footprint = _footprint(config, dtype, quant)
+    footprint.for_weights(memory_gb * 1e9, 1, prompt, prompt + new, slots)  # says so where not even that fits
+    given = disk_gb_s is not None or gflop_s is not None
+    rates = StreamRates(
+        disk_gb_s=folder_rate_gb_s(_writable(path)) if disk_gb_s is None else disk_gb_s,
+        gflop_s=_peak(dtype, threads) if gflop_s is None else gflop_s,
+        memory_gb_s=None if given else probe_bandwidth(threads, torch.device("cpu")),
+    )
+    return StreamingPlan(
+        case=_case(source, model, precision, memory_gb, prompt, new, slots, threads),
+        environment=read_environment(threads),
+        footprint=footprint,
+        work=_work(config, dtype, quant, footprint, prompt, new),
+        rates=rates,
+    )
+
+
+def _case(
+    source: ModelSource, model: str, precision: str, memory_gb: float, prompt: int, new: int, slots: int, threads: int
+) -> StreamCase:
+    return StreamCase(
+        model=model,
+        origin=source.origin,
+        precision=precision,
+        memory_gb=memory_gb,
+        prompt_tokens=prompt,
+        new_tokens=new,
+        slots=slots,
+        threads=threads,
+    )
+
+
+def _stored(precision: str) -> tuple[torch.dtype, Quantization]:
+    found = precision_of(precision)
+    if found.dtype is None:
+        raise UserError(f"got precision {STORED!r}, whose bytes only its file knows; expected one such as 'bfloat16'")
+    return found.dtype, Quantization.model_validate(found.quant or {})
+
+
+def _footprint(config: ModelConfig, dtype: torch.dtype, quant: Quantization) -> Footprint:
+    if not config.causal:
+        raise UserError(f"got {config.architecture}, an encoder, which generates nothing; expected a decoder")
+    part = shard(config)
+    if dtype == torch.int8:
+        check_schemes(part, quant)
+    return Footprint.of(part, dtype, quant)
+
+
+def _work(
+    config: ModelConfig, dtype: torch.dtype, quant: Quantization, footprint: Footprint, prompt: int, new: int
+) -> StreamWork:
+    looked_up = 0 if config.tied_head else config.vocab_size * config.embedding_size * float_dtype(dtype).itemsize
+    return StreamWork(
+        bytes_per_weight=bytes_per_weight(config, dtype, quant),
+        weight_bytes=footprint.weights - looked_up,
+        flops=decode_flops(config, 1, prompt + new // 2),
+        prompt_flops=prefill_flops(config, 1, prompt),
+    )
+
+
+def bytes_per_weight(config: ModelConfig, dtype: torch.dtype, quant: Quantization) -> float:
+    """Bytes of a number in the layers' matrices with its share of the scales, on average."""
+    shapes = {name: shape for name, shape in config.layer_shapes().items() if name in LAYER}
+    numbers = bits = 0.0
+    for name, (outputs, inputs) in shapes.items():
+        scheme = quant.of(name) if dtype == torch.int8 else None
+        each = 8.0 * float_dtype(dtype).itemsize
+        if scheme is not None:
+            groups = -(-inputs // scheme.group(outputs, inputs))
+            each = scheme.bits + SCALE_BITS * (2 if scheme.asymmetric else 1) * groups / inputs
+        numbers += outputs * inputs
+        bits += outputs * inputs * each
+    return bits / 8 / numbers
+
+
+def _peak(dtype: torch.dtype, threads: int) -> float:
+    found = probe_peak(dtype, threads, torch.device("cpu"))
+    assert found is not None  # the kernels can be compiled
+    return found
+
+
+def _writable(path: str | os.PathLike[str] | None) -> Path:
+    return check_output_folder(folder_for(path), what="streamed weights", option="--path")

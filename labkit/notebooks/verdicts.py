@@ -1,0 +1,54 @@
+"""What is said of an answer that should be a number: right within 1 %, or which mistake it suggests.
+
+An answer may be anything that somebody types into a cell.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from numbers import Real
+
+from labkit.figures.frames import number
+
+TOLERANCE = 0.01
+
+
+def number_or_remark(answer: object) -> float | str:
+    """The answer as a number, or what to say of one that is missing or is no number."""
+    if answer is None:
+        return "not answered yet"
+    if not isinstance(answer, Real) or isinstance(answer, bool):
+        return f"not yet: got {shown(answer)}, expected a number, such as 12.5"
+    try:
+        value = float(answer)
+    except OverflowError:
+        value = math.inf
+    return value if math.isfinite(value) else f"not yet: got {shown(answer)}, expected a finite number"
+
+
+def shown(value: object) -> str:
+    """A value of any type in a few words on one line."""
+    return f"`{' '.join(reprlib.repr(value).split())}` ({type(value).__name__})"
+
+
+def checked(given: object, right: float, mistakes: Mapping[float, str]) -> str:
+    """The verdict on an answer. mistakes: what to say of one that is close to such a wrong value."""
+    answer = number_or_remark(given)
+    if isinstance(answer, str):
+        return answer
+    if close(answer, right):
+        return f"**right**: {number(answer)}"
+    nearest = min(mistakes, key=lambda value: abs(answer - value))
+    if close(answer, nearest):
+        return f"not yet: {mistakes[nearest]}"
+    for factor in (2, 4):
+        if close(answer, right * factor) or close(answer, right / factor):
+            return f"not yet: off by a factor of {factor}; bytes of a number, or something counted twice?"
+    return f"not yet: {number(answer)} is too {'high' if answer > right else 'low'}"
+
+
+def close(answer: float, value: float) -> bool:
+    """Whether an answer counts as this value."""
+    return abs(answer - value) <= TOLERANCE * abs(value)

@@ -1,0 +1,66 @@
+"""A model that is larger than memory, with controls for the settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.studies.larger_than_memory import (
+    BASELINES,
+    StreamingStudy,
+    parse_batches,
+    study_larger_than_memory,
+)
+from labkit.studies.outcome import Outcome
+from labkit.system.progress import Progress
+from labkit.weights.precision import precision_of
+from labkit.widgets.bench import Bench
+
+PRECISIONS = ("bfloat16", "float32", "int8-32+head", "int4-64+head8")
+
+
+class StreamingBench(Bench[StreamingStudy]):
+    """Runs `study_larger_than_memory`."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        precision: str = "bfloat16",
+        memory_gb: float = 0.5,
+        batches: str = "1, 4, 16",
+        prompt_tokens: int = 16,
+        new_tokens: int = 8,
+        baselines: str = BASELINES,
+        rounds: int = 2,
+        path: str = "",
+        threads: int = 0,
+    ) -> None:
+        """With `threads` 0 there are as many as torch would use. rounds: of each baseline. path: a folder on the disk
+        that layers are read from; empty: a temporary one.
+        """
+        parse_batches(batches)
+        precision_of(precision)
+        texts = {"model": model, "precision": precision, "batches": batches, "baselines": baselines, "path": path}
+        sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
+        super().__init__(texts | {"memory_gb": memory_gb} | sizes, {"precision": PRECISIONS})
+
+    def measure(self, settings: dict[str, Any], follow: Progress) -> StreamingStudy:
+        return study_larger_than_memory(
+            settings["model"],
+            precision=settings["precision"],
+            memory_gb=settings["memory_gb"],
+            batches=settings["batches"],
+            prompt=settings["prompt_tokens"],
+            new=settings["new_tokens"],
+            baselines=settings["baselines"],
+            rounds=settings["rounds"],
+            path=settings["path"],
+            threads=settings["threads"] or None,
+            progress=follow,
+        )
+
+    def headline(self, found: StreamingStudy) -> str:
+        return found.headline
+
+    def outcome(self, found: StreamingStudy) -> Outcome:
+        return found.outcome

@@ -1,0 +1,194 @@
+"""What batch pays, by hand: the roofline of streaming, the trade of layers for sequences, and what fits."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from streaming_plans import DISK, LAYER, LAYERS, NUMBERS, PEAK, plan, point
+
+from labkit.harness import load_records, save
+from labkit.harness.streaming import make
+from labkit.harness.streaming.make import bytes_per_weight, plan_streaming
+from labkit.harness.streaming.table import measured_table, predicted_table, trade_table
+from labkit.models.policies import model_config_of
+from labkit.system.errors import UserError
+from labkit.weights.precision import precision_of
+from labkit.weights.quantise import Quantization
+from labkit.weights.resolve import resolve
+
+GIVEN: dict[str, Any] = {"disk_gb_s": 1.0, "gflop_s": 100.0}
+
+
+def test_a_step_takes_the_longer_of_reading_and_computing() -> None:
+    found = plan()
+    for batch in (1, 7, 60):
+        step = found.step(batch)
+        assert step.disk_ms == pytest.approx((LAYERS - step.resident_layers) * LAYER / DISK / 1e6)
+        assert step.compute_ms == pytest.approx(batch * 2 * NUMBERS * LAYERS / PEAK / 1e6)
+        assert step.step_ms == max(step.disk_ms, step.compute_ms)
+        assert step.tokens_per_s == pytest.approx(batch / step.step_ms * 1e3)
+
+
+def test_computing_takes_as_long_as_the_disk_from_r_star_rows_on() -> None:
+    """r* = F s / (2 D) for layers that are all streamed; with some in memory the disk has less to do."""
+    streamed = plan(memory_gb=1e3)
+    assert streamed.free_rows == pytest.approx(PEAK * 2 / (2 * DISK))
+    below, above = (streamed.step(round(streamed.free_rows * share), 0) for share in (0.99, 1.01))
+    assert (below.bound_by, above.bound_by) == ("disk", "compute")
+    assert streamed.free_batch is None  # a thousand GB hold everything
+    for memory_gb in (1.0, 1.5, 2.2):
+        found = plan(memory_gb=memory_gb)
+        free = found.free_batch
+        assert free is not None
+        assert (found.step(free - 1).bound_by, found.step(free).bound_by) == ("disk", "compute")
+        assert free <= found.free_rows + 1
+    fewer, more = (plan(memory_gb=memory_gb).free_batch for memory_gb in (2.2, 1.0))
+    assert fewer is not None
+    assert more is not None
+    assert fewer <= more
+
+
+def test_reading_the_memory_bounds_what_is_computed_from_there() -> None:
+    slow = plan(memory_gb=1e3, memory_gb_s=10.0).step(1)
+    assert slow.streamed_bytes == 0
+    assert slow.step_ms == pytest.approx((LAYERS * LAYER + 2e8) / 10e6, rel=0.01)
+
+
+@pytest.mark.parametrize("memory_gb", [0.7, 1.0, 1.5, 2.2, 2.6])
+def test_what_fits_is_within_the_budget_and_one_sequence_more_is_not(memory_gb: float) -> None:
+    found = plan(memory_gb=memory_gb)
+    assert found.trade
+    for step in found.trade:
+        assert step.memory_bytes <= found.memory < found.step(step.batch + 1, step.resident_layers).memory_bytes
+    assert found.largest_batch == found.trade[0].batch == found.batches[-1]
+    for batch in found.batches:
+        resident = found.residents(batch)
+        assert found.step(batch).memory_bytes <= found.memory
+        more = [each for each in found.possible_residents if each > resident]
+        assert not more or found.step(batch, more[0]).memory_bytes > found.memory
+
+
+def test_memory_goes_to_layers_for_latency_and_to_sequences_for_throughput() -> None:
+    found = plan(memory_gb=1.6)
+    batches, quickest = [step.batch for step in found.trade], [found.step(1, k).step_ms for k in range(5)]
+    assert batches == sorted(batches, reverse=True)
+    assert quickest == sorted(quickest, reverse=True)
+    assert found.lowest_latency.resident_layers == found.trade[-1].resident_layers
+    assert found.highest_throughput.resident_layers == 0
+    every = [
+        found.step(batch, each.resident_layers).tokens_per_s
+        for each in found.trade
+        for batch in range(1, each.batch + 1)
+    ]
+    assert found.highest_throughput.tokens_per_s == pytest.approx(max(every))
+
+
+def test_of_batches_that_give_as_many_tokens_the_smallest_is_best() -> None:
+    found = plan(memory_gb=2.2, gflop_s=1.0)  # so slow a processor that one sequence hides the disk
+    assert found.highest_throughput.batch == 1
+
+
+def test_a_prompt_reads_each_layer_once_however_long_it_is() -> None:
+    found = plan()
+    assert found.first_token_ms(1) == found.step(1).disk_ms
+    many = found.largest_batch
+    assert plan(gflop_s=1.0).first_token_ms(many) == pytest.approx(many * 32 * NUMBERS * LAYERS / 1e6)
+
+
+def test_a_measured_step_is_held_against_the_rates_beside_it() -> None:
+    """On a disk that was twice as fast meanwhile, the same time is half as good."""
+    usual, fast = point(4, 1500.0), point(4, 1500.0, disk=2 * DISK)
+    found = plan(points=(usual, fast))
+    assert found.predicted(usual).step_ms == pytest.approx(1500)
+    assert found.predicted(fast).step_ms == pytest.approx(750)
+    assert usual.share_of_disk == pytest.approx(1.0)
+    assert point(4, 10.0, resident=LAYERS, streamed_bytes=0).share_of_disk is None
+
+
+def test_tables_tell_predicted_from_measured_and_say_what_went_over() -> None:
+    heavy = point(8, peak_bytes=1_600_000_000)
+    found = plan(points=(point(1), heavy))
+    assert "predicted" in predicted_table(found).title
+    assert "predicted" in trade_table(found).title
+    assert "predicted" not in str(measured_table(found))
+    measured = measured_table(found)
+    assert [row[0] for row in measured.rows] == ["1", "8"]
+    assert "batch 8 took 1.600 GB, more than it was given" in " ".join(measured.notes)
+    assert [row[0] for row in predicted_table(found).rows] == [str(batch) for batch in found.batches]
+    marks = {row[-1] for row in trade_table(found).rows}
+    assert marks == {"", "quickest step", "most tokens/s"}
+    frame = found.to_frame()
+    assert frame["figures"].value_counts()["measured"] == 2
+    assert set(frame["figures"]) == {"predicted", "trade", "measured"}
+
+
+def test_steps_that_outrun_the_probe_are_doubted() -> None:
+    assert "the disk was not steady" in str(measured_table(plan(points=(point(4, 700.0),))))
+
+
+def test_a_plan_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
+    found = plan(points=(point(1),))
+    save(found, tmp_path)
+    assert load_records(tmp_path) == [found]
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("float32", 32), ("bfloat16", 16), ("int8-32", 8.5), ("int4-32", 5), ("int4-64-symmetric", 4.25), ("int8", 8.24)],
+)
+def test_a_weight_takes_its_bits_and_its_share_of_the_scales(name: str, bits: float) -> None:
+    precision = precision_of(name)
+    quant = Quantization.model_validate(precision.quant or {})
+    config = model_config_of(resolve("tiny-gpt2").hf_config)
+    assert 8 * bytes_per_weight(config, precision.dtype or torch.float32, quant) == pytest.approx(bits, abs=0.1)
+
+
+def test_another_machine_is_planned_without_probing_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "folder_rate_gb_s", lambda folder: pytest.fail("probed"))
+    monkeypatch.setattr(make, "probe_bandwidth", lambda *given: pytest.fail("probed"))
+    found = plan_streaming("llama-2-70b", memory_gb=16, precision="int4-64", prompt=512, new=32, **GIVEN)
+    assert found.rates.memory_gb_s is None
+    assert found.footprint.weights > 2 * found.memory
+    assert found.step(1).bound_by == "disk"
+
+
+def test_this_machine_is_probed(tmp_path: Path) -> None:
+    found = plan_streaming("tiny-llama", memory_gb=0.2, path=tmp_path / "new", prompt=4, new=2, threads=1)
+    assert found.rates.disk_gb_s > 0
+    assert found.rates.gflop_s > 0
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("tiny-lama", {}, "unknown model 'tiny-lama'"),
+        ("tiny-llama", {"precision": "int5"}, "unknown precision 'int5'"),
+        ("tiny-llama", {"precision": "stored"}, "whose bytes only its file knows"),
+        ("tiny-llama", {"precision": "int4-128"}, "does not divide the 64 inputs"),
+        ("tiny-llama", {"memory_gb": 0.01}, "the least that works with 3 slots is"),
+        ("tiny-llama", {"memory_gb": -1.0}, "got memory_gb = -1.0, expected a number above 0"),
+        ("tiny-llama", {"disk_gb_s": 0.0}, "got disk_gb_s = 0.0"),
+        ("tiny-llama", {"slots": 1}, "got slots = 1, expected at least 2"),
+        ("tiny-llama", {"new": 1}, "got new = 1, expected at least 2"),
+        ("tiny-llama", {"prompt": 3000}, "use a shorter prompt"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(model: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan_streaming(model, **({"memory_gb": 1.0} | GIVEN | options))
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"streamed weights cannot be written to the folder .*\(--path\)"):
+        plan_streaming("tiny-llama", memory_gb=1.0, path=tmp_path / "file")
+
+
+def test_layers_fewer_than_slots_are_all_in_memory_or_none() -> None:
+    few = plan(memory_gb=1e3)
+    few = few.model_copy(update={"footprint": replace(few.footprint, layers=2)})
+    assert few.possible_residents == (0, 2)
+    assert few.step(1).streamed_bytes == 0

@@ -1,0 +1,164 @@
+"""The study of a model that is larger than memory: what it asks for, what it leaves out, and its record."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparisons import comparison
+from streaming_plans import plan, point
+from streaming_studies import study
+
+from labkit.harness.compare.sides import WorkerError
+from labkit.harness.streaming.plan import StreamingPlan
+from labkit.studies import larger_than_memory
+from labkit.studies.larger_than_memory import (
+    STREAMED,
+    compared_case,
+    load_study,
+    parse_batches,
+    parse_sides,
+    save_study,
+    study_larger_than_memory,
+)
+from labkit.system.errors import UserError
+
+
+class Asked:
+    """What the study asked the harness for, which gives known answers instead of measuring."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, precision: str = "bfloat16") -> None:
+        self.folders: list[Path] = []
+        self.batches: tuple[int, ...] = ()
+        self.turns: list[Any] = []
+        known = plan()
+        self.plan = known.model_copy(update={"case": known.case.model_copy(update={"precision": precision})})
+        monkeypatch.setattr(larger_than_memory, "plan_streaming", self.planned)
+        monkeypatch.setattr(larger_than_memory, "measured_plan", self.measured)
+        monkeypatch.setattr(larger_than_memory, "take_turns", self.took_turns)
+
+    def planned(self, model: str, *, path: Path, **given: Any) -> StreamingPlan:
+        self.folders.append(path)
+        assert path.is_dir()
+        return self.plan
+
+    def measured(self, found: StreamingPlan, *, batches: tuple[int, ...], path: Path, progress: Any) -> Any:
+        assert path == self.folders[-1]
+        self.batches = batches
+        return found.model_copy(update={"points": tuple(point(batch) for batch in batches)}), study().memory
+
+    def took_turns(self, sides: Any, case: Any, schedule: Any, *, progress: Any) -> Any:
+        self.turns.append((tuple(side.name for side in sides), case, schedule))
+        if sides[0].name == "dies":
+            raise WorkerError("dies: out of memory (MemoryError)\nmore lines")
+        if sides[0].name == "unknown":
+            raise UserError("unknown side 'unknown'")
+
+        class Taken:
+            comparison = staticmethod(lambda baseline, candidate: comparison())
+
+        return Taken()
+
+
+def test_each_baseline_runs_beside_the_streamed_engine_in_the_same_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that fails or is unknown is left out with the first line of its reason."""
+    asked = Asked(monkeypatch)
+    found = study_larger_than_memory(
+        batches="4, 1, 5000", baselines="accelerate-disk, dies, unknown", path=tmp_path, output=tmp_path
+    )
+    assert asked.batches == (1, 4)
+    assert found.too_large == (5000,)
+    assert [names for names, *_ in asked.turns] == [(name, STREAMED) for name in ("accelerate-disk", "dies", "unknown")]
+    for _, case, schedule in asked.turns:
+        assert (case.batch, case.memory_gb, case.dtype) == (1, 1.5, "bfloat16")
+        assert not schedule.stages
+    assert len(found.comparisons) == 1
+    assert [(each.side, each.reason) for each in found.left_out] == [
+        ("dies", "dies: out of memory (MemoryError)"),
+        ("unknown", "unknown side 'unknown'"),
+    ]
+    (file,) = tmp_path.glob("*-gpt2-larger-than-memory.json")
+    assert load_study(file) == found
+
+
+def test_baselines_do_not_compute_in_codes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = Asked(monkeypatch, precision="int8-32")
+    found = study_larger_than_memory(batches="1", baselines="hf-disk", path=tmp_path, output=tmp_path)
+    assert asked.turns == []
+    assert "the weights here are int8-32" in found.left_out[0].reason
+
+
+def test_a_temporary_folder_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    asked = Asked(monkeypatch)
+    study_larger_than_memory(batches="1", baselines="", output=tmp_path)
+    (folder,) = asked.folders
+    assert tmp_path in folder.parents
+    assert not folder.exists()
+
+
+def test_a_case_in_a_budget_can_be_kept() -> None:
+    case = compared_case(plan(), 4)
+    assert (case.batch, case.new_tokens) == (4, larger_than_memory.COMPARED_NEW)
+    assert type(case).model_validate_json(case.model_dump_json()).batch == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batches": ""}, "got batches = '', expected numbers of sequences"),
+        ({"batches": "1, few"}, "got batches = '1, few'"),
+        ({"batches": "0"}, "got batches = '0'"),
+        ({"batches": "5000"}, "in 0.5 GB, expected one of at most"),
+        ({"path": "/nowhere"}, "got path = '/nowhere', which is no folder"),
+        ({"output": "/proc/nowhere"}, "/proc/nowhere"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Asked(monkeypatch)
+    monkeypatch.setattr(larger_than_memory, "measured_plan", lambda *given, **more: pytest.fail("measured"))
+    with pytest.raises(UserError, match=message):
+        study_larger_than_memory(**({"path": tmp_path, "output": tmp_path} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "tiny-lama"}, "unknown model 'tiny-lama'"),
+        ({"model": "tiny-llama", "memory_gb": 0.01}, "the least that works with 3 slots is"),
+        ({"model": "tiny-llama", "precision": "int5"}, "unknown precision 'int5'"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        study_larger_than_memory(path=tmp_path, output=tmp_path, **options)
+
+
+def test_batches_and_sides_are_parsed_and_each_is_taken_once() -> None:
+    assert parse_batches(" 16,1, 4,,1") == (1, 4, 16)
+    assert parse_sides(" hf-disk, ,accelerate-disk,hf-disk") == ("hf-disk", "accelerate-disk")
+
+
+def test_the_claim_says_what_batch_pays_and_how_much_of_the_disk_that_takes() -> None:
+    found = study()
+    assert found.claim.startswith("gpt2, bfloat16, 1.47 times its memory: batch 1 gives 0.667 tokens/s, batch 16 10.7;")
+    assert "its steps read at 100% of the disk's rate and hide 100%" in found.claim
+    assert found.outcome.trusted
+    heavy = found.plan.model_copy(update={"points": (point(1, peak_bytes=2_000_000_000),)})
+    assert not study(plan=heavy).outcome.trusted
+    assert "more than it was given" in study(plan=heavy).headline
+
+
+def test_a_study_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
+    saved = study()
+    assert load_study(save_study(saved, tmp_path)) == saved
+
+
+def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"kind": "comparison"}')
+    with pytest.raises(UserError, match="no study of streaming"):
+        load_study(other)
