@@ -132,7 +132,7 @@ class Streamed(FromDisk):
             quant=options.quant,
             part=shard(config),
         )
-        prepared(wanted, folder, gather_of(1), None)
+        prepared(wanted, folder, gather_of(1))
 
     def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
         offload: dict[str, Any] = {"device": "disk", "path": folder, "slots": SLOTS}
