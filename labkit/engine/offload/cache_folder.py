@@ -24,7 +24,7 @@ def cache_folder(wanted: KvOffload, dtype: torch.dtype, ranks: Ranks | None) -> 
 
     Raises UserError for a folder that can't be written, and where there is none on a disk by default.
     """
-    folder = Path(wanted.path) if wanted.path is not None else _default()
+    folder = _default() if wanted.path is None else Path(wanted.path).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
