@@ -10,6 +10,7 @@ from engines import vanilla
 import labkit
 from labkit.engine.engine import FusedEngine
 from labkit.kernels.decode_step import StreamedLayers
+from labkit.kernels.layer_stream import LayerStream
 
 LEAST = re.compile(r"the least is resident_gb = ([\d.]+) with (\d+) slots")
 
@@ -37,6 +38,13 @@ def streamed_model(model: Any, folder: Path, slots: int = 2, **options: Any) -> 
     assert isinstance(engine, FusedEngine)
     assert engine.streamed is not None
     return engine
+
+
+def reader_of(engine: FusedEngine) -> LayerStream:
+    """What reads the file."""
+    stream = stream_of(engine).stream
+    assert isinstance(stream, LayerStream)
+    return stream
 
 
 def stream_of(engine: FusedEngine) -> StreamedLayers:

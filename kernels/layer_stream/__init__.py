@@ -30,6 +30,7 @@ build.declare("labkit_stream_open", INT, POINTER, LONG, POINTER, LONG, LONG, LON
 build.declare("labkit_stream_close", POINTER)
 build.declare("labkit_stream_begin_pass", POINTER, result=True)
 build.declare("labkit_stream_wait", POINTER, LONG)
+build.declare("labkit_stream_filled", POINTER, LONG, result=True)
 build.declare("labkit_stream_release", POINTER, LONG)
 build.declare("labkit_stream_note", POINTER, LONG, LONG, LONG, LONG)
 build.declare("labkit_stream_state", POINTER, POINTER)
@@ -38,16 +39,20 @@ build.declare("labkit_digest", POINTER, LONG, result=True)
 
 
 class Block(NamedTuple):
-    """Where a layer stands in a file. offset, bytes: multiples of PAGE. digest: XXH64 of these bytes."""
+    """Where a layer stands: in a file, offset and bytes are multiples of PAGE, and digest is the XXH64 of these bytes;
+    or in memory, where nothing compares them with a digest.
+    """
 
     layer: int
     offset: int
     bytes: int
-    digest: int
+    digest: int = 0
 
 
 class StreamSpan(NamedTuple):
-    """What was done when with a layer: "read" into a slot, "wait" for that, or "compute"; perf_counter_ns."""
+    """What was done when with a layer: "read" into a slot, "copy" to a slot on a GPU, "wait" for that, or "compute";
+    perf_counter_ns.
+    """
 
     kind: str
     layer: int
@@ -90,24 +95,24 @@ class LayerStream:
         """library: of the kernels that use the slots. Raises OSError where the file can't be opened."""
         self.path, self.blocks, self.slots, self._library = path, tuple(blocks), slots, library
         self.slot_bytes = max(block.bytes for block in blocks)
-        self._memory = reserved(slots * self.slot_bytes)
+        self.all_slots = reserved(slots * self.slot_bytes)
         descriptor = _opened(path)
         c_blocks = (CBlock * len(blocks))(*(CBlock(*block) for block in blocks))
         self.address: int = library.labkit_stream_open(
             descriptor,
             ctypes.addressof(c_blocks),
             len(blocks),
-            self._memory.data_ptr(),
+            self.all_slots.data_ptr(),
             self.slot_bytes,
             slots,
             READ_BYTES,
         )
-        self.close = weakref.finalize(self, _closed, library, self.address, descriptor, self._memory)
+        self.close = weakref.finalize(self, _closed, library, self.address, descriptor, self.all_slots)
 
     def memory(self, turn: int) -> Tensor:
         """uint8 [slot_bytes]: the slot of a turn."""
         begin = turn % self.slots * self.slot_bytes
-        return self._memory[begin : begin + self.slot_bytes]
+        return self.all_slots[begin : begin + self.slot_bytes]
 
     def begin_pass(self) -> int:
         """The turn of the first block in a new pass."""
@@ -118,7 +123,12 @@ class LayerStream:
         """Returns once the turn's slot is filled, or the pass has failed, which `check` tells."""
         self._library.labkit_stream_wait(self.address, turn)
 
+    def filled(self, turn: int) -> bool:
+        """Whether `wait` would find the turn's slot filled."""
+        return bool(self._library.labkit_stream_filled(self.address, turn))
+
     def release(self, turn: int) -> None:
+        """The slots of this turn and of those before it may be filled anew."""
         self._library.labkit_stream_release(self.address, turn)
 
     def note(self, kind: str, layer: int, begin_ns: int, end_ns: int) -> None:

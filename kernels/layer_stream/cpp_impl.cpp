@@ -17,6 +17,8 @@ int64_t labkit_stream_begin_pass(labkit::LayerStream* stream) { return stream->b
 
 void labkit_stream_wait(labkit::LayerStream* stream, int64_t turn) { stream->wait(turn); }
 
+int64_t labkit_stream_filled(const labkit::LayerStream* stream, int64_t turn) { return stream->filled(turn); }
+
 void labkit_stream_release(labkit::LayerStream* stream, int64_t turn) { stream->release(turn); }
 
 void labkit_stream_note(labkit::LayerStream* stream, int64_t kind, int64_t layer, int64_t begin_ns, int64_t end_ns) {

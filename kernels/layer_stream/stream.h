@@ -100,6 +100,12 @@ class LayerStream {
     return slots_ + slot * slot_bytes_;
   }
 
+  // Whether the slot of a turn is filled, so that `wait` would return at once.
+  bool filled(int64_t turn) const {
+    std::lock_guard lock(mutex_);
+    return holds_[size_t(turn % slot_count_)] == turn;
+  }
+
   // The turn's slot may be filled anew.
   void release(int64_t turn) {
     {

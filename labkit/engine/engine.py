@@ -134,7 +134,7 @@ class FusedEngine(InferenceEngine):
 
     @property
     def streamed(self) -> StreamedLayers | None:
-        """The layers that are read from a file in every step, with what is known of the reading; None without any."""
+        """The layers that are fetched in every step, with what is known of the fetching; None without any."""
         return self.module.runner.streamed
 
     def profile_model_time(self) -> None:

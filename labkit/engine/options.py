@@ -164,8 +164,13 @@ class Options(Strict):
             raise UserError(
                 "offload keeps the packed weights in its own path, got save_mp_checkpoint_path too; leave one out"
             )
-        if self.offload is not None and (self.impl in ("reference", "triton") or self.use_triton):
-            raise UserError(f"offload needs the C++ kernels, got impl={self.impl!r}; leave impl out, or pass 'cpp'")
+        if self.offload is not None and self.impl == "reference":
+            raise UserError("offload needs the C++ or Triton kernels, got impl='reference'; leave impl out")
+        if self.offload is not None and (self.enable_cuda_graph or self.dependent_launch):
+            raise UserError(
+                "got offload beside enable_cuda_graph or dependent_launch, for which weights must stay where they are; "
+                "leave one of them out"
+            )
         if self.moe.wanted:
             raise UnsupportedError("moe is not supported yet; leave it out")
         if self.tensor_parallel.mpu is not None:

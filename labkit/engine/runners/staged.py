@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from time import perf_counter_ns
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,13 +23,25 @@ from labkit.stages import Phase, Stage, stage
 
 @dataclass(frozen=True)
 class CacheBehind:
-    """The layers of a cache, to be written to behind `past` tokens of every sequence."""
+    """The layers of a cache, to be written to behind `past` tokens of every sequence.
+
+    counter: int32 [1], where that number stands on a GPU while others have been placed behind these; None: nothing has.
+    """
 
     cache: KVCache
     past: int
+    counter: Tensor | None = None
+
+    @classmethod
+    def of(cls, cache: KVCache, past: int, alone: bool) -> CacheBehind:
+        """alone: the last tokens that were placed in the cache are those behind `past`."""
+        if alone or cache.pool is None:
+            return cls(cache, past)
+        return cls(cache, past, torch.full((1,), past, dtype=torch.int32, device=cache.device))
 
     def layer(self, index: int) -> LayerCache:
-        return self.cache.layer(index, self.past)
+        found = self.cache.layer(index, self.past)
+        return found if self.counter is None else replace(found, counter=self.counter)
 
 
 class StagedRunner(Runner):
@@ -71,6 +81,7 @@ class StagedRunner(Runner):
         held, threads = self.held, torch.get_num_threads()
         rotary = held.rotary.reaching(step.cache.reach)
         hidden = [self._first_rows(chunk) for chunk in chunks]
+        behind = [CacheBehind.of(step.cache, chunk.past, alone=len(chunks) == 1) for chunk in chunks]
         first_turn = held.streamed.stream.begin_pass() if held.streamed else 0
         for layer in self.layers:
             if step.hidden_states:  # a post-norm layer's last norm is due, which the next layer begins with
@@ -79,27 +90,16 @@ class StagedRunner(Runner):
                 seen.append(shown.view(rows.batch, rows.tokens, -1))
             with self._weights(layer, first_turn, chunks[0].phase) as weights:
                 for at, chunk in enumerate(chunks):
-                    slots = CacheBehind(step.cache, chunk.past)
-                    hidden[at] = layer(hidden[at], chunk.rows, rotary, slots, chunk.phase, threads, weights)
+                    hidden[at] = layer(hidden[at], chunk.rows, rotary, behind[at], chunk.phase, threads, weights)
         self._require_layers()
         return [self._result(step, chunk, rows_NH, seen) for chunk, rows_NH in zip(chunks, hidden, strict=True)]
 
-    @contextmanager
-    def _weights(self, layer: FusedLayer, first_turn: int, phase: Phase) -> Iterator[LayerWeights]:
+    def _weights(self, layer: FusedLayer, first_turn: int, phase: Phase) -> AbstractContextManager[LayerWeights]:
         """A layer's weights, for as long as they are needed."""
         streamed = self.held.streamed
-        if streamed is None or (block := streamed.blocks[layer.index]) < 0:
-            yield layer.weights
-            return
-        turn = first_turn + block
-        wanted = perf_counter_ns()
-        with stage(phase, Stage.FETCH, layer.index):
-            streamed.stream.wait(turn)
-        begin = perf_counter_ns()
-        yield streamed.layer(layer.weights, turn)
-        streamed.stream.release(turn)
-        streamed.stream.note("wait", layer.index, wanted, begin)
-        streamed.stream.note("compute", layer.index, begin, perf_counter_ns())
+        if streamed is None:
+            return nullcontext(layer.weights)
+        return streamed.at_hand(layer.index, layer.weights, first_turn, stage(phase, Stage.FETCH, layer.index))
 
     def _require_layers(self) -> None:
         """Raises RunError where a layer could not be read: only now, because the ranks of a model go on together."""
