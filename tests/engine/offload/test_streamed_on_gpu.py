@@ -249,16 +249,24 @@ def test_more_memory_than_a_gpu_has_free_is_refused(monkeypatch: pytest.MonkeyPa
     assert room.room_for_weights(room.Offload(device="cpu"), 4, gpu) == pytest.approx(49e9)
 
 
+def large(name: str) -> Any:
+    """With layers of some MB, so that copies and kernels take long enough to meet."""
+    sizes: dict[str, Any] = {"hidden_size": 1152, "num_attention_heads": 6, "max_position_embeddings": 1024}
+    sizes |= {"llama": {"intermediate_size": 4096}, "gptj": {"n_inner": 4096}}[name]
+    return small_model(name, num_hidden_layers=8, **sizes)
+
+
 @marked(ON_GPU)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", ["llama", "gptj"])
-def test_tokens_of_a_gpu_equal_those_of_the_resident_engine(where: str, name: str, tmp_path: Path) -> None:
-    """Again and again, of layers that are large enough for copies and kernels to overlap."""
-    model = small_model(name, num_hidden_layers=8, hidden_size=1024)
-    ids = prompt(3, 700).cuda()
-    resident = labkit.init_inference(model, impl="triton", enable_cuda_graph=False)
-    engine = streamed(model, where, tmp_path)
-    want = greedy(resident, ids, 20)
+@pytest.mark.parametrize("options", [{}, INT8], ids=["float32", "int8"])
+def test_tokens_of_a_gpu_equal_those_of_the_resident_engine(
+    options: dict[str, Any], name: str, where: str, tmp_path: Path
+) -> None:
+    """Again and again, of a prompt in several chunks and the steps behind it."""
+    model, ids = large(name), prompt(3, 700).cuda()
+    resident = labkit.init_inference(model, impl="triton", enable_cuda_graph=False, **options)
+    engine, want = streamed(model, where, tmp_path, **options), greedy(resident, ids, 20)
     for _ in range(5):
         assert torch.equal(greedy(engine, ids, 20), want)
 
@@ -266,8 +274,7 @@ def test_tokens_of_a_gpu_equal_those_of_the_resident_engine(where: str, name: st
 @marked(ON_GPU)
 @pytest.mark.parametrize("where", WHERE)
 def test_the_weights_on_a_gpu_take_no_more_than_what_was_given(where: str, tmp_path: Path) -> None:
-    model = small_model("llama", num_hidden_layers=8, hidden_size=1024)
-    before = torch.cuda.memory_allocated()
+    model, before = large("llama"), torch.cuda.memory_allocated()
     engine = streamed(model, where, tmp_path, more_layers=2)
     vectors = 8 * 64 * 1024  # of the streamed layers
     assert torch.cuda.memory_allocated() - before <= layers_of(engine).resident_bytes + vectors
@@ -276,7 +283,7 @@ def test_the_weights_on_a_gpu_take_no_more_than_what_was_given(where: str, tmp_p
 @marked(ON_GPU)
 def test_a_slot_is_filled_behind_its_use_and_used_when_it_is_filled(tmp_path: Path) -> None:
     """As the GPU's own clock has it, to a microsecond."""
-    engine = streamed(small_model("llama", num_hidden_layers=8, hidden_size=1024), "cpu", tmp_path)
+    engine = streamed(large("llama"), "cpu", tmp_path)
     greedy(engine, prompt(1, 5), 4)
     stream = layers_of(engine).stream
     spans = stream.take_spans()
