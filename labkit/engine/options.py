@@ -76,8 +76,9 @@ class Options(Strict):
     object can't be used afterwards.
     checkpoint: the weights, in place of the given model's: a folder, or DeepSpeed's description as a dict or JSON file,
     whose file names are relative to base_dir. save_mp_checkpoint_path: a folder to write the weights to as they are
-    packed, a file for each rank, which loads without packing. offload: read layers that do not fit into memory from a
-    file when their turn comes, see `Offload`; DeepSpeed's `zero_optimization` and `aio` are translated to it.
+    packed, a file for each rank, which loads without packing. offload: fetch layers that do not fit into memory when
+    their turn comes, from a file or, beside a GPU, from the host's memory, see `Offload`; DeepSpeed's
+    `zero_optimization` and `aio` are translated to it.
     """
 
     dtype: torch.dtype | None = None

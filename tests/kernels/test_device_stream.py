@@ -1,11 +1,10 @@
 """A stream of layers into slots on a GPU: what is computed with a slot finds the right layer, at whatever pace the GPU
 works, and the host's memory is not written to while the GPU copies from it.
 
-There is no GPU here: one is played, whose two queues go on when a seeded generator says so, or when they must.
+There is no GPU here: one is played (`played_gpus`).
 """
 
 import gc
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from played_gpus import PlayedCuda, PlayedGpu
 from torch import Tensor
 
 from labkit.kernels import build
@@ -25,79 +25,6 @@ from labkit.system.errors import RunError, UserError
 
 LAYERS, SIZE = 5, 64
 CPU = torch.device("cpu")
-
-
-class PlayedMark:
-    passed = False
-
-
-class PlayedGpu:
-    """Two queues of work. It does some of it only while the host asks how far it is, or waits."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
-        self.computing: deque[Any] = deque()  # what to do, or a mark to wait for, or one to pass
-        self.copying: deque[Any] = deque()
-
-    def mark(self) -> PlayedMark:
-        return self._marked(self.computing)
-
-    def compute(self, work: Callable[[], None]) -> None:
-        self.computing.append(("do", work))
-
-    def compute_after(self, mark: PlayedMark) -> None:
-        self.computing.append(("wait", mark))
-
-    def copy(self, to: Tensor, data: Tensor, after: PlayedMark) -> tuple[PlayedMark, PlayedMark]:
-        self.copying.append(("wait", after))
-        begin = self._marked(self.copying)
-        half = len(data) // 2
-        for part in (slice(half), slice(half, None)):  # whoever does not wait for it sees half a copy
-            self.copying.append(("do", lambda part=part: to[part].copy_(data[part])))
-        return begin, self._marked(self.copying)
-
-    def passed(self, mark: PlayedMark) -> bool:
-        for _ in range(self.random.choice((0, 0, 1, 2, 5, 20))):
-            self._go_on()
-        return mark.passed
-
-    def finish(self, mark: PlayedMark) -> None:
-        while not mark.passed:
-            assert self._go_on(), "the two queues wait for each other"
-
-    def finish_all(self) -> None:
-        while self._go_on():
-            pass
-        assert not self.computing
-        assert not self.copying
-
-    def finish_copies(self) -> None: ...
-
-    def times_ns(self, marks: Sequence[PlayedMark]) -> list[int]:
-        return [0] * len(marks)
-
-    def pin(self, memory: Tensor) -> None: ...
-
-    def unpin(self, memory: Tensor) -> None: ...
-
-    def _marked(self, queue: deque[Any]) -> PlayedMark:
-        mark = PlayedMark()
-        queue.append(("pass", mark))
-        return mark
-
-    def _go_on(self) -> bool:
-        """Does the next piece of work of a queue that need not wait; False where there is none."""
-        ready = [
-            each for each in (self.computing, self.copying) if each and (each[0][0] != "wait" or each[0][1].passed)
-        ]
-        if not ready:
-            return False
-        what, given = self.random.choice(ready).popleft()
-        if what == "do":
-            given()
-        elif what == "pass":
-            given.passed = True
-        return True
 
 
 class HastyHost:
@@ -194,6 +121,21 @@ def test_every_layer_is_whole_in_its_slot_while_it_is_used(host: str, slots: int
         assert seen == expected([*range(LAYERS)] * 4)
         assert 4 * LAYERS <= stream.blocks_read <= 4 * LAYERS + slots
         assert stream.bytes_read == SIZE * stream.blocks_read
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_queues_of_cuda_keep_the_order_that_a_stream_of_layers_needs(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, through CUDA's events and streams, which are played."""
+    for seed in range(15):
+        gpu, seen = PlayedGpu(seed), Seen()
+        with PlayedCuda(gpu, monkeypatch):
+            stream = DeviceStream(HOSTS[host](gpu.random), 2, CPU, GpuQueues(CPU))
+            for _ in range(3):
+                compute_pass(stream, gpu, seen)
+        gpu.finish_all()
+        assert seen == expected([*range(LAYERS)] * 3)
 
 
 @pytest.mark.parametrize("host", HOSTS)

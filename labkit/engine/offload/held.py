@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from platform import node
 
 import psutil
 import torch
@@ -54,7 +55,9 @@ def on_host(
     streamed = None
     if numbers:
         blocks = [layer - part.layers.start for layer in numbers]
-        stream = made_by_all(lambda: _stream(blocks, own.largest, offload.slots, device), gather)
+        needs = gather((node(), len(blocks) * own.largest))
+        needed = sum(size for machine, size in needs if machine == node())
+        stream = made_by_all(lambda: _stream(blocks, own.largest, needed, offload.slots, device), gather)
         places = tuple(numbers.get(layer, -1) for layer in part.layers)
         streamed = StreamedLayers(stream, places, own.all - (len(numbers) - offload.slots) * own.largest)
         builder = SplitBuilder(
@@ -110,8 +113,9 @@ def _sizes(wanted: Wanted, builder: Builder, canonical: CanonicalLayers) -> Weig
     return WeightSizes(outside, dict.fromkeys(part.layers, -(-size // PAGE) * PAGE))
 
 
-def _stream(layers: list[int], block_bytes: int, slots: int, device: torch.device) -> DeviceStream:
-    needed, available = len(layers) * block_bytes, psutil.virtual_memory().available
+def _stream(layers: list[int], block_bytes: int, needed: int, slots: int, device: torch.device) -> DeviceStream:
+    """needed: bytes that all ranks on this machine take for their layers."""
+    available = psutil.virtual_memory().available
     if needed > available:
         raise UserError(
             f"offload: the {len(layers)} layers that don't stay on the GPU take {needed} bytes of the host's memory, "
