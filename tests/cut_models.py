@@ -6,9 +6,11 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import psutil
 import torch
 import torch.distributed as dist
 from engines import FEW
@@ -18,6 +20,7 @@ from torch import Tensor
 
 import labkit
 from labkit.engine import InferenceEngine
+from labkit.kernels import gpu
 from labkit.stages import Phase
 
 BATCH, TOKENS, NEW = 3, 9, 8
@@ -251,6 +254,7 @@ def two_ranks(folder: str) -> dict[str, Any]:
         "saved": saved_and_loaded(f"{folder}/saved"),
         "streamed": streamed_layers(f"{folder}/streamed"),
         "cache on disk": with_cache_on_disk(Path(folder, "kv").resolve()),
+        "fetched": fetched_layers(f"{folder}/fetched"),
     }
 
 
@@ -258,10 +262,7 @@ def streamed_layers(folder: str) -> dict[str, Any]:
     """Models whose ranks read their own layers from their own files; then one file is damaged while it is in use."""
     found, ids = {}, prompts()[0]
     for name in ("gptj", "llama"):
-        offload = {"path": folder, "slots": 2, "resident_gb": 0}
-        least = re.search(r"resident_gb = ([\d.]+)", _said(lambda: streamed_engine(name, **offload)))  # noqa: B023
-        assert least is not None
-        cut = streamed_engine(name, **offload | {"resident_gb": float(least[1])})
+        cut = streamed_engine(small_model(name), {"path": folder})
         found[name] = _found(engine(name, 1), cut)
     stream = cut.streamed.stream
     dist.barrier()
@@ -301,8 +302,34 @@ def with_cache_on_disk(folder: Path) -> dict[str, Any]:
     return {"found": found, "broken": broken, "no room": no_room, "after": after}
 
 
-def streamed_engine(name: str, **offload: Any) -> Any:
-    return labkit.init_inference(small_model(name), tensor_parallel={"tp_size": 2}, offload=offload)
+def fetched_layers(folder: str) -> dict[str, Any] | None:
+    """Of ranks with Triton kernels, which copy their own layers from the host's memory or their own files: how far the
+    logits are from the whole model's, and how many layers were copied. Then one rank has too little memory beside its
+    GPU. None where there is no interpreter.
+    """
+    if gpu.unavailable() or not gpu.interpreted():
+        return None
+    model, ids = small_model("llama"), torch.arange(1, 18)[None]
+    with torch.no_grad():
+        want = model(ids).logits
+    found: dict[str, Any] = {}
+    for offload in ({"device": "cpu"}, {"path": folder}):
+        cut = streamed_engine(model, offload, impl="triton")
+        found[cut.options.offload.device] = float((cut(ids).logits - want).abs().max()), cut.streamed.stream.blocks_read
+    room = psutil.virtual_memory if dist.get_rank() == 0 else lambda: SimpleNamespace(available=10)
+    with mock.patch("labkit.engine.offload.held.psutil.virtual_memory", room):
+        return found | {"short": _said(lambda: streamed_engine(model, {"device": "cpu"}, impl="triton"))}
+
+
+def streamed_engine(model: Any, offload: dict[str, Any], **options: Any) -> Any:
+    """With as few layers in memory as possible."""
+    offload, options = offload | {"slots": 2}, options | {"tensor_parallel": {"tp_size": 2}}
+    least = re.search(
+        r"resident_gb = ([\d.]+)",
+        _said(lambda: labkit.init_inference(model, offload=offload | {"resident_gb": 0}, **options)),
+    )
+    assert least is not None
+    return labkit.init_inference(model, offload=offload | {"resident_gb": float(least[1])}, **options)
 
 
 def three_ranks() -> dict[str, Any]:

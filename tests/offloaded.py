@@ -15,6 +15,7 @@ from labkit.engine.engine import FusedEngine
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.kernels.cache_stream import CacheStream
 from labkit.kernels.decode_step import StreamedLayers
+from labkit.kernels.layer_stream import LayerStream
 
 READ, WRITE = os.O_RDONLY, os.O_WRONLY
 LEAST = re.compile(r"the least is resident_gb = ([\d.]+) with (\d+) slots")
@@ -43,6 +44,13 @@ def streamed_model(model: Any, folder: Path, slots: int = 2, **options: Any) -> 
     assert isinstance(engine, FusedEngine)
     assert engine.streamed is not None
     return engine
+
+
+def reader_of(engine: FusedEngine) -> LayerStream:
+    """What reads the file."""
+    stream = stream_of(engine).stream
+    assert isinstance(stream, LayerStream)
+    return stream
 
 
 def stream_of(engine: FusedEngine) -> StreamedLayers:

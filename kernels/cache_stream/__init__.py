@@ -40,7 +40,7 @@ class CacheStream(SlotStream):
             ctypes.addressof(sections),
             len(sections),
             filled,
-            self._memory.data_ptr(),
+            self.all_slots.data_ptr(),
             self.slot_bytes,
             slots,
         )

@@ -5,9 +5,10 @@ stages. There is no reference implementation of its own; the reference is the se
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from ctypes import byref, c_int32, c_int64, c_void_p
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +20,10 @@ from ..abi import CCache, CRotary, CRows
 from ..all_reduce import Exchange
 from ..cache_stream import CachePass
 from ..layer_stream import LayerStream
+from ..layer_stream.device import DeviceStream
 from ..reading import USUAL
-from ..slot_stream import require_whole
-from ..types import NO_ROTARY, Linear, Rotary, Rows, pointer
+from ..slot_stream import awaited, require_whole
+from ..types import NO_ROTARY, Rotary, Rows, pointer
 from .weights import STAGES_PER_LAYER, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 __all__ = [
@@ -110,7 +112,7 @@ class StreamedLayers:
     The weights of a streamed layer point into the first slot.
     """
 
-    stream: LayerStream
+    stream: LayerStream | DeviceStream
     blocks: tuple[int, ...]
     resident_bytes: int
 
@@ -132,17 +134,22 @@ class StreamedLayers:
             begin = tensor.data_ptr() - first.data_ptr()
             return memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
-        def moved_linear(linear: Linear) -> Linear:
-            scales = None if linear.scales is None else moved(linear.scales)
-            return replace(linear, weight=moved(linear.weight), scales=scales)
+        return weights.with_matrices(moved)
 
-        return replace(
-            weights,
-            qkv=replace(weights.qkv, proj=moved_linear(weights.qkv.proj)),
-            attn_out=moved_linear(weights.attn_out),
-            mlp=replace(weights.mlp, up=moved_linear(weights.mlp.up)),
-            mlp_out=moved_linear(weights.mlp_out),
-        )
+    @contextmanager
+    def at_hand(
+        self, index: int, weights: LayerWeights, first_turn: int, waiting: AbstractContextManager[object]
+    ) -> Iterator[LayerWeights]:
+        """Layer `index` in a pass whose first block has `first_turn`, for as long as it is needed: where it always is,
+        or in a slot, which is waited for within `waiting`.
+        """
+        if self.blocks[index] < 0:
+            yield weights
+            return
+        turn = first_turn + self.blocks[index]
+        with awaited(self.stream, turn, index, waiting):
+            yield self.layer(weights, turn)
+            self.stream.release(turn)
 
 
 class DecodeStep:
@@ -170,6 +177,7 @@ class DecodeStep:
             times=self.times.ctypes.data, exchange=ctypes.addressof(exchange.c) if exchange else None
         )
         if streamed:
+            assert isinstance(streamed.stream, LayerStream)
             self._blocks = (c_int64 * len(streamed.blocks))(*streamed.blocks)
             self._args.stream = streamed.stream.address
             self._args.blocks = ctypes.addressof(self._blocks)

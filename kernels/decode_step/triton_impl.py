@@ -5,7 +5,7 @@ of a step writes it for the next one, so that a recording of a step, a CUDA grap
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +20,9 @@ from ..plain import argmax_or_minus_one
 from ..qkv_gemm.triton_impl import qkv_arguments, qkv_gemm, qkv_tiles
 from ..tuned import Tile
 from ..types import LayerCache, Linear, Norm, Rotary, Rows, check_heads
+from . import StreamedLayers
 from .triton_kernels import embed, head_argmax, next_step, qkv_and_mlp
-from .weights import EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
+from .weights import FETCH, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 PLAIN = Norm()
 ONE_PROGRAM = Tile(rows=1, depth=1024, warps=8)
@@ -68,11 +69,14 @@ class Buffers:
 
 
 class TritonStep:
-    """One token for each of B sequences, from the embedding to the next token or the logits."""
+    """One token for each of B sequences, from the embedding to the next token or the logits.
 
-    def __init__(self, model: ModelWeights, launch: Launcher) -> None:
+    streamed: layers that are in a slot of their stream when their turn is; None: all stay where they are.
+    """
+
+    def __init__(self, model: ModelWeights, launch: Launcher, streamed: StreamedLayers | None = None) -> None:
         check_heads(model.heads, "triton")
-        self.model, self.launch = model, launch
+        self.model, self.launch, self.streamed = model, launch, streamed
         self.embedding, self.head = whole(model)
 
     def __call__(
@@ -93,9 +97,11 @@ class TritonStep:
         w = self.model
         with around("embed", None):
             hidden = self._embed(state, buffers)
+        first_turn = self.streamed.stream.begin_pass() if self.streamed else 0
         for index, (layer, cache) in enumerate(zip(w.layers, caches, strict=True)):
             run = self._parallel_layer if self._joins(layer, len(hidden), cache) else self._layer
-            hidden = run(layer, index, hidden, buffers, rows, rotary, cache, around)
+            with self._at_hand(index, layer, first_turn, around) as here:
+                hidden = run(here, index, hidden, buffers, rows, rotary, cache, around)
         with around("lm_head", None):
             norm = w.final_norm
             if self.head.project_out is not None:
@@ -126,6 +132,13 @@ class TritonStep:
                 BLOCK=2048 if padded == 1 else 256,
             )
         return state.tokens if greedy else buffers.logits
+
+    def _at_hand(
+        self, index: int, layer: LayerWeights, first_turn: int, around: Around
+    ) -> AbstractContextManager[LayerWeights]:
+        if self.streamed is None:
+            return nullcontext(layer)
+        return self.streamed.at_hand(index, layer, first_turn, around(FETCH, index))
 
     def _embed(self, state: StepState, buffers: Buffers) -> Tensor:
         w, (hidden, spare) = self.embedding, buffers.hidden

@@ -1,8 +1,11 @@
 """The weights of a range of layers, and of what is before the first and behind the last, as kernels read them."""
 
+from __future__ import annotations
+
 import ctypes
+from collections.abc import Callable
 from ctypes import c_int32, c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -71,6 +74,22 @@ class LayerWeights:
     mlp_out: Linear
     mlp_bias: Tensor | None
     shared_norm: bool = False
+
+    def with_matrices(self, at: Callable[[Tensor], Tensor]) -> LayerWeights:
+        """The same layer with what its matrices are made of, codes or numbers and scales, where `at` has each."""
+
+        def moved(linear: Linear) -> Linear:
+            return replace(
+                linear, weight=at(linear.weight), scales=None if linear.scales is None else at(linear.scales)
+            )
+
+        return replace(
+            self,
+            qkv=replace(self.qkv, proj=moved(self.qkv.proj)),
+            attn_out=moved(self.attn_out),
+            mlp=replace(self.mlp, up=moved(self.mlp.up)),
+            mlp_out=moved(self.mlp_out),
+        )
 
     def c(self) -> CLayer:
         mlp = self.mlp.c

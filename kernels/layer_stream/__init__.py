@@ -23,12 +23,14 @@ build.declare("labkit_digest", POINTER, LONG, result=True)
 
 
 class Block(NamedTuple):
-    """Where a layer stands in a file. offset, bytes: multiples of PAGE. digest: XXH64 of these bytes."""
+    """Where a layer stands: in a file, offset and bytes are multiples of PAGE, and digest is the XXH64 of these bytes;
+    or in memory, where nothing compares them with a digest.
+    """
 
     layer: int
     offset: int
     bytes: int
-    digest: int
+    digest: int = 0
 
 
 class CBlock(ctypes.Structure):
@@ -45,7 +47,7 @@ class LayerStream(SlotStream):
         descriptor = _descriptor(path)
         c_blocks = (CBlock * len(blocks))(*(CBlock(*block) for block in blocks))
         address = library.labkit_layer_stream_open(
-            descriptor, ctypes.addressof(c_blocks), len(blocks), self._memory.data_ptr(), self.slot_bytes, slots
+            descriptor, ctypes.addressof(c_blocks), len(blocks), self.all_slots.data_ptr(), self.slot_bytes, slots
         )
         self._opened(address, descriptor)
 
@@ -54,7 +56,7 @@ class LayerStream(SlotStream):
         return self._begin_pass(0)
 
     def release(self, turn: int) -> None:
-        """The turn's slot may be filled anew."""
+        """The slots of this turn and of those before it may be filled anew."""
         self._release(turn, range(0))
 
     def _said(self, failure: int, layer: int, offset: int, reason: str) -> str:

@@ -6,9 +6,11 @@ import ctypes
 import errno
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from ctypes import c_int64
-from typing import NamedTuple
+from time import perf_counter_ns
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from .. import build
 from ..build import LONG, POINTER
 from ..memory import reserved
 
-__all__ = ["PAGE", "SlotStream", "StreamSpan", "require_whole"]
+__all__ = ["PAGE", "SlotStream", "StreamSpan", "awaited", "require_whole"]
 
 PAGE = 4096  # kPage of direct_file.h: what is read begins and ends at multiples of it
 MOST_SPANS = 1 << 16
@@ -28,6 +30,7 @@ READ_ERROR, ENDS, ALTERED, WRITE_ERROR = 1, 2, 3, 4
 build.declare("labkit_stream_close", POINTER)
 build.declare("labkit_stream_begin_pass", POINTER, LONG, result=True)
 build.declare("labkit_stream_wait", POINTER, LONG)
+build.declare("labkit_stream_filled", POINTER, LONG, result=True)
 build.declare("labkit_stream_release", POINTER, LONG, LONG, LONG)
 build.declare("labkit_stream_flush", POINTER)
 build.declare("labkit_stream_note", POINTER, LONG, LONG, LONG, LONG)
@@ -36,8 +39,8 @@ build.declare("labkit_stream_take_spans", POINTER, POINTER, LONG, result=True)
 
 
 class StreamSpan(NamedTuple):
-    """What was done when with a layer: "read" into a slot, "wait" for that, "compute", or "write" from the slot;
-    perf_counter_ns.
+    """What was done when with a layer: "read" into a slot, "copy" to a slot on a GPU, "wait" for that, "compute", or
+    "write" from the slot; perf_counter_ns.
     """
 
     kind: str
@@ -79,22 +82,26 @@ class SlotStream:
     def __init__(self, library: ctypes.CDLL, slots: int, slot_bytes: int) -> None:
         """library: of the kernels that use the slots. A derived class says with `_opened` which stream it is."""
         self.slots, self.slot_bytes, self._library = slots, slot_bytes, library
-        self._memory = reserved(slots * slot_bytes)
+        self.all_slots = reserved(slots * slot_bytes)
         self.address = 0
 
     def _opened(self, address: int, descriptor: int) -> None:
         """descriptor: of the file; it is closed behind the threads."""
         self.address = address
-        self.close = weakref.finalize(self, _closed, self._library, address, descriptor, self._memory)
+        self.close = weakref.finalize(self, _closed, self._library, address, descriptor, self.all_slots)
 
     def memory(self, turn: int) -> Tensor:
         """uint8 [slot_bytes]: the slot of a turn."""
         begin = turn % self.slots * self.slot_bytes
-        return self._memory[begin : begin + self.slot_bytes]
+        return self.all_slots[begin : begin + self.slot_bytes]
 
     def wait(self, turn: int) -> None:
         """Returns once the turn's slot is filled, or the pass has failed, which `check` tells."""
         self._library.labkit_stream_wait(self.address, turn)
+
+    def filled(self, turn: int) -> bool:
+        """Whether `wait` would find the turn's slot filled."""
+        return bool(self._library.labkit_stream_filled(self.address, turn))
 
     def note(self, kind: str, layer: int, begin_ns: int, end_ns: int) -> None:
         """Adds a span to those that `take_spans` gives."""
@@ -156,7 +163,31 @@ class SlotStream:
         return state
 
 
-def require_whole(streams: Iterable[SlotStream], all_ranks: bool) -> None:
+class Fetching(Protocol):
+    """What a step asks of a stream of any kind; for the calls see `SlotStream`."""
+
+    def wait(self, turn: int) -> None: ...
+
+    def note(self, kind: str, layer: int, begin_ns: int, end_ns: int) -> None: ...
+
+    def check(self) -> None: ...
+
+
+@contextmanager
+def awaited(stream: Fetching, turn: int, layer: int, waiting: AbstractContextManager[object]) -> Iterator[None]:
+    """Begins once the turn's slot is filled, which is waited for within `waiting`. The wait, and the time within, are
+    spans of the stream.
+    """
+    wanted = perf_counter_ns()
+    with waiting:
+        stream.wait(turn)
+    begin = perf_counter_ns()
+    yield
+    stream.note("wait", layer, wanted, begin)
+    stream.note("compute", layer, begin, perf_counter_ns())
+
+
+def require_whole(streams: Iterable[Fetching], all_ranks: bool) -> None:
     """Raises RunError unless these streams, and `all_ranks`, came through this pass."""
     for stream in streams:
         stream.check()

@@ -12,6 +12,8 @@ int64_t labkit_stream_begin_pass(labkit::SlotStream* stream, int64_t held) { ret
 
 void labkit_stream_wait(labkit::SlotStream* stream, int64_t turn) { stream->wait(turn); }
 
+int64_t labkit_stream_filled(const labkit::SlotStream* stream, int64_t turn) { return stream->filled(turn); }
+
 void labkit_stream_release(labkit::SlotStream* stream, int64_t turn, int64_t begin, int64_t end) {
   stream->release(turn, {begin, end});
 }

@@ -70,6 +70,12 @@ class SlotStream {
     return slot(turn);
   }
 
+  // Whether the slot of a turn is filled, so that `wait` would return at once.
+  bool filled(int64_t turn) const {
+    std::lock_guard lock(mutex_);
+    return holds(turn);
+  }
+
   // The turn's slot may be filled anew, once the tokens of this range that were put into it are in the file.
   void release(int64_t turn, Range written = {0, 0}) {
     {

@@ -77,9 +77,10 @@ class Options(Strict):
     object can't be used afterwards.
     checkpoint: the weights, in place of the given model's: a folder, or DeepSpeed's description as a dict or JSON file,
     whose file names are relative to base_dir. save_mp_checkpoint_path: a folder to write the weights to as they are
-    packed, a file for each rank, which loads without packing. offload: read layers that do not fit into memory from a
-    file when their turn comes, see `Offload`; DeepSpeed's `zero_optimization` and `aio` are translated to it.
-    kv_offload: keep keys and values in a file, and in memory only those of a few layers, see `KvOffload`.
+    packed, a file for each rank, which loads without packing. offload: fetch layers that do not fit into memory when
+    their turn comes, from a file or, beside a GPU, from the host's memory, see `Offload`; DeepSpeed's
+    `zero_optimization` and `aio` are translated to it. kv_offload: keep keys and values in a file, and in memory only
+    those of a few layers, see `KvOffload`.
     """
 
     dtype: torch.dtype | None = None
@@ -167,9 +168,15 @@ class Options(Strict):
             raise UserError(
                 "offload keeps the packed weights in its own path, got save_mp_checkpoint_path too; leave one out"
             )
-        for name in ("offload", "kv_offload"):
-            if getattr(self, name) is not None and (self.impl in ("reference", "triton") or self.use_triton):
-                raise UserError(f"{name} needs the C++ kernels, got impl={self.impl!r}; leave impl out, or pass 'cpp'")
+        if self.offload is not None and self.impl == "reference":
+            raise UserError("offload needs the C++ or Triton kernels, got impl='reference'; leave impl out")
+        if self.offload is not None and (self.enable_cuda_graph or self.dependent_launch):
+            raise UserError(
+                "got offload beside enable_cuda_graph or dependent_launch, for which weights must stay where they are; "
+                "leave one of them out"
+            )
+        if self.kv_offload is not None and (self.impl in ("reference", "triton") or self.use_triton):
+            raise UserError(f"kv_offload needs the C++ kernels, got impl={self.impl!r}; leave impl out, or pass 'cpp'")
         if self.moe.wanted:
             raise UnsupportedError("moe is not supported yet; leave it out")
         if self.tensor_parallel.mpu is not None:

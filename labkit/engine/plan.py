@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +17,12 @@ from labkit.engine.checkpoints import as_saved, begin_saving
 from labkit.engine.engine import EncoderEngine, FusedEngine, InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import fused_encoder_model
+from labkit.engine.hf.encoder_refusals import refuse_what_encoders_lack
 from labkit.engine.memory.heads_on_disk import CacheFolder
 from labkit.engine.memory.slots import SlotPool
 from labkit.engine.offload.cache_folder import cache_folder
-from labkit.engine.offload.options import KvOffload, Offload
+from labkit.engine.offload.held import on_host
+from labkit.engine.offload.options import Offload
 from labkit.engine.offload.prepared import Wanted, prepared
 from labkit.engine.offload.streaming import opened
 from labkit.engine.options import DTYPES, Options, read_options
@@ -32,7 +35,6 @@ from labkit.engine.runners.watched import RankedRunner, WatchedRunner
 from labkit.engine.without_kernels import (
     config_facts,
     fingerprint,
-    refuse_checkpoints,
     runs_without_kernels,
     sliced_engine,
 )
@@ -43,7 +45,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.encoder_policies import ENCODERS, encoder_policy_for
 from labkit.models.policies import Policy, policy_for
 from labkit.models.shards import Shard, shard
-from labkit.system.errors import UnsupportedError, UserError, UserTypeError
+from labkit.system.errors import UserError, UserTypeError
 from labkit.weights.build import build_weights, check_weights
 from labkit.weights.checkpoint.described import described_source
 from labkit.weights.checkpoint.save import Saving, gather_of
@@ -143,7 +145,7 @@ def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Reques
     encoder = encoder_policy_for(model)
     policy = encoder or policy_for(hf_config, also=ENCODERS)
     if encoder:
-        _refuse_what_encoders_lack(options, policy.architecture)
+        refuse_what_encoders_lack(options, policy.architecture)
     source: TensorSource = model
     if options.checkpoint is not None:
         source = described_source(options.checkpoint, hf_config, options.base_dir)
@@ -165,9 +167,9 @@ def make_plan(request: Request) -> Plan:
     if device.type != "cuda" and (options.enable_cuda_graph or options.dependent_launch):
         raise UserError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
     if options.offload is not None:
-        _check_offload("offload", options.offload, impl)
+        options.offload.check_for(impl)
     if options.kv_offload is not None:
-        _check_offload("kv_offload", options.kv_offload, impl)
+        options.kv_offload.check_for(impl)
     if options.dependent_launch:
         gpu.require_dependent_launch()
     ranks = join_ranks(config, options.tensor_parallel, impl, device, CHUNK_ROWS, lambda: _facts(request, dtype))
@@ -187,8 +189,7 @@ def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
         return _streamed(plan, plan.request.options.offload)
     request, consumed, saving = plan.request, plan.consumed, plan.saving
     policy = request.policy
-    if consumed:  # whatever can go wrong must go wrong before the first weight is taken
-        check_weights(policy, request.config, consumed, plan.dtype, plan.impl)
+    done_with = _taking_out(plan)
     with saving or nullcontext(), torch.inference_mode():
         weights = build_weights(
             policy,
@@ -197,7 +198,7 @@ def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
             plan.dtype,
             plan.impl,
             request.options.quant,
-            done_with=(lambda layer: consumed.release(f"{policy.layers}.{layer}.")) if consumed else None,
+            done_with=done_with,
             device=plan.device,
             part=plan.part,
             keep=saving.keep if saving else None,
@@ -207,6 +208,17 @@ def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
     if consumed:
         consumed.release("")
     return weights, None
+
+
+def _taking_out(plan: Plan) -> Callable[[int], None] | None:
+    """What takes a packed layer out of the given model, if that is wanted. Whatever can go wrong does so here, before
+    the first weight is taken.
+    """
+    request, consumed = plan.request, plan.consumed
+    if consumed is None:
+        return None
+    check_weights(request.policy, request.config, consumed, plan.dtype, plan.impl)
+    return lambda layer: consumed.release(f"{request.policy.layers}.{layer}.")
 
 
 def _streamed(plan: Plan, offload: Offload) -> tuple[ModelWeights, StreamedLayers | None]:
@@ -219,12 +231,18 @@ def _streamed(plan: Plan, offload: Offload) -> tuple[ModelWeights, StreamedLayer
         dtype=plan.dtype,
         quant=request.options.quant,
         part=part,
+        impl=plan.impl,
     )
     gather = gather_of(part.size, request.options.tensor_parallel.tp_group)
+    if offload.device == "cpu":
+        found = on_host(wanted, offload, gather, plan.device, _taking_out(plan))
+        if plan.consumed:
+            plan.consumed.release("")
+        return found
     saved = prepared(wanted, offload.path, gather)
     if plan.consumed:
         plan.consumed.release("")
-    return opened(wanted, saved, offload, gather)
+    return opened(wanted, saved, offload, gather, plan.device)
 
 
 def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = None) -> InferenceEngine:
@@ -267,10 +285,12 @@ def choose_runner(plan: Plan, staged: StagedRunner) -> Runner:
     if plan.impl == "triton" and plan.ranks is None:
         from labkit.engine.runners.cuda_graph import CudaGraphRunner, GpuDecoder
 
-        graphs = plan.device.type == "cuda" and options.enable_cuda_graph is not False
+        still = held.streamed is None  # a graph has its weights in one place
+        graphs = still and plan.device.type == "cuda" and options.enable_cuda_graph is not False
         launch = replace(gpu.default_launcher(), pdl=options.dependent_launch, launched=[])
         watched = bool(options.enable_cuda_graph)
-        return CudaGraphRunner(staged, GpuDecoder(held.weights, launch, plan.device, graphs=graphs, watched=watched))
+        decoder = GpuDecoder(held.weights, launch, plan.device, graphs=graphs, watched=watched, streamed=held.streamed)
+        return CudaGraphRunner(staged, decoder)
     fast = OneCallRunner(held) if plan.impl == "cpp" else staged
     return WatchedRunner(fast, staged) if plan.ranks is None else RankedRunner(fast, staged, plan.ranks)
 
@@ -294,31 +314,6 @@ def _kv_dtype(wanted: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
             f"got kv_dtype={wanted} beside dtype={dtype}; expected None or {own}, which is the same, or int8"
         )
     return wanted or own
-
-
-def _check_offload(name: str, offload: Offload | KvOffload, impl: str) -> None:
-    if impl != "cpp":
-        raise UnsupportedError(f"{name} needs the C++ kernels, and {impl} ones run here; pass impl='cpp'")
-    if offload.device == "cpu":
-        what = "weights" if name == "offload" else "keys and values"
-        raise UserError(
-            f"{name}: got device='cpu' without a GPU: the {what} are in CPU memory already; use device='disk', or "
-            f"leave {name} out"
-        )
-
-
-def _refuse_what_encoders_lack(options: Options, architecture: str) -> None:
-    if options.kv_dtype is not None:
-        raise UserError("kv_dtype is for the cache of a decoder, an encoder keeps none; leave it out")
-    if options.offload is not None:
-        raise UnsupportedError("offload is for the layers of a decoder, and this is an encoder; leave it out")
-    if options.kv_offload is not None:
-        raise UserError("kv_offload is for the cache of a decoder, an encoder keeps none; leave it out")
-    if options.enable_cuda_graph or options.dependent_launch:
-        raise UnsupportedError("enable_cuda_graph and dependent_launch are for decode steps, an encoder has none")
-    if options.quant.lm_head:
-        raise UserError("quant.lm_head: an encoder's head stays transformers' own; leave it out")
-    refuse_checkpoints(options, architecture)
 
 
 def _own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:

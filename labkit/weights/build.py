@@ -94,19 +94,20 @@ def pack_layers(
     config: ModelConfig,
     source: TensorSource,
     dtype: torch.dtype,
+    impl: str,
     quant: Quantization,
     part: Shard,
     keep: Keep,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Packs the weights of `build_weights` for the C++ kernels and gives them to `keep`, one layer after the other in
-    the same memory: so a model may be larger than memory.
+    """Packs the weights of `build_weights` on the CPU as the kernels of `impl` read them, and gives them to `keep`, one
+    layer after the other in the same memory: so a model may be larger than memory.
     """
-    check_names(policy, config, source, "cpp")
-    part, canonical = canonical_layers(policy, source, dtype, "cpp", quant, part)
+    check_names(policy, config, source, impl)
+    part, canonical = canonical_layers(policy, source, dtype, impl, quant, part)
     types = (dtype, float_dtype(dtype))  # codes of a file are no larger than floats
     sizes = [max(size(part, each, quant) for each in types) for size in (outside_bytes, layer_bytes)]
-    builder = Builder(part, dtype, "cpp", quant, Arena.reserved(sizes[0]), packed_at_once(sum(sizes)))
+    builder = Builder(part, dtype, impl, quant, Arena.reserved(sizes[0]), packed_at_once(sum(sizes)))
     tensors = canonical.top(builder.empty)
     keep(None, {**vectors_of(tensors), **builder.outside(tensors).matrices()})
     memory = reserved(sizes[1])

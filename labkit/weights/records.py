@@ -79,7 +79,7 @@ class Builder:
         """
         if isinstance(weight, Linear):
             linear = replace(weight, activation_bits=self.quant.activation_bits)
-            return linear if linear.layout != "rows" else self._placed(linear, columns, gated)
+            return self._on_device(linear) if linear.layout != "rows" else self._placed(linear, columns, gated)
         matrix, scheme = RowBlocks.of(weight), self.quant.of(name) if self.quantised else None
         if scheme is None:
             if self.packs:
@@ -143,6 +143,11 @@ class Builder:
         panels = pack(weight, self.place.empty(packed_shape(outputs, inputs, dtype), dtype), bits=bits)
         scales = None if scales is None else self._kept(pack_scales(scales))
         return replace(linear, weight=panels, outputs=outputs, layout="panels", scales=scales)
+
+    def _on_device(self, linear: Linear) -> Linear:
+        """A matrix that is packed already."""
+        scales = None if linear.scales is None else linear.scales.to(self.device)
+        return replace(linear, weight=linear.weight.to(self.device), scales=scales)
 
     def _kept(self, tensor: Tensor) -> Tensor:
         """A copy beside the matrices."""

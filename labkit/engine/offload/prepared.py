@@ -36,13 +36,12 @@ from labkit.weights.protocol import TensorSource
 from labkit.weights.quantise import Quantization
 
 log = logging.getLogger("labkit")
-IMPL = "cpp"
 WORTH_A_BAR = 512 << 20  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The packed weights that a rank wants: of this model, in this type, for these ranks."""
+    """The packed weights that a rank wants: of this model, in this type, for these ranks, as `impl` reads them."""
 
     source: TensorSource
     hf_config: PretrainedConfig
@@ -51,10 +50,15 @@ class Wanted:
     dtype: torch.dtype
     quant: Quantization
     part: Shard
+    impl: str
+
+    @property
+    def layout(self) -> str:
+        return layout_of(self.impl, self.dtype)
 
     @property
     def name(self) -> str:
-        """Of the folder: other weights, types or ranks have another one."""
+        """Of the folder: other weights, types, layouts or ranks have another one."""
         what = (
             identity_of(self.source),
             sorted(described_model(self.config).items()),
@@ -62,7 +66,8 @@ class Wanted:
             FORMAT,
         )
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.config.architecture}-{dtype}-tp{self.part.size}-{xxh3_128_hexdigest(repr(what).encode())[:16]}"
+        kind = f"{self.config.architecture}-{dtype}-{self.layout}-tp{self.part.size}"
+        return f"{kind}-{xxh3_128_hexdigest(repr(what).encode())[:16]}"
 
     @property
     def bytes(self) -> int:
@@ -74,7 +79,7 @@ def streamable(saved: SavedWeights, wanted: Wanted) -> bool:
     """Whether a rank can stream its layers from the file of a checkpoint as it is."""
     manifest = saved.manifest
     have = (manifest.tp_size, manifest.layout, saved.dtype)
-    return have == (wanted.part.size, layout_of(IMPL, wanted.dtype), wanted.dtype) and all(
+    return have == (wanted.part.size, wanted.layout, wanted.dtype) and all(
         len(file.layers) == wanted.config.num_layers for file in manifest.files
     )
 
@@ -139,7 +144,7 @@ def _make(folder: Path, wanted: Wanted, gather: Gather) -> None:
         config=wanted.config,
         hf_config=wanted.hf_config,
         dtype=wanted.dtype,
-        impl=IMPL,
+        impl=wanted.impl,
         quant=None if has_codes(wanted.source) else wanted.quant,
     )
     with Saving.begin(folder, what, wanted.part, gather) as saving, _followed(wanted) as follow:
@@ -149,6 +154,7 @@ def _make(folder: Path, wanted: Wanted, gather: Gather) -> None:
                 wanted.config,
                 wanted.source,
                 wanted.dtype,
+                wanted.impl,
                 wanted.quant,
                 wanted.part,
                 saving.keep,

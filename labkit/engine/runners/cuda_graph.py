@@ -12,8 +12,10 @@ from labkit.engine.memory.slots import Slots
 from labkit.engine.runners.staged import StagedRunner
 from labkit.engine.runners.step import Node, Pending, Runner, StepInput, StepOutput
 from labkit.kernels import ModelWeights
+from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
 from labkit.kernels.gpu import Launcher
+from labkit.kernels.slot_stream import require_whole
 from labkit.kernels.types import LayerCache, Rotary, Rows
 from labkit.stages import Phase, Stage, listening, message, stage
 
@@ -34,17 +36,26 @@ class Recording:
 
 
 class GpuDecoder:
-    """Runs one model's decode steps. `graphs`: record and play; else every step is launched kernel by kernel.
+    """Runs one model's decode steps. `graphs`: record and play; else every step is launched kernel by kernel, as it has
+    to be where layers are `streamed`: a graph has its weights in one place.
 
     A profiler sees launched steps, each kernel within the range of its stage, unless graphs are played `watched` too:
     the ranges are then announced once, while a graph is recorded, and its nodes lead back to them.
     """
 
     def __init__(
-        self, weights: ModelWeights, launch: Launcher, device: torch.device, *, graphs: bool, watched: bool = False
+        self,
+        weights: ModelWeights,
+        launch: Launcher,
+        device: torch.device,
+        *,
+        graphs: bool,
+        watched: bool = False,
+        streamed: StreamedLayers | None = None,
     ) -> None:
         self.weights, self.launch, self.device, self.graphs, self.watched = weights, launch, device, graphs, watched
-        self.step = TritonStep(weights, launch)
+        self.streamed = streamed
+        self.step = TritonStep(weights, launch, streamed)
         self.last: Recording | None = None
 
     @property
@@ -62,6 +73,7 @@ class GpuDecoder:
         if slots.at != cache.length:
             slots.past.fill_(cache.length)
             slots.next_positions.copy_(slots.positions[:, cache.length])
+        slots.at = -1  # should the step fail, the next one sets everything anew
         slots.tokens[:batch].copy_(tokens_B1[:, 0])
         if not self.graphs or (listening() and not self.watched):
             self._launch(recording)
@@ -70,6 +82,8 @@ class GpuDecoder:
                 self._record(recording, slots)
             assert recording.graph is not None
             recording.graph.replay()
+        if self.streamed is not None:
+            require_whole([self.streamed.stream], all_ranks=True)
         slots.at = cache.length + 1
         assert recording.output is not None
         return recording.output[:batch].clone().unsqueeze(1)
@@ -136,7 +150,9 @@ class GpuDecoder:
 
 
 class CudaGraphRunner(Runner):
-    """Decode steps as CUDA graphs; prompts, which are all of different sizes, op by op."""
+    """Decode steps as CUDA graphs, or launched where layers are streamed; prompts, which are all of different sizes, op
+    by op.
+    """
 
     def __init__(self, staged: StagedRunner, decoder: GpuDecoder) -> None:
         self.staged, self.decoder, self.clock = staged, decoder, staged.clock
@@ -144,6 +160,10 @@ class CudaGraphRunner(Runner):
     @property
     def nodes(self) -> tuple[Node, ...]:
         return self.decoder.nodes
+
+    @property
+    def streamed(self) -> StreamedLayers | None:
+        return self.decoder.streamed
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         return self.staged.new_cache(capacity)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from time import perf_counter_ns
 
 import torch
 from torch import Tensor
@@ -20,20 +19,25 @@ from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights
 from labkit.kernels.gemm import unpack_rows
 from labkit.kernels.plain import argmax_or_minus_one, normalise
-from labkit.kernels.slot_stream import SlotStream, require_whole
+from labkit.kernels.slot_stream import awaited, require_whole
 from labkit.kernels.types import LayerCache, Rows
 from labkit.stages import Phase, Stage, stage
 
 
 @dataclass(frozen=True)
 class LayerBehind:
-    """The keys and values of the layer whose turn it is, to be written to behind `past` tokens of every sequence."""
+    """The keys and values of the layer whose turn it is, to be written to behind `past` tokens of every sequence.
+
+    counter: int32 [1], where that number stands on a GPU while others have been placed behind these; None: nothing has.
+    """
 
     slots: LayerCache
     past: int
+    counter: Tensor | None = None
 
     def layer(self, index: int) -> LayerCache:
-        return replace(self.slots, past=self.past)
+        found = replace(self.slots, past=self.past)
+        return found if self.counter is None else replace(found, counter=self.counter)
 
 
 class StagedRunner(Runner):
@@ -73,6 +77,7 @@ class StagedRunner(Runner):
         held, threads = self.held, torch.get_num_threads()
         rotary = held.rotary.reaching(step.cache.reach)
         hidden = [self._first_rows(chunk) for chunk in chunks]
+        counters = [_counter(step.cache, chunk.past, alone=len(chunks) == 1) for chunk in chunks]
         first_turn = held.streamed.stream.begin_pass() if held.streamed else 0
         kv_pass = step.cache.begin_pass(chunks[0].past)
         for layer in self.layers:
@@ -86,22 +91,17 @@ class StagedRunner(Runner):
                 _kept(step.cache, kv_pass, layer.index, phase) as slots,
             ):
                 for at, chunk in enumerate(chunks):
-                    behind = LayerBehind(slots, chunk.past)
+                    behind = LayerBehind(slots, chunk.past, counters[at])
                     hidden[at] = layer(hidden[at], chunk.rows, rotary, behind, chunk.phase, threads, weights)
         self._require_layers(kv_pass)
         return [self._result(step, chunk, rows_NH, seen) for chunk, rows_NH in zip(chunks, hidden, strict=True)]
 
-    @contextmanager
-    def _weights(self, layer: FusedLayer, first_turn: int, phase: Phase) -> Iterator[LayerWeights]:
+    def _weights(self, layer: FusedLayer, first_turn: int, phase: Phase) -> AbstractContextManager[LayerWeights]:
         """A layer's weights, for as long as they are needed."""
         streamed = self.held.streamed
-        if streamed is None or (block := streamed.blocks[layer.index]) < 0:
-            yield layer.weights
-            return
-        turn = first_turn + block
-        with _awaited(streamed.stream, turn, Stage.FETCH, layer.index, phase):
-            yield streamed.layer(layer.weights, turn)
-            streamed.stream.release(turn)
+        if streamed is None:
+            return nullcontext(layer.weights)
+        return streamed.at_hand(layer.index, layer.weights, first_turn, stage(phase, Stage.FETCH, layer.index))
 
     def _require_layers(self, kv_pass: CachePass | None) -> None:
         """Raises RunError where a layer could not be read: only now, because the ranks of a model go on together."""
@@ -170,24 +170,19 @@ class StagedRunner(Runner):
         return ranks.sum(torch.where(here[:, None], mine, 0.0).contiguous())
 
 
+def _counter(cache: KVCache, past: int, alone: bool) -> Tensor | None:
+    """Where `past` stands on a GPU while other tokens have been placed behind it. alone: none have."""
+    if alone or cache.pool is None:
+        return None
+    return torch.full((1,), past, dtype=torch.int32, device=cache.device)
+
+
 @contextmanager
 def _kept(cache: KVCache, kv_pass: CachePass | None, layer: int, phase: Phase) -> Iterator[LayerCache]:
     """A layer's keys and values, for as long as they are needed."""
     if kv_pass is None:
         yield cache.layer(layer)
         return
-    with _awaited(kv_pass.stream, kv_pass.first + layer, Stage.FETCH_KV, layer, phase):
+    with awaited(kv_pass.stream, kv_pass.first + layer, layer, stage(phase, Stage.FETCH_KV, layer)):
         yield kv_pass.layer(layer)
         kv_pass.release(layer)
-
-
-@contextmanager
-def _awaited(stream: SlotStream, turn: int, fetch: Stage, layer: int, phase: Phase) -> Iterator[None]:
-    """Begins once the turn's slot is filled; the wait, and the time within, are spans of the stream."""
-    wanted = perf_counter_ns()
-    with stage(phase, fetch, layer):
-        stream.wait(turn)
-    begin = perf_counter_ns()
-    yield
-    stream.note("wait", layer, wanted, begin)
-    stream.note("compute", layer, begin, perf_counter_ns())

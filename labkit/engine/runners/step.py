@@ -115,7 +115,7 @@ class Runner:
 
     @property
     def streamed(self) -> StreamedLayers | None:
-        """The layers that are read from a file in every step; None where all are in memory."""
+        """The layers that are fetched in every step; None where all are where they are needed."""
         return None
 
     @property

@@ -131,6 +131,7 @@ class Streamed(FromDisk):
             dtype=options.dtype,
             quant=options.quant,
             part=shard(config),
+            impl="cpp",
         )
         prepared(wanted, folder, gather_of(1))
 

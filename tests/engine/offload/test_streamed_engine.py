@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engines import FEW, error, fused, greedy, profiled, prompt, vanilla
-from offloaded import least_gb, stream_of, streamed, streamed_model
+from offloaded import least_gb, reader_of, stream_of, streamed, streamed_model
 from small_models import SMALL_CONFIGS, small_model
 from sweeps import crossed, swept
 
@@ -112,7 +112,7 @@ def test_the_whole_of_generate_runs_on_streamed_layers(tmp_path: Path) -> None:
 def test_engines_may_share_a_file(tmp_path: Path) -> None:
     """Several engines on one file at the same time, and several threads on one engine."""
     engines = [streamed("gptj", tmp_path), streamed("gptj", tmp_path)]
-    assert stream_of(engines[0]).stream.path == stream_of(engines[1]).stream.path
+    assert reader_of(engines[0]).path == reader_of(engines[1]).path
     want, found = greedy(fused("gptj"), prompt(1, 6), 20), {}
 
     def work(number: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from engines import fused, greedy, prompt, vanilla
-from offloaded import LEAST, least_gb, stream_of, streamed
+from offloaded import LEAST, least_gb, reader_of, stream_of, streamed
 from small_models import small_model
 
 import labkit
@@ -106,9 +106,9 @@ def test_without_direct_reads_nothing_stays_in_the_page_cache(tmp_path: Path, mo
     monkeypatch.setattr(layer_stream.os, "open", refusing)
     engine = streamed("gpt2", tmp_path)
     monkeypatch.undo()
-    assert not stream_of(engine).stream.direct
+    assert not reader_of(engine).direct
     assert torch.equal(greedy(engine, prompt(1, 5), 6), greedy(fused("gpt2"), prompt(1, 5), 6))
-    assert stream_of(streamed("gpt2", tmp_path)).stream.direct
+    assert reader_of(streamed("gpt2", tmp_path)).direct
 
 
 def test_too_little_memory_names_the_least_that_works(tmp_path: Path) -> None:

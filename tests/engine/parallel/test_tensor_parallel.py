@@ -140,6 +140,19 @@ def test_ranks_stream_their_own_layers(of_two: Any) -> None:
     assert len(list((of_two.folder / "streamed").glob("*/rank-*-of-02.safetensors"))) == 4
 
 
+def test_ranks_with_triton_kernels_copy_their_own_layers(of_two: Any) -> None:
+    """From the host's memory, and from a file of each; where one of them lacks memory all are told."""
+    if of_two.answers[0]["fetched"] is None:
+        pytest.skip("runs in Triton's interpreter")
+    for rank in of_two.answers:
+        for where in ("cpu", "disk"):
+            difference, copied = rank["fetched"][where]
+            assert difference <= 5e-5
+            assert 3 <= copied <= 3 + 2  # those that are copied ahead for the next step
+        assert "the 3 layers that don't stay on the GPU take" in rank["fetched"]["short"]
+    assert len(list((of_two.folder / "fetched").glob("*-rows-*/rank-*-of-02.safetensors"))) == 2
+
+
 def test_a_rank_that_cannot_read_its_layers_ends_the_step_of_all(of_two: Any) -> None:
     whole, damaged = (rank["streamed"]["damaged"] for rank in of_two.answers)
     assert all("another rank could not read its layers" in said for said in whole)

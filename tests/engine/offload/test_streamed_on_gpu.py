@@ -1,0 +1,295 @@
+"""Engines with Triton kernels whose layers come from the host's memory, or from a file through it, give the tokens of
+those that hold them. In Triton's interpreter, where a copy is done when it is handed on; the last tests need a GPU.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engines import error, greedy, profiled, prompt, result, shallow, vanilla
+from gpus import INTERPRETED, ON_GPU
+from offloaded import LEAST
+from small_models import small_model
+from sweeps import swept
+from torch import Tensor
+
+import labkit
+from labkit.engine.engine import FusedEngine
+from labkit.engine.offload import held, room
+from labkit.engine.runners import step
+from labkit.kernels.decode_step import StreamedLayers
+from labkit.kernels.layer_stream import LayerStream
+from labkit.kernels.layer_stream.device import DeviceStream, HeldBlocks
+from labkit.stages import Stage, parse
+
+interpreted = [pytest.mark.usefixtures("poisoned"), *INTERPRETED]
+LAYERS = 3  # one more than there are slots
+TOLERANCE = 1e-4  # of the range of the logits, against transformers in float32
+MODELS = ("llama", "gptj", "gpt2", "opt-post-norm", "bloom-normed-residual", "qwen3", "gpt-neo")
+WHERE = ("cpu", "disk")
+CASES = {f"{where}-{name}": (where, name) for where in WHERE for name in MODELS}
+INT8: dict[str, Any] = {"quant": {"weight": {"q_groups": 4}, "lm_head": True}}
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "float16": {"dtype": torch.float16},
+    "int8": INT8,
+    "int4": {"quant": {"weight": {"num_bits": 4, "q_groups": 3, "q_type": "asymmetric"}}},
+}
+STORED = {f"{name}-{where}": (how, where) for name, how in PRECISIONS.items() for where in WHERE}
+
+
+def marked(marks: list[Any]) -> Callable[[Any], Any]:
+    def with_marks(test: Any) -> Any:
+        for mark in marks:
+            test = mark(test)
+        return test
+
+    return with_marks
+
+
+def offload_to(where: str, folder: Path) -> dict[str, Any]:
+    return {"device": where, "slots": 2} | ({"path": folder} if where == "disk" else {})
+
+
+def least_gb(model: Any, offload: dict[str, Any], **options: Any) -> float:
+    with pytest.raises(ValueError, match=LEAST) as refused:
+        labkit.init_inference(model, impl="triton", offload=offload | {"resident_gb": 0}, **options)
+    found = LEAST.search(str(refused.value))
+    assert found is not None
+    return float(found[1])
+
+
+def streamed(model: Any, where: str, folder: Path, more_layers: int = 0, **options: Any) -> FusedEngine:
+    """With as few layers on the device as possible, or `more_layers`."""
+    offload = offload_to(where, folder)
+    resident_gb = least_gb(model, offload, **options)
+    if more_layers:
+        probe = labkit.init_inference(model, impl="triton", offload=offload | {"resident_gb": resident_gb}, **options)
+        resident_gb += more_layers * layers_of(probe).stream.slot_bytes / 1e9
+    engine = labkit.init_inference(model, impl="triton", offload=offload | {"resident_gb": resident_gb}, **options)
+    assert isinstance(engine, FusedEngine)
+    return engine
+
+
+def logits(engine: Any) -> Tensor:
+    """Of a prompt that is long enough for torch's products, which are faster than kernels in the interpreter."""
+    with torch.inference_mode():
+        return engine(prompt(1, 17)).logits
+
+
+def layers_of(engine: Any) -> StreamedLayers:
+    assert engine.streamed is not None
+    return engine.streamed
+
+
+def change(file: Path, at: int) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        byte = opened.read(1)
+        opened.seek(at)
+        opened.write(bytes([byte[0] ^ 0xFF]))
+
+
+@marked(interpreted)
+@pytest.mark.parametrize("case", swept(CASES, ["cpu-llama", "disk-gptj"]))
+def test_tokens_equal_vanilla(case: tuple[str, str], tmp_path: Path) -> None:
+    """A padded prompt op by op, then steps of five kernels in a layer or three; each layer is fetched once for each."""
+    (where, name), ids, mask = case, prompt(2, 10), torch.ones(2, 10, dtype=torch.long)
+    mask[0, :2] = 0
+    ids[0, :2] = 0
+    model = shallow(name, 4 if name == "gpt-neo" else LAYERS)
+    engine = streamed(model, where, tmp_path)
+    assert torch.equal(greedy(engine, ids, 3, attention_mask=mask), greedy(model, ids, 3, attention_mask=mask))
+    layers = layers_of(engine)
+    assert isinstance(layers.stream, DeviceStream)
+    assert isinstance(layers.stream.host, HeldBlocks if where == "cpu" else LayerStream)
+    count = model.config.num_hidden_layers
+    assert layers.layers == tuple(range(count))
+    assert 3 * count <= layers.stream.blocks_read <= 3 * count + layers.stream.slots
+    assert where == "disk" or not any(tmp_path.iterdir())
+
+
+@marked(interpreted)
+@pytest.mark.parametrize("case", swept(STORED, ["int4-cpu", "int8-disk"]))
+def test_logits_are_those_of_the_resident_engine_in_every_precision(
+    case: tuple[dict[str, Any], str], tmp_path: Path
+) -> None:
+    (options, where), model = case, shallow("llama", LAYERS)
+    resident = labkit.init_inference(model, impl="triton", **options)
+    assert torch.equal(logits(streamed(model, where, tmp_path, **options)), logits(resident))
+
+
+@marked(interpreted)
+@pytest.mark.parametrize("where", swept(WHERE, ["cpu"]))
+def test_with_more_memory_more_layers_stay(where: str, tmp_path: Path) -> None:
+    """And where all of them do, nothing is streamed."""
+    model = shallow("gpt2", LAYERS + 1)
+    some = streamed(model, where, tmp_path, more_layers=1)
+    assert len(layers_of(some).layers) == LAYERS
+    offload = offload_to(where, tmp_path) | {"resident_gb": 1}
+    whole = labkit.init_inference(model, impl="triton", offload=offload)
+    assert isinstance(whole, FusedEngine)
+    assert whole.streamed is None
+    want = logits(labkit.init_inference(model, impl="triton"))
+    assert torch.equal(logits(some), want)
+    assert torch.equal(logits(whole), want)
+
+
+@marked(interpreted)
+def test_a_long_prompt_fetches_each_layer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks that go through a layer one after the other, each behind the tokens of those before it in the cache."""
+    model = shallow("llama", LAYERS)
+    ids, mask = prompt(2, 30), torch.ones(2, 30, dtype=torch.long)
+    mask[0, :4] = 0
+    with torch.no_grad():
+        want = model(ids, attention_mask=mask).logits
+    engine = streamed(model, "cpu", tmp_path)
+    monkeypatch.setattr(step, "CHUNK_ROWS", 20)
+    found = engine(ids, attention_mask=mask).logits
+    assert float((found - want)[mask.bool()].abs().max() / want.std()) <= 1e-4
+    stream = layers_of(engine).stream
+    assert LAYERS <= stream.blocks_read <= LAYERS + stream.slots
+
+
+@marked(interpreted)
+def test_a_model_that_is_consumed_is_empty_afterwards(tmp_path: Path) -> None:
+    model = small_model("gpt2", num_hidden_layers=LAYERS)
+    engine = streamed(model, "cpu", tmp_path)
+    offload = offload_to("cpu", tmp_path) | {"resident_gb": 1.001 * layers_of(engine).resident_bytes / 1e9}
+    consumed = labkit.init_inference(model, impl="triton", offload=offload, consume_model=True)
+    assert layers_of(consumed).layers == tuple(range(LAYERS))
+    assert not sum(parameter.numel() for parameter in model.parameters())
+    assert torch.equal(logits(consumed), logits(engine))
+
+
+@marked(interpreted)
+@pytest.mark.parametrize("options", swept({"float32": {}, "int8": INT8}, ["int8"]))
+def test_a_checkpoint_of_a_triton_engine_is_streamed_as_it_is(options: dict[str, Any], tmp_path: Path) -> None:
+    """Nothing is written beside it; one for the C++ kernels has another layout and is packed anew."""
+    model = shallow("gpt2", LAYERS)
+    for impl in ("triton", "cpp"):
+        labkit.init_inference(model, impl=impl, save_mp_checkpoint_path=tmp_path / impl, **options)
+    want = logits(labkit.init_inference(model, impl="triton", **options))
+    for impl, written in (("triton", 0), ("cpp", 1)):
+        engine = streamed(labkit.resolve(str(tmp_path / impl)), "disk", tmp_path / f"of {impl}")
+        assert torch.equal(logits(engine), want)
+        assert len(list((tmp_path / f"of {impl}").rglob("*.safetensors"))) == written
+
+
+@marked(interpreted)
+def test_a_file_that_is_altered_is_noticed_and_the_engine_goes_on_when_it_is_whole(tmp_path: Path) -> None:
+    """In a step that follows others, which leaves the cache as it was."""
+    model, ids = shallow("gptj", LAYERS), prompt(1, 24)
+    engine = streamed(model, "disk", tmp_path)
+    (file,) = tmp_path.rglob("*.safetensors")
+    at = layers_of(engine).stream.blocks[1].offset + 8
+    cache = engine.module.new_cache()
+    with torch.no_grad():
+        want = model(ids).logits
+
+    def stepped() -> Tensor:
+        """The next token, behind those that the cache holds."""
+        length = cache.length
+        return result(engine.module, ids[:, length : length + 1], cache, follows=True)
+
+    def three_steps() -> None:
+        for _ in range(3):
+            stepped()
+
+    result(engine.module, ids[:, :20], cache)
+    assert error(stepped(), want[:, 20:21]) <= TOLERANCE
+    change(file, at)
+    with pytest.raises(RuntimeError, match=r"layer 1 of .* was altered"):
+        three_steps()  # what was read ahead before the change is good
+    change(file, at)
+    assert error(stepped(), want[:, cache.length - 1 : cache.length]) <= TOLERANCE
+
+
+@marked(interpreted)
+def test_a_profiler_sees_the_fetches(tmp_path: Path) -> None:
+    engine = streamed(shallow("gpt2", LAYERS), "cpu", tmp_path)
+    names = profiled(lambda: greedy(engine, prompt(1, 17), 2))
+    fetched = [parsed.layer for name in names if (parsed := parse(name)) and parsed.stage == Stage.FETCH]
+    assert fetched == [*range(LAYERS)] * 2
+
+
+@marked(INTERPRETED)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"offload": {}, "enable_cuda_graph": True}, "got offload beside enable_cuda_graph or dependent_launch"),
+        ({"offload": {}, "dependent_launch": True}, "got offload beside enable_cuda_graph or dependent_launch"),
+        ({"offload": {"device": "cpu", "path": "x"}}, "got path beside device='cpu', which writes nothing; leave one"),
+    ],
+    ids=str,
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        labkit.init_inference(vanilla("gpt2"), impl="triton", **options)
+
+
+@marked(INTERPRETED)
+def test_too_little_memory_of_the_host_is_said_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, offload = shallow("gpt2", LAYERS), offload_to("cpu", tmp_path)
+    resident_gb = least_gb(model, offload)
+    monkeypatch.setattr(held.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    words = rf"the {LAYERS} layers that don't stay on the GPU take \d+ bytes .* has 1000 available; use device='disk'"
+    with pytest.raises(ValueError, match=words):
+        labkit.init_inference(model, impl="triton", offload=offload | {"resident_gb": resident_gb})
+
+
+def test_more_memory_than_a_gpu_has_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(room, "free_on_gpu", lambda device: 70_000_000_000)
+    with pytest.raises(ValueError, match=r"got resident_gb = 80.0, and the GPU has 70 GB free; pass less"):
+        room.room_for_weights(room.Offload(device="cpu", resident_gb=80), 4, gpu)
+    assert room.room_for_weights(room.Offload(device="cpu", resident_gb=60), 4, gpu) == 60e9
+    assert room.room_for_weights(room.Offload(device="cpu"), 4, gpu) == pytest.approx(49e9)
+
+
+def large(name: str) -> Any:
+    """With layers of some MB, so that copies and kernels take long enough to meet."""
+    sizes: dict[str, Any] = {"hidden_size": 1152, "num_attention_heads": 6, "max_position_embeddings": 1024}
+    sizes |= {"llama": {"intermediate_size": 4096}, "gptj": {"n_inner": 4096}}[name]
+    return small_model(name, num_hidden_layers=8, **sizes)
+
+
+@marked(ON_GPU)
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", ["llama", "gptj"])
+@pytest.mark.parametrize("options", [{}, INT8], ids=["float32", "int8"])
+def test_tokens_of_a_gpu_equal_those_of_the_resident_engine(
+    options: dict[str, Any], name: str, where: str, tmp_path: Path
+) -> None:
+    """Again and again, of a prompt in several chunks and the steps behind it."""
+    model, ids = large(name), prompt(3, 700).cuda()
+    resident = labkit.init_inference(model, impl="triton", enable_cuda_graph=False, **options)
+    engine, want = streamed(model, where, tmp_path, **options), greedy(resident, ids, 20)
+    for _ in range(5):
+        assert torch.equal(greedy(engine, ids, 20), want)
+
+
+@marked(ON_GPU)
+@pytest.mark.parametrize("where", WHERE)
+def test_the_weights_on_a_gpu_take_no_more_than_what_was_given(where: str, tmp_path: Path) -> None:
+    model, before = large("llama"), torch.cuda.memory_allocated()
+    engine = streamed(model, where, tmp_path, more_layers=2)
+    vectors = 8 * 64 * 1024  # of the streamed layers
+    assert torch.cuda.memory_allocated() - before <= layers_of(engine).resident_bytes + vectors
+
+
+@marked(ON_GPU)
+def test_a_slot_is_filled_behind_its_use_and_used_when_it_is_filled(tmp_path: Path) -> None:
+    """As the GPU's own clock has it, to a microsecond."""
+    engine = streamed(large("llama"), "cpu", tmp_path)
+    greedy(engine, prompt(1, 5), 4)
+    stream = layers_of(engine).stream
+    spans = stream.take_spans()
+    copies, computed = ([span for span in spans if span.kind == kind] for kind in ("copy", "compute"))
+    for turn, used in enumerate(computed):
+        assert copies[turn].layer == used.layer
+        assert copies[turn].end_ns <= used.begin_ns + 1000
+        if turn + stream.slots < len(copies):
+            assert copies[turn + stream.slots].begin_ns >= used.end_ns - 1000

@@ -1,0 +1,261 @@
+"""A stream of layers into slots on a GPU: what is computed with a slot finds the right layer, at whatever pace the GPU
+works, and the host's memory is not written to while the GPU copies from it.
+
+There is no GPU here: one is played (`played_gpus`).
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from played_gpus import PlayedCuda, PlayedGpu
+from torch import Tensor
+
+from labkit.kernels import build
+from labkit.kernels.layer_stream import PAGE, Block, LayerStream, StreamSpan, digest_of
+from labkit.kernels.layer_stream.device import DeviceStream, HeldBlocks
+from labkit.kernels.layer_stream.queues import CpuQueues, GpuQueues
+from labkit.system.errors import RunError, UserError
+
+LAYERS, SIZE = 5, 64
+CPU = torch.device("cpu")
+
+
+class HastyHost:
+    """Blocks of a file as `LayerStream` gives them, in slots that are overwritten as soon as they are released. Block i
+    is SIZE bytes of i. `failed`: the next block can't be read.
+    """
+
+    def __init__(self, slots: int, random: Random) -> None:
+        self.blocks = tuple(Block(layer, layer * SIZE, SIZE, 0) for layer in range(LAYERS))
+        self.slots, self.slot_bytes, self.failed = slots, SIZE, False
+        self.all_slots, self.read_s = torch.empty(slots * SIZE, dtype=torch.uint8), 0.0
+        self._released, self._random = 0, random
+        self._fill(0)
+
+    def begin_pass(self) -> int:
+        self._fill(-(-self._released // LAYERS) * LAYERS)
+        self.failed = False
+        return self._released
+
+    def wait(self, turn: int) -> None:
+        assert self._released <= turn < self._released + self.slots, "it would wait forever"
+
+    def filled(self, turn: int) -> bool:
+        return self._released <= turn < self._released + self.slots and self._random.random() < 0.5
+
+    def memory(self, turn: int) -> Tensor:
+        begin = turn % self.slots * SIZE
+        return self.all_slots[begin : begin + SIZE]
+
+    def release(self, turn: int) -> None:
+        assert turn == self._released, "blocks are released in their order"
+        self._fill(turn + 1)
+
+    def check(self) -> None:
+        if self.failed:
+            raise RunError("a broken disk")
+
+    def take_spans(self) -> list[StreamSpan]:
+        return []
+
+    def close(self) -> None: ...
+
+    def _fill(self, released: int) -> None:
+        self._released = released
+        for turn in range(released, released + self.slots):
+            self.memory(turn).fill_(turn % LAYERS)
+
+
+def held_blocks(random: Random) -> HeldBlocks:
+    host = HeldBlocks(range(LAYERS), SIZE)
+    for layer in range(LAYERS):
+        host.memory(layer).fill_(layer)
+    return host
+
+
+HOSTS: dict[str, Callable[[Random], Any]] = {
+    "held": held_blocks,
+    "two slots": lambda random: HastyHost(2, random),
+    "four slots": lambda random: HastyHost(4, random),
+}
+
+
+Seen = list[list[int]]  # what slots held
+
+
+def compute_pass(stream: DeviceStream, gpu: PlayedGpu, seen: Seen, layers: int = LAYERS) -> None:
+    """A pass, or its first layers; `seen` gets what their slots hold when the GPU computes with them."""
+
+    def look(turn: int) -> None:
+        seen.append(stream.memory(turn).tolist())
+
+    first = stream.begin_pass()
+    for turn in range(first, first + layers):
+        stream.wait(turn)
+        for _ in range(3):
+            gpu.compute(partial(look, turn))
+        if layers == LAYERS or turn < first + layers - 1:  # one that is left half-way does not get to its end
+            stream.release(turn)
+
+
+def expected(layers: Sequence[int]) -> list[list[int]]:
+    return [[layer] * SIZE for layer in layers for _ in range(3)]
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+@pytest.mark.parametrize("host", HOSTS)
+def test_every_layer_is_whole_in_its_slot_while_it_is_used(host: str, slots: int) -> None:
+    for seed in range(30):
+        gpu, seen = PlayedGpu(seed), Seen()
+        stream = DeviceStream(HOSTS[host](gpu.random), slots, CPU, gpu)
+        for _ in range(4):
+            compute_pass(stream, gpu, seen)
+        gpu.finish_all()
+        assert seen == expected([*range(LAYERS)] * 4)
+        assert 4 * LAYERS <= stream.blocks_read <= 4 * LAYERS + slots
+        assert stream.bytes_read == SIZE * stream.blocks_read
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_queues_of_cuda_keep_the_order_that_a_stream_of_layers_needs(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, through CUDA's events and streams, which are played."""
+    for seed in range(15):
+        gpu, seen = PlayedGpu(seed), Seen()
+        with PlayedCuda(gpu, monkeypatch):
+            stream = DeviceStream(HOSTS[host](gpu.random), 2, CPU, GpuQueues(CPU))
+            for _ in range(3):
+                compute_pass(stream, gpu, seen)
+        gpu.finish_all()
+        assert seen == expected([*range(LAYERS)] * 3)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_after_a_pass_that_was_left_the_next_begins_with_the_first_layer(host: str) -> None:
+    for seed in range(30):
+        gpu, seen = PlayedGpu(seed), Seen()
+        stream = DeviceStream(HOSTS[host](gpu.random), 3, CPU, gpu)
+        left = 1 + seed % (LAYERS - 1)
+        for layers in (LAYERS, left, LAYERS, LAYERS):
+            compute_pass(stream, gpu, seen, layers)
+        gpu.finish_all()
+        assert seen == expected([*range(LAYERS), *range(left), *range(LAYERS), *range(LAYERS)])
+
+
+def test_a_pass_that_fails_goes_on_without_waiting_and_the_next_is_whole() -> None:
+    for seed in range(30):
+        gpu, seen = PlayedGpu(seed), Seen()
+        host = HastyHost(3, gpu.random)
+        stream = DeviceStream(host, 2, CPU, gpu)
+        compute_pass(stream, gpu, seen)
+        first = stream.begin_pass()
+        for turn in range(first, first + LAYERS):
+            host.failed |= turn == first + seed % LAYERS
+            stream.wait(turn)
+            stream.release(turn)
+        assert stream.failed
+        with pytest.raises(RunError, match="a broken disk"):
+            stream.check()
+        compute_pass(stream, gpu, seen)
+        stream.check()
+        gpu.finish_all()
+        assert seen == expected([*range(LAYERS), *range(LAYERS)])
+
+
+def written_blocks(file: Path) -> tuple[Any, list[Block]]:
+    """The library of the kernels, and blocks of a file, of two pages each."""
+    library, size = build.load("float32"), 2 * PAGE
+    data = torch.arange(LAYERS, dtype=torch.uint8).repeat_interleave(size)
+    file.write_bytes(data.numpy().tobytes())
+    pieces = enumerate(data.split(size))
+    return library, [Block(layer, layer * size, size, digest_of(library, piece)) for layer, piece in pieces]
+
+
+def test_a_file_is_read_on_into_the_slots_and_what_is_wrong_with_it_is_told(tmp_path: Path) -> None:
+    """Through the host's slots, of which there are fewer than layers, and past an error."""
+    library, blocks = written_blocks(tmp_path / "layers")
+    stream = DeviceStream(LayerStream(library, tmp_path / "layers", blocks, 2), 3, CPU)
+
+    def layers_of_a_pass() -> list[int]:
+        found, first = [], stream.begin_pass()
+        for turn in range(first, first + LAYERS):
+            stream.wait(turn)
+            (value,) = stream.memory(turn).unique().tolist()
+            found.append(value)
+            stream.release(turn)
+        return found
+
+    def three_passes() -> list[int]:
+        found = []
+        for _ in range(3):
+            found += layers_of_a_pass()
+            stream.check()
+        return found
+
+    assert three_passes() == [*range(LAYERS)] * 3
+    spans = stream.take_spans()
+    assert sum(span.kind == "read" for span in spans) >= 3 * LAYERS
+    for kind in ("wait", "compute"):
+        assert [span.layer for span in spans if span.kind == kind] == [*range(LAYERS)] * 3
+    assert [span.layer for span in spans if span.kind == "copy"][: 3 * LAYERS] == [*range(LAYERS)] * 3
+    assert all(span.begin_ns <= span.end_ns for span in spans)
+    with (tmp_path / "layers").open("r+b") as file:
+        file.seek(blocks[3].offset)
+        file.write(b"\x09")
+    with pytest.raises(RunError, match=r"layer 3 of .* was altered"):
+        three_passes()  # what was read before the change is good
+    written_blocks(tmp_path / "layers")
+    assert layers_of_a_pass() == [*range(LAYERS)]
+    stream.check()
+
+
+def test_memory_is_let_go_of_when_no_copy_reads_it_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Noting(CpuQueues):
+        def pin(self, memory: Tensor) -> None:
+            done.append("pin")
+
+        def finish_copies(self) -> None:
+            done.append("finish")
+
+        def unpin(self, memory: Tensor) -> None:
+            done.append("unpin")
+
+    library, blocks = written_blocks(tmp_path / "layers")
+    stream = DeviceStream(LayerStream(library, tmp_path / "layers", blocks, 2), 2, CPU, Noting())
+    close = stream.host.close
+
+    def closed() -> None:
+        done.append("close")
+        close()
+
+    monkeypatch.setattr(stream.host, "close", closed)
+    assert done == ["pin"]
+    del stream
+    gc.collect()
+    assert done == ["pin", "finish", "close", "unpin"]
+
+
+def test_memory_that_cannot_be_pinned_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(address: int, size: int, flags: int) -> int:
+        asked.append((address, size))
+        return 2  # cudaErrorMemoryAllocation
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=refuse))
+    memory = torch.empty(12345, dtype=torch.uint8)
+    with pytest.raises(
+        UserError, match=r"12345 bytes of the host's memory can't be pinned .*CUDA error 2\); free some"
+    ):
+        GpuQueues.pin(memory)
+    assert asked == [(memory.data_ptr(), 12345)]

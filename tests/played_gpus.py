@@ -1,0 +1,144 @@
+"""A GPU that is played: its two queues go on when a seeded generator says so, or when they must."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from labkit.kernels.layer_stream.queues import GpuQueues
+
+
+class PlayedMark:
+    passed = False
+
+
+class PlayedGpu:
+    """Two queues of work. It does some of it only while the host asks how far it is, or waits."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.computing: deque[Any] = deque()  # what to do, or a mark to wait for, or one to pass
+        self.copying: deque[Any] = deque()
+
+    def mark(self) -> PlayedMark:
+        return self._marked(self.computing)
+
+    def compute(self, work: Callable[[], None]) -> None:
+        self.computing.append(("do", work))
+
+    def compute_after(self, mark: PlayedMark) -> None:
+        self.computing.append(("wait", mark))
+
+    def copy(self, to: Tensor, data: Tensor, after: PlayedMark) -> tuple[PlayedMark, PlayedMark]:
+        self.copying.append(("wait", after))
+        begin = self._marked(self.copying)
+        half = len(data) // 2
+        for part in (slice(half), slice(half, None)):  # whoever does not wait for it sees half a copy
+            self.copying.append(("do", lambda part=part: to[part].copy_(data[part])))
+        return begin, self._marked(self.copying)
+
+    def passed(self, mark: PlayedMark) -> bool:
+        for _ in range(self.random.choice((0, 0, 1, 2, 5, 20))):
+            self._go_on()
+        return mark.passed
+
+    def finish(self, mark: PlayedMark) -> None:
+        while not mark.passed:
+            assert self._go_on(), "the two queues wait for each other"
+
+    def finish_all(self) -> None:
+        while self._go_on():
+            pass
+        assert not self.computing
+        assert not self.copying
+
+    def finish_copies(self) -> None: ...
+
+    def times_ns(self, marks: Sequence[PlayedMark]) -> list[int]:
+        return [0] * len(marks)
+
+    def pin(self, memory: Tensor) -> None: ...
+
+    def unpin(self, memory: Tensor) -> None: ...
+
+    def _marked(self, queue: deque[Any]) -> PlayedMark:
+        mark = PlayedMark()
+        queue.append(("pass", mark))
+        return mark
+
+    def _go_on(self) -> bool:
+        """Does the next piece of work of a queue that need not wait; False where there is none."""
+        ready = [
+            each for each in (self.computing, self.copying) if each and (each[0][0] != "wait" or each[0][1].passed)
+        ]
+        if not ready:
+            return False
+        what, given = self.random.choice(ready).popleft()
+        if what == "do":
+            given()
+        elif what == "pass":
+            given.passed = True
+        return True
+
+
+class PlayedEvent(PlayedMark):
+    """A CUDA event of a played GPU, which `played` is."""
+
+    played: PlayedGpu
+
+    def __init__(self, enable_timing: bool) -> None:
+        pass
+
+    def record(self, stream: "PlayedStream") -> None:
+        stream.queue.append(("pass", self))
+
+    def query(self) -> bool:
+        return self.played.passed(self)
+
+    def synchronize(self) -> None:
+        self.played.finish(self)
+
+
+class PlayedStream:
+    """A CUDA stream: one of the two queues of a played GPU."""
+
+    def __init__(self, queue: deque[Any]) -> None:
+        self.queue = queue
+
+    def wait_event(self, event: PlayedEvent) -> None:
+        self.queue.append(("wait", event))
+
+    def synchronize(self) -> None: ...
+
+
+class PlayedCuda(TorchFunctionMode):
+    """torch.cuda on a played GPU: copies that need not be waited for go into the queue of the current stream."""
+
+    def __init__(self, gpu: PlayedGpu, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.current = PlayedStream(gpu.computing)
+        patch.setattr(torch.cuda, "Event", type("Event", (PlayedEvent,), {"played": gpu}))
+        patch.setattr(torch.cuda, "Stream", lambda device: PlayedStream(gpu.copying))
+        patch.setattr(torch.cuda, "current_stream", lambda device: self.current)
+        patch.setattr(torch.cuda, "stream", self.within)
+        patch.setattr(GpuQueues, "pin", lambda self, memory: None)
+        patch.setattr(GpuQueues, "unpin", lambda self, memory: None)
+
+    @contextmanager
+    def within(self, stream: PlayedStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.copy_ and kwargs and kwargs.get("non_blocking"):
+            to, data = args
+            self.current.queue.append(("do", lambda: to.copy_(data)))
+            return to
+        return func(*args, **(kwargs or {}))
