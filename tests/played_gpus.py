@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from labkit.kernels.layer_stream.queues import GpuQueues
-
 
 class PlayedMark:
     passed = False
@@ -127,8 +125,6 @@ class PlayedCuda(TorchFunctionMode):
         patch.setattr(torch.cuda, "Stream", lambda device: PlayedStream(gpu.copying))
         patch.setattr(torch.cuda, "current_stream", lambda device: self.current)
         patch.setattr(torch.cuda, "stream", self.within)
-        patch.setattr(GpuQueues, "pin", lambda self, memory: None)
-        patch.setattr(GpuQueues, "unpin", lambda self, memory: None)
 
     @contextmanager
     def within(self, stream: PlayedStream) -> Iterator[None]:

@@ -27,7 +27,6 @@ class HostBlocks(Protocol):
 
     slots: int
     slot_bytes: int
-    all_slots: Tensor
     blocks: tuple[Block, ...]
 
     @property
@@ -65,7 +64,7 @@ class HeldBlocks:
         """block_bytes: of each layer."""
         self.blocks = tuple(Block(layer, at * block_bytes, block_bytes) for at, layer in enumerate(layers))
         self.slots, self.slot_bytes = len(layers), block_bytes
-        self.all_slots = reserved(self.slots * block_bytes)
+        self._memory = reserved(self.slots * block_bytes)
         self._next = 0
 
     def begin_pass(self) -> int:
@@ -79,7 +78,7 @@ class HeldBlocks:
 
     def memory(self, turn: int) -> Tensor:
         begin = turn % self.slots * self.slot_bytes
-        return self.all_slots[begin : begin + self.slot_bytes]
+        return self._memory[begin : begin + self.slot_bytes]
 
     def release(self, turn: int) -> None:
         self._next = turn + 1
@@ -108,21 +107,20 @@ class PendingSpan(NamedTuple):
 
 class DeviceStream:
     """The blocks of the host in `slots` pieces of a GPU's memory: the interface of `LayerStream`, used in the same way
-    by one thread at a time. Between `wait` and `release` of a turn its slot may be read by what is launched on the
-    current CUDA stream.
+    by one thread at a time. The host's memory is pinned by `pin`. Between `wait` and `release` of a turn its slot may
+    be read by what is launched on the current CUDA stream.
 
     A slot's next block is copied as soon as it is released, and read ahead into the next pass. A pass whose blocks
     can't be read goes on, with no longer waiting, and `check` tells.
     """
 
     def __init__(self, host: HostBlocks, slots: int, device: torch.device, queues: Queues | None = None) -> None:
-        """Pins the host's memory; raises UserError where that is not allowed."""
         self.host, self.slots = host, slots
         self.blocks, self.slot_bytes = host.blocks, host.slot_bytes
         self.blocks_read = self.bytes_read = 0  # that have been copied to the device, since the beginning
         self._queues = queues or queues_of(device)
-        self._queues.pin(host.all_slots)
-        self.close = weakref.finalize(self, _closed, self._queues, host)
+        self._pinned: list[Tensor] = []
+        self.close = weakref.finalize(self, _closed, self._queues, host, self._pinned)
         with torch.inference_mode(False):  # steps write to them outside of it
             self._memory = torch.empty(slots * self.slot_bytes, dtype=torch.uint8, device=device)
         self._next = self._released = 0  # the turn to be copied next; turns before this one are over
@@ -131,6 +129,13 @@ class DeviceStream:
         self._under_way: deque[UnderWay] = deque()
         self._spans: deque[PendingSpan] = deque(maxlen=MOST_PENDING)
         self._begun: Mark = self._used[0]
+
+    def pin(self, memory: Tensor) -> None:
+        """Lets the device fetch from this memory of the host beside its work, until the stream's end: for memory that
+        is not pinned the host waits. Raises UserError where the system does not allow that.
+        """
+        self._queues.pin(memory)
+        self._pinned.append(memory)
 
     def memory(self, turn: int) -> Tensor:
         """uint8 [slot_bytes] on the device: the slot of a turn."""
@@ -231,8 +236,9 @@ class DeviceStream:
         return self.blocks[turn % len(self.blocks)].layer
 
 
-def _closed(queues: Queues, host: HostBlocks) -> None:
+def _closed(queues: Queues, host: HostBlocks, pinned: list[Tensor]) -> None:
     """Lets the copies end that read the host's memory, before that is gone."""
     queues.finish_copies()
     host.close()
-    queues.unpin(host.all_slots)
+    for memory in pinned:
+        queues.unpin(memory)

@@ -35,7 +35,7 @@ class HastyHost:
     def __init__(self, slots: int, random: Random) -> None:
         self.blocks = tuple(Block(layer, layer * SIZE, SIZE, 0) for layer in range(LAYERS))
         self.slots, self.slot_bytes, self.failed = slots, SIZE, False
-        self.all_slots, self.read_s = torch.empty(slots * SIZE, dtype=torch.uint8), 0.0
+        self._memory, self.read_s = torch.empty(slots * SIZE, dtype=torch.uint8), 0.0
         self._released, self._random = 0, random
         self._fill(0)
 
@@ -52,7 +52,7 @@ class HastyHost:
 
     def memory(self, turn: int) -> Tensor:
         begin = turn % self.slots * SIZE
-        return self.all_slots[begin : begin + SIZE]
+        return self._memory[begin : begin + SIZE]
 
     def release(self, turn: int) -> None:
         assert turn == self._released, "blocks are released in their order"
@@ -239,6 +239,7 @@ def test_memory_is_let_go_of_when_no_copy_reads_it_any_more(tmp_path: Path, monk
         close()
 
     monkeypatch.setattr(stream.host, "close", closed)
+    stream.pin(torch.empty(1, dtype=torch.uint8))
     assert done == ["pin"]
     del stream
     gc.collect()

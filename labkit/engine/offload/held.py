@@ -47,8 +47,7 @@ def on_host(
         wanted.policy, wanted.source, wanted.dtype, wanted.impl, wanted.quant, wanted.part
     )
     builder = Builder(part, wanted.dtype, wanted.impl, wanted.quant, Heap(device))
-    with torch.inference_mode():
-        own = _sizes(wanted, builder, canonical)
+    own = made_by_all(lambda: _sizes(wanted, builder, canonical), gather)
     room = min(gather(made_by_all(lambda: room_for_weights(offload, part.size, device), gather)))
     resident = residents(max(gather(own), key=lambda sizes: sizes.all), room, offload.slots)
     numbers = {layer: number for number, layer in enumerate(layer for layer in part.layers if layer not in resident)}
@@ -57,19 +56,23 @@ def on_host(
         blocks = [layer - part.layers.start for layer in numbers]
         needs = gather((node(), len(blocks) * own.largest))
         needed = sum(size for machine, size in needs if machine == node())
-        stream = made_by_all(lambda: _stream(blocks, own.largest, needed, offload.slots, device), gather)
+        if done_with is None:  # else the layers are freed where they come from
+            made_by_all(lambda: _require_room(len(blocks), needed), gather)
+        stream = DeviceStream(HeldBlocks(blocks, own.largest), offload.slots, device)
         places = tuple(numbers.get(layer, -1) for layer in part.layers)
         streamed = StreamedLayers(stream, places, own.all - (len(numbers) - offload.slots) * own.largest)
         builder = SplitBuilder(
             part, wanted.dtype, wanted.impl, wanted.quant, Heap(device), stream=stream, numbers=numbers
         )
     with torch.inference_mode():
-        return build_layers(wanted.config, canonical, builder, done_with=done_with), streamed
+        weights = made_by_all(lambda: build_layers(wanted.config, canonical, builder, done_with=done_with), gather)
+    return weights, streamed
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitBuilder(Builder):
-    """Puts the matrices of some layers into blocks of the host's memory, and everything else on the device.
+    """Puts the matrices of some layers into blocks of the host's memory, which are pinned one after the other, and
+    everything else on the device.
 
     numbers: of these layers' blocks. Their records show their matrices in the stream's first slot.
     """
@@ -81,13 +84,16 @@ class SplitBuilder(Builder):
         if index not in self.numbers:
             return super().layer(index, tensors, norm_before)
         beside = Builder(self.part, self.dtype, self.impl, self.quant, MatricesOnHost(self.device), self.at_once)
-        block, slot = Arena(self.stream.host.memory(self.numbers[index])), Arena(self.stream.memory(0))
+        memory = self.stream.host.memory(self.numbers[index])
+        block, slot = Arena(memory), Arena(self.stream.memory(0))
 
         def moved(tensor: Tensor) -> Tensor:
             block.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
             return slot.empty(tuple(tensor.shape), tensor.dtype)
 
-        return beside.layer(index, tensors, norm_before).with_matrices(moved)
+        layer = beside.layer(index, tensors, norm_before).with_matrices(moved)
+        self.stream.pin(memory)
+        return layer
 
 
 class MatricesOnHost:
@@ -105,7 +111,8 @@ class MatricesOnHost:
 def _sizes(wanted: Wanted, builder: Builder, canonical: CanonicalLayers) -> WeightSizes:
     """Of this rank's part, by its first layer: all of them have the same shapes."""
     part, builder = builder.part, replace(builder, place=Heap(CPU))
-    first = builder.layer(part.layers.start, canonical.layer(part.layers.start, builder.empty), Norm())
+    with torch.inference_mode():
+        first = builder.layer(part.layers.start, canonical.layer(part.layers.start, builder.empty), Norm())
     tensors = [each for linear in matrices_of(first).values() for each in (linear.weight, linear.scales)]
     size = sum(aligned(tensor.nbytes) for tensor in tensors if tensor is not None)
     types = {wanted.dtype, float_dtype(wanted.dtype)} if has_codes(wanted.source) else {wanted.dtype}
@@ -113,12 +120,11 @@ def _sizes(wanted: Wanted, builder: Builder, canonical: CanonicalLayers) -> Weig
     return WeightSizes(outside, dict.fromkeys(part.layers, -(-size // PAGE) * PAGE))
 
 
-def _stream(layers: list[int], block_bytes: int, needed: int, slots: int, device: torch.device) -> DeviceStream:
-    """needed: bytes that all ranks on this machine take for their layers."""
+def _require_room(layers: int, needed: int) -> None:
+    """layers: of this rank. needed: bytes that all ranks on this machine take for theirs."""
     available = psutil.virtual_memory().available
     if needed > available:
         raise UserError(
-            f"offload: the {len(layers)} layers that don't stay on the GPU take {needed} bytes of the host's memory, "
-            f"which has {available} available; use device='disk', or a larger resident_gb"
+            f"offload: the {layers} layers that don't stay on the GPU take {needed} bytes of the host's memory, which "
+            f"has {available} available; use device='disk', or a larger resident_gb"
         )
-    return DeviceStream(HeldBlocks(layers, block_bytes), slots, device)

@@ -48,7 +48,7 @@ def opened(
         reader = LayerStream(library, saved.folder / file.name, blocks, offload.slots)
         stream: LayerStream | DeviceStream = reader
         if wanted.impl == "triton":
-            stream = made_by_all(lambda: DeviceStream(reader, offload.slots, device), gather)
+            stream = made_by_all(lambda: _copied_on(reader, offload.slots, device), gather)
         missing = sum(block.bytes for block in blocks) - offload.slots * stream.slot_bytes
         streamed = StreamedLayers(stream, _block_of(blocks, len(part.layers)), file.bytes - missing)
         slots = {block.layer + first: (stream.memory(0), block.offset) for block in blocks}
@@ -57,6 +57,12 @@ def opened(
         builder = Builder(part, wanted.dtype, wanted.impl, wanted.quant, place)
         weights = build_layers(wanted.config, Streaming(saved, part, slots), builder)
     return weights, streamed
+
+
+def _copied_on(reader: LayerStream, slots: int, device: torch.device) -> DeviceStream:
+    stream = DeviceStream(reader, slots, device)
+    stream.pin(reader.all_slots)
+    return stream
 
 
 def _block_of(blocks: list[Block], layers: int) -> tuple[int, ...]:

@@ -23,7 +23,9 @@ from labkit.engine.runners import step
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import LayerStream
 from labkit.kernels.layer_stream.device import DeviceStream, HeldBlocks
+from labkit.kernels.layer_stream.queues import CpuQueues
 from labkit.stages import Stage, parse
+from labkit.system.errors import UserError
 
 interpreted = [pytest.mark.usefixtures("poisoned"), *INTERPRETED]
 LAYERS = 3  # one more than there are slots
@@ -228,6 +230,35 @@ def test_a_profiler_sees_the_fetches(tmp_path: Path) -> None:
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         labkit.init_inference(vanilla("gpt2"), impl="triton", **options)
+
+
+@marked(INTERPRETED)
+@pytest.mark.parametrize("where", WHERE)
+def test_the_memory_that_layers_are_copied_from_is_pinned(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All layers of the host's memory, or the slots that a file is read into; where that is refused, it is said."""
+    pinned: list[tuple[int, int]] = []
+
+    def pin(queues: CpuQueues, memory: Tensor) -> None:
+        pinned.append((memory.data_ptr(), memory.nbytes))
+
+    monkeypatch.setattr(CpuQueues, "pin", pin)
+    model = shallow("gpt2", LAYERS)
+    stream = layers_of(streamed(model, where, tmp_path)).stream
+    assert isinstance(stream, DeviceStream)
+    wanted = [stream.host.memory(turn) for turn in range(stream.host.slots)]
+    for each in wanted:
+        begin, end = each.data_ptr(), each.data_ptr() + each.nbytes
+        assert any(at <= begin and end <= at + size for at, size in pinned)
+    assert sum(size for _, size in pinned) == sum(each.nbytes for each in wanted)
+
+    def refuse(queues: CpuQueues, memory: Tensor) -> None:
+        raise UserError(f"{memory.nbytes} bytes can't be pinned")
+
+    monkeypatch.setattr(CpuQueues, "pin", refuse)
+    with pytest.raises(ValueError, match=r"\d+ bytes can't be pinned"):
+        streamed(model, where, tmp_path)
 
 
 @marked(INTERPRETED)
