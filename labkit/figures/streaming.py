@@ -54,7 +54,7 @@ def batch_figure(study: StreamingStudy) -> go.Figure:
     )  # fmt: skip
     _mark(figure, plan.largest_batch, f"largest that fits: {plan.largest_batch:,}", SOFT, right=False)
     if plan.free_batch is not None:
-        _mark(figure, plan.free_batch, f"free from {plan.free_batch:,} on", LIMIT, right=True, below=True)
+        _mark(figure, plan.free_batch, f"r*: free from {plan.free_batch:,} on", LIMIT, right=True, below=True)
     ticks = [batch for batch in [step * 10**power for power in range(7) for step in STEPS] if batch <= end]
     figure.update_xaxes(
         type="log", title="sequences in a batch", tickvals=ticks, ticktext=[f"{each:,}" for each in ticks]

@@ -9,6 +9,7 @@ import pytest
 from browser_lab import needs_browser
 from comparisons import comparison
 from precision_studies import study
+from streaming_studies import study as streaming_study
 from traces import FUSED, VANILLA, decode
 
 from labkit import figures
@@ -50,11 +51,14 @@ DRAWN = "() => document.documentElement.dataset.drawn"
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A page of many figures, which logs no errors."""
     record, precisions, traces = comparison(), study(), (decode(VANILLA, steps=8), decode(FUSED, steps=8))
+    streamed = streaming_study()
     drawings = [
         *(draw(record) for draw in (figures.per_token_figure, figures.latency_figure, figures.stage_figure)),
         *(draw(record) for draw in (figures.region_figure, figures.published_figure)),
         *(draw(precisions) for draw in (figures.front_figure, figures.costs_figure, figures.outliers_figure)),
         figures.errors_figure(precisions),
+        *(draw(streamed) for draw in (figures.batch_figure, figures.memory_figure, figures.residency_figure)),
+        *(draw(streamed) for draw in (figures.offload_figure, figures.stream_timeline_figure)),
         figures.cut_figure(model_config_of(PRESETS["qwen2-0.5b"].hf_config), 4),
         figures.difference_figure(explain(*traces)),
         figures.stage_table_figure(stage_table(traces[0], ("stage",))),

@@ -25,6 +25,7 @@ def test_a_missing_value_says_why() -> None:
         ("gptj6b-generate-128", "hf vanilla", "fp16", 1, 5357.65),
         ("bloom7b1-8xa6000", "ds-inference", "fp16", 8, 2.42),
         ("bloom176b-8xa100", "ds-inference", "fp16", 128, 0.69),
+        ("zero-inference-a6000", "zero-inference nvme offload", "fp16", 32, 0.39),
     ],
 )
 def test_values_are_those_of_the_articles(table: str, method: str, precision: str, batch: int, value: float) -> None:

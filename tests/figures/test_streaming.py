@@ -41,7 +41,7 @@ def test_the_batch_from_which_streaming_is_free_and_the_largest_are_marked() -> 
     figure = batch_figure(found)
     assert {shape.x0 for shape in figure.layout.shapes} == {found.plan.largest_batch, found.plan.free_batch}
     assert f"largest that fits: {found.plan.largest_batch:,}" in texts(figure)
-    assert f"free from {found.plan.free_batch:,} on" in texts(figure)
+    assert f"r*: free from {found.plan.free_batch:,} on" in texts(figure)
 
 
 def test_a_disk_that_was_not_steady_is_said() -> None:

@@ -27,7 +27,11 @@ def predicted_table(plan: StreamingPlan) -> ResultTable:
             )
             for step in map(plan.step, plan.batches)
         ),
-        claim=Claim(f"The largest batch that fits is {plan.largest_batch:,}.", "bold", free_sentence(plan)),
+        claim=Claim(
+            f"The largest batch that fits is {plan.largest_batch:,}.",
+            "bold",
+            f"{free_sentence(plan)} {_rows_sentence(plan)}",
+        ),
         notes=_notes(plan),
     )
 
@@ -88,10 +92,11 @@ def free_sentence(plan: StreamingPlan) -> str:
     if plan.free_batch is None:
         return "Beside one sequence the whole model fits into memory, so that nothing is streamed."
     reached = "which fits" if plan.free_batch <= plan.largest_batch else "which does not fit"
-    return (
-        f"Computing takes as long as the disk from {plan.free_batch:,} sequences on, {reached}. Where all that is "
-        f"computed is streamed, it does from r* = F s / (2 D) = {plan.free_rows:,.0f} rows on."
-    )
+    return f"Computing takes as long as the disk from {plan.free_batch:,} sequences on, {reached}."
+
+
+def _rows_sentence(plan: StreamingPlan) -> str:
+    return f"Where all that is computed is streamed, it does from r* = F s / (2 D) = {plan.free_rows:,.0f} rows on."
 
 
 def three_digits(value: float) -> str:
