@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from ctypes import byref, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -120,6 +121,11 @@ class StreamedLayers:
     def layers(self) -> tuple[int, ...]:
         """Those that are streamed."""
         return tuple(layer for layer, block in enumerate(self.blocks) if block >= 0)
+
+    @property
+    def file(self) -> Path | None:
+        """That they are read from; None where they come from the host's memory."""
+        return self.stream.path
 
     @property
     def bytes_per_step(self) -> int:

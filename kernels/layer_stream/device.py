@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -28,6 +29,9 @@ class HostBlocks(Protocol):
     slots: int
     slot_bytes: int
     blocks: tuple[Block, ...]
+
+    @property
+    def path(self) -> Path | None: ...
 
     @property
     def close(self) -> Callable[[], object]: ...
@@ -58,7 +62,7 @@ class HeldBlocks:
     made this.
     """
 
-    failed, read_s = False, 0.0
+    path, failed, read_s = None, False, 0.0
 
     def __init__(self, layers: Sequence[int], block_bytes: int) -> None:
         """block_bytes: of each layer."""
@@ -115,7 +119,7 @@ class DeviceStream:
     """
 
     def __init__(self, host: HostBlocks, slots: int, device: torch.device, queues: Queues | None = None) -> None:
-        self.host, self.slots = host, slots
+        self.host, self.slots, self.path = host, slots, host.path
         self.blocks, self.slot_bytes = host.blocks, host.slot_bytes
         self.blocks_read = self.bytes_read = 0  # that have been copied to the device, since the beginning
         self._queues = queues or queues_of(device)

@@ -76,7 +76,8 @@ class SlotStream:
     `memory(turn)`, then release it. The thread goes on with the pieces of the next pass. It begins at once, and ends
     with this object or `close`.
 
-    The page cache is passed by (O_DIRECT), or where the file system refuses that, nothing is left there.
+    all_slots: uint8 [slots * slot_bytes]. The page cache is passed by (O_DIRECT), or where the file system refuses
+    that, nothing is left there.
     """
 
     def __init__(self, library: ctypes.CDLL, slots: int, slot_bytes: int) -> None:

@@ -21,6 +21,7 @@ from labkit.harness.disk import cached_bytes, read_rate_gb_s
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.stream_record import Overlapped, StreamRound
 from labkit.kernels.decode_step import StreamedLayers
+from labkit.kernels.layer_stream import LayerStream
 from labkit.kernels.memory import return_freed_memory
 from labkit.weights.precision import precision_of
 from labkit.weights.resolve import resolve
@@ -56,6 +57,7 @@ def run(
     ids = torch.arange(batch * prompt).view(batch, prompt) % source.hf_config.vocab_size
     engine.generate(ids[:, :1], max_new_tokens=2, do_sample=False, pad_token_id=0)  # compiles, fills caches
     stream = streamed.stream
+    assert isinstance(stream, LayerStream)
     read_before = stream.blocks_read
     found = [_round(engine, streamed, ids, new) for _ in range(rounds)]
     passes = rounds * new
@@ -78,7 +80,8 @@ def run(
 
 def _round(engine: InferenceEngine, streamed: StreamedLayers, ids: torch.Tensor, new: int) -> StreamRound:
     """A prompt and the steps behind it. The probes of the disk stand between, while the engine's own reading rests."""
-    file, stream = streamed.stream.path, streamed.stream
+    file, stream = streamed.file, streamed.stream
+    assert file is not None
     rates = [read_rate_gb_s(file, PROBE_S)]
     stream.take_spans()
     with torch.inference_mode():

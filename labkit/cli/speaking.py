@@ -94,8 +94,9 @@ def load_engine(
 def _streamed(engine: InferenceEngine) -> str:
     if (found := engine.streamed) is None:
         return ""
-    layers, path = f"{len(found.layers)} of {len(found.blocks)} layers", found.stream.path.parent
-    return f"; {layers}, {found.bytes_per_step / 1e9:.3g} GB, are read from {path} for every token"
+    layers = f"{len(found.layers)} of {len(found.blocks)} layers, {found.bytes_per_step / 1e9:.3g} GB,"
+    place = "copied from the host's memory" if found.file is None else f"read from {found.file.parent}"
+    return f"; {layers} are {place} for every token"
 
 
 def sampling(temperature: float) -> dict[str, Any]:

@@ -31,8 +31,8 @@ def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
         kv_dtype=engine.options.kv_dtype,
     )
     floor_ms = work.floor_ms(bandwidth)
-    if (streamed := engine.streamed) is not None:
-        floor_ms = max(floor_ms, streamed.bytes_per_step / read_rate_gb_s(streamed.stream.path) / 1e6)
+    if (streamed := engine.streamed) is not None and streamed.file is not None:
+        floor_ms = max(floor_ms, streamed.bytes_per_step / read_rate_gb_s(streamed.file) / 1e6)
     return floor_ms / answer.per_token_ms
 
 

@@ -32,6 +32,8 @@ class HastyHost:
     is SIZE bytes of i. `failed`: the next block can't be read.
     """
 
+    path = Path("file")
+
     def __init__(self, slots: int, random: Random) -> None:
         self.blocks = tuple(Block(layer, layer * SIZE, SIZE, 0) for layer in range(LAYERS))
         self.slots, self.slot_bytes, self.failed = slots, SIZE, False

@@ -153,8 +153,8 @@ def _spans(engine: FusedEngine, filled: int) -> tuple[LayerSpan, ...]:
 def _probed(order: StreamOrder, streamed: StreamedLayers | None) -> tuple[float, float]:
     """GB/s of the disk, from the streamed file where there is one that is long enough, and GFLOP/s of the processor."""
     case = order.plan.case
-    if streamed is not None and streamed.stream.path.stat().st_size >= BLOCK:
-        disk = read_rate_gb_s(streamed.stream.path, PROBE_S)
+    if streamed is not None and streamed.file is not None and streamed.file.stat().st_size >= BLOCK:
+        disk = read_rate_gb_s(streamed.file, PROBE_S)
     else:
         disk = folder_rate_gb_s(Path(order.folder), PROBE_S)
     dtype = precision_of(case.precision).dtype

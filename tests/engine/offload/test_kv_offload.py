@@ -261,5 +261,5 @@ def test_memory_for_the_cache_is_that_of_the_slots(tmp_path: Path) -> None:
     stream = kv_stream_of(cache)
     assert len(stream.memory(0)) * stream.slots == 2 * stream.slot_bytes
     assert stream.slot_bytes == cache.layer(0).keys.nbytes + cache.layer(0).values.nbytes
-    assert 9 * stream.slot_bytes > 4 * stream._memory.numel()
+    assert 9 * stream.slot_bytes > 4 * stream.all_slots.numel()
     assert torch.equal(greedy(engine, prompt(2, 300), 20), greedy(labkit.init_inference(model), prompt(2, 300), 20))
