@@ -58,6 +58,8 @@ bench: $(READY) ## measure this machine against the targets and write profiles/
 	@$(BIN)/python -P -m labkit.bench.loading
 	@echo "bench: layers that are read from the disk for every token, against the disk"
 	@$(BIN)/python -P -m labkit.bench.streaming
+	@echo "bench: a model larger than the memory that it is given, against others that run one from the disk"
+	@$(BIN)/python -P -m labkit.bench.larger
 	@echo "bench: what announcing stages costs; large traces, read, projected and drawn"
 	@$(BIN)/python -P -m labkit.bench.ranges
 	@$(BIN)/python -P -m labkit.bench.traces

@@ -155,7 +155,7 @@ class StreamTarget:
     prompt: int = 16
 
 
-STREAM_MODEL = "opt-1.3b"
+STREAM_MODEL = "tinyllama-1.1b"
 STREAM_WHOLE, STREAM_INT8, STREAM_INT4 = "bfloat16", "int8", "int4-128"
 STREAM_TARGETS = (
     StreamTarget(STREAM_WHOLE, "bfloat16"),
@@ -168,6 +168,10 @@ STREAM_SHARE = 0.9  # of the disk's rate, at least
 STREAM_BESIDE = 1.1  # of the disk's time for a step, beside computing that nothing hides, at most
 STREAM_HIDDEN = 0.8  # of the shorter of reading and computing, at least
 STREAM_RATIOS = {(STREAM_WHOLE, STREAM_INT8): 1.8, (STREAM_INT8, STREAM_INT4): 1.7}  # of step times, at least
+
+
+LARGER = 1.5  # times the memory that each side has: the weights
+LARGER_RATIO = 2.5  # other ways to run from the disk / streamed layers, per token, at least
 
 
 @dataclass(frozen=True)

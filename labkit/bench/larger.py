@@ -1,0 +1,148 @@
+"""`make bench`, the part about a model larger than the memory that it is given: streamed layers against other ways to
+run it from the disk.
+
+python -P -m labkit.bench.larger [--model tinyllama-1.1b] [--rounds 6] [--scratch FOLDER] [--output FOLDER]
+
+Every side has the same memory, held to it in the same way, and takes turns with the others. Files are made cold before
+each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.markup import escape
+
+from labkit.bench.bars import BarCheck, BarUnit, at_least, at_most
+from labkit.bench.page import (
+    BenchFiles,
+    Output,
+    Threads,
+    cell,
+    checks_table,
+    err,
+    followed,
+    machine_of,
+    markdown_table,
+    page_of,
+    print_checks,
+    ratio_cell,
+    verdict,
+)
+from labkit.bench.targets import LARGER, LARGER_RATIO, STREAM_MODEL
+from labkit.harness.compare.from_disk import ACCELERATE_DISK, HF_DISK, STREAMED
+from labkit.harness.compare.peers.llama_cpp import LLAMA_CPP
+from labkit.harness.compare.peers.table import PEERS
+from labkit.harness.compare.plan import Schedule
+from labkit.harness.compare.versus import compare_with_each, comparison_case
+from labkit.harness.comparison import Comparison
+from labkit.harness.environment import read_environment
+from labkit.harness.records import Measurement
+from labkit.models.policies import model_config_of
+from labkit.system.command import run_command
+from labkit.weights.resolve import resolve
+
+DTYPE = "bfloat16"
+PROMPT, NEW, WARM_UP = 16, 6, 2
+OF_BUDGET = BarUnit("{:.2f} of the memory", "{:g}")
+
+
+def main(
+    model: Annotated[str, typer.Option(help="A preset or folder.")] = STREAM_MODEL,
+    rounds: Annotated[int, typer.Option(min=2, help="Runs of each side, interleaved.")] = 6,
+    scratch: Annotated[Path | None, typer.Option(help="Folder on the disk for the models.")] = None,
+    threads: Threads = None,
+    output: Output = None,
+) -> None:
+    """Measure the ways to run a model from the disk of this machine."""
+    environment = read_environment(threads or torch.get_num_threads())
+    files = BenchFiles.of(machine_of(environment), "larger-than-memory", output=output)
+    baselines = [ACCELERATE_DISK, HF_DISK]
+    if missing := PEERS[LLAMA_CPP].unavailable():
+        err.print(f"note: without llama.cpp: {escape(missing)}", style="yellow")
+    else:
+        baselines.insert(0, LLAMA_CPP)
+    weights = model_config_of(resolve(model).hf_config).weight_bytes(torch.bfloat16)
+    case = comparison_case(
+        model=model,
+        dtype=DTYPE,
+        batch=1,
+        prompt=PROMPT,
+        new=NEW,
+        threads=environment.threads,
+        memory_gb=weights / LARGER / 1e9,
+    )
+    schedule = Schedule(rounds=rounds, warm_up=WARM_UP, stages=False, scratch=scratch or files.records.parent)
+    with followed(model) as follow:
+        found = compare_with_each(baselines, STREAMED, case, schedule, progress=follow)
+    files.write(found, page(found))
+    print_checks(checks(found))
+    files.name_page()
+
+
+def checks(found: Sequence[Comparison]) -> Iterator[BarCheck]:
+    """The bars of all comparisons, whose candidate is the same."""
+    for each in found:
+        trusted = each.trust("per_token").trustworthy
+        yield at_least(f"{each.baseline.name} / {STREAMED}", each.ratio("per_token"), LARGER_RATIO, trusted=trusted)
+    candidate = found[0].candidate
+    if candidate.case.memory_gb is not None and candidate.peak_rss_mb is not None:
+        yield at_most("peak memory", candidate.peak_rss_mb / 1e3 / candidate.case.memory_gb, 1.0, OF_BUDGET)
+
+
+def page(found: Sequence[Comparison]) -> str:
+    """The Markdown page of the comparisons."""
+    candidate = found[0].candidate
+    case, environment = candidate.case, candidate.environment
+    assert case.memory_gb is not None
+    return page_of(
+        f"Larger than memory on {environment.machine}",
+        f"{case.model} in {case.dtype}, whose weights are {LARGER:g} times the {case.memory_gb:.2f} GB that each side "
+        f"has beyond what it imports, held to it by {candidate.memory_limit}. Batch {case.batch}, prompt "
+        f"{case.prompt_tokens}, {case.new_tokens} new greedy tokens; {len(candidate.runs)} rounds, one run of every "
+        "side in each, in random order, with the files that a side reads made cold before it and the disk probed on "
+        "both sides of it.",
+        verdict([(case.model, check) for check in checks(found)]),
+        markdown_table(
+            (
+                "side",
+                "ms a token",
+                "first token, ms",
+                "disk, GB/s",
+                "of the disk",
+                "cached, MB",
+                "peak, MB",
+                "to streamed",
+            ),
+            [*(_row(each.baseline, ratio_cell(each, "per_token")) for each in found), _row(candidate, "")],
+        ),
+        "Of the disk: the time that the disk takes for the bytes of a step over that of the step. Cached: of the files "
+        "in the page cache before a run, at most; pages that a side maps stay. Peak: of the process, mapped files "
+        "included.",
+        "\n".join(f"- {each.baseline.name}: {each.baseline.impl}" for each in found)
+        + f"\n- {STREAMED}: {candidate.impl}",
+        checks_table(checks(found)),
+        environment.origin,
+    )
+
+
+def _row(side: Measurement, ratio: str) -> tuple[str, ...]:
+    cached = [run.cached_mb for run in side.runs if run.cached_mb is not None]
+    return (
+        side.name,
+        f"{side.per_token_ms:.0f}",
+        f"{side.ttft_ms:.0f}",
+        cell(side.disk_gb_s, "{:.2f}"),
+        cell(side.disk_share, "{:.0%}"),
+        cell(max(cached, default=None), "{:.0f}"),
+        cell(side.peak_rss_mb, "{:.0f}"),
+        ratio,
+    )
+
+
+if __name__ == "__main__":
+    run_command(lambda: typer.run(main))
