@@ -64,8 +64,7 @@ class Participant:
             "prepare", name=self.spec.name, model=self._prepared.weights, dtype=case.dtype, seed=schedule.seed
         )
         if case.memory_gb is not None:
-            self._files = ReadFiles.below(converted)
-            self._files.make_cold()
+            ReadFiles.below(converted).make_cold()
             self.process.limit_memory(case.memory_gb)
         ranks = self.process.ask(
             "load",
@@ -78,6 +77,8 @@ class Participant:
             answer_tokens=schedule.answer_tokens if schedule.question else 0,
             memory_gb=case.memory_gb,
         )
+        if case.memory_gb is not None:
+            self._files = ReadFiles.below(converted)  # some sides write theirs as they load
         self._said = ranks[0] | {
             name: max(rank[name] for rank in ranks) for name in ("load_s", "first_run_s", "start_to_ready_s")
         }

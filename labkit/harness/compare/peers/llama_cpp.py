@@ -6,10 +6,12 @@ with llama.cpp's `convert_hf_to_gguf.py`, they are used in place of what is inst
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -29,8 +31,10 @@ from labkit.harness.compare.provider import Room
 from labkit.harness.stored_weights import StoredWeights
 from labkit.kernels.build import BuildError, compiler
 from labkit.models.dtypes import FLOAT_DTYPES
+from labkit.models.policies import policy_for
 from labkit.system.errors import RunError, UserError
 from labkit.system.processor import cpu_flags
+from labkit.weights.checkpoint.hf_folder import write_checkpoint
 from labkit.weights.source import ModelSource
 
 LLAMA_CPP = "llama.cpp"
@@ -182,17 +186,16 @@ class GgufModel(GreedySteps):
 
 
 def _export(source: ModelSource, dtype: str, file: Path, outtype: str, sources: Path) -> None:
-    """Write a file by llama.cpp's own converter, which lies in `sources`. Tokens are compared by their ids, so the file
-    has the size of the vocabulary but no tokenizer, of which the converter knows only the published ones.
+    """Write a file by llama.cpp's own converter, which lies in `sources`, a tensor at a time. Tokens are compared by
+    their ids, so the file has the size of the vocabulary but no tokenizer, of which the converter knows only the
+    published ones.
     """
     sys.path.insert(0, str(sources))
     with TemporaryDirectory(dir=file.parent) as checkpoint:
-        vanilla = source.hf_model(FLOAT_DTYPES[dtype])
-        architecture = type(vanilla).__name__
+        config, architecture = copy.deepcopy(source.hf_config), policy_for(source.hf_config).architecture
         if architecture == "GPT2LMHeadModel":
-            vanilla.config.n_ctx = vanilla.config.n_positions  # the name in published configs, which it reads
-        vanilla.save_pretrained(checkpoint)
-        del vanilla
+            config.n_ctx = config.n_positions  # the name in published configs, which it reads
+        write_checkpoint(replace(source, hf_config=config), FLOAT_DTYPES[dtype], Path(checkpoint))
         from conversion import get_model_class  # type: ignore[import-not-found]
         from convert_hf_to_gguf import main  # type: ignore[import-not-found]
 

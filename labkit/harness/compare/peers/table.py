@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from labkit.harness.compare.peers.bitsandbytes import BitsAndBytes
 from labkit.harness.compare.peers.ctranslate2 import CTranslate2
+from labkit.harness.compare.peers.deepspeed import DeepSpeed
 from labkit.harness.compare.peers.llama_cpp import LlamaCpp
 from labkit.harness.compare.peers.onnxruntime import OnnxRuntime
 from labkit.harness.compare.peers.openvino import OpenVino
@@ -13,7 +14,8 @@ from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
 PEERS: dict[str, Peer] = {
-    peer.name: peer for peer in (LlamaCpp(), OnnxRuntime(), OpenVino(), CTranslate2(), TorchAo(), BitsAndBytes())
+    peer.name: peer
+    for peer in (LlamaCpp(), OnnxRuntime(), OpenVino(), CTranslate2(), TorchAo(), BitsAndBytes(), DeepSpeed())
 }
 PEER_OF_SIDE: dict[str, Peer] = {side: peer for peer in PEERS.values() for side in peer.sides}
 

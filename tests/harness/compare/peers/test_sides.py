@@ -29,19 +29,21 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", INSTALLED)
 def test_float32_tokens_are_those_of_vanilla_and_int8_gives_as_many(name: str, model: str) -> None:
     case = comparison_case(model=model, dtype="float32", batch=2, prompt=20, new=12, threads=1)
-    plain, int8 = compare_with_each(tuple(PEERS[name].sides), "hf-eager", case, Schedule(rounds=2, stages=False))
+    plain, *others = compare_with_each(tuple(PEERS[name].sides), "hf-eager", case, Schedule(rounds=2, stages=False))
     assert plain.tokens_equal
-    assert int8.tokens_equal or int8.first_difference is not None
-    assert [len(run.decode_ms) for run in int8.baseline.runs] == [11, 11]
-    assert int8.baseline.work is not None
-    assert plain.baseline.work is not None
-    assert int8.baseline.work.weight_bytes < plain.baseline.work.weight_bytes
+    for int8 in others:  # DeepSpeed has none
+        assert int8.tokens_equal or int8.first_difference is not None
+        assert [len(run.decode_ms) for run in int8.baseline.runs] == [11, 11]
+        assert int8.baseline.work is not None
+        assert plain.baseline.work is not None
+        assert int8.baseline.work.weight_bytes < plain.baseline.work.weight_bytes
 
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_a_model_that_cannot_be_converted_is_one_line(name: str) -> None:
+    side = next(iter(PEERS[name].sides))
     with (
-        pytest.raises(RuntimeError, match=rf"^{name} could not convert no-such-model in float32: \S.*$"),
-        converted(name, "no-such-model", dtype="float32", seed=0),
+        pytest.raises(RuntimeError, match=rf"^{side} could not convert no-such-model in float32: \S.*$"),
+        converted(side, "no-such-model", dtype="float32", seed=0),
     ):
         pass

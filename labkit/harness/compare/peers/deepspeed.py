@@ -1,0 +1,128 @@
+"""DeepSpeed's ZeRO-Inference: vanilla whose parameters lie in files, each fetched when its module is called."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import tarfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
+from labkit.harness.compare.baselines import Baseline, vanilla
+from labkit.harness.compare.peers.folder import packages_in
+from labkit.harness.compare.peers.peer import Peer
+from labkit.harness.compare.peers.pip import Pip
+from labkit.harness.compare.provider import Room
+from labkit.kernels.build import BuildError, compiler
+from labkit.system.errors import UserError
+from labkit.weights.source import ModelSource, hf_shapes
+
+DEEPSPEED_ZERO = "deepspeed-zero"
+BUFFERS = 5  # of memory for a tensor each; as many as DeepSpeed has unless told otherwise
+AIO = {
+    "block_size": 1 << 20,
+    "queue_depth": 8,
+    "intra_op_parallelism": 1,
+    "single_submit": False,
+    "overlap_events": True,
+}
+
+
+class DeepSpeed(Peer):
+    """Compiled from source; the operators that it compiles itself are kept beside it.
+
+    It writes the parameters into files of its own each time it starts, those of less than 1 MB excepted, which stay in
+    memory.
+    """
+
+    name = "deepspeed"
+    package = "deepspeed"
+    requirements = (
+        "deepspeed==0.19.6",
+        "hjson==3.1.0",
+        "py-cpuinfo==9.0.0",
+        "msgpack==1.2.4",
+        "einops==0.8.2",
+        "ninja==1.13.2",
+    )
+    sides: ClassVar = {DEEPSPEED_ZERO: False}
+    dtypes = ("float32", "bfloat16")
+
+    def import_package(self) -> Any:
+        packages = self.packages()
+        assert packages is not None
+        os.environ["PATH"] = f"{packages / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"  # of ninja
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(packages.parent / "extensions")
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
+        return super().import_package()
+
+    def install(self, pip: Pip, folder: Path) -> None:
+        _require_libaio()
+        source, *others = self.requirements
+        archive = pip.download_source(source)
+        with tarfile.open(archive) as opened:
+            opened.extractall(archive.parent, filter="data")
+        (unpacked,) = (path for path in archive.parent.iterdir() if path.is_dir())
+        pip.build(unpacked, packages_in(folder), {"DS_BUILD_OPS": "0"})
+        pip.install(tuple(others), packages_in(folder))
+
+    def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
+        """Nothing but what DeepSpeed compiles on first use: it writes its files itself, each time it starts."""
+        self.import_package()
+        import_module("deepspeed.ops.op_builder").AsyncIOBuilder().load(verbose=False)
+
+    def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
+        api = self.import_package()
+        torch.set_num_threads(room.threads)
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", init_method=(folder / "store").as_uri(), rank=0, world_size=1)
+        api.init_distributed("gloo", verbose=False)
+        settings = zero_settings(source, dtype, folder)
+        with api.zero.Init(config_dict_or_path=settings), no_init_weights():
+            model = AutoModelForCausalLM.from_config(source.hf_config, dtype=dtype)
+        model.tie_weights()
+        for name, parameter in model.named_parameters():
+            with api.zero.GatheredParameters([parameter], modifier_rank=0):
+                parameter.data.copy_(source.get(name, dtype))
+        engine = api.initialize(model=model, config=settings)[0]
+        return vanilla(side, f"DeepSpeed {api.__version__}, ZeRO-Inference from files", source, engine.module.eval())
+
+
+def zero_settings(source: ModelSource, dtype: torch.dtype, folder: Path) -> dict[str, Any]:
+    """Stage 3 with parameters in files of `folder`, and buffers of the largest tensor's size. The rest is DeepSpeed's
+    own choice.
+    """
+    largest = max(math.prod(shape) for shape in hf_shapes(source.hf_config).values())
+    param = {
+        "device": "nvme",
+        "nvme_path": str(folder),
+        "buffer_count": BUFFERS,
+        "buffer_size": largest,
+        "pin_memory": False,
+    }
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        "zero_optimization": {"stage": 3, "offload_param": param},
+        "aio": AIO,
+    }
+
+
+def _require_libaio() -> None:
+    """UserError where what DeepSpeed reads files with cannot be compiled."""
+    try:
+        command = [*compiler(), "-x", "c++", "-E", "-include", "libaio.h", os.devnull]
+    except BuildError as error:
+        raise UserError(f"deepspeed cannot be compiled: {str(error).partition(':')[0]}; install g++") from None
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        raise UserError(
+            "deepspeed reads files with libaio, which is missing; Debian, Ubuntu: apt-get install libaio-dev"
+        )

@@ -1,0 +1,41 @@
+"""ZeRO-Inference is asked for what its parameters need, and its tokens are vanilla's where it is installed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from sweeps import sweep
+
+from labkit.harness.compare.peers import deepspeed
+from labkit.harness.compare.peers.deepspeed import DEEPSPEED_ZERO, DeepSpeed, zero_settings
+from labkit.harness.compare.plan import Schedule
+from labkit.harness.compare.versus import compare_with_each, comparison_case
+from labkit.weights.resolve import resolve
+from labkit.weights.source import hf_shapes
+
+MISSING = DeepSpeed().unavailable()
+
+
+def test_a_buffer_holds_the_largest_tensor(tmp_path: Path) -> None:
+    source = resolve("tiny-llama")
+    settings = zero_settings(source, torch.bfloat16, tmp_path)
+    param = settings["zero_optimization"]["offload_param"]
+    assert param["buffer_size"] == max(torch.Size(shape).numel() for shape in hf_shapes(source.hf_config).values())
+    assert param["nvme_path"] == str(tmp_path)
+    assert settings["bf16"] == {"enabled": True}
+
+
+def test_without_libaio_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(deepspeed, "compiler", lambda: ("false",))
+    with pytest.raises(ValueError, match="apt-get install libaio-dev"):
+        DeepSpeed().install(None, tmp_path)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+@sweep  # a minute, and minutes more where it compiles
+@pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
+def test_tokens_are_those_of_vanilla(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    case = comparison_case(model="gpt2", dtype="float32", batch=2, prompt=9, new=3, threads=1)
+    (found,) = compare_with_each((DEEPSPEED_ZERO,), "hf-eager", case, Schedule(rounds=2, stages=False))
+    assert found.tokens_equal
