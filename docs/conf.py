@@ -62,6 +62,7 @@ NAVIGATION = {
             "docs/timelines",
             "docs/several-machines",
             "docs/gpu",
+            "docs/larger-than-memory",
             "docs/deepspeed",
             "docs/checkpoints",
             "docs/models",

@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from labkit.engine.offload.prepared import folder_for
+from labkit.harness.compare.from_disk import ACCELERATE_DISK, HF_DISK, STREAMED
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.sides import WorkerError
@@ -35,8 +36,7 @@ from labkit.system.owned_folder import owned_folder
 from labkit.system.progress import Progress, unheard
 from labkit.system.validation import first_problem
 
-STREAMED = "fused-streamed"  # the side of a comparison that is the engine in a memory budget
-BASELINES = "accelerate-disk, hf-disk"
+BASELINES = f"{ACCELERATE_DISK}, {HF_DISK}"
 COMPARED_NEW = 3  # tokens that each side generates: a baseline may take seconds for each
 REASON = 200  # letters of the reason why a side was left out
 WARM_UP = 2  # new tokens of the run that is not timed
@@ -157,7 +157,7 @@ def study_larger_than_memory(
                 "more memory, or fewer tokens"
             )
         plan, memory = measured_plan(plan, batches=fitting, path=folder, progress=_part(follow, 2, MEASURED))
-    comparisons, left_out = _compared(plan, fitting[0], parse_sides(baselines), rounds, follow)
+        comparisons, left_out = _compared(plan, fitting[0], parse_sides(baselines), rounds, folder, follow)
     found = StreamingStudy(
         plan=plan,
         too_large=tuple(batch for batch in wanted if batch not in fitting),
@@ -204,37 +204,38 @@ def load_study(path: str | os.PathLike[str]) -> StreamingStudy:
 
 
 def _compared(
-    plan: StreamingPlan, batch: int, baselines: Sequence[str], rounds: int, follow: Progress
+    plan: StreamingPlan, batch: int, baselines: Sequence[str], rounds: int, folder: Path, follow: Progress
 ) -> tuple[tuple[Comparison, ...], tuple[LeftOut, ...]]:
-    """Each baseline beside the streamed engine, in rounds of their own: where one cannot run, the others still do."""
+    """Each baseline beside the streamed engine, in rounds of their own: where one cannot run, the others still do.
+    folder: on the disk that their models are read from.
+    """
     found, left_out = list[Comparison](), list[LeftOut]()
     for index, name in enumerate(baselines):
         part = _part(follow, *(MEASURED + (ALL - MEASURED) * done / len(baselines) for done in (index, index + 1)))
         try:
-            found.append(_against(plan, batch, name, rounds, part))
+            found.append(_against(plan, batch, name, rounds, folder, part))
         except (UserError, WorkerError) as error:
             reason = shorten(str(error).partition("\n")[0], REASON, placeholder=" …")
             left_out.append(LeftOut(side=name, reason=reason))
     return tuple(found), tuple(left_out)
 
 
-def _against(plan: StreamingPlan, batch: int, name: str, rounds: int, follow: Progress) -> Comparison:
+def _against(plan: StreamingPlan, batch: int, name: str, rounds: int, folder: Path, follow: Progress) -> Comparison:
     case, threads = plan.case, plan.case.threads
     if case.precision not in FLOAT_DTYPES:
         raise UserError(f"baselines compute in {', '.join(FLOAT_DTYPES)}, and the weights here are {case.precision}")
     sides = [SideSpec(name, threads), SideSpec(STREAMED, threads)]
-    schedule = Schedule(rounds=rounds, warm_up=WARM_UP, stages=False)
+    schedule = Schedule(rounds=rounds, warm_up=WARM_UP, stages=False, scratch=folder)
     return take_turns(sides, compared_case(plan, batch), schedule, progress=follow).comparison(0, 1)
 
 
 def compared_case(plan: StreamingPlan, batch: int) -> Case:
     """What each side of a comparison generates, in the memory of the plan."""
     case = plan.case
-    usual = comparison_case(
+    return comparison_case(
         model=case.model, dtype=case.precision, batch=batch, prompt=case.prompt_tokens, new=COMPARED_NEW,
-        threads=case.threads,
+        threads=case.threads, memory_gb=case.memory_gb,
     )  # fmt: skip
-    return usual.model_copy(update={"memory_gb": case.memory_gb})
 
 
 @contextmanager

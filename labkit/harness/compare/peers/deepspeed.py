@@ -87,7 +87,7 @@ class DeepSpeed(Peer):
         api.init_distributed("gloo", verbose=False)
         settings = zero_settings(source, dtype, folder)
         with api.zero.Init(config_dict_or_path=settings), no_init_weights():
-            model = AutoModelForCausalLM.from_config(source.hf_config, dtype=dtype)
+            model = AutoModelForCausalLM.from_config(source.hf_config, dtype=dtype, trust_remote_code=False)
         model.tie_weights()
         for name, parameter in model.named_parameters():
             with api.zero.GatheredParameters([parameter], modifier_rank=0):
