@@ -96,8 +96,14 @@ class StreamMeasurement(FrozenRecord):
         return [each.decode.wall_ms / each.decode.steps for each in self.rounds]
 
     def floor_ms(self) -> list[float]:
-        """What the disk takes for the bytes of a decode step at the rate beside it, by round."""
-        return [self.streamed_bytes / np.mean(each.disk_gb_s[1:]) / 1e6 for each in self.rounds]
+        """What the disk takes for the bytes of a decode step at the rate beside it, by round. The slots were full when
+        the steps began, so that their bytes count as read before.
+        """
+        ahead = self.slots * self.streamed_bytes / self.streamed_layers
+        return [
+            (self.streamed_bytes - ahead / each.decode.steps) / np.mean(each.disk_gb_s[1:]) / 1e6
+            for each in self.rounds
+        ]
 
     def disk_share(self) -> Ratio:
         """The time of the disk over that of a decode step."""
