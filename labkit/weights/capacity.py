@@ -32,6 +32,16 @@ def layer_bytes(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:
     return total
 
 
+def vector_bytes(part: Shard) -> int:
+    """Bytes of what is beside the matrices of one layer, biases included: what a layer leaves in memory whose matrices
+    are elsewhere.
+    """
+    local = replace(part, sums_whole=False)
+    norm = 0 if part.config.pre_norm else 2 * _vector(part.config.hidden_size)
+    vectors = sum(_vector(shape[0] + PADDING) for shape in local.layer_shapes.values())
+    return vectors + _vector(len(part.query)) + norm
+
+
 def outside_bytes(part: Shard, dtype: torch.dtype, quant: Quantization) -> int:
     """Bytes of what is outside the layers."""
     local = replace(part, sums_whole=False)

@@ -17,7 +17,7 @@ from labkit.kernels.layer_stream import Block, LayerStream
 from labkit.kernels.layer_stream.device import DeviceStream
 from labkit.kernels.memory import Arena, Heap
 from labkit.weights.build import build_layers
-from labkit.weights.capacity import model_bytes
+from labkit.weights.capacity import layer_bytes, outside_bytes, vector_bytes
 from labkit.weights.checkpoint.save import Gather
 from labkit.weights.checkpoint.saved import SavedWeights, Streaming
 from labkit.weights.records import Builder
@@ -52,7 +52,10 @@ def opened(
         missing = sum(block.bytes for block in blocks) - offload.slots * stream.slot_bytes
         streamed = StreamedLayers(stream, _block_of(blocks, len(part.layers)), file.bytes - missing)
         slots = {block.layer + first: (stream.memory(0), block.offset) for block in blocks}
-    place = Arena.reserved(model_bytes(part, wanted.dtype, wanted.quant)) if wanted.impl == "cpp" else Heap(device)
+    place: Arena | Heap = Heap(device)
+    if wanted.impl == "cpp":  # more address space than memory is refused, so only what stays is asked for
+        stays = len(resident) * layer_bytes(part, wanted.dtype, wanted.quant) + len(blocks) * vector_bytes(part)
+        place = Arena.reserved(outside_bytes(part, wanted.dtype, wanted.quant) + stays)
     with torch.inference_mode():
         builder = Builder(part, wanted.dtype, wanted.impl, wanted.quant, place)
         weights = build_layers(wanted.config, Streaming(saved, part, slots), builder)

@@ -16,7 +16,9 @@ from sweeps import crossed, swept
 
 import labkit
 from labkit.engine.engine import FusedEngine
+from labkit.engine.offload import streaming
 from labkit.engine.runners.step import CHUNK_ROWS
+from labkit.kernels.memory import Arena
 from labkit.stages import Phase, Stage, parse
 
 LAYERS = 3
@@ -73,6 +75,20 @@ def test_layers_that_stay_are_not_read_again(tmp_path: Path) -> None:
     assert isinstance(whole, FusedEngine)
     assert whole.streamed is None
     assert torch.equal(greedy(whole, ids, 4), want)
+
+
+def test_address_space_is_taken_only_for_what_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system refuses more of it than there is memory, and models are larger than that."""
+    reserved, taken = streaming.Arena.reserved, list[int]()
+
+    def noting(capacity: int) -> Arena:
+        taken.append(capacity)
+        return reserved(capacity)
+
+    monkeypatch.setattr(streaming.Arena, "reserved", noting)
+    found = stream_of(streamed_model(small_model("gpt2", n_layer=24), tmp_path))
+    assert found.file is not None
+    assert 4 * taken[-1] < found.file.stat().st_size
 
 
 def test_a_long_prompt_reads_each_layer_once(tmp_path: Path) -> None:
