@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from ctypes import c_int64, c_uint64
 from pathlib import Path
+from time import sleep
 from typing import NamedTuple
 
 from torch import Tensor
@@ -17,6 +18,8 @@ from ..build import INT, LONG, POINTER
 from ..slot_stream import ALTERED, ENDS, PAGE, READ_ERROR, SlotStream, StreamSpan
 
 __all__ = ["PAGE", "Block", "LayerStream", "StreamSpan", "digest_of"]
+
+LOOK_S = 0.002  # between two looks at whether the reader rests
 
 build.declare("labkit_layer_stream_open", INT, POINTER, LONG, POINTER, LONG, LONG, result=True)
 build.declare("labkit_digest", POINTER, LONG, result=True)
@@ -58,6 +61,14 @@ class LayerStream(SlotStream):
     def release(self, turn: int) -> None:
         """The slots of this turn and of those before it may be filled anew."""
         self._release(turn, range(0))
+
+    def rest(self) -> None:
+        """Returns once all slots are filled for the next pass, so that nothing is read until it begins. Raises RunError
+        where a block can't be read.
+        """
+        while (self.blocks_read - self.slots) % len(self.blocks):
+            self.check()
+            sleep(LOOK_S)
 
     def _said(self, failure: int, layer: int, offset: int, reason: str) -> str:
         where = f"layer {layer} of {self.path}"

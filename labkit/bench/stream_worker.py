@@ -80,21 +80,26 @@ def run(
 
 def _round(engine: InferenceEngine, streamed: StreamedLayers, ids: torch.Tensor, new: int) -> StreamRound:
     """A prompt and the steps behind it. The probes of the disk stand between, while the engine's own reading rests."""
-    file, stream = streamed.file, streamed.stream
-    assert file is not None
-    rates = [read_rate_gb_s(file, PROBE_S)]
+    stream, rates = streamed.stream, list[float]()
+    assert isinstance(stream, LayerStream)
+
+    def probe() -> None:
+        stream.rest()
+        rates.append(read_rate_gb_s(stream.path, PROBE_S))
+
+    probe()
     stream.take_spans()
     with torch.inference_mode():
         begin = perf_counter_ns()
         out = engine(ids, use_cache=True, logits_to_keep=1)
         end = perf_counter_ns()
-        rates.append(read_rate_gb_s(file, PROBE_S))
+        probe()
         begin_decode, cache = perf_counter_ns(), out.past_key_values
         for _ in range(new - 1):
             out = engine(out.logits[:, -1:].argmax(-1), past_key_values=cache, use_cache=True)
         end_decode = perf_counter_ns()
-    rates.append(read_rate_gb_s(file, PROBE_S))
     spans = stream.take_spans()
+    probe()
     return StreamRound(
         disk_gb_s=(rates[0], rates[1], rates[2]),
         prompt=Overlapped.of(1, begin, end, spans),

@@ -28,6 +28,7 @@ from labkit.kernels import gpu
 from labkit.kernels.build import load, unavailable
 from labkit.kernels.gemm import gemm, packed
 from labkit.kernels.gpu import CPU
+from labkit.kernels.layer_stream import LayerStream
 from labkit.kernels.types import Linear
 from labkit.models.policies import policy_for
 from labkit.system.errors import UserError
@@ -93,6 +94,12 @@ class Baseline:
     def reading(self) -> str:
         """How decode steps read the weights, and how often that changed; empty for all but the engine on a CPU."""
         return getattr(self.model, "reading", "")
+
+    def rest(self) -> None:
+        """Returns once nothing is read ahead for a next step, which would disturb a probe of the disk."""
+        streamed = getattr(self.model, "streamed", None)
+        if streamed is not None and isinstance(streamed.stream, LayerStream):
+            streamed.stream.rest()
 
     def greedy_arguments(self, batch: int, prompt: int) -> dict[str, Any]:
         """What `generate` is given, beside the number of new tokens, for so many prompts without padding. From now on

@@ -119,6 +119,7 @@ class Worker:
         if dist.is_initialized():
             dist.barrier()  # the ranks begin together
         times, sequences = timed_generate(self._side, torch.from_numpy(prompt), **arguments)
+        self._side.rest()
         return {"times": asdict(times), "tokens": sequences[:, self._shape[1] :].tolist()}
 
     def stages(self, *, seed: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from time import sleep
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from labkit.harness.streaming.records import BatchPoint, LayerSpan, MemorySample
 from labkit.harness.streaming.spans import run_spans
 from labkit.harness.timing import timed_generate
 from labkit.kernels.decode_step import StreamedLayers
+from labkit.kernels.layer_stream import LayerStream
 from labkit.kernels.memory import return_freed_memory
 from labkit.kernels.probe import peak_gflop_s
 from labkit.system.progress import Progress
@@ -34,7 +34,6 @@ from labkit.weights.source import ModelSource
 
 PROBE_S = 0.2  # of the disk, before and after each point
 WARM_UP = 2  # new tokens of a run that is not timed: every layer is compared with its digest in it
-LOOK_S = 0.005
 
 
 class StreamOrder(FrozenRecord):
@@ -135,9 +134,8 @@ def _filled(streamed: StreamedLayers | None) -> int:
     if streamed is None:
         return 0
     stream = streamed.stream
-    while (stream.blocks_read - stream.slots) % len(stream.blocks):
-        stream.check()
-        sleep(LOOK_S)
+    assert isinstance(stream, LayerStream)
+    stream.rest()
     stream.take_spans()
     return stream.blocks_read
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ import labkit
 from labkit.engine.offload import prepared
 from labkit.kernels import layer_stream
 from labkit.kernels.layer_stream import LayerStream
-from labkit.kernels.layer_stream.device import DeviceStream
 from labkit.weights.checkpoint import tensor_writer
 
 
@@ -62,18 +60,14 @@ def test_a_file_that_is_cut_short_under_a_running_engine_is_noticed(tmp_path: Pa
         greedy(engine, prompt(1, 5), 8)
 
 
-def rested(stream: LayerStream | DeviceStream) -> None:
-    """Returns once all slots are filled for the next step."""
-    while (stream.blocks_read - stream.slots) % len(stream.blocks):
-        sleep(0.001)
-
-
 def test_a_cache_is_as_it_was_before_a_step_that_failed(tmp_path: Path) -> None:
     engine = streamed("llama", tmp_path)
     ids, file, at = prompt(1, 9), packed(tmp_path), stream_of(engine).stream.blocks[0].offset
     with torch.inference_mode():
         cache = engine(ids[:, :5], use_cache=True).past_key_values
-        rested(stream_of(engine).stream)
+        stream = stream_of(engine).stream
+        assert isinstance(stream, LayerStream)
+        stream.rest()
         change(file, at)
         engine(ids)  # what was read ahead before the change is used up
         with pytest.raises(RuntimeError, match="altered"):
