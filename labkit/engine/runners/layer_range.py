@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 
 import torch
+from torch import Tensor
 
 from labkit.engine.memory.heads_on_disk import CacheFolder
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.rotary import RotaryTables
 from labkit.engine.memory.slots import SlotPool
 from labkit.engine.parallel.ranks import Ranks
+from labkit.engine.runners.step import Chunk, StepInput, placed_at_once, placed_chunks
 from labkit.kernels import ModelWeights
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.models.shards import Shard
@@ -60,3 +63,17 @@ class LayerRange:
     def new_cache(self, capacity: int = 0) -> KVCache:
         """An empty cache for the layers that are here, which reserves `capacity` slots when it is first used."""
         return KVCache(self.config, self.weights.cache_dtype, capacity, self.pool, self.kv_dtype, self.folder)
+
+    def results(self, step: StepInput, run: Callable[[list[Chunk]], list[Tensor | None]]) -> list[Tensor]:
+        """What `run` gives for the chunks of a step, where they give something: for one chunk after the other, or for
+        all of them at once where the layers, or keys and values, are fetched once a step.
+        """
+        found: list[Tensor | None] = []
+        if self.once_a_step:
+            with self.one_at_a_time, placed_at_once(step, self.device) as chunks:
+                found = run(chunks)
+        else:
+            for chunk in placed_chunks(step, self.device):
+                with self.one_at_a_time:
+                    found += run([chunk])
+        return [part for part in found if part is not None]

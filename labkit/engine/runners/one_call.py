@@ -11,10 +11,9 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.reading_choice import ReadingChoices
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined, placed_at_once, placed_chunks
+from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined
 from labkit.kernels import DecodeStep
 from labkit.kernels.decode_step import ChunkArgs
-from labkit.kernels.gpu import CPU
 
 
 class OneCallRunner(Runner):
@@ -35,15 +34,7 @@ class OneCallRunner(Runner):
         return self.held.new_cache(capacity)
 
     def begin(self, step: StepInput) -> StepOutput:
-        found: list[Tensor | None] = []
-        if not self.held.once_a_step:
-            for chunk in placed_chunks(step, CPU):
-                with self.held.one_at_a_time:
-                    found += self._run(step, [chunk])
-        else:
-            with self.held.one_at_a_time, placed_at_once(step, CPU) as chunks:
-                found = self._run(step, chunks)
-        parts = [part for part in found if part is not None]
+        parts = self.held.results(step, lambda chunks: self._run(step, chunks))
         return StepOutput(rows=joined(parts)) if self.held.weights.head is None else StepOutput(joined(parts))
 
     def _run(self, step: StepInput, chunks: list[Chunk]) -> list[Tensor | None]:

@@ -13,7 +13,7 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.layer import FusedLayer, Wiring
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined, placed_at_once, placed_chunks
+from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined
 from labkit.kernels import gemm
 from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights
@@ -57,18 +57,9 @@ class StagedRunner(Runner):
         return self.held.new_cache(capacity)
 
     def begin(self, step: StepInput) -> StepOutput:
-        found: list[Tensor | None] = []
         seen: list[Tensor] = []
-        held = self.held
-        if not held.once_a_step:
-            for chunk in placed_chunks(step, held.device):
-                with held.one_at_a_time:
-                    found += self._run(step, [chunk], seen)
-        else:
-            with held.one_at_a_time, placed_at_once(step, held.device) as chunks:
-                found = self._run(step, chunks, seen)
-        parts = [part for part in found if part is not None]
-        if held.weights.head is None:
+        parts = self.held.results(step, lambda chunks: self._run(step, chunks, seen))
+        if self.held.weights.head is None:
             return StepOutput(None, tuple(seen), joined(parts))
         return StepOutput(joined(parts), tuple(seen))
 
