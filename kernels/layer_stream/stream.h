@@ -46,6 +46,7 @@ class LayerStream final : public SlotStream {
 
   Outcome read_piece(int64_t index, char* to) override {
     const Block& block = blocks_[size_t(index)];
+    const Identity before = identity();
     for (int64_t done = 0; done < block.bytes && !stopping();) {
       const int64_t left = block.bytes - done, offset = block.offset + done;
       const ssize_t got = file_.read(to + done, left < kAtOnce ? left : kAtOnce, offset);
@@ -53,13 +54,14 @@ class LayerStream final : public SlotStream {
       if (got == 0) return {kEnds, 0, offset};
       done += got;
     }
-    if (const Identity now = identity(); !(now == identity_)) {
+    const Identity now = identity();
+    if (!(now == identity_)) {
       identity_ = now;
       verified_.assign(verified_.size(), false);
     }
     if (!verified_[size_t(index)] && !stopping()) {
       if (digest_of(to, size_t(block.bytes)) != block.digest) return {kAltered, 0, block.offset};
-      verified_[size_t(index)] = true;
+      verified_[size_t(index)] = before == now;  // else these bytes may be older than a change that was made meanwhile
     }
     return {kWhole, 0, 0, block.bytes};
   }
