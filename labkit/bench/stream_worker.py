@@ -17,12 +17,13 @@ import torch
 import typer
 
 from labkit.engine import InferenceEngine, init_inference
-from labkit.harness.disk import cached_bytes, read_rate_gb_s
+from labkit.harness.disk import read_rate_gb_s
 from labkit.harness.environment import read_memory, reset_peak_memory
 from labkit.harness.stream_record import Overlapped, StreamRound
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import LayerStream
 from labkit.kernels.memory import return_freed_memory
+from labkit.system.page_cache import cached_bytes
 from labkit.weights.precision import precision_of
 from labkit.weights.resolve import resolve
 

@@ -1,12 +1,8 @@
-"""How fast a disk gives what is not in memory: the floor of a step that reads its weights from a file. And what of a
-file is in the page cache already, which would make any reader look faster than the disk.
-"""
+"""How fast a disk gives what is not in memory: the floor of a step that reads its weights from a file."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import mmap
 import os
 from itertools import cycle
 from pathlib import Path
@@ -16,20 +12,12 @@ from time import perf_counter
 
 from labkit.kernels.memory import reserved
 from labkit.system.errors import UserError
+from labkit.system.page_cache import make_cold
 
 BLOCK = 4 << 20  # bytes of a read
 RING = 16  # blocks of memory that are read into in turn: more than most caches hold
 BLOCKS = 16  # of a file that is written for the probe
 PAGE = 4096
-CACHESTAT = 451  # the system call, of Linux 6.5
-
-
-class CRange(ctypes.Structure):
-    _fields_ = [("offset", ctypes.c_uint64), ("length", ctypes.c_uint64)]
-
-
-class CCacheStat(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")]
 
 
 def read_rate_gb_s(file: Path, seconds: float = 0.5) -> float:
@@ -71,29 +59,6 @@ def folder_rate_gb_s(folder: Path, seconds: float = 0.5) -> float:
         file.flush()
         os.fsync(file.fileno())
         return read_rate_gb_s(Path(file.name), seconds)
-
-
-def cached_bytes(file: Path) -> int | None:
-    """Bytes of a file that are in the page cache; None where the system does not tell."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        found = CCacheStat()
-        whole, system = CRange(0, 0), ctypes.CDLL(None, use_errno=True)
-        refused = system.syscall(CACHESTAT, descriptor, ctypes.byref(whole), ctypes.byref(found), 0)
-        return None if refused else int(found.cached) * mmap.PAGESIZE
-    finally:
-        os.close(descriptor)
-
-
-def make_cold(file: Path) -> int | None:
-    """Drops a file from the page cache, as far as nobody maps it. Returns `cached_bytes` afterwards."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # what is not written yet would stay
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
-    return cached_bytes(file)
 
 
 def _opened(file: Path) -> int:

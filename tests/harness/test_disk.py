@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from labkit.harness import disk
+from labkit.system import page_cache
 
 SIZE = 3 * disk.BLOCK
 
@@ -20,20 +21,20 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_reading_for_the_rate_leaves_nothing_in_the_page_cache(file: Path) -> None:
-    before = disk.make_cold(file)
+    before = page_cache.make_cold(file)
     if before is None:
         pytest.skip("this system does not tell what its page cache holds (Linux 6.5 does)")
     assert before == 0
     assert disk.read_rate_gb_s(file, 0.01) > 0
-    assert disk.cached_bytes(file) == 0
+    assert page_cache.cached_bytes(file) == 0
 
 
 def test_what_was_read_is_counted_until_it_is_dropped(file: Path) -> None:
     file.read_bytes()
-    if (found := disk.cached_bytes(file)) is None:
+    if (found := page_cache.cached_bytes(file)) is None:
         pytest.skip("this system does not tell what its page cache holds (Linux 6.5 does)")
     assert found >= SIZE
-    assert disk.make_cold(file) == 0
+    assert page_cache.make_cold(file) == 0
 
 
 def test_a_file_system_that_refuses_direct_reads_is_read_through_the_page_cache(

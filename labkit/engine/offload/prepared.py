@@ -25,6 +25,7 @@ from labkit.models.policies import Policy
 from labkit.models.shards import Shard
 from labkit.system.cache_root import cache_root
 from labkit.system.errors import RunError, UserError
+from labkit.system.page_cache import make_cold
 from labkit.system.progress import Progress, progress_bar, unheard
 from labkit.weights.build import has_codes, pack_layers, saved_in
 from labkit.weights.capacity import model_bytes
@@ -161,15 +162,8 @@ def _make(folder: Path, wanted: Wanted, gather: Gather) -> None:
                 lambda done, total: follow(done, total, "layers packed"),
             )
         saving.finish(None, None)
-    _drop_from_page_cache(folder)
-
-
-def _drop_from_page_cache(folder: Path) -> None:
-    """What was written is on the disk, and will be read past the page cache: its pages are of no more use there."""
     for file in folder.glob(f"*{SUFFIX}"):
-        descriptor = os.open(file, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
+        make_cold(file)  # it will be read past the page cache
 
 
 @contextmanager

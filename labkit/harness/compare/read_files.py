@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.harness.disk import BLOCK, make_cold, read_rate_gb_s
+from labkit.harness.disk import BLOCK, read_rate_gb_s
+from labkit.system.page_cache import make_cold
 
 PROBE_S = 0.2
 
