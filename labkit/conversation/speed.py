@@ -13,7 +13,8 @@ from labkit.harness.stored_weights import stored_by
 
 def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
     """The least time of a token, bytes that it reads / the read bandwidth probed now, over the time that it took. Of a
-    model whose layers are streamed that is the time of the disk, where it is longer than that of the memory.
+    model whose layers are streamed that is the time of the disk, where it is longer than that of the memory; layers that
+    the first of these tokens found in the slots were not read for them.
 
     None where the bandwidth cannot be probed, and for an answer of less than two tokens.
     """
@@ -32,7 +33,9 @@ def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
     )
     floor_ms = work.floor_ms(bandwidth)
     if (streamed := engine.streamed) is not None and streamed.file is not None:
-        floor_ms = max(floor_ms, streamed.bytes_per_step / read_rate_gb_s(streamed.file) / 1e6)
+        found = streamed.stream.slots * streamed.stream.slot_bytes
+        read = max(0.0, streamed.bytes_per_step - found / len(answer.decode_ms))
+        floor_ms = max(floor_ms, read / read_rate_gb_s(streamed.file) / 1e6)
     return floor_ms / answer.per_token_ms
 
 
