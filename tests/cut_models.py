@@ -147,6 +147,11 @@ def few_models() -> dict[str, dict[str, Any]]:
     return {name: {} for name in FEW}
 
 
+def in_low_precision(ranks: int) -> dict[str, Any]:
+    low = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+    return {name: against_one_process(ranks, dtype, "cpp", few_models()) for name, dtype in low.items()}
+
+
 def by_gloo() -> tuple[bool, float, str]:
     of_its_own = (str(dist.get_rank()),)
     with mock.patch("labkit.kernels.all_reduce.exchange._system", return_value=of_its_own):
@@ -241,7 +246,7 @@ def saved_and_loaded(folder: str) -> dict[str, Any]:
 
 def two_ranks(folder: str) -> dict[str, Any]:
     """All that is asked of two ranks. `folder`: one with a GGUF file, `model.gguf`."""
-    return {
+    return in_low_precision(2) | {
         "float32": against_one_process(2, torch.float32, "cpp", small_models()),
         "reference": against_one_process(2, torch.float32, "reference", few_models()),
         "int8 cache": with_int8_cache(),
@@ -334,10 +339,7 @@ def streamed_engine(model: Any, offload: dict[str, Any], **options: Any) -> Any:
 
 def three_ranks() -> dict[str, Any]:
     """All that is asked of three."""
-    low = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
-    found: dict[str, Any] = {name: against_one_process(3, dtype, "cpp", few_models()) for name, dtype in low.items()}
-    whole = against_one_process(3, torch.float32, "cpp", ONE_OF_EACH_ROW)
-    return found | {"float32": whole}
+    return in_low_precision(3) | {"float32": against_one_process(3, torch.float32, "cpp", ONE_OF_EACH_ROW)}
 
 
 def four_ranks() -> dict[str, Any]:

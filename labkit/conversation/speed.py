@@ -13,8 +13,8 @@ from labkit.harness.stored_weights import stored_by
 
 def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
     """The least time of a token, bytes that it reads / the read bandwidth probed now, over the time that it took. Of a
-    model whose layers are streamed that is the time of the disk, where it is longer than that of the memory; layers that
-    the first of these tokens found in the slots were not read for them.
+    model whose layers are streamed that is the time of the disk, where it is longer than that of the memory. Layers
+    that the first of these tokens found in the slots were not read for them.
 
     None where the bandwidth cannot be probed, and for an answer of less than two tokens.
     """

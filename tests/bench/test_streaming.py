@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from chat_models import chat_checkpoint
 from comparisons import environment
+from sweeps import sweep
 
 from labkit.bench import streaming as stream_bench
 from labkit.bench.streaming import checks, measure, page, resident_gb
@@ -101,6 +102,7 @@ def test_the_record_comes_back_and_its_page_says_the_same(tmp_path: Path) -> Non
         assert part in page([record])
 
 
+@sweep  # a quarter of a minute
 def test_a_small_model_is_measured_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_bench, "SLOTS", 2)
     model = str(chat_checkpoint(tmp_path / "model", layers=8))

@@ -27,11 +27,7 @@ STACK = {80: 8, 90: 0}  # bytes: where registers are given out in steps, two may
 Found = list[tuple[dict[str, Any], list[dict[str, Any]]]]
 
 
-FEW = [
-    {"model": THREE, "capability": 90, "dtype": "float16", "pdl": True},
-    {"model": FULL, "capability": 90, "dtype": "int8", "batch": 1, "int8_cache": True},
-    {"model": FULL, "capability": 90, "dtype": "int8", "batch": 1, "codes": [4, 32, 2]},
-]
+FEW = [{"model": THREE, "capability": 90, "dtype": "float16", "pdl": True}]
 CODES = [[4, 32, 2], [4, 64, 1], [4, 128, 2], [4, 0, 2], [8, 32, 1], [8, 64, 2]]  # bits, inputs in a group, numbers
 
 

@@ -121,6 +121,7 @@ def test_a_rank_that_dies_ends_the_others_even_in_c(how: int, reason: str) -> No
         assert "Fatal Python error: Segmentation fault" in raised.value.rank_traceback
 
 
+@pytest.mark.sweep  # it waits for a quarter of a minute
 def test_a_run_that_takes_too_long_says_where_it_stood() -> None:
     def never_ending_story() -> None:
         import ctypes

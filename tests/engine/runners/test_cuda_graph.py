@@ -11,6 +11,7 @@ import pytest
 import torch
 from engines import greedy, prompt, shallow
 from gpus import INTERPRETED
+from sweeps import swept
 
 import labkit
 from labkit.engine.runners.cuda_graph import GpuDecoder
@@ -63,7 +64,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return graphs
 
 
-@pytest.mark.parametrize("name", ["gptj", "bloom"])
+@pytest.mark.parametrize("name", swept(["gptj", "bloom"], ["bloom"]))
 def test_a_step_is_recorded_once_and_played_for_every_token(name: str, recorded: list[Any]) -> None:
     engine = labkit.init_inference(shallow(name, 1), impl="triton")
     engine.module.runner.decoder.graphs = True

@@ -91,6 +91,7 @@ def case_of(model: Path, memory_gb: float) -> Case:
     return case.model_copy(update={"memory_gb": memory_gb})
 
 
+@pytest.mark.sweep  # a quarter of a minute
 def test_a_model_that_stays_on_the_disk_fits_where_it_is_smaller_than_its_memory(model: Path, tmp_path: Path) -> None:
     before = groups()
     schedule = Schedule(rounds=2, stages=False, scratch=tmp_path)

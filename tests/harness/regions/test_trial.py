@@ -77,7 +77,11 @@ def test_a_mistake_is_told_in_words(edited: Path, new: str, message: str) -> Non
             "it wrote past the end of result 0|SIGSEGV",
             marks=pytest.mark.sweep,
         ),
-        ("{" + SUM + " to[rows * out_stride + 4096] = 1.0f; }", "read or wrote outside of what it was given .SIGSEGV"),
+        pytest.param(
+            "{" + SUM + " to[rows * out_stride + 4096] = 1.0f; }",
+            "read or wrote outside of what it was given .SIGSEGV",
+            marks=pytest.mark.sweep,
+        ),
     ],
     ids=["one past the end", "far past the end"],
 )
