@@ -130,8 +130,7 @@ class DeviceCacheStream:
         """There is nothing that could not be read."""
 
     def _start_over(self) -> None:
-        """Goes on with the first layer, whatever was copied ahead."""
-        self._queues.finish_copies()
+        """Goes on with the first layer, behind whatever was copied ahead; that comes behind what was written back."""
         self._next = self._released = self._end
         self.device_slots.used[:] = [self._queues.mark()] * self.slots
 

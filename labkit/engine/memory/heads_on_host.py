@@ -53,7 +53,7 @@ class HostMemory(CachePlace):
         needed, available = needed * self.ranks_here, psutil.virtual_memory().available
         if needed > available:
             raise UserError(
-                f"kv_offload: keys and values of {shape.batch} x {capacity} tokens take {needed} bytes of the host's "
+                f"kv_offload: keys and values of {shape.batch} x {capacity} tokens need {needed} bytes of the host's "
                 f"memory, which has {available} available; give fewer tokens or sequences, or kv_dtype=torch.int8"
             )
 

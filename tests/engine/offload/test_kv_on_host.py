@@ -226,7 +226,7 @@ def test_too_little_memory_of_the_host_is_said_in_bytes_and_takes_nothing(monkey
     token_bytes, made = stream_of(cache).host.shape.token_bytes, []
     monkeypatch.setattr(heads_on_host.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     monkeypatch.setattr(CpuQueues, "pin", lambda queues, memory: made.append(memory))
-    said = "kv_offload: keys and values of 1 x {} tokens take {} bytes of the host's memory, which has 1000 available"
+    said = "kv_offload: keys and values of 1 x {} tokens need {} bytes of the host's memory, which has 1000 available"
     with pytest.raises(ValueError, match=said.format(20, 3 * 20 * token_bytes)):
         go_on(engine, None, prompt(1, 20))
     with pytest.raises(ValueError, match=said.format(167, (4 * 167 - 3 * 17) * token_bytes)):

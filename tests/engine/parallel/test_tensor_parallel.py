@@ -154,7 +154,7 @@ def test_ranks_with_triton_kernels_copy_their_own_layers(of_two: Any) -> None:
         assert "the 3 layers that don't stay on the GPU take" in rank["fetched"]["short"]
     whole, short = (rank["fetched"]["no room for a cache"] for rank in of_two.answers)
     assert "another rank has no room for its keys and values" in whole
-    assert re.search(r"keys and values of 1 x \d+ tokens take \d+ bytes of the host's memory, which has 10 av", short)
+    assert re.search(r"keys and values of 1 x \d+ tokens need \d+ bytes of the host's memory, which has 10 av", short)
     assert len(list((of_two.folder / "fetched").glob("*-rows-*/rank-*-of-02.safetensors"))) == 2
 
 
