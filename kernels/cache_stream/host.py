@@ -52,8 +52,8 @@ class TokenShape:
 
     def by_head(self, rows: Tensor) -> tuple[Tensor, ...]:
         """The same views as kernels have it: words [B, H, T, D in words], and scales [B, H, T]."""
-        numbers, scales = self.sections(rows)[:2], self.sections(rows)[2:]
-        words = (each.view(WORD).unflatten(2, (self.heads, -1)).permute(1, 2, 0, 3) for each in numbers)
+        keys, values, *scales = self.sections(rows)
+        words = (each.view(WORD).unflatten(2, (self.heads, -1)).permute(1, 2, 0, 3) for each in (keys, values))
         return (*words, *(each.view(SCALE_DTYPE).permute(1, 2, 0) for each in scales))
 
 
