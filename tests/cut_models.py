@@ -308,21 +308,23 @@ def with_cache_on_disk(folder: Path) -> dict[str, Any]:
 
 
 def fetched_layers(folder: str) -> dict[str, Any] | None:
-    """Of ranks with Triton kernels, which copy their own layers from the host's memory or their own files: how far the
-    logits are from the whole model's, and how many layers were copied. Then one rank has too little memory beside its
-    GPU. None where there is no interpreter.
+    """Of ranks with Triton kernels, which copy their own layers from the host's memory or their own files, and keys
+    and values of their heads from the host's memory: how far the logits of a second prompt are from the whole model's,
+    and how many layers were copied. Then one rank has too little memory beside its GPU. None without an interpreter.
     """
     if gpu.unavailable() or not gpu.interpreted():
         return None
-    model, ids = small_model("llama"), torch.arange(1, 18)[None]
+    model, ids = small_model("llama"), torch.arange(1, 35)[None]
     with torch.no_grad():
-        want = model(ids).logits
+        want = model(ids).logits[:, 17:]
     found: dict[str, Any] = {}
     for offload in ({"device": "cpu"}, {"path": folder}):
-        cut = streamed_engine(model, offload, impl="triton")
-        found[cut.options.offload.device] = float((cut(ids).logits - want).abs().max()), cut.streamed.stream.blocks_read
+        cut = streamed_engine(model, offload, impl="triton", kv_offload={"device": "cpu"})
+        logits = cut(ids[:, 17:], past_key_values=cut(ids[:, :17]).past_key_values).logits
+        found[cut.options.offload.device] = float((logits - want).abs().max()), cut.streamed.stream.blocks_read
     room = psutil.virtual_memory if dist.get_rank() == 0 else lambda: SimpleNamespace(available=10)
     with mock.patch("labkit.engine.offload.held.psutil.virtual_memory", room):
+        found["no room for a cache"] = _said(lambda: cut(ids))
         return found | {"short": _said(lambda: streamed_engine(model, {"device": "cpu"}, impl="triton"))}
 
 

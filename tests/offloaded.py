@@ -66,7 +66,7 @@ def kv_on_disk(model: Any, folder: Path, slots: int = 2, **options: Any) -> Fuse
 
 
 def kv_stream_of(cache: KVCache) -> CacheStream:
-    assert cache.stream is not None
+    assert isinstance(cache.stream, CacheStream)
     return cache.stream
 
 

@@ -1,9 +1,10 @@
-"""A GPU that is played: its two queues go on when a seeded generator says so, or when they must."""
+"""A GPU that is played: its three queues go on when a seeded generator says so, or when they must."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +18,14 @@ class PlayedMark:
 
 
 class PlayedGpu:
-    """Two queues of work. It does some of it only while the host asks how far it is, or waits."""
+    """Three queues of work. It does some of it only while the host asks how far it is, or waits."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.computing: deque[Any] = deque()  # what to do, or a mark to wait for, or one to pass
         self.copying: deque[Any] = deque()
+        self.returning: deque[Any] = deque()
+        self.at_work = False  # this is something that the GPU does, not the host
 
     def mark(self) -> PlayedMark:
         return self._marked(self.computing)
@@ -34,12 +37,10 @@ class PlayedGpu:
         self.computing.append(("wait", mark))
 
     def copy(self, to: Tensor, data: Tensor, after: PlayedMark) -> tuple[PlayedMark, PlayedMark]:
-        self.copying.append(("wait", after))
-        begin = self._marked(self.copying)
-        half = len(data) // 2
-        for part in (slice(half), slice(half, None)):  # whoever does not wait for it sees half a copy
-            self.copying.append(("do", lambda part=part: to[part].copy_(data[part])))
-        return begin, self._marked(self.copying)
+        return self._copied(self.copying, to, data, after)
+
+    def copy_back(self, to: Tensor, data: Tensor, after: PlayedMark) -> tuple[PlayedMark, PlayedMark]:
+        return self._copied(self.returning, to, data, after)
 
     def passed(self, mark: PlayedMark) -> bool:
         for _ in range(self.random.choice((0, 0, 1, 2, 5, 20))):
@@ -48,15 +49,22 @@ class PlayedGpu:
 
     def finish(self, mark: PlayedMark) -> None:
         while not mark.passed:
-            assert self._go_on(), "the two queues wait for each other"
+            assert self._go_on(), "the queues wait for each other"
 
     def finish_all(self) -> None:
         while self._go_on():
             pass
         assert not self.computing
         assert not self.copying
+        assert not self.returning
 
-    def finish_copies(self) -> None: ...
+    def finish_copies(self) -> None:
+        self.finish_queue(self.copying)
+        self.finish_queue(self.returning)
+
+    def finish_queue(self, queue: deque[Any]) -> None:
+        while queue:
+            assert self._go_on(), "the queues wait for each other"
 
     def times_ns(self, marks: Sequence[PlayedMark]) -> list[int]:
         return [0] * len(marks)
@@ -65,6 +73,14 @@ class PlayedGpu:
 
     def unpin(self, memory: Tensor) -> None: ...
 
+    def _copied(self, queue: deque[Any], to: Tensor, data: Tensor, after: PlayedMark) -> tuple[PlayedMark, PlayedMark]:
+        queue.append(("wait", after))
+        begin = self._marked(queue)
+        half = len(data) // 2
+        for part in (slice(half), slice(half, None)):  # whoever does not wait for it sees half a copy
+            queue.append(("do", lambda part=part: to[part].copy_(data[part])))
+        return begin, self._marked(queue)
+
     def _marked(self, queue: deque[Any]) -> PlayedMark:
         mark = PlayedMark()
         queue.append(("pass", mark))
@@ -72,14 +88,15 @@ class PlayedGpu:
 
     def _go_on(self) -> bool:
         """Does the next piece of work of a queue that need not wait; False where there is none."""
-        ready = [
-            each for each in (self.computing, self.copying) if each and (each[0][0] != "wait" or each[0][1].passed)
-        ]
+        queues = (self.computing, self.copying, self.returning)
+        ready = [each for each in queues if each and (each[0][0] != "wait" or each[0][1].passed)]
         if not ready:
             return False
         what, given = self.random.choice(ready).popleft()
         if what == "do":
+            self.at_work = True
             given()
+            self.at_work = False
         elif what == "pass":
             given.passed = True
         return True
@@ -104,15 +121,37 @@ class PlayedEvent(PlayedMark):
 
 
 class PlayedStream:
-    """A CUDA stream: one of the two queues of a played GPU."""
+    """A CUDA stream: one of the queues of a played GPU."""
 
-    def __init__(self, queue: deque[Any]) -> None:
-        self.queue = queue
+    def __init__(self, gpu: PlayedGpu, queue: deque[Any]) -> None:
+        self.gpu, self.queue = gpu, queue
 
     def wait_event(self, event: PlayedEvent) -> None:
         self.queue.append(("wait", event))
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        self.gpu.finish_queue(self.queue)
+
+
+class PlayedKernels(TorchFunctionMode):
+    """Within, what is copied from one place of a played GPU's memory to another is put into the queue of what it
+    computes.
+    """
+
+    def __init__(self, gpu: PlayedGpu, memory: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.gpu, self.memory = gpu, {_storage(each) for each in memory}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.copy_ and not self.gpu.at_work and {_storage(each) for each in args[:2]} <= self.memory:
+            to, data = args
+            self.gpu.compute(lambda: to.copy_(data))
+            return to
+        return func(*args, **(kwargs or {}))
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 class PlayedCuda(TorchFunctionMode):
@@ -120,11 +159,14 @@ class PlayedCuda(TorchFunctionMode):
 
     def __init__(self, gpu: PlayedGpu, patch: pytest.MonkeyPatch) -> None:
         super().__init__()
-        self.current = PlayedStream(gpu.computing)
+        self.current = PlayedStream(gpu, gpu.computing)
+        for_copies = iter((gpu.copying, gpu.returning))  # in the order in which streams are made
         patch.setattr(torch.cuda, "Event", type("Event", (PlayedEvent,), {"played": gpu}))
-        patch.setattr(torch.cuda, "Stream", lambda device: PlayedStream(gpu.copying))
+        patch.setattr(torch.cuda, "Stream", lambda device: PlayedStream(gpu, next(for_copies)))
         patch.setattr(torch.cuda, "current_stream", lambda device: self.current)
         patch.setattr(torch.cuda, "stream", self.within)
+        done = SimpleNamespace(cudaHostRegister=lambda *memory: 0, cudaHostUnregister=lambda *memory: 0)
+        patch.setattr(torch.cuda, "cudart", lambda: done)
 
     @contextmanager
     def within(self, stream: PlayedStream) -> Iterator[None]:

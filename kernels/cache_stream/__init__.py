@@ -6,12 +6,15 @@ One thread reads them ahead of a layer's turn, another writes behind it what the
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from ctypes import c_int64
 from dataclasses import dataclass
+from typing import Protocol
 
 from .. import build
 from ..build import INT, LONG, POINTER
-from ..slot_stream import ENDS, READ_ERROR, WRITE_ERROR, SlotStream
+from ..slot_stream import ENDS, READ_ERROR, WRITE_ERROR, Fetching, SlotStream, awaited
 from ..types import LayerCache
 from .file import CacheFile, CacheShape
 
@@ -88,11 +91,19 @@ class CacheStream(SlotStream):
         }[failure]
 
 
+class PassedCaches(Fetching, Protocol):
+    """A stream of keys and values, from a file or from the host's memory to a GPU; for the calls see `CacheStream`."""
+
+    def layer(self, turn: int, past: int) -> LayerCache: ...
+
+    def release(self, turn: int, written: range) -> None: ...
+
+
 @dataclass(frozen=True)
 class CachePass:
     """One pass over the layers: layer i has turn first + i, and the tokens `written` of every sequence are written."""
 
-    stream: CacheStream
+    stream: PassedCaches
     first: int
     written: range
 
@@ -106,3 +117,17 @@ class CachePass:
 
     def release(self, layer: int) -> None:
         self.stream.release(self.first + layer, self.written)
+
+    @contextmanager
+    def at_hand(self, layer: int, waiting: AbstractContextManager[object]) -> Iterator[LayerCache]:
+        """The layer's keys and values, for as long as they are needed. They are waited for within `waiting`."""
+        with awaited(self.stream, self.first + layer, layer, waiting):
+            yield self.layer(layer)
+            self.release(layer)
+
+    def in_turn(self, layers: int) -> Iterator[LayerCache]:
+        """The layers one after the other, each until the next is asked for. Raises RunError where one can't be read."""
+        for index in range(layers):
+            with self.at_hand(index, nullcontext()) as layer:
+                self.stream.check()
+                yield layer

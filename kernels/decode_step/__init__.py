@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import build
 from ..abi import CCache, CRotary, CRows
 from ..all_reduce import Exchange
-from ..cache_stream import CachePass
+from ..cache_stream import CachePass, CacheStream
 from ..layer_stream import LayerStream
 from ..layer_stream.device import DeviceStream
 from ..reading import USUAL
@@ -216,6 +216,7 @@ class DecodeStep:
         args.threads, args.own_logits, args.reading = threads, own_logits, reading
         args.workspace = self._workspace_for(sum(counts), max(counts), threads)
         if kv_pass is not None:
+            assert isinstance(kv_pass.stream, CacheStream)
             args.kv_stream, args.kv_turn = kv_pass.stream.address, kv_pass.first
             args.kv_slot = kv_pass.stream.memory(0).data_ptr()
         self.times.fill(0)

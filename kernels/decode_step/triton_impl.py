@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from ..attention.triton_impl import Partials, attention
+from ..cache_stream import CachePass
 from ..gemm.triton_impl import codes, gemm, tile_type
 from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
 from ..mlp_gemm.triton_impl import mlp_arguments, mlp_gemm, mlp_tiles
@@ -22,7 +23,7 @@ from ..tuned import Tile
 from ..types import LayerCache, Linear, Norm, Rotary, Rows, check_heads
 from . import StreamedLayers
 from .triton_kernels import embed, head_argmax, next_step, qkv_and_mlp
-from .weights import FETCH, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
+from .weights import FETCH, FETCH_KV, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 
 PLAIN = Norm()
 ONE_PROGRAM = Tile(rows=1, depth=1024, warps=8)
@@ -89,10 +90,12 @@ class TritonStep:
         around: Around,
         *,
         greedy: bool,
+        kv_pass: CachePass | None = None,
     ) -> Tensor:
         """The chosen tokens, `state.tokens`, or logits float32 [B, V]. Keys and values go to slot `state.past`.
 
-        Each stage is launched within `around(stage, layer)`. `rows.positions` must be `state.positions`.
+        Each stage is launched within `around(stage, layer)`. `rows.positions` must be `state.positions`. kv_pass: over
+        keys and values that are in `caches` when it is their layer's turn; None: all of them always are.
         """
         w = self.model
         with around("embed", None):
@@ -100,7 +103,8 @@ class TritonStep:
         first_turn = self.streamed.stream.begin_pass() if self.streamed else 0
         for index, (layer, cache) in enumerate(zip(w.layers, caches, strict=True)):
             run = self._parallel_layer if self._joins(layer, len(hidden), cache) else self._layer
-            with self._at_hand(index, layer, first_turn, around) as here:
+            fetched = nullcontext() if kv_pass is None else kv_pass.at_hand(index, around(FETCH_KV, index))
+            with self._at_hand(index, layer, first_turn, around) as here, fetched:
                 hidden = run(here, index, hidden, buffers, rows, rotary, cache, around)
         with around("lm_head", None):
             norm = w.final_norm

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from ..memory import reserved
+from ..slot_stream.queues import DeviceSpans, Mark, Queues, queues_of
 from . import Block, StreamSpan
-from .queues import Mark, Queues, queues_of
-
-MOST_PENDING = 8192  # spans that are kept until they are asked for: each holds two events of the GPU
 
 
 class HostBlocks(Protocol):
@@ -102,13 +100,6 @@ class UnderWay(NamedTuple):
     end: Mark
 
 
-class PendingSpan(NamedTuple):
-    kind: str
-    layer: int
-    begin: Mark
-    end: Mark
-
-
 class DeviceStream:
     """The blocks of the host in `slots` pieces of a GPU's memory: the interface of `LayerStream`, used in the same way
     by one thread at a time. The host's memory is pinned by `pin`. Between `wait` and `release` of a turn its slot may
@@ -131,7 +122,7 @@ class DeviceStream:
         self._used: list[Mark] = [self._queues.mark()] * slots  # behind the kernels that read a slot last
         self._filled: list[Mark] = list(self._used)
         self._under_way: deque[UnderWay] = deque()
-        self._spans: deque[PendingSpan] = deque(maxlen=MOST_PENDING)
+        self._spans = DeviceSpans(self._queues)
         self._begun: Mark = self._used[0]
 
     def pin(self, memory: Tensor) -> None:
@@ -163,13 +154,13 @@ class DeviceStream:
                 self._copy()
         self._queues.compute_after(self._filled[turn % self.slots])
         self._begun = self._queues.mark()
-        self._spans.append(PendingSpan("wait", self._layer(turn), asked, self._begun))
+        self._spans.add("wait", self._layer(turn), asked, self._begun)
         self._copy_ahead()
 
     def release(self, turn: int) -> None:
         """What is launched from here on does not read the turn's slot."""
         used = self._queues.mark()
-        self._spans.append(PendingSpan("compute", self._layer(turn), self._begun, used))
+        self._spans.add("compute", self._layer(turn), self._begun, used)
         self._used[turn % self.slots] = used
         self._released = turn + 1
         self._copy_ahead()
@@ -181,14 +172,7 @@ class DeviceStream:
         """What the device did since the last call, the latest 8,192 at most, with what was read from a file; sorted by
         begin. Waits for the device.
         """
-        pending = list(self._spans)
-        self._spans.clear()
-        times = self._queues.times_ns([mark for span in pending for mark in (span.begin, span.end)])
-        found = [
-            StreamSpan(span.kind, span.layer, begin, end)
-            for span, begin, end in zip(pending, times[::2], times[1::2], strict=True)
-        ]
-        return sorted(self.host.take_spans() + found, key=lambda span: span.begin_ns)
+        return sorted(self.host.take_spans() + self._spans.take(), key=lambda span: span.begin_ns)
 
     @property
     def read_s(self) -> float:
@@ -224,7 +208,7 @@ class DeviceStream:
         begin, end = self._queues.copy(to, data, self._used[slot])
         self._filled[slot] = end
         self._under_way.append(UnderWay(turn, end))
-        self._spans.append(PendingSpan("copy", self._layer(turn), begin, end))
+        self._spans.add("copy", self._layer(turn), begin, end)
         self._next += 1
         self.blocks_read += 1
         self.bytes_read += size

@@ -167,6 +167,9 @@ class SlotStream:
 class Fetching(Protocol):
     """What a step asks of a stream of any kind; for the calls see `SlotStream`."""
 
+    @property
+    def failed(self) -> bool: ...
+
     def wait(self, turn: int) -> None: ...
 
     def note(self, kind: str, layer: int, begin_ns: int, end_ns: int) -> None: ...

@@ -79,8 +79,8 @@ class Options(Strict):
     whose file names are relative to base_dir. save_mp_checkpoint_path: a folder to write the weights to as they are
     packed, a file for each rank, which loads without packing. offload: fetch layers that do not fit into memory when
     their turn comes, from a file or, beside a GPU, from the host's memory, see `Offload`; DeepSpeed's
-    `zero_optimization` and `aio` are translated to it. kv_offload: keep keys and values in a file, and in memory only
-    those of a few layers, see `KvOffload`.
+    `zero_optimization` and `aio` are translated to it. kv_offload: keep keys and values in a file or, beside a GPU, in
+    the host's memory, and only those of a few layers where they are computed with, see `KvOffload`.
     """
 
     dtype: torch.dtype | None = None
@@ -170,13 +170,14 @@ class Options(Strict):
             )
         if self.offload is not None and self.impl == "reference":
             raise UserError("offload needs the C++ or Triton kernels, got impl='reference'; leave impl out")
-        if self.offload is not None and (self.enable_cuda_graph or self.dependent_launch):
+        fetched = [name for name in ("offload", "kv_offload") if getattr(self, name) is not None]
+        if fetched and (self.enable_cuda_graph or self.dependent_launch):
             raise UserError(
-                "got offload beside enable_cuda_graph or dependent_launch, for which weights must stay where they are; "
-                "leave one of them out"
+                f"got {fetched[0]} beside enable_cuda_graph or dependent_launch, for which weights, keys and values "
+                "must stay where they are; leave one of them out"
             )
-        if self.kv_offload is not None and (self.impl in ("reference", "triton") or self.use_triton):
-            raise UserError(f"kv_offload needs the C++ kernels, got impl={self.impl!r}; leave impl out, or pass 'cpp'")
+        if self.kv_offload is not None and self.impl == "reference":
+            raise UserError("kv_offload needs the C++ or Triton kernels, got impl='reference'; leave impl out")
         if self.moe.wanted:
             raise UnsupportedError("moe is not supported yet; leave it out")
         if self.tensor_parallel.mpu is not None:

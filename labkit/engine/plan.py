@@ -18,9 +18,10 @@ from labkit.engine.engine import EncoderEngine, FusedEngine, InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import fused_encoder_model
 from labkit.engine.hf.encoder_refusals import refuse_what_encoders_lack
-from labkit.engine.memory.heads_on_disk import CacheFolder
+from labkit.engine.memory.heads_on_host import HostMemory
+from labkit.engine.memory.place import CachePlace
 from labkit.engine.memory.slots import SlotPool
-from labkit.engine.offload.cache_folder import cache_folder
+from labkit.engine.offload.cache_place import cache_place
 from labkit.engine.offload.held import on_host
 from labkit.engine.offload.options import Offload
 from labkit.engine.offload.prepared import Wanted, prepared
@@ -40,6 +41,7 @@ from labkit.engine.without_kernels import (
 )
 from labkit.kernels import ModelWeights, build, gpu
 from labkit.kernels.decode_step import StreamedLayers
+from labkit.kernels.slot_stream.queues import Queues, queues_of
 from labkit.kernels.types import float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.encoder_policies import ENCODERS, encoder_policy_for
@@ -108,8 +110,8 @@ class Plan:
     """Everything that is decided before the first weight is read.
 
     dtype: of the layers' matrices. kv_dtype: as keys and values are stored. part, ranks: what this process holds of the
-    model, and the way to the others. saving: the checkpoint that is written on the way. folder: where keys and values
-    lie that do not stay in memory.
+    model, and the way to the others. saving: the checkpoint that is written on the way. elsewhere: where keys and
+    values lie that are not where they are computed with. queues: of the device, for all that it fetches.
     """
 
     request: Request
@@ -120,7 +122,8 @@ class Plan:
     part: Shard
     ranks: Ranks | None
     saving: Saving | None
-    folder: CacheFolder | None
+    elsewhere: CachePlace | None
+    queues: Queues
 
     @property
     def consumed(self) -> ModelTensors | None:
@@ -176,9 +179,12 @@ def make_plan(request: Request) -> Plan:
     if ranks and device.type == "cuda":  # each rank has made a GPU of its own the current one when it joined
         device = gpu.default_device()
     part = ranks.shard if ranks else shard(config)
-    folder = None if options.kv_offload is None else cache_folder(options.kv_offload, dtype, ranks)
+    queues, elsewhere = queues_of(device), None
+    if options.kv_offload is not None:
+        gather = gather_of(part.size, options.tensor_parallel.tp_group)
+        elsewhere = cache_place(options.kv_offload, dtype, device, ranks, gather, queues)
     saving = begin_saving(options, request.hf_config, config, dtype, impl, part)
-    return Plan(request, dtype, kv_dtype, impl, device, part, ranks, saving, folder)
+    return Plan(request, dtype, kv_dtype, impl, device, part, ranks, saving, elsewhere, queues)
 
 
 def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
@@ -235,14 +241,14 @@ def _streamed(plan: Plan, offload: Offload) -> tuple[ModelWeights, StreamedLayer
     )
     gather = gather_of(part.size, request.options.tensor_parallel.tp_group)
     if offload.device == "cpu":
-        found = on_host(wanted, offload, gather, plan.device, _taking_out(plan))
+        found = on_host(wanted, offload, gather, plan.device, plan.queues, _taking_out(plan))
         if plan.consumed:
             plan.consumed.release("")
         return found
     saved = prepared(wanted, offload.path, gather)
     if plan.consumed:
         plan.consumed.release("")
-    return opened(wanted, saved, offload, gather, plan.device)
+    return opened(wanted, saved, offload, gather, plan.device, plan.queues)
 
 
 def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = None) -> InferenceEngine:
@@ -260,9 +266,12 @@ def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = No
             consume=plan.consumed is not None,
         )
         return EncoderEngine(injected, options, plan.impl, request.policy.layers.split(".")[0])
-    pool = SlotPool(plan.part.local, plan.kv_dtype, plan.device) if plan.impl == "triton" else None
+    pool = None
+    if plan.impl == "triton":
+        memory = plan.elsewhere if isinstance(plan.elsewhere, HostMemory) else None
+        pool = SlotPool(plan.part.local, plan.kv_dtype, plan.device, memory)
     held = LayerRange(
-        weights, plan.part, plan.impl, plan.device, plan.ranks, pool, plan.kv_dtype, streamed, plan.folder
+        weights, plan.part, plan.impl, plan.device, plan.ranks, pool, plan.kv_dtype, streamed, plan.elsewhere
     )
     staged = StagedRunner(held)
     module = FusedCausalLM(
@@ -285,7 +294,7 @@ def choose_runner(plan: Plan, staged: StagedRunner) -> Runner:
     if plan.impl == "triton" and plan.ranks is None:
         from labkit.engine.runners.cuda_graph import CudaGraphRunner, GpuDecoder
 
-        still = held.streamed is None  # a graph has its weights in one place
+        still = not held.once_a_step  # a graph has weights, keys and values in one place
         graphs = still and plan.device.type == "cuda" and options.enable_cuda_graph is not False
         launch = replace(gpu.default_launcher(), pdl=options.dependent_launch, launched=[])
         watched = bool(options.enable_cuda_graph)

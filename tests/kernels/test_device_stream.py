@@ -20,7 +20,7 @@ from torch import Tensor
 from labkit.kernels import build
 from labkit.kernels.layer_stream import PAGE, Block, LayerStream, StreamSpan, digest_of
 from labkit.kernels.layer_stream.device import DeviceStream, HeldBlocks
-from labkit.kernels.layer_stream.queues import CpuQueues, GpuQueues
+from labkit.kernels.slot_stream.queues import CpuQueues, GpuQueues
 from labkit.system.errors import RunError, UserError
 
 LAYERS, SIZE = 5, 64

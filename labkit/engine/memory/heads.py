@@ -25,17 +25,23 @@ class StoredHeads:
 
     @classmethod
     def zeros(
-        cls, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int, device: torch.device
+        cls,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        batch: int,
+        capacity: int,
+        device: torch.device,
+        layers: int | None = None,
     ) -> StoredHeads:
-        """Room for `capacity` tokens in each of `batch` sequences."""
-        slots = (batch, config.num_kv_heads, capacity)
-        row, scaled = padded_head_dim(config.head_dim), config.num_layers if dtype == torch.int8 else 0
+        """Room for `capacity` tokens in each of `batch` sequences. layers: None: as many as the model has."""
+        count, slots = layers or config.num_layers, (batch, config.num_kv_heads, capacity)
+        row, scaled = padded_head_dim(config.head_dim), count if dtype == torch.int8 else 0
 
-        def layers(count: int, dtype: torch.dtype, *shape: int) -> list[Tensor]:
+        def tensors(count: int, dtype: torch.dtype, *shape: int) -> list[Tensor]:
             return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
 
-        numbers = (layers(config.num_layers, dtype, *slots, row) for _ in range(2))
-        return cls(*numbers, *(layers(scaled, SCALE_DTYPE, *slots) for _ in range(2)))
+        numbers = (tensors(count, dtype, *slots, row) for _ in range(2))
+        return cls(*numbers, *(tensors(scaled, SCALE_DTYPE, *slots) for _ in range(2)))
 
     @property
     def _lists(self) -> tuple[list[Tensor], ...]:
@@ -72,12 +78,14 @@ class StoredHeads:
         """A pass over the layers needs nothing to begin with."""
 
     def in_turn(self, written: range) -> Iterator[LayerCache]:
-        """One layer after the other, to write the tokens `written` of every sequence, or to read."""
         return (self.layer(index, written.start) for index in range(len(self.keys)))
 
     def first(self, batch: int) -> StoredHeads:
         """The first `batch` sequences, in the same memory."""
         return StoredHeads(*([tensor[:batch] for tensor in tensors] for tensors in self._lists))
+
+    def copied(self) -> StoredHeads:
+        return StoredHeads(*([tensor.clone() for tensor in tensors] for tensors in self._lists))
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
         """Puts what `made_of` makes of a tensor in its place, one after the other: no more than one is there twice."""
@@ -86,8 +94,6 @@ class StoredHeads:
                 tensors[index] = made_of(tensor)
 
     def grow(self, capacity: int) -> None:
-        """Makes room for `capacity` slots."""
-
         def grown(tensor: Tensor) -> Tensor:
             batch, heads, old, *row = tensor.shape
             larger = tensor.new_zeros(batch, heads, capacity, *row)

@@ -9,51 +9,29 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from labkit.engine.memory.place import CachePlace
 from labkit.kernels import build
 from labkit.kernels.cache_stream import CacheFile, CachePass, CacheShape, CacheStream
 from labkit.kernels.slot_stream import StreamSpan
 from labkit.kernels.types import LayerCache, padded_head_dim
 from labkit.models.config import ModelConfig
-from labkit.system.errors import RunError, UserError
 
 
 @dataclass(frozen=True)
-class CacheFolder:
-    """Where the caches of an engine have their files, and how many layers of each are in memory at a time.
-
-    weight_type: of the kernels that read and write them. any_failed: whether this happened on any rank of the model,
-    which all of them ask together; None: there are no others.
-    """
+class CacheFolder(CachePlace):
+    """Where the caches of an engine on the CPU have files. weight_type: of the kernels that read and write them."""
 
     path: Path
-    slots: int
     weight_type: str
-    any_failed: Callable[[bool], bool] | None = None
 
-    def zeros(
-        self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int, device: torch.device
-    ) -> HeadsOnDisk:
-        """Room for at least `capacity` tokens in each of `batch` sequences, beside the CPU. Raises UserError where the
-        disk has too little.
-        """
-        assert device.type == "cpu"
+    @property
+    def name(self) -> str:
+        return "disk"
+
+    def zeros(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> HeadsOnDisk:
         row = padded_head_dim(config.head_dim)
         shape = CacheShape.fitting(config.num_layers, batch, config.num_kv_heads, capacity, row, dtype)
         return HeadsOnDisk(self, self.on_all_ranks(lambda: CacheFile(self.path, shape)))
-
-    def on_all_ranks(self, make: Callable[[], CacheFile]) -> CacheFile:
-        """What `make` makes. Where one rank has no room, all of them get an error, and none waits for it in a step."""
-        made, reason = None, None
-        try:
-            made = make()
-        except (UserError, RunError) as error:
-            reason = error
-        failed = self.any_failed is not None and self.any_failed(made is None)
-        if reason is not None:
-            raise reason
-        if failed or made is None:
-            raise RunError("another rank has no room for its keys and values, and its message says why")
-        return made
 
 
 class HeadsOnDisk:
@@ -90,36 +68,24 @@ class HeadsOnDisk:
         return self.stream.layer(0, past)
 
     def begin_pass(self, written: range) -> CachePass:
-        """A pass over the layers, which writes the tokens `written` of every sequence; none behind them count."""
         self._held = written.stop
         return self.stream.begin_pass(written)
 
     def in_turn(self, written: range) -> Iterator[LayerCache]:
-        """The layers one after the other, each until the next is asked for. Raises RunError where one can't be read."""
-        turns = self.begin_pass(written)
-        for index in range(self._file.shape.layers):
-            turns.wait(index)
-            self.stream.check()
-            yield turns.layer(index)
-            turns.release(index)
+        return self.begin_pass(written).in_turn(self._file.shape.layers)
 
-    def first(self, batch: int) -> HeadsOnDisk:
-        """All sequences in the same file, for a copy to begin with."""
-        assert batch == self.batch
-        self._flush()
-        return HeadsOnDisk(self.folder, self._file, self._held)
+    def copied(self) -> HeadsOnDisk:
+        """In a file of its own."""
+        return HeadsOnDisk(self.folder, self._copied(torch.arange(self.batch), self.capacity), self._held)
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
-        """Goes on with the sequences that `made_of` makes of all, given one number of each."""
         self._go_on_with(self._copied(made_of(torch.arange(self.batch)), self.capacity))
 
     def grow(self, capacity: int) -> None:
-        """Makes room for at least `capacity` slots."""
         rows = torch.arange(self.batch)
         self._go_on_with(self.folder.on_all_ranks(lambda: self._copied(rows, capacity)))
 
     def take_spans(self) -> list[StreamSpan]:
-        """What was done when with the layers since the last call."""
         spans, self._earlier = self._earlier, []
         return spans + (self._stream.take_spans() if self._stream else [])
 

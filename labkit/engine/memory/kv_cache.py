@@ -11,26 +11,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache
 
+from labkit.engine.memory.facade import CacheFacade
 from labkit.engine.memory.heads import StoredHeads
-from labkit.engine.memory.heads_on_disk import CacheFolder, HeadsOnDisk
+from labkit.engine.memory.place import CachePlace, HeadStore
 from labkit.engine.memory.slots import BLOCK, SlotPool, Slots
 from labkit.engine.memory.tables import counted, widened
 from labkit.kernels.abi import CCache
-from labkit.kernels.cache_stream import CachePass, CacheStream
+from labkit.kernels.cache_stream import CachePass, PassedCaches
 from labkit.kernels.types import LayerCache, Rows
 from labkit.models.config import ModelConfig
 from labkit.system.errors import UserError
 
 
-class KVCache(Cache):
+class KVCache(CacheFacade):
     """Keys and values of every layer in `capacity` slots per sequence; those before `length` are filled.
 
     Every sequence has `length` slots; shorter ones are padded (left, right or with holes) and `mask` says where.
     `dtype`: of keys and values. `kv_dtype`: as they are stored: int8, or None for the same.
-    `pool`: where memory on a GPU is borrowed; without one the cache has its own on the CPU. `folder`: where keys and
-    values lie in a file, of which a pass over the layers has a few in memory at a time.
+    `pool`: where memory on a GPU is borrowed; without one the cache has its own on the CPU. `elsewhere`: where
+    keys and values lie that are where they are computed with for a few layers at a time only; None: they are there.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class KVCache(Cache):
         capacity: int = 0,
         pool: SlotPool | None = None,
         kv_dtype: torch.dtype | None = None,
-        folder: CacheFolder | None = None,
+        elsewhere: CachePlace | None = None,
     ) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.config, self.dtype, self.kv_dtype = config, dtype, kv_dtype or dtype
-        self.pool, self.folder = pool, folder
+        self.pool, self.elsewhere = pool, elsewhere
         self.device = torch.device("cpu") if pool is None else pool.device
         self.reserved = capacity
         self.length = 0
-        self.heads: StoredHeads | HeadsOnDisk | None = None
+        self.heads: HeadStore | None = None
         self.mask: Tensor | None = None  # uint8 [B, capacity], None: no padding anywhere
         self.holes = False  # whether `mask` hides more than the slots before `first`
         self.first: Tensor | None = None  # int32 [B], first visible slot
@@ -87,7 +87,7 @@ class KVCache(Cache):
     def check_made_like(self, other: "KVCache") -> None:
         """Raises ValueError unless keys and values of the engine that made `other` fit into this cache."""
         types = (self.dtype, self.kv_dtype) == (other.dtype, other.kv_dtype)
-        places = self.pool is other.pool and (self.folder is None) == (other.folder is None)
+        places = self.pool is other.pool and (self.elsewhere is None) == (other.elsewhere is None)
         if self.config == other.config and types and places:
             return
         raise UserError(
@@ -99,8 +99,10 @@ class KVCache(Cache):
     def _kind(self) -> str:
         config, where = self.config, str(self.device)
         heads = f"{config.num_kv_heads} heads of {config.head_dim}"
-        if self.pool is None:
-            where = "the CPU" if self.folder is None else "disk"
+        if self.elsewhere is not None:
+            where = self.elsewhere.name
+        elif self.pool is None:
+            where = "the CPU"
         return f"{config.num_layers} layers of {config.architecture}, {heads}, {self._types} on {where}"
 
     @property
@@ -114,29 +116,29 @@ class KVCache(Cache):
         return self.heads.layer(index, self.length if past is None else past, counter)
 
     @property
-    def stream(self) -> CacheStream | None:
-        """What keys and values pass through between file and memory; None where they are in memory."""
+    def stream(self) -> PassedCaches | None:
+        """What keys and values pass through from elsewhere to the kernels and back; None where they are at hand."""
         return self.heads.stream if self.heads else None
 
-    def begin_pass(self, past: int) -> CachePass | None:
-        """A pass over the layers that writes what is behind `past` tokens; None where all of them are in memory."""
+    def begin_pass(self, written: range) -> CachePass | None:
+        """A pass over the layers that writes these tokens; None where all layers are at hand."""
         assert self.heads is not None
-        return self.heads.begin_pass(range(past, self.length))
+        return self.heads.begin_pass(written)
 
     def reserve(self, batch: int, slots: int) -> None:
         """Makes room for `slots` tokens in each of `batch` sequences, layer by layer; a first call fixes `batch`."""
         if self.heads is not None and batch != self.batch_size:
             raise UserError(f"the cache holds {self.batch_size} sequences, got {batch}; use one cache per batch")
-        if slots <= self.capacity:
+        if slots <= self.capacity and not self._lacks_slots:
             return
-        old = self.capacity
-        capacity = max(slots, self.reserved, old + max(BLOCK, old // 2) if old else 0)
+        old = capacity = self.capacity
+        if slots > old:
+            capacity = max(slots, self.reserved, old + max(BLOCK, old // 2) if old else 0)
         if self.pool is not None:
             self._borrow(batch, capacity)
             return
         if self.heads is None:
-            zeros = StoredHeads.zeros if self.folder is None else self.folder.zeros
-            self.heads = zeros(self.config, self.kv_dtype, batch, capacity, self.device)
+            self.heads = self._new_heads(batch, capacity)
             self.positions = torch.zeros(batch, self.capacity, dtype=torch.int32)
             self.first = torch.zeros(batch, dtype=torch.int32)
         else:
@@ -146,18 +148,30 @@ class KVCache(Cache):
         self._count_on(self.length)
         self._c = None
 
+    @property
+    def _lacks_slots(self) -> bool:
+        """Whether keys and values are to pass through slots that have not been borrowed."""
+        return self.pool is not None and self.elsewhere is not None and self._borrowed is None
+
+    def _new_heads(self, batch: int, capacity: int) -> HeadStore:
+        if self.elsewhere is None:
+            return StoredHeads.zeros(self.config, self.kv_dtype, batch, capacity, self.device)
+        return self.elsewhere.zeros(self.config, self.kv_dtype, batch, capacity)
+
     def _borrow(self, batch: int, slots: int) -> None:
         """Moves to slots of the pool, with whatever is there already."""
         assert self.pool is not None
-        before, heads, old = self._borrowed, self.heads, self.length
-        assert not isinstance(heads, HeadsOnDisk)
-        self._borrowed = self.pool.take(self, batch, slots)
-        new = self._borrowed[0]
-        self.heads = new.heads.first(batch)
+        before, old = self._borrowed, self.length
+        new, give_back = self.pool.take(self, batch, slots)
+        try:
+            self.heads = self.pool.settle(new, self.heads, batch, slots, old)
+        except BaseException:
+            give_back()
+            raise
+        self._borrowed = new, give_back
         positions, first = self.positions, self.first
         self.positions, self.first = new.positions[:batch], new.first[:batch]
-        if heads is not None and positions is not None and first is not None:
-            self.heads.take(heads, old)
+        if positions is not None and first is not None:
             self.positions[:, :old] = positions[:, :old]
             self.first.copy_(first)
         if self.mask is not None:
@@ -224,7 +238,7 @@ class KVCache(Cache):
         assert self.positions is not None
         how: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
         last = self.positions[:, length - 1 : length] if length else torch.tensor([[-1]], **how)
-        self.positions[:, length:] = last + torch.arange(1, self.capacity - length + 1, **how)
+        self.positions[:, length:] = last + torch.arange(1, self.positions.shape[1] - length + 1, **how)
         self.reach = 1 + int(self.positions[:, :length].max()) if length else 0
 
     def _set_mask(self, attention_mask: Tensor) -> None:
@@ -255,60 +269,26 @@ class KVCache(Cache):
         self._count_on(length)
         self.length = length
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.length
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self.length + query_length, 0
-
-    @property
-    def is_compileable(self) -> bool:
-        return False
-
     @property
     def is_initialized(self) -> bool:
         return self.heads is not None
-
-    @property
-    def is_croppable(self) -> bool:
-        return True
-
-    @property
-    def is_sliding(self) -> list[bool]:
-        return [False] * self.config.num_layers
-
-    def __len__(self) -> int:
-        return self.config.num_layers
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "KVCache":
         """The same contents in memory of its own: to go on from one prompt in several ways."""
         other = copy.copy(self)
         other._c = other._borrowed = None
-        if self.pool is not None and self.heads is not None:
+        if self.heads is None:
+            return other
+        if self.pool is None or self.elsewhere is not None:
+            other.heads = self.heads.copied()
+        if self.pool is not None:
             other._borrow(self.batch_size, self.capacity)
         else:
-            other.heads = None if self.heads is None else self.heads.first(self.batch_size)
-            other._select(torch.clone)
+            other._change_tables(torch.clone)
         return other
 
     def __repr__(self) -> str:
         return f"KVCache(batch={self.batch_size}, length={self.length}, capacity={self.capacity}, {self._types})"
-
-    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError(
-            "a KVCache is filled by labkit's engine; give other models a transformers DynamicCache"
-        )
-
-    def activate_past_recording(self) -> None:
-        """Nothing to do: all slots are kept."""
-
-    def is_recording_past(self, layer_idx: int = 0) -> bool:
-        return True
 
     def reset(self) -> None:
         self.length, self.mask, self.holes, self.reach = 0, None, False, 0
@@ -340,10 +320,13 @@ class KVCache(Cache):
     def _select(self, rows: Any) -> None:
         if self.heads is not None:
             self.heads.change(rows)
-        for name in ("mask", "first", "positions"):
-            if (tensor := getattr(self, name)) is not None:
-                setattr(self, name, rows(tensor))
+        self._change_tables(rows)
         if self._borrowed is not None:
             self._borrowed[1]()
             self._borrowed = None
         self._c = None
+
+    def _change_tables(self, rows: Any) -> None:
+        for name in ("mask", "first", "positions"):
+            if (tensor := getattr(self, name)) is not None:
+                setattr(self, name, rows(tensor))

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from labkit.engine.memory.heads import StoredHeads
+from labkit.engine.memory.heads_on_host import HeadsOnHost, HostMemory
+from labkit.engine.memory.place import HeadStore
+from labkit.kernels.cache_stream.device import CacheSlots
 from labkit.models.config import ModelConfig
 
 BUCKETS = (1, 2, 4, 8, 16)
@@ -26,13 +29,13 @@ def bucket(batch: int) -> int:
 
 @dataclass(eq=False)
 class Slots:
-    """Keys and values of `bucket` sequences, and what else a decode step reads or moves on.
+    """Keys and values of `bucket` sequences, or what they pass through, and what else a decode step reads or moves on.
 
     `visible` counts only for a cache with holes. `at`: the number of tokens that `tokens`, `next_positions` and `past`
     stand at; -1 if they are to be set anew.
     """
 
-    heads: StoredHeads
+    heads: StoredHeads | CacheSlots
     first: Tensor
     visible: Tensor
     positions: Tensor
@@ -49,10 +52,14 @@ class Slots:
 
 
 class SlotPool:
-    """Makes slots for one model on one device, and keeps those that came back. dtype: as keys and values are stored."""
+    """Makes slots for one model on one device, and keeps those that came back. dtype: as keys and values are stored.
+    memory: where they lie beside the device; None: they lie in the slots.
+    """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self.config, self.dtype, self.device = config, dtype, device
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, memory: HostMemory | None = None
+    ) -> None:
+        self.config, self.dtype, self.device, self.memory = config, dtype, device, memory
         self.free: list[Slots] = []
         self._one_at_a_time = Lock()
 
@@ -77,6 +84,26 @@ class SlotPool:
         slots.positions.zero_()  # also of sequences that are only computed: tables are read there too
         return slots, weakref.finalize(owner, self.free.append, slots)
 
+    def settle(self, slots: Slots, heads: HeadStore | None, batch: int, capacity: int, length: int) -> HeadStore:
+        """Keys and values of `batch` sequences in these slots, or passing through them: the first `length` tokens of
+        `heads`, or room for new ones. Raises UserError where there is too little memory.
+        """
+        if self.memory is None:
+            assert isinstance(slots.heads, StoredHeads)
+            mine = slots.heads.first(batch)
+            if heads is not None:
+                assert isinstance(heads, StoredHeads)
+                mine.take(heads, length)
+            return mine
+        assert isinstance(slots.heads, CacheSlots)
+        if heads is None:
+            heads = self.memory.zeros(self.config, self.dtype, batch, capacity)
+        assert isinstance(heads, HeadsOnHost)
+        if heads.capacity < capacity:
+            heads.grow(capacity)
+        heads.pass_through(slots.heads, slots.past)
+        return heads
+
     def _make(self, batch: int, capacity: int) -> Slots:
         try:
             return self._filled_with_zeros(batch, capacity)
@@ -88,8 +115,12 @@ class SlotPool:
         def zeros(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(sizes, dtype=dtype, device=self.device)
 
+        if self.memory is None:
+            heads: StoredHeads | CacheSlots = StoredHeads.zeros(self.config, self.dtype, batch, capacity, self.device)
+        else:
+            heads = self.memory.slots_for(self.config, self.dtype, batch, capacity)
         return Slots(
-            heads=StoredHeads.zeros(self.config, self.dtype, batch, capacity, self.device),
+            heads=heads,
             first=zeros(batch),
             visible=zeros(batch, capacity, dtype=torch.uint8),
             positions=zeros(batch, capacity),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -11,7 +12,6 @@ import torch
 
 from labkit.engine.memory.heads_on_disk import CacheFolder
 from labkit.engine.offload.options import KvOffload
-from labkit.engine.parallel.ranks import Ranks
 from labkit.system.cache_root import cache_root
 from labkit.system.errors import UserError
 
@@ -19,8 +19,9 @@ log = logging.getLogger("labkit")
 IN_MEMORY = ("tmpfs", "ramfs")  # file systems that are no disk
 
 
-def cache_folder(wanted: KvOffload, dtype: torch.dtype, ranks: Ranks | None) -> CacheFolder:
-    """Where the caches of an engine with weights of `dtype` have their files, here and on its other ranks.
+def cache_folder(wanted: KvOffload, dtype: torch.dtype, agree: Callable[[bool], bool] | None) -> CacheFolder:
+    """Where the caches of an engine with weights of `dtype` have their files. agree: with its other ranks, whether
+    something failed on any of them.
 
     Raises UserError for a folder that can't be written, and where there is none on a disk by default.
     """
@@ -38,8 +39,7 @@ def cache_folder(wanted: KvOffload, dtype: torch.dtype, ranks: Ranks | None) -> 
         if wanted.path is None:
             raise UserError(f"{where}; name a folder on a disk as path")
         log.warning("labkit: %s", where)
-    agree = (lambda failed: ranks.agree("the caches", flag=failed)) if ranks else None
-    return CacheFolder(folder, wanted.slots, str(dtype).removeprefix("torch."), agree)
+    return CacheFolder(wanted.slots, agree, folder, str(dtype).removeprefix("torch."))
 
 
 def _default() -> Path:

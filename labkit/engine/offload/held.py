@@ -19,6 +19,7 @@ from labkit.kernels.gpu import CPU
 from labkit.kernels.layer_stream import PAGE
 from labkit.kernels.layer_stream.device import DeviceStream, HeldBlocks
 from labkit.kernels.memory import Arena, Heap, aligned
+from labkit.kernels.slot_stream.queues import Queues
 from labkit.kernels.types import Norm, float_dtype
 from labkit.system.errors import UserError
 from labkit.weights.build import CanonicalLayers, build_layers, canonical_layers, check_names, has_codes
@@ -33,6 +34,7 @@ def on_host(
     offload: Offload,
     gather: Gather,
     device: torch.device,
+    queues: Queues,
     done_with: Callable[[int], None] | None = None,
 ) -> tuple[ModelWeights, StreamedLayers | None]:
     """The weights, packed as they are read, and the stream that the layers come from which have no place on `device`;
@@ -58,7 +60,7 @@ def on_host(
         needed = sum(size for machine, size in needs if machine == node())
         if done_with is None:  # else the layers are freed where they come from
             made_by_all(lambda: _require_room(len(blocks), needed), gather)
-        stream = DeviceStream(HeldBlocks(blocks, own.largest), offload.slots, device)
+        stream = DeviceStream(HeldBlocks(blocks, own.largest), offload.slots, device, queues)
         places = tuple(numbers.get(layer, -1) for layer in part.layers)
         streamed = StreamedLayers(stream, places, own.all - (len(numbers) - offload.slots) * own.largest)
         builder = SplitBuilder(

@@ -45,23 +45,34 @@ class Offload(Strict):
 
 
 class KvOffload(Strict):
-    """Where keys and values lie that do not stay in memory.
+    """Where keys and values lie that do not stay in memory: in that of the GPU, where there is one.
 
-    device: "disk", or "cpu" for the memory beside a GPU. path: a folder for the files of caches, which have no name and
-    end with their caches; default: one in labkit's folder for caches.
-    slots: layers whose keys and values are in memory at a time, of each cache: one in use and the others read ahead or
-    written back.
+    device: "disk" for an engine on the CPU, or "cpu" for the pinned memory beside a GPU. path: a folder for the files
+    of caches, which have no name and end with their caches; default: one in labkit's folder for caches.
+    slots: layers whose keys and values are in memory at a time, of each cache: one in use and the others fetched ahead
+    or written back.
     """
 
     device: Literal["disk", "cpu"] = "disk"
     path: str | Path | None = None
     slots: int = Field(default=3, ge=2)
 
+    @model_validator(mode="after")
+    def _no_folder_in_memory(self) -> Self:
+        if self.device == "cpu" and self.path is not None:
+            raise UserError("kv_offload: got path beside device='cpu', which writes nothing; leave one of them out")
+        return self
+
     def check_for(self, impl: str) -> None:
         """Raises ValueError where `impl` can't read keys and values from there."""
-        if impl != "cpp":
-            raise UnsupportedError(f"kv_offload needs the C++ kernels, and {impl} ones run here; pass impl='cpp'")
-        if self.device == "cpu":
+        if impl == "reference":
+            raise UnsupportedError("kv_offload needs the C++ or Triton kernels, and the reference ones run here")
+        if impl == "triton" and self.device == "disk":
+            raise UnsupportedError(
+                "kv_offload: got device='disk' beside a GPU, whose keys and values come from the host's memory: use "
+                "device='cpu', or impl='cpp'"
+            )
+        if impl == "cpp" and self.device == "cpu":
             raise UserError(
                 "kv_offload: got device='cpu' without a GPU: the keys and values are in CPU memory already; use "
                 "device='disk', or leave kv_offload out"

@@ -16,6 +16,7 @@ from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import Block, LayerStream
 from labkit.kernels.layer_stream.device import DeviceStream
 from labkit.kernels.memory import Arena, Heap
+from labkit.kernels.slot_stream.queues import Queues
 from labkit.weights.build import build_layers
 from labkit.weights.capacity import layer_bytes, outside_bytes, vector_bytes
 from labkit.weights.checkpoint.save import Gather
@@ -24,7 +25,7 @@ from labkit.weights.records import Builder
 
 
 def opened(
-    wanted: Wanted, saved: SavedWeights, offload: Offload, gather: Gather, device: torch.device
+    wanted: Wanted, saved: SavedWeights, offload: Offload, gather: Gather, device: torch.device, queues: Queues
 ) -> tuple[ModelWeights, StreamedLayers | None]:
     """The weights, and the stream that its missing layers come from; None where all of them fit into the memory of
     `device`. On a GPU layers are read into as many slots in the host's memory as there are on the GPU, and copied on.
@@ -48,7 +49,7 @@ def opened(
         reader = LayerStream(library, saved.folder / file.name, blocks, offload.slots)
         stream: LayerStream | DeviceStream = reader
         if wanted.impl == "triton":
-            stream = made_by_all(lambda: _copied_on(reader, offload.slots, device), gather)
+            stream = made_by_all(lambda: _copied_on(reader, offload.slots, device, queues), gather)
         missing = sum(block.bytes for block in blocks) - offload.slots * stream.slot_bytes
         streamed = StreamedLayers(stream, _block_of(blocks, len(part.layers)), file.bytes - missing)
         slots = {block.layer + first: (stream.memory(0), block.offset) for block in blocks}
@@ -62,8 +63,8 @@ def opened(
     return weights, streamed
 
 
-def _copied_on(reader: LayerStream, slots: int, device: torch.device) -> DeviceStream:
-    stream = DeviceStream(reader, slots, device)
+def _copied_on(reader: LayerStream, slots: int, device: torch.device, queues: Queues) -> DeviceStream:
+    stream = DeviceStream(reader, slots, device, queues)
     stream.pin(reader.all_slots)
     return stream
 

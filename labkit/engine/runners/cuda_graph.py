@@ -12,6 +12,7 @@ from labkit.engine.memory.slots import Slots
 from labkit.engine.runners.staged import StagedRunner
 from labkit.engine.runners.step import Node, Pending, Runner, StepInput, StepOutput
 from labkit.kernels import ModelWeights
+from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
 from labkit.kernels.gpu import Launcher
@@ -37,7 +38,7 @@ class Recording:
 
 class GpuDecoder:
     """Runs one model's decode steps. `graphs`: record and play; else every step is launched kernel by kernel, as it has
-    to be where layers are `streamed`: a graph has its weights in one place.
+    to be where layers are `streamed`, or keys and values come from elsewhere: a graph has all of that in one place.
 
     A profiler sees launched steps, each kernel within the range of its stage, unless graphs are played `watched` too:
     the ranges are then announced once, while a graph is recorded, and its nodes lead back to them.
@@ -76,7 +77,7 @@ class GpuDecoder:
         slots.at = -1  # should the step fail, the next one sets everything anew
         slots.tokens[:batch].copy_(tokens_B1[:, 0])
         if not self.graphs or (listening() and not self.watched):
-            self._launch(recording)
+            self._launch(recording, cache.begin_pass(range(cache.length, cache.length + 1)))
         else:
             if recording.graph is None:
                 self._record(recording, slots)
@@ -107,7 +108,7 @@ class GpuDecoder:
         self.last = slots.recordings[key]
         return slots.recordings[key]
 
-    def _launch(self, recording: Recording) -> None:
+    def _launch(self, recording: Recording, kv_pass: CachePass | None = None) -> None:
         nodes: list[Node] = []
         launched: list[str] = []
 
@@ -129,6 +130,7 @@ class GpuDecoder:
             recording.caches,
             around,
             greedy=recording.greedy,
+            kv_pass=kv_pass,
         )
         recording.nodes = nodes
 
@@ -150,8 +152,8 @@ class GpuDecoder:
 
 
 class CudaGraphRunner(Runner):
-    """Decode steps as CUDA graphs, or launched where layers are streamed; prompts, which are all of different sizes, op
-    by op.
+    """Decode steps as CUDA graphs, or launched where layers, or keys and values, are fetched; prompts, which are all of
+    different sizes, op by op.
     """
 
     def __init__(self, staged: StagedRunner, decoder: GpuDecoder) -> None:

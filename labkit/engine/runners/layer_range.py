@@ -8,8 +8,8 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from labkit.engine.memory.heads_on_disk import CacheFolder
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.place import CachePlace
 from labkit.engine.memory.rotary import RotaryTables
 from labkit.engine.memory.slots import SlotPool
 from labkit.engine.parallel.ranks import Ranks
@@ -25,8 +25,8 @@ class LayerRange:
     part: which layers, heads and rows these are. ranks: the way to the processes that have the other heads and rows of
     the same layers; None: they are whole. pool: where caches borrow their memory on a GPU; None: they have their own.
     kv_dtype: as caches store keys and values; None: in the type of what is not quantised. streamed: which of the layers
-    are read from a file when their turn comes; None: all are in memory. folder: where keys and values lie in a file;
-    None: in memory.
+    are fetched when their turn comes; None: all are where they are needed. elsewhere: where keys and values are fetched
+    from in the same way; None: they are where they are needed.
     `one_at_a_time`: threads may share an engine, and a step owns the workspace and the rotary tables.
     """
 
@@ -40,29 +40,29 @@ class LayerRange:
         pool: SlotPool | None = None,
         kv_dtype: torch.dtype | None = None,
         streamed: StreamedLayers | None = None,
-        folder: CacheFolder | None = None,
+        elsewhere: CachePlace | None = None,
     ) -> None:
         self.weights, self.part, self.impl, self.device, self.ranks = weights, part, impl, device, ranks
         self.pool, self.config, self.kv_dtype = pool, part.local, kv_dtype
-        self.streamed, self.folder = streamed, folder
+        self.streamed, self.elsewhere = streamed, elsewhere
         self.rotary = RotaryTables(self.config.rotary, device)
         self.one_at_a_time = Lock()
 
     @property
     def stages(self) -> tuple[str, ...]:
         """Of one layer, in the order that they run in."""
-        return self.weights.stages(self.part.size, self.streamed is not None, self.folder is not None)
+        return self.weights.stages(self.part.size, self.streamed is not None, self.elsewhere is not None)
 
     @property
     def once_a_step(self) -> bool:
-        """Whether a layer has to take all chunks of a step one after the other: weights, or keys and values, are in
-        memory only while it is its turn.
+        """Whether a layer has to take all chunks of a step one after the other: weights, or keys and values, are
+        there only while it is its turn.
         """
-        return self.streamed is not None or self.folder is not None
+        return self.streamed is not None or self.elsewhere is not None
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         """An empty cache for the layers that are here, which reserves `capacity` slots when it is first used."""
-        return KVCache(self.config, self.weights.cache_dtype, capacity, self.pool, self.kv_dtype, self.folder)
+        return KVCache(self.config, self.weights.cache_dtype, capacity, self.pool, self.kv_dtype, self.elsewhere)
 
     def results(self, step: StepInput, run: Callable[[list[Chunk]], list[Tensor | None]]) -> list[Tensor]:
         """What `run` gives for the chunks of a step, where they give something: for one chunk after the other, or for

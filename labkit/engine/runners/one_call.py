@@ -11,7 +11,7 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.reading_choice import ReadingChoices
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined
+from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined, written
 from labkit.kernels import DecodeStep
 from labkit.kernels.decode_step import ChunkArgs
 
@@ -22,7 +22,7 @@ class OneCallRunner(Runner):
     def __init__(self, held: LayerRange) -> None:
         self.held = held
         exchange = held.ranks.exchange if held.ranks else None
-        self.step = DecodeStep(held.weights, exchange, held.streamed, kv_streamed=held.folder is not None)
+        self.step = DecodeStep(held.weights, exchange, held.streamed, kv_streamed=held.elsewhere is not None)
         self.clock = StageClock(held.config.num_layers, held.stages)
         self.readings = ReadingChoices()
 
@@ -50,7 +50,7 @@ class OneCallRunner(Runner):
             threads=torch.get_num_threads(),
             own_logits=step.top is not None,
             reading=choice.next,
-            kv_pass=step.cache.begin_pass(chunks[0].past),
+            kv_pass=step.cache.begin_pass(written(step.cache, chunks)),
         )
         choice.took(perf_counter_ns() - begun)
         self.clock.add(phase, self.step.times, head=any(chunk.keep for chunk in given))

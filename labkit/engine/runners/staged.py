@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,13 +12,13 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.layer import FusedLayer, Wiring
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined
+from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined, written
 from labkit.kernels import gemm
 from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights
 from labkit.kernels.gemm import unpack_rows
 from labkit.kernels.plain import argmax_or_minus_one, normalise
-from labkit.kernels.slot_stream import awaited, require_whole
+from labkit.kernels.slot_stream import require_whole
 from labkit.kernels.types import LayerCache, Rows
 from labkit.stages import Phase, Stage, stage
 
@@ -70,7 +69,7 @@ class StagedRunner(Runner):
         hidden = [self._first_rows(chunk) for chunk in chunks]
         counters = [_counter(step.cache, chunk.past, alone=len(chunks) == 1) for chunk in chunks]
         first_turn = held.streamed.stream.begin_pass() if held.streamed else 0
-        kv_pass = step.cache.begin_pass(chunks[0].past)
+        kv_pass = step.cache.begin_pass(written(step.cache, chunks))
         for layer in self.layers:
             if step.hidden_states:  # a post-norm layer's last norm is due, which the next layer begins with
                 norm, rows = layer.weights.qkv.norm, chunks[0].rows
@@ -168,12 +167,8 @@ def _counter(cache: KVCache, past: int, alone: bool) -> Tensor | None:
     return torch.full((1,), past, dtype=torch.int32, device=cache.device)
 
 
-@contextmanager
-def _kept(cache: KVCache, kv_pass: CachePass | None, layer: int, phase: Phase) -> Iterator[LayerCache]:
+def _kept(cache: KVCache, kv_pass: CachePass | None, layer: int, phase: Phase) -> AbstractContextManager[LayerCache]:
     """A layer's keys and values, for as long as they are needed."""
     if kv_pass is None:
-        yield cache.layer(layer)
-        return
-    with awaited(kv_pass.stream, kv_pass.first + layer, layer, stage(phase, Stage.FETCH_KV, layer)):
-        yield kv_pass.layer(layer)
-        kv_pass.release(layer)
+        return nullcontext(cache.layer(layer))
+    return kv_pass.at_hand(layer, stage(phase, Stage.FETCH_KV, layer))

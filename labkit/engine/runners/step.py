@@ -190,6 +190,11 @@ def placed_at_once(step: StepInput, device: torch.device) -> Iterator[list[Chunk
         raise
 
 
+def written(cache: KVCache, chunks: list[Chunk]) -> range:
+    """The tokens of every sequence that chunks which have been placed add to the cache."""
+    return range(chunks[0].past, cache.length)
+
+
 def joined(parts: list[Tensor]) -> Tensor | None:
     """What the chunks of a step gave, side by side along the tokens; None where none gave anything."""
     if len(parts) < 2:

@@ -150,9 +150,8 @@ def test_wrong_options_are_refused(kv_offload: dict[str, Any], words: str) -> No
 
 def test_what_has_no_cache_of_its_own_here_is_refused(tmp_path: Path) -> None:
     where = {"path": tmp_path}
-    for impl in ("reference", "triton"):
-        with pytest.raises(ValueError, match=rf"kv_offload needs the C\+\+ kernels, got impl='{impl}'"):
-            labkit.init_inference(vanilla("gpt2"), kv_offload=where, impl=impl)
+    with pytest.raises(ValueError, match=r"kv_offload needs the C\+\+ or Triton kernels, got impl='reference'; leave"):
+        labkit.init_inference(vanilla("gpt2"), kv_offload=where, impl="reference")
     with pytest.raises(ValueError, match="kv_offload needs kernels, and there are none for GPT2LMHeadModel; leave"):
         labkit.init_inference(vanilla("gpt2"), kv_offload=where, injection_policy={"GPT2Block": ("attn.c_proj",)})
 

@@ -23,7 +23,7 @@ from labkit.engine.runners import step
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import LayerStream
 from labkit.kernels.layer_stream.device import DeviceStream, HeldBlocks
-from labkit.kernels.layer_stream.queues import CpuQueues
+from labkit.kernels.slot_stream.queues import CpuQueues
 from labkit.stages import Stage, parse
 from labkit.system.errors import UserError
 

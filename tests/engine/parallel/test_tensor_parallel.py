@@ -142,15 +142,20 @@ def test_ranks_stream_their_own_layers(of_two: Any) -> None:
 
 
 def test_ranks_with_triton_kernels_copy_their_own_layers(of_two: Any) -> None:
-    """From the host's memory, and from a file of each; where one of them lacks memory all are told."""
+    """From the host's memory, and from a file of each, beside keys and values of their own heads from the host's
+    memory; where one of them lacks memory all are told.
+    """
     if of_two.answers[0]["fetched"] is None:
         pytest.skip("runs in Triton's interpreter")
     for rank in of_two.answers:
         for where in ("cpu", "disk"):
             difference, copied = rank["fetched"][where]
             assert difference <= 5e-5
-            assert 3 <= copied <= 3 + 2  # those that are copied ahead for the next step
+            assert 2 * 3 <= copied <= 2 * 3 + 2  # those that are copied ahead for the next step
         assert "the 3 layers that don't stay on the GPU take" in rank["fetched"]["short"]
+    whole, short = (rank["fetched"]["no room for a cache"] for rank in of_two.answers)
+    assert "another rank has no room for its keys and values" in whole
+    assert re.search(r"keys and values of 1 x \d+ tokens need \d+ bytes of the host's memory, which has 10 av", short)
     assert len(list((of_two.folder / "fetched").glob("*-rows-*/rank-*-of-02.safetensors"))) == 2
 
 

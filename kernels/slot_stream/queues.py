@@ -1,4 +1,5 @@
-"""The two queues that a GPU works on side by side: what it computes, and what it copies from the host's memory.
+"""The three queues that a GPU works on side by side: what it computes, and what it copies from the host's memory and
+back to it.
 
 A mark stands for all that a queue was given before it. The host only gives work and marks: it does not wait for them.
 On the CPU, where the same code is tested, all work is done when it is given.
@@ -6,20 +7,26 @@ On the CPU, where the same code is tested, all work is done when it is given.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from labkit.system.errors import UserError
 
+from . import StreamSpan
+
+MOST_PENDING = 8192  # spans that are kept until they are asked for: each holds two events of the GPU
 Mark = Any  # a CUDA event, or nanoseconds
 
 
 class Queues(Protocol):
-    """What a stream of layers needs of a device."""
+    """What streams of layers, or of keys and values, need of a device. All streams of an engine share them, so that
+    what is copied to the device arrives in the order of its use.
+    """
 
     def mark(self) -> Mark:
         """Behind all that is to be computed so far."""
@@ -28,7 +35,12 @@ class Queues(Protocol):
         """What is to be computed from here on begins after the mark."""
 
     def copy(self, to: Tensor, data: Tensor, after: Mark) -> tuple[Mark, Mark]:
-        """Copies bytes to the device, after a mark and all copies before. Returns marks before and behind the copy."""
+        """Copies bytes to the device, after a mark and all copies to it before. Returns marks before and behind the
+        copy.
+        """
+
+    def copy_back(self, to: Tensor, data: Tensor, after: Mark) -> tuple[Mark, Mark]:
+        """Copies bytes to the host in the same way, beside what is copied to the device."""
 
     def passed(self, mark: Mark) -> bool:
         """Whether the device is past a mark."""
@@ -37,7 +49,7 @@ class Queues(Protocol):
         """Returns once the device is past a mark."""
 
     def finish_copies(self) -> None:
-        """Returns once no copy is under way."""
+        """Returns once no copy is under way, to either side."""
 
     def times_ns(self, marks: Sequence[Mark]) -> list[int]:
         """When the device passed these marks, as perf_counter_ns. Waits for all work that it was given."""
@@ -51,10 +63,14 @@ class Queues(Protocol):
 
 
 class GpuQueues:
-    """A GPU's: the stream that is current when work is given, and a stream of its own for copies."""
+    """A GPU's: the stream that is current when work is given, and a stream of its own for each direction of copies.
+
+    What is copied must be contiguous: of anything else torch makes a copy in memory that is not pinned, and waits.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._copies = device, torch.cuda.Stream(device)
+        self._device = device
+        self._inward, self._outward = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def mark(self) -> torch.cuda.Event:
         return self._marked(torch.cuda.current_stream(self._device))
@@ -63,11 +79,10 @@ class GpuQueues:
         torch.cuda.current_stream(self._device).wait_event(mark)
 
     def copy(self, to: Tensor, data: Tensor, after: torch.cuda.Event) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        self._copies.wait_event(after)
-        begin = self._marked(self._copies)
-        with torch.cuda.stream(self._copies):
-            to.copy_(data, non_blocking=True)
-        return begin, self._marked(self._copies)
+        return self._copied(self._inward, to, data, after)
+
+    def copy_back(self, to: Tensor, data: Tensor, after: torch.cuda.Event) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        return self._copied(self._outward, to, data, after)
 
     def passed(self, mark: torch.cuda.Event) -> bool:
         return bool(mark.query())
@@ -76,7 +91,8 @@ class GpuQueues:
         mark.synchronize()
 
     def finish_copies(self) -> None:
-        self._copies.synchronize()
+        self._inward.synchronize()
+        self._outward.synchronize()
 
     def times_ns(self, marks: Sequence[torch.cuda.Event]) -> list[int]:
         torch.cuda.synchronize(self._device)
@@ -92,12 +108,21 @@ class GpuQueues:
         if code:
             raise UserError(
                 f"{memory.nbytes} bytes of the host's memory can't be pinned for the GPU (CUDA error {code}); free "
-                "some, raise the limit of locked memory (ulimit -l), or keep more layers on the GPU"
+                "some, raise the limit of locked memory (ulimit -l), or keep more on the GPU"
             )
 
     @staticmethod
     def unpin(memory: Tensor) -> None:
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+    def _copied(
+        self, stream: torch.cuda.Stream, to: Tensor, data: Tensor, after: torch.cuda.Event
+    ) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        stream.wait_event(after)
+        begin = self._marked(stream)
+        with torch.cuda.stream(stream):
+            to.copy_(data, non_blocking=True)
+        return begin, self._marked(stream)
 
     @staticmethod
     def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -115,9 +140,10 @@ class CpuQueues:
     def compute_after(self, mark: int) -> None: ...
 
     def copy(self, to: Tensor, data: Tensor, after: int) -> tuple[int, int]:
-        begin = self.mark()
-        to.copy_(data)
-        return begin, self.mark()
+        return self._copied(to, data)
+
+    def copy_back(self, to: Tensor, data: Tensor, after: int) -> tuple[int, int]:
+        return self._copied(to, data)
 
     def passed(self, mark: int) -> bool:
         return True
@@ -133,6 +159,40 @@ class CpuQueues:
 
     def unpin(self, memory: Tensor) -> None: ...
 
+    def _copied(self, to: Tensor, data: Tensor) -> tuple[int, int]:
+        begin = self.mark()
+        to.copy_(data)
+        return begin, self.mark()
+
 
 def queues_of(device: torch.device) -> Queues:
     return GpuQueues(device) if device.type == "cuda" else CpuQueues()
+
+
+class PendingSpan(NamedTuple):
+    kind: str
+    layer: int
+    begin: Mark
+    end: Mark
+
+
+class DeviceSpans:
+    """What a device does when, between marks, the latest 8,192 at most."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._pending: deque[PendingSpan] = deque(maxlen=MOST_PENDING)
+
+    def add(self, kind: str, layer: int, begin: Mark, end: Mark) -> None:
+        self._pending.append(PendingSpan(kind, layer, begin, end))
+
+    def take(self) -> list[StreamSpan]:
+        """Those since the last call, sorted by begin. Waits for the device."""
+        pending = list(self._pending)
+        self._pending.clear()
+        times = self._queues.times_ns([mark for span in pending for mark in (span.begin, span.end)])
+        found = [
+            StreamSpan(span.kind, span.layer, begin, end)
+            for span, begin, end in zip(pending, times[::2], times[1::2], strict=True)
+        ]
+        return sorted(found, key=lambda span: span.begin_ns)

@@ -1,0 +1,136 @@
+"""Keys and values of all layers in the host's memory, beside a GPU that has a few layers of them at a time.
+
+A layer stands there token by token. So what its sequences have filled is one piece of memory, and what they add is
+another one: each crosses the link as one copy, and the GPU, whose memory is far faster than the link, transposes.
+
+B batch, H KV heads, D padded head_dim, T tokens.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..int8_cache import SCALE_DTYPE
+from ..memory import reserved
+from ..slot_stream.queues import Queues
+
+WORD = torch.int64  # in which numbers are moved, whatever their type: D of them are always whole words
+
+
+@dataclass(frozen=True)
+class TokenShape:
+    """What a layer keeps of one token: keys and values [B, H, D] of `dtype`; beside int8 their scales [B, H]."""
+
+    batch: int
+    heads: int
+    dim: int
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token of all sequences, in one layer."""
+        return -(-sum(self._section_bytes) // WORD.itemsize) * WORD.itemsize
+
+    @property
+    def _section_bytes(self) -> tuple[int, ...]:
+        rows = self.batch * self.heads
+        numbers, scales = rows * self.dim * self.dtype.itemsize, rows * SCALE_DTYPE.itemsize
+        return (numbers, numbers, scales, scales) if self.dtype == torch.int8 else (numbers, numbers)
+
+    def sections(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Views of uint8 [T, token_bytes], one for keys, values, and each of their scales: uint8 [T, B, bytes]."""
+        sizes = self._section_bytes
+        ends = [sum(sizes[: count + 1]) for count in range(len(sizes))]
+        return tuple(
+            rows[:, end - size : end].unflatten(1, (self.batch, -1)) for size, end in zip(sizes, ends, strict=True)
+        )
+
+    def by_head(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """The same views as kernels have it: words [B, H, T, D in words], and scales [B, H, T]."""
+        keys, values, *scales = self.sections(rows)
+        words = (each.view(WORD).unflatten(2, (self.heads, -1)).permute(1, 2, 0, 3) for each in (keys, values))
+        return (*words, *(each.view(SCALE_DTYPE).permute(1, 2, 0) for each in scales))
+
+
+class HostCache:
+    """Keys and values of all layers, zeros at first, in memory that is pinned layer by layer as long as this lives."""
+
+    def __init__(self, queues: Queues, shape: TokenShape, layers: int, capacity: int) -> None:
+        """Raises UserError where the system allows no more pinned memory."""
+        self.shape, self._queues = shape, queues
+        self._layers: list[Tensor] = []
+        self.close = weakref.finalize(self, _closed, queues, self._layers)
+        for _ in range(layers):
+            self._layers.append(self._pinned(capacity))
+
+    @property
+    def layers(self) -> int:
+        return len(self._layers)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of each sequence that every layer has room for."""
+        return min(len(layer) for layer in self._layers)
+
+    @property
+    def bytes(self) -> int:
+        """Of all layers."""
+        return sum(layer.nbytes for layer in self._layers)
+
+    def rows(self, layer: int, tokens: range) -> Tensor:
+        """uint8 [T, token_bytes]: these tokens of a layer."""
+        return self._layers[layer][tokens.start : tokens.stop]
+
+    def grow(self, capacity: int, held: int) -> None:
+        """Makes room for `capacity` tokens, layer by layer; the first `held` stay. Raises UserError where that fails:
+        nothing is lost then, and `capacity` is what it was.
+        """
+        self._queues.finish_copies()
+        for index, old in enumerate(self._layers):
+            if len(old) < capacity:
+                larger = self._pinned(capacity)
+                larger[:held] = old[:held]
+                self._layers[index] = larger
+                self._queues.unpin(old)
+
+    def select(self, rows: Tensor, held: int) -> HostCache:
+        """The sequences `rows` (int64, indices of these), of which `held` tokens count: in their places where they are
+        as many as before, else in a cache of their own.
+        """
+        if len(rows) != self.shape.batch:
+            return self.copied(rows, held)
+        self._queues.finish_copies()
+        if not torch.equal(rows, torch.arange(len(rows))):
+            for layer in self._layers:
+                for section in self.shape.sections(layer[:held]):
+                    section.copy_(section.index_select(1, rows))
+        return self
+
+    def copied(self, rows: Tensor, held: int) -> HostCache:
+        """A cache of the sequences `rows`, of which `held` tokens count. Raises UserError as a new one does."""
+        shape = TokenShape(len(rows), self.shape.heads, self.shape.dim, self.shape.dtype)
+        made = HostCache(self._queues, shape, self.layers, self.capacity)
+        self._queues.finish_copies()
+        for mine, theirs in zip(self._layers, made._layers, strict=True):
+            sections = zip(self.shape.sections(mine[:held]), shape.sections(theirs[:held]), strict=True)
+            for old, new in sections:
+                new.copy_(old.index_select(1, rows))
+        return made
+
+    def _pinned(self, capacity: int) -> Tensor:
+        with torch.inference_mode(False):  # steps write to it outside of it
+            memory = reserved(capacity * self.shape.token_bytes).view(capacity, self.shape.token_bytes)
+        self._queues.pin(memory)
+        return memory
+
+
+def _closed(queues: Queues, pinned: Sequence[Tensor]) -> None:
+    """Lets the copies end that read or write the host's memory, before that is gone."""
+    queues.finish_copies()
+    for memory in pinned:
+        queues.unpin(memory)

@@ -1,0 +1,143 @@
+"""Keys and values of all layers in the host's memory, of which a pass over the layers has a few on a GPU at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import psutil
+import torch
+from torch import Tensor
+
+from labkit.engine.memory.heads import StoredHeads
+from labkit.engine.memory.place import CachePlace
+from labkit.kernels.cache_stream import CachePass
+from labkit.kernels.cache_stream.device import CacheSlots, DeviceCacheStream
+from labkit.kernels.cache_stream.host import HostCache, TokenShape
+from labkit.kernels.slot_stream import StreamSpan
+from labkit.kernels.slot_stream.queues import DeviceSpans, Queues
+from labkit.kernels.types import LayerCache, padded_head_dim
+from labkit.models.config import ModelConfig
+from labkit.system.errors import UserError
+
+
+@dataclass(frozen=True)
+class HostMemory(CachePlace):
+    """The memory beside a GPU, for the caches of an engine there. Of the `slots` layers that the GPU has of each cache
+    one is where kernels use it, and the others are on their way.
+
+    queues: of the GPU `device`. ranks_here: of the model, on this machine.
+    """
+
+    device: torch.device
+    queues: Queues
+    ranks_here: int
+
+    @property
+    def name(self) -> str:
+        return "the host"
+
+    def zeros(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> HeadsOnHost:
+        shape = _shape(config, dtype, batch)
+        host = self.on_all_ranks(lambda: self._made(shape, config.num_layers, capacity))
+        return HeadsOnHost(self, host, capacity, held=0)
+
+    def slots_for(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> CacheSlots:
+        """Memory of the GPU for passes over caches of up to `batch` sequences of up to `capacity` tokens."""
+        one = StoredHeads.zeros(config, dtype, batch, capacity, self.device, layers=1)
+        count = min(self.slots - 1, config.num_layers)
+        return CacheSlots(self.queues, count, capacity * _shape(config, dtype, batch).token_bytes, one.layer(0, 0))
+
+    def require_room(self, shape: TokenShape, capacity: int, needed: int) -> None:
+        """Raises UserError unless this machine has `needed` bytes for each rank on it."""
+        needed, available = needed * self.ranks_here, psutil.virtual_memory().available
+        if needed > available:
+            raise UserError(
+                f"kv_offload: keys and values of {shape.batch} x {capacity} tokens need {needed} bytes of the host's "
+                f"memory, which has {available} available; give fewer tokens or sequences, or kv_dtype=torch.int8"
+            )
+
+    def _made(self, shape: TokenShape, layers: int, capacity: int) -> HostCache:
+        self.require_room(shape, capacity, layers * capacity * shape.token_bytes)
+        return HostCache(self.queues, shape, layers, capacity)
+
+
+def _shape(config: ModelConfig, dtype: torch.dtype, batch: int) -> TokenShape:
+    return TokenShape(batch, config.num_kv_heads, padded_head_dim(config.head_dim), dtype)
+
+
+class HeadsOnHost:
+    """As StoredHeads, but in the host's memory: a layer is on the GPU from its turn in a pass until the next one's, in
+    slots that have been lent for that (`pass_through`).
+    """
+
+    def __init__(self, memory: HostMemory, host: HostCache, capacity: int, held: int) -> None:
+        """capacity: tokens of each sequence that all ranks have room for. held: that are in the host's memory."""
+        self.memory, self.capacity, self._host, self._held = memory, capacity, host, held
+        self._stream: DeviceCacheStream | None = None
+        self._spans = DeviceSpans(memory.queues)
+
+    @property
+    def batch(self) -> int:
+        return self._host.shape.batch
+
+    @property
+    def stream(self) -> DeviceCacheStream | None:
+        """What the layers pass through: another one in other slots, none while there are no slots."""
+        return self._stream
+
+    def pass_through(self, slots: CacheSlots, counter: Tensor) -> None:
+        """From here on the layers pass through these slots. counter: int32 [1] on the GPU, where the number of tokens
+        before a step stands.
+        """
+        self._stream = DeviceCacheStream(self._host, slots, self._held, self._spans, counter)
+
+    def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
+        assert self._stream is not None, "no slots have been lent"
+        return self._stream.layer(index, past)
+
+    def begin_pass(self, written: range) -> CachePass:
+        assert self._stream is not None, "no slots have been lent"
+        self._held = written.stop
+        return self._stream.begin_pass(written)
+
+    def in_turn(self, written: range) -> Iterator[LayerCache]:
+        return self.begin_pass(written).in_turn(self._host.layers)
+
+    def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
+        """Ends the use of the slots."""
+        rows = made_of(torch.arange(self.batch, device=self.memory.device)).cpu()
+
+        def changed() -> HostCache:
+            if len(rows) != self.batch:
+                self._require_room_for(len(rows))
+            return self._host.select(rows, self._held)
+
+        self._host = self.memory.on_all_ranks(changed)
+        self._stream = None
+
+    def grow(self, capacity: int) -> None:
+        shape, host = self._host.shape, self._host
+        new = host.layers * capacity * shape.token_bytes
+        most = new - host.bytes + capacity * shape.token_bytes  # the largest layer is there twice for a while
+
+        def grown() -> None:
+            self.memory.require_room(shape, capacity, most)
+            host.grow(capacity, self._held)
+
+        self.memory.on_all_ranks(grown)
+        self.capacity = capacity
+
+    def copied(self) -> HeadsOnHost:
+        def made() -> HostCache:
+            self._require_room_for(self.batch)
+            return self._host.copied(torch.arange(self.batch), self._held)
+
+        return HeadsOnHost(self.memory, self.memory.on_all_ranks(made), self.capacity, self._held)
+
+    def take_spans(self) -> list[StreamSpan]:
+        return self._spans.take()
+
+    def _require_room_for(self, batch: int) -> None:
+        shape = replace(self._host.shape, batch=batch)
+        self.memory.require_room(shape, self.capacity, self._host.layers * self.capacity * shape.token_bytes)

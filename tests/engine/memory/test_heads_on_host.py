@@ -1,0 +1,151 @@
+"""Caches whose keys and values lie in the host's memory beside a GPU hold what those hold that have them in one place.
+
+The GPU is the CPU here: what is put in and looked at passes through slots, as in a step.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from engines import vanilla
+from torch import Tensor
+
+from labkit.engine.memory.heads_on_host import HostMemory
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.slots import SlotPool
+from labkit.kernels.slot_stream.queues import CpuQueues
+from labkit.kernels.types import LayerCache
+from labkit.models.policies import model_config_of
+from labkit.system.errors import RunError, UserError
+
+CPU = torch.device("cpu")
+CONFIG = model_config_of(vanilla("llama").config)
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+CHANGES: dict[str, Callable[[KVCache], object]] = {
+    "nothing": lambda cache: None,
+    "crop": lambda cache: cache.crop(-3),
+    "reset": lambda cache: cache.reset(),
+    "reorder": lambda cache: cache.reorder_cache(torch.tensor([1, 0])),
+    "reorder to one": lambda cache: cache.reorder_cache(torch.tensor([1, 1])),
+    "select": lambda cache: cache.batch_select_indices(torch.tensor([1])),
+    "select by mask": lambda cache: cache.batch_select_indices(torch.tensor([False, True])),
+    "repeat": lambda cache: cache.batch_repeat_interleave(2),
+    "grow": lambda cache: cache.reserve(2, 700),
+}
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+def pool_of(kv_dtype: torch.dtype, slots: int = 3, any_failed: Callable[[bool], bool] | None = None) -> SlotPool:
+    return SlotPool(CONFIG, kv_dtype, CPU, HostMemory(slots, any_failed, CPU, CpuQueues(), ranks_here=1))
+
+
+def cache_in(pool: SlotPool, capacity: int = 0) -> KVCache:
+    return KVCache(CONFIG, torch.float32, capacity, pool, pool.dtype, pool.memory)
+
+
+def parts(layer: LayerCache) -> list[Tensor]:
+    return [each for each in (layer.keys, layer.values, layer.key_scales, layer.value_scales) if each is not None]
+
+
+def put(cache: KVCache, tokens: int, seed: int, mask: Tensor | None = None) -> None:
+    """Random keys and values of so many new tokens, the same for the same seed."""
+    random, past = torch.Generator().manual_seed(seed), cache.length
+    cache.place(cache.batch_size or 2, tokens, mask)
+    assert cache.heads is not None
+    for layer in cache.heads.in_turn(range(past, past + tokens)):
+        for part in parts(layer):
+            new = part[:, :, past : past + tokens]
+            new.copy_(torch.randint(-90, 90, new.shape, generator=random))
+    cache.length = past + tokens
+
+
+def held(cache: KVCache) -> list[Tensor]:
+    """All that the cache knows of its tokens."""
+    assert cache.heads is not None
+    length, found = cache.length, []
+    for layer in cache.heads.in_turn(range(length, length)):
+        found += [part[:, :, :length].clone() for part in parts(layer)]
+    for table in (cache.positions, cache.mask):
+        found += [] if table is None else [table[:, :length].clone()]
+    assert cache.first is not None
+    return [*found, cache.first.clone()]
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8], ids=["float32", "int8"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_cache_goes_on_as_one_in_one_place(name: str, kv_dtype: torch.dtype) -> None:
+    """Cropped, reordered, selected, repeated, grown; a copy of it, and that which was copied, too."""
+    caches = cache_in(pool_of(kv_dtype)), KVCache(CONFIG, torch.float32, kv_dtype=kv_dtype)
+    found = []
+    for first in caches:
+        put(first, 7, 0, MASK)
+        cache = copy.deepcopy(first)
+        CHANGES[name](cache)
+        put(cache, 2, 1)
+        put(cache, 1, 2)
+        put(first, 3, 3)
+        found.append([cache.batch_size, cache.length, cache.reach, *held(cache), *held(first)])
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.equal(torch.as_tensor(mine), torch.as_tensor(theirs))
+
+
+@pytest.mark.parametrize("slots", [2, 3, 9])
+def test_caches_take_turns_in_slots_that_are_lent_again(slots: int) -> None:
+    pool, alone = pool_of(torch.float32, slots), KVCache(CONFIG, torch.float32)
+    caches = [cache_in(pool, capacity=20) for _ in range(2)]
+    for seed in range(3):
+        for cache in (*caches, alone):
+            put(cache, 4 - seed, seed)
+    want, lent = held(alone), {id(cache.slots) for cache in caches}
+    assert all(map(torch.equal, held(caches[0]), want))
+    del caches, cache
+    assert {id(each) for each in pool.free} == lent
+    again = cache_in(pool, capacity=20)
+    for seed in range(3):
+        put(again, 4 - seed, seed)
+    assert all(map(torch.equal, held(again), want))
+    assert id(again.slots) in lent
+
+
+def test_a_cache_that_lacks_room_on_another_rank_stays_as_it_is() -> None:
+    """All ranks are told, the one that has no room by its own message."""
+    asked: list[bool] = []
+
+    def any_failed(here: bool) -> bool:
+        asked.append(here)
+        return len(asked) == 2
+
+    pool = pool_of(torch.float32, 3, any_failed)
+    cache = cache_in(pool)
+    put(cache, 5, 0)
+    want = held(cache)
+    with pytest.raises(RunError, match="another rank has no room for its keys and values"):
+        cache.reserve(2, 300)
+    assert asked == [False, False]
+    assert len(pool.free) == 1
+    assert cache.capacity < 300
+    assert all(map(torch.equal, held(cache), want))
+    put(cache, 300, 1)
+    assert asked == [False] * 3
+
+
+def test_memory_that_a_gpu_lacks_is_not_missed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change leaves the slots; where there are none for what came of it, the cache goes on once there are."""
+    pool, alone = pool_of(torch.float32), KVCache(CONFIG, torch.float32)
+    cache = cache_in(pool)
+    for each in (cache, alone):
+        put(each, 5, 0)
+        each.batch_repeat_interleave(3)
+
+    def none_left(*sizes: Any) -> None:
+        raise UserError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_make", none_left)
+        with pytest.raises(UserError, match="no memory"):
+            put(cache, 1, 1)
+    for each in (cache, alone):
+        put(each, 1, 1)
+    assert all(map(torch.equal, held(cache), held(alone)))
