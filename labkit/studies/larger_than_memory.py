@@ -101,7 +101,7 @@ class StreamingStudy(FrozenRecord):
         overlap = "" if hidden is None else f" and hide {hidden:.0%} of the shorter of reading and computing"
         gains = f"batch {first.batch:,} gives {three_digits(first.tokens_per_s)} tokens/s"
         if best.batch != first.batch:
-            gains += f", batch {best.batch:,} {three_digits(best.tokens_per_s)}"
+            gains += f" and batch {best.batch:,} gives {three_digits(best.tokens_per_s)}"
         return f"{case.model}, {case.precision}, {self.times_larger:.2f} times its memory: {gains}{streamed}{overlap}"
 
     @property
