@@ -1,0 +1,224 @@
+"""Runs the steps of a model whose layers are on several ranks.
+
+Texts are continued in micro-batches. The last stage leads: it has the logits, so it chooses the tokens, and sends them
+to the first stage, with which their next step begins. The other stages serve: they run their layers on whatever
+arrives, in the order in which it arrives, and send the rows on. All of them know the prompts, since every rank makes
+the same call, so that these need no order.
+
+Everything else that a model is asked for, one step at a time, every rank asks for alike: the rows go from the first
+stage to the last, and what comes of them goes on to all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import perf_counter_ns
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage
+from labkit.engine.parallel.ranks import Ranks, check_alike, digest_of, draw_alike
+from labkit.engine.runners.checks import check_step
+from labkit.engine.runners.driving import Found, TextBatch
+from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, with_rows
+from labkit.engine.runners.pipeline.schedules import SCHEDULES
+from labkit.engine.runners.pipeline.server import Server, text_of
+from labkit.engine.runners.runner import Runner
+from labkit.engine.runners.stage_clock import StageClock
+from labkit.engine.runners.step import Pending, StepInput, StepOutput, joined
+from labkit.kernels.mailbox import LostRankError
+from labkit.models.config import ModelConfig
+from labkit.models.shards import evenly
+from labkit.stages import Phase
+from labkit.system.errors import RunError, UnsupportedError, UserError
+
+log = logging.getLogger("labkit")
+
+
+class PipelineRunner(Runner):
+    """The runner of one stage. inner: runs the layers that are here. ranks: that share these layers; None: no others.
+
+    config: of the whole model.
+    """
+
+    def __init__(self, inner: Runner, stage: PipelineStage, config: ModelConfig, ranks: Ranks | None) -> None:
+        self.inner, self.stage, self.config, self.ranks = inner, stage, config, ranks
+        self._led: dict[int, MicroBatch] = {}  # by their caches, while this stage leads
+        self._said: set[str] = set()
+
+    @property
+    def clock(self) -> StageClock:  # type: ignore[override]
+        return self.inner.clock
+
+    @property
+    def reading(self) -> str:
+        return self.inner.reading
+
+    @property
+    def pipeline(self) -> PipelineStage:
+        return self.stage
+
+    def new_cache(self, capacity: int = 0) -> KVCache:
+        return self.inner.new_cache(capacity)
+
+    def before_generation(self) -> None:
+        """All ranks draw the random numbers of rank 0."""
+        self.inner.before_generation()
+        draw_alike(torch.device("cpu"), lambda state: self.stage.ring.gather(state)[0])
+
+    def after_generation(self, tokens: Tensor) -> None:
+        """Only the last stage has drawn numbers; the others go on from there."""
+        self.inner.after_generation(tokens)
+        draw_alike(torch.device("cpu"), lambda state: self.stage.ring.gather(state)[-1])
+
+    def begin(self, step: StepInput) -> Pending:
+        batch = self._led.get(id(step.cache))
+        return self._one_at_a_time(step) if batch is None else self._ordered(step, batch)
+
+    def decode(self, begin: Callable[[StepInput], Pending], texts: TextBatch) -> Found:
+        if not texts.wants_tokens_alone:
+            return super().decode(begin, texts)
+        batches = self._micro_batches(texts)
+        for batch in batches:
+            check_step(batch.prompt, self.config)
+        prompts = [batch.prompt for batch in batches]
+        self._agree([(each.tokens, each.cache.length, each.attention_mask, each.position_ids) for each in prompts])
+        if not self.stage.is_last:
+            return Server(self.stage, self.inner).serve(batches)
+        return self._lead(begin, batches)
+
+    def _micro_batches(self, texts: TextBatch) -> list[MicroBatch]:
+        count = self._count(texts)
+        if count == 1:
+            return [MicroBatch.of(0, texts)]
+        parts = evenly(texts.rows, count)
+        return [MicroBatch.of(at, texts.part(rows, self.new_cache())) for at, rows in enumerate(parts)]
+
+    def _count(self, texts: TextBatch) -> int:
+        """How many micro-batches there are. Raises UserError for more than rows."""
+        wanted, stages, rows = self.stage.wanted, self.stage.count, texts.rows
+        asked = wanted.micro_batches
+        count = stages if asked == "auto" else asked if isinstance(asked, int) else asked.decode
+        if asked != "auto" and count > rows:
+            raise UserError(
+                f"got micro_batches={count} for a batch of {rows} row{'s' * (rows > 1)}; use at most {rows}, or 'auto'"
+            )
+        if wanted.schedule == "naive":
+            return 1
+        if rows == 1:
+            self._say_once("a batch of one has one stage at work at a time; more rows would keep all stages busy")
+        elif (why := texts.together) is not None:
+            self._say_once(f"the batch goes through the stages in one piece, because {why}")
+            return 1
+        return min(count, rows)
+
+    def _say_once(self, what: str) -> None:
+        if self.stage.is_first and what not in self._said:
+            log.warning("labkit: pipeline_parallel: %s", what)
+        self._said.add(what)
+
+    def _agree(self, parts: object) -> None:
+        """Raises RanksDifferError, on all ranks, where they were not given the same."""
+        mine = digest_of(*_flat(parts))[None] if self.ranks is None else self.ranks.gather(digest_of(*_flat(parts)))
+        check_alike("the tokens", self.stage.ring.gather(mine).flatten(0, 1))
+
+    def _lead(self, begin: Callable[[StepInput], Pending], batches: list[MicroBatch]) -> Tensor:
+        """Chooses the tokens of all micro-batches, in the order that the schedule says, and tells the others."""
+        self._led = {id(batch.cache): batch for batch in batches}
+        try:
+            found = SCHEDULES[self.stage.wanted.schedule](begin, [batch.texts.loop() for batch in batches])
+            tokens = _side_by_side([each for each in found if isinstance(each, Tensor)], batches[0].texts.pad)
+        except LostRankError:
+            raise
+        except Exception as error:
+            self._end(text_of(f"rank {self.stage.name}: {type(error).__name__}: {error}"))
+            raise
+        finally:
+            self._led = {}
+        self._end(tokens)
+        return tokens
+
+    def _end(self, last_word: Tensor) -> None:
+        """The others get the tokens, or an error; what was under way has come to nothing."""
+        self.stage.send(MessageKind.END, 0, 1, last_word, Phase.DECODE)
+        while self.stage.receive(Phase.DECODE)[0].kind != MessageKind.END:
+            pass
+
+    def _ordered(self, step: StepInput, batch: MicroBatch) -> Pending:
+        """A step that the other stages begin with; its rows are waited for when it is collected."""
+        number = batch.done
+        batch.done += 1
+        if number:
+            self.stage.note("sample", Phase.DECODE, batch.number, number, batch.chosen_from_ns)
+            assert step.tokens is not None
+            self.stage.send(MessageKind.TOKENS, batch.number, number, step.tokens, Phase.DECODE)
+        return _Awaited(self, step, batch)
+
+    def collect(self, step: StepInput, batch: MicroBatch) -> StepOutput:
+        """What came of a step that was ordered."""
+        parts = []
+        for part in chunks_of(step):
+            message, phase = self.stage.receive(step.phase)
+            if message.kind == MessageKind.FAILURE:
+                raise RunError(bytes(message.payload.numpy()).decode())
+            assert (message.kind, message.micro_batch) == (MessageKind.ROWS, batch.number)
+            with self.stage.computing(phase, batch.number, message.step):
+                parts.append(self.inner.begin(with_rows(part, message.payload)).collect().result)
+        batch.chosen_from_ns = perf_counter_ns()
+        return StepOutput(joined([part for part in parts if part is not None]))
+
+    def _one_at_a_time(self, step: StepInput) -> StepOutput:
+        """A step that all ranks begin alike."""
+        if step.hidden_states:
+            raise UnsupportedError(
+                "output_hidden_states: the layers are on several ranks, which keep what they compute; use one process"
+            )
+        stage = self.stage
+        if not step.follows:
+            self._agree([step.tokens, step.cache.length, step.attention_mask, step.position_ids, step.keep])
+        parts = []
+        for part in chunks_of(step):
+            phase, number = part.phase, int(step.phase == Phase.DECODE)
+            given = part if stage.is_first else with_rows(part, stage.receive(phase)[0].payload)
+            with stage.computing(phase, 0, number):
+                found = self.inner.begin(given).collect()
+            if stage.is_last:
+                parts.append(found.result)
+            else:
+                assert found.rows is not None
+                stage.send(MessageKind.ROWS, 0, number, found.rows.flatten(0, 1), phase)
+        return StepOutput(self._shared(joined([part for part in parts if part is not None]), step))
+
+    def _shared(self, result: Tensor | None, step: StepInput) -> Tensor:
+        """The last stage's result, on all of them."""
+        stage, batch = self.stage, step.shape[0]
+        if not stage.is_last:
+            result = stage.receive(step.phase)[0].payload
+        assert result is not None
+        if stage.number != stage.count - 2:  # behind which is the last
+            stage.send(MessageKind.RESULT, 0, 0, result.view(result.shape[0], -1), step.phase)
+        return result.view(batch, -1) if step.greedy else result.view(batch, -1, self.config.vocab_size)
+
+
+class _Awaited:
+    """A step under way."""
+
+    def __init__(self, runner: PipelineRunner, step: StepInput, batch: MicroBatch) -> None:
+        self._runner, self._step, self._batch = runner, step, batch
+
+    def collect(self) -> StepOutput:
+        return self._runner.collect(self._step, self._batch)
+
+
+def _side_by_side(found: list[Tensor], pad: int) -> Tensor:
+    """[rows, tokens] of the micro-batches -> of all rows; `pad` behind those that ended before the longest."""
+    longest = max(part.shape[1] for part in found)
+    return torch.cat([F.pad(part, (0, longest - part.shape[1]), value=pad) for part in found])
+
+
+def _flat(parts: object) -> list[object]:
+    return [leaf for part in parts for leaf in _flat(part)] if isinstance(parts, list | tuple) else [parts]
