@@ -55,13 +55,37 @@ def of_schedules() -> dict[str, bool]:
     text = greedy(alone)[:, -NEW:]
     ends = [int(text[0, 1]), int(text[1, 4])]
     wanted = greedy(alone, eos_token_id=ends)
+    regrouped = ({"prompt": 3, "decode": 1}, {"prompt": 3, "decode": 2})
     for schedule in SCHEDULES:
-        for count in ("auto",) if schedule == "naive" else ("auto", 3):
+        counts: tuple[Any, ...] = ("auto",) if schedule == "naive" else ("auto", 3)
+        for count in (*counts, *regrouped) if schedule == "queue" else counts:
             engine = piped("llama", 2, schedule=schedule, micro_batches=count)
             found[f"{schedule}, {count}"] = torch.equal(greedy(engine, eos_token_id=ends), wanted)
             at_once = greedy(engine, eos_token_id=list(range(1, 131)))  # all rows end with their first token
             found[f"{schedule}, {count}, at once"] = at_once.shape[1] == prompts()[0].shape[1] + 1
     return found
+
+
+def rows_that_leave() -> tuple[bool, set[int]]:
+    """Whether texts that end one after the other, with padding and holes, are those of one process, of a model with
+    ALiBi; how many rows steps had.
+    """
+    alone, engine = whole("bloom"), piped("bloom", 2, micro_batches={"prompt": 3, "decode": 2})
+    ids = torch.randint(1, 131, (8, 9), generator=torch.Generator().manual_seed(4))
+    mask = torch.ones_like(ids)
+    mask[1, :4], mask[5, :2], mask[6, 3] = 0, 0, 0
+    arguments: dict[str, Any] = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "max_new_tokens": 12}
+    text = alone.generate(ids, **arguments)[:, 9:]
+    arguments["eos_token_id"] = list(set(text[:, 2:].flatten().tolist()) - set(text[:, :2].flatten().tolist()))
+    inner, rows = engine.module.runner.inner, set()
+
+    def begin(step: StepInput) -> Any:
+        rows.add(step.shape[0])
+        return type(inner).begin(inner, step)
+
+    with mock.patch.object(inner, "begin", begin):
+        found = engine.generate(ids, **arguments)
+    return torch.equal(found, alone.generate(ids, **arguments)), rows
 
 
 def ways_to_generate() -> dict[str, bool]:
@@ -205,7 +229,11 @@ def mistakes() -> dict[str, str]:
         "first fails": failing_on(0),
     }
     calls = 0
-    return found | {"last fails": failing_on(1), "equal": str(torch.equal(greedy(engine), greedy(whole("llama"))))}
+    found["last fails"] = failing_on(1)
+    calls = 3
+    with mock.patch.object(inner, "begin", fails) if rank == 0 else mock.MagicMock():
+        found["step fails"] = said(lambda: engine(ids))
+    return found | {"equal": str(torch.equal(greedy(engine), greedy(whole("llama"))))}
 
 
 def spans() -> tuple[list[tuple[str, int, int]], bool]:
@@ -224,6 +252,7 @@ def two_stages(folder: str) -> dict[str, Any]:
     return {
         "rows": of_rows(DEFAULT_ROWS, 2),
         "schedules": of_schedules(),
+        "leaving": rows_that_leave(),
         "ways": ways_to_generate(),
         "other calls": other_calls(),
         "low precision": low_precision(),

@@ -49,20 +49,29 @@ class TensorParallel(Strict):
 
 
 class MicroBatches(Strict):
-    """Into how many parts the rows of a batch are divided, for the prompt and for what is generated."""
+    """Into how many parts the rows of a batch are divided for the prompt, and how many they become then."""
 
     prompt: int = Field(ge=1)
     decode: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _become_fewer(self) -> Self:
+        if self.decode > self.prompt:
+            raise UserError(
+                f"pipeline_parallel: got micro_batches of {self.prompt} for the prompt and {self.decode} to decode; "
+                "expected no more to decode, since micro-batches are joined and not divided"
+            )
+        return self
 
 
 class PipelineParallel(Strict):
     """A model whose layers are on `pp_size` ranks, the stages; each of them may be several ranks of tensor parallelism.
 
-    schedule: when a micro-batch's next token is begun. "queue": as soon as the one before is chosen. "rounds": all
-    micro-batches in a fixed order, those too that have ended, until all have. "barrier": once all have their tokens.
-    "naive": there is one micro-batch, and one stage works at a time. micro_batches: into how many parts the rows of a
-    batch are divided; "auto": as many as there are stages. layers: how many each stage has; None: balanced by bytes,
-    with the LM head counted.
+    schedule: when a micro-batch's next token is begun. "queue": as soon as the one before is chosen; rows that have
+    ended make room. "rounds": all micro-batches in a fixed order, those too that have ended, until all have. "barrier":
+    once all have their tokens. "naive": there is one micro-batch, and one stage works at a time. micro_batches: into
+    how many parts the rows of a batch are divided, a number or `MicroBatches`; "auto": as many as there are stages.
+    layers: how many each stage has; None: balanced by bytes, with the LM head counted.
     """
 
     enabled: bool = True
@@ -83,10 +92,10 @@ class PipelineParallel(Strict):
                 f"pipeline_parallel: got layers={self.layers} for pp_size={self.pp_size}; expected a number of "
                 "layers for each stage"
             )
-        if isinstance(self.micro_batches, MicroBatches) and self.micro_batches.prompt != self.micro_batches.decode:
-            raise UnsupportedError(
-                f"pipeline_parallel: got {self.micro_batches.prompt} micro_batches for the prompt and "
-                f"{self.micro_batches.decode} to decode, which is not supported yet; give one number for both"
+        if isinstance(self.micro_batches, MicroBatches) and self.schedule != "queue":
+            raise UserError(
+                f"pipeline_parallel: micro-batches of the prompt become fewer with schedule='queue' alone, got "
+                f"{self.schedule!r}; give one number for both"
             )
         if self.schedule == "naive" and self.micro_batches not in ("auto", 1):
             raise UserError(

@@ -8,6 +8,7 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Cache, GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
@@ -18,7 +19,9 @@ from labkit.engine.hf.decode_loop import decode_loop
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.driving import Loop
 
-BY_ROW = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
+BY_TOKEN = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
+BY_ROW = (*BY_TOKEN, StopStringCriteria)
+REMEMBERS = (processing.SynthIDTextWatermarkLogitsProcessor,)  # something of each row
 NOT_BY_ROW = (processing.PrefixConstrainedLogitsProcessor, processing.UnbatchedClassifierFreeGuidanceLogitsProcessor)
 
 
@@ -65,6 +68,19 @@ class GenerateTexts:
                 return f"{type(criterion).__name__} may look at the whole batch"
         return None
 
+    @property
+    def ends(self) -> frozenset[int] | None:
+        if any(isinstance(each, REMEMBERS) for each in self.processors):
+            return None
+        if any(type(criterion) not in BY_TOKEN for criterion in self.criteria):
+            return None
+        found = [each.eos_token_id.flatten().tolist() for each in self.criteria if isinstance(each, EosTokenCriteria)]
+        return frozenset(token for tokens in found for token in tokens)
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.input_ids
+
     def part(self, rows: range, cache: KVCache) -> GenerateTexts:
         of_rows = slice(rows.start, rows.stop)
         kwargs = dict(self.model_kwargs)
@@ -79,6 +95,9 @@ class GenerateTexts:
             processors=copy.deepcopy(self.processors),  # some remember what they have seen
             model_kwargs=kwargs,
         )
+
+    def continued(self, tokens: Tensor) -> GenerateTexts:
+        return replace(self, input_ids=tokens, model_kwargs={"attention_mask": torch.ones_like(tokens)})
 
     def loop(self) -> Loop:
         return decode_loop(

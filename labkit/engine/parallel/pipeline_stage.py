@@ -29,7 +29,7 @@ NOTHING = torch.empty(0, 0)
 
 class MessageKind(IntEnum):
     """What a message holds: rows behind a stage's layers, tokens to begin a step with, a result, the last word of a
-    text, or why a stage could not go on.
+    text, why a stage could not go on, the rows of a micro-batch that have ended, or the micro-batches that become one.
     """
 
     ROWS = 1
@@ -37,6 +37,8 @@ class MessageKind(IntEnum):
     RESULT = 3
     END = 4
     FAILURE = 5
+    DROP = 6
+    JOIN = 7
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class TextBatch(Protocol):
     rows: how many. pad: the token behind a text that has ended. cache: empty, or with what the rows begin with.
     wants_tokens_alone: nobody asks for scores, logits or the cache, or for tokens before all are there.
     together: why the rows can't be divided; None: each can be continued without the others.
+    ends: the tokens that a row ends with, where one that has ended can be left out; None: rows stay to the end.
     """
 
     @property
@@ -42,16 +43,30 @@ class TextBatch(Protocol):
     @property
     def together(self) -> str | None: ...
 
+    @property
+    def ends(self) -> frozenset[int] | None: ...
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [rows, T]: what the texts begin with."""
+
     def part(self, rows: range, cache: KVCache) -> TextBatch:
         """Some of the rows, with a cache of their own."""
+
+    def continued(self, tokens: Tensor) -> TextBatch:
+        """Texts that go on from int64 [rows, T], of which `cache` has all but the last of each."""
 
     def loop(self) -> Loop:
         """Continues them, and returns what `generate` does. The first step that it asks for is the prompt."""
 
 
-def drive(begin: Callable[[StepInput], Pending], loops: Sequence[Loop]) -> list[Found]:
+def drive(
+    begin: Callable[[StepInput], Pending], loops: Sequence[Loop], then: Callable[[int], Loop | None] | None = None
+) -> list[Found]:
     """What the loops return, each with a batch and a cache of its own. While the result of one is awaited, the steps of
     the others are under way, if the runner behind `begin` can have several.
+
+    then: told the place of a loop that has ended, may give one to go on with there.
     """
     found: list[Any] = [None] * len(loops)
     with StepRanges() as steps:
@@ -67,6 +82,9 @@ def drive(begin: Callable[[StepInput], Pending], loops: Sequence[Loop]) -> list[
                 request = loop.send(step.collect())
             except StopIteration as end:
                 found[place] = end.value
+                after = then(place) if then else None
+                if after is not None:
+                    under_way.append((place, after, started(next(after))))
             else:
                 under_way.append((place, loop, started(request)))
     return found

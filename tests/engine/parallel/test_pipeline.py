@@ -35,6 +35,13 @@ def test_stages_give_every_rank_what_one_process_gives(stages: Answers, what: st
         assert [name for name, equal in rank[what].items() if not equal] == []
 
 
+def test_rows_that_end_make_room_on_every_stage(stages: Answers) -> None:
+    """Eight rows go in threes and twos through the prompt, as six and two from then on, and become fewer."""
+    for equal, rows in (rank["leaving"] for rank in stages):
+        assert equal
+        assert {1, 2, 3, 6} <= rows
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("count", [2, 3])
 def test_every_row_gives_the_tokens_of_one_process(count: int) -> None:
@@ -72,6 +79,7 @@ def test_what_goes_wrong_on_one_rank_all_are_told_and_can_go_on(stages: Answers)
         "not a number": ["RunError: rank 1: FloatingPointError: no logit is a number", "FloatingPointError: no logit"],
         "first fails": ["ValueError: the fourth step", "RunError: rank 0: ValueError: the fourth step is too much"],
         "last fails": ["RunError: rank 1: ValueError: the fourth step is too much", "ValueError: the fourth step"],
+        "step fails": ["ValueError: the fourth step", "RunError: rank 0: ValueError: the fourth step is too much"],
         "equal": ["True"] * 2,
     }
     for what, messages in wanted.items():
@@ -121,7 +129,11 @@ def test_a_rank_that_is_lost_ends_the_run(tmp_path: Path, how: int, which: int, 
         ({"pp_size": 0}, "pp_size: got 0"),
         ({"pp_size": 2, "schedule": "1f1b"}, "schedule: got '1f1b'"),
         ({"pp_size": 2, "micro_batches": 0}, "micro_batches"),
-        ({"pp_size": 2, "micro_batches": {"prompt": 4, "decode": 2}}, "4 micro_batches for the prompt and 2 to decode"),
+        (
+            {"pp_size": 2, "micro_batches": {"prompt": 2, "decode": 4}},
+            "of 2 for the prompt and 4 to decode; expect",
+        ),
+        ({"pp_size": 2, "micro_batches": {"prompt": 4, "decode": 2}, "schedule": "rounds"}, "schedule='queue' alone"),
         ({"pp_size": 2, "schedule": "naive", "micro_batches": 2}, "schedule='naive' has one micro-batch"),
     ],
 )

@@ -12,12 +12,15 @@ from labkit.engine.runners.driving import TextBatch
 from labkit.engine.runners.step import CHUNK_ROWS, StepInput
 
 
-@dataclass
+@dataclass(eq=False)
 class MicroBatch:
-    """prompt: the step that it begins with, on the keys and values of this stage's layers. done: steps so far."""
+    """rows: by their numbers in the whole batch. prompt: the step that they begin with, on the keys and values of this
+    stage's layers. done: steps so far.
+    """
 
     number: int
     texts: TextBatch
+    rows: list[int]
     prompt: StepInput
     done: int = 0
     chosen_from_ns: int = 0  # when the latest result was there that a token is chosen from
@@ -28,11 +31,11 @@ class MicroBatch:
         self._chunks, self._left = chunks_of(self.prompt), self.prompt.shape[1]
 
     @classmethod
-    def of(cls, number: int, texts: TextBatch) -> MicroBatch:
+    def of(cls, number: int, texts: TextBatch, rows: range) -> MicroBatch:
         loop = texts.loop()
         prompt = next(loop)
         loop.close()
-        return cls(number, texts, prompt)
+        return cls(number, texts, list(rows), prompt)
 
     @property
     def cache(self) -> KVCache:

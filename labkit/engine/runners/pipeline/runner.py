@@ -13,24 +13,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import perf_counter_ns
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.options import MicroBatches
 from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage
 from labkit.engine.parallel.ranks import Ranks, check_alike, digest_of, draw_alike
 from labkit.engine.runners.checks import check_step
 from labkit.engine.runners.driving import Found, TextBatch
+from labkit.engine.runners.pipeline.leader import Leader
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, with_rows
-from labkit.engine.runners.pipeline.schedules import SCHEDULES
-from labkit.engine.runners.pipeline.server import Server, text_of
+from labkit.engine.runners.pipeline.server import Server, said_in, text_of
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import Pending, StepInput, StepOutput, joined
-from labkit.kernels.mailbox import LostRankError
 from labkit.models.config import ModelConfig
 from labkit.models.shards import evenly
 from labkit.stages import Phase
@@ -47,7 +45,7 @@ class PipelineRunner(Runner):
 
     def __init__(self, inner: Runner, stage: PipelineStage, config: ModelConfig, ranks: Ranks | None) -> None:
         self.inner, self.stage, self.config, self.ranks = inner, stage, config, ranks
-        self._led: dict[int, MicroBatch] = {}  # by their caches, while this stage leads
+        self._leader: Leader | None = None  # while texts are under way
         self._said: set[str] = set()
 
     @property
@@ -76,8 +74,9 @@ class PipelineRunner(Runner):
         draw_alike(torch.device("cpu"), lambda state: self.stage.ring.gather(state)[-1])
 
     def begin(self, step: StepInput) -> Pending:
-        batch = self._led.get(id(step.cache))
-        return self._one_at_a_time(step) if batch is None else self._ordered(step, batch)
+        if self._leader is not None and (batch := self._leader.batch_of(step)) is not None:
+            return self._leader.order(step, batch)
+        return self._one_at_a_time(step)
 
     def decode(self, begin: Callable[[StepInput], Pending], texts: TextBatch) -> Found:
         if not texts.wants_tokens_alone:
@@ -89,20 +88,26 @@ class PipelineRunner(Runner):
         self._agree([(each.tokens, each.cache.length, each.attention_mask, each.position_ids) for each in prompts])
         if not self.stage.is_last:
             return Server(self.stage, self.inner).serve(batches)
-        return self._lead(begin, batches)
+        self._leader = Leader(self.stage, self.inner, batches)
+        try:
+            return self._leader.lead(begin)
+        finally:
+            self._leader = None
 
     def _micro_batches(self, texts: TextBatch) -> list[MicroBatch]:
         count = self._count(texts)
         if count == 1:
-            return [MicroBatch.of(0, texts)]
+            return [MicroBatch.of(0, texts, range(texts.rows))]
         parts = evenly(texts.rows, count)
-        return [MicroBatch.of(at, texts.part(rows, self.new_cache())) for at, rows in enumerate(parts)]
+        return [MicroBatch.of(at, texts.part(rows, self.new_cache()), rows) for at, rows in enumerate(parts)]
 
     def _count(self, texts: TextBatch) -> int:
         """How many micro-batches there are. Raises UserError for more than rows."""
         wanted, stages, rows = self.stage.wanted, self.stage.count, texts.rows
         asked = wanted.micro_batches
-        count = stages if asked == "auto" else asked if isinstance(asked, int) else asked.decode
+        count = stages if asked == "auto" else asked if isinstance(asked, int) else asked.prompt
+        if isinstance(asked, MicroBatches) and texts.ends is None:  # whether a row has ended only its own loop knows
+            count = asked.decode
         if asked != "auto" and count > rows:
             raise UserError(
                 f"got micro_batches={count} for a batch of {rows} row{'s' * (rows > 1)}; use at most {rows}, or 'auto'"
@@ -126,51 +131,6 @@ class PipelineRunner(Runner):
         mine = digest_of(*_flat(parts))[None] if self.ranks is None else self.ranks.gather(digest_of(*_flat(parts)))
         check_alike("the tokens", self.stage.ring.gather(mine).flatten(0, 1))
 
-    def _lead(self, begin: Callable[[StepInput], Pending], batches: list[MicroBatch]) -> Tensor:
-        """Chooses the tokens of all micro-batches, in the order that the schedule says, and tells the others."""
-        self._led = {id(batch.cache): batch for batch in batches}
-        try:
-            found = SCHEDULES[self.stage.wanted.schedule](begin, [batch.texts.loop() for batch in batches])
-            tokens = _side_by_side([each for each in found if isinstance(each, Tensor)], batches[0].texts.pad)
-        except LostRankError:
-            raise
-        except Exception as error:
-            self._end(text_of(f"rank {self.stage.name}: {type(error).__name__}: {error}"))
-            raise
-        finally:
-            self._led = {}
-        self._end(tokens)
-        return tokens
-
-    def _end(self, last_word: Tensor) -> None:
-        """The others get the tokens, or an error; what was under way has come to nothing."""
-        self.stage.send(MessageKind.END, 0, 1, last_word, Phase.DECODE)
-        while self.stage.receive(Phase.DECODE)[0].kind != MessageKind.END:
-            pass
-
-    def _ordered(self, step: StepInput, batch: MicroBatch) -> Pending:
-        """A step that the other stages begin with; its rows are waited for when it is collected."""
-        number = batch.done
-        batch.done += 1
-        if number:
-            self.stage.note("sample", Phase.DECODE, batch.number, number, batch.chosen_from_ns)
-            assert step.tokens is not None
-            self.stage.send(MessageKind.TOKENS, batch.number, number, step.tokens, Phase.DECODE)
-        return _Awaited(self, step, batch)
-
-    def collect(self, step: StepInput, batch: MicroBatch) -> StepOutput:
-        """What came of a step that was ordered."""
-        parts = []
-        for part in chunks_of(step):
-            message, phase = self.stage.receive(step.phase)
-            if message.kind == MessageKind.FAILURE:
-                raise RunError(bytes(message.payload.numpy()).decode())
-            assert (message.kind, message.micro_batch) == (MessageKind.ROWS, batch.number)
-            with self.stage.computing(phase, batch.number, message.step):
-                parts.append(self.inner.begin(with_rows(part, message.payload)).collect().result)
-        batch.chosen_from_ns = perf_counter_ns()
-        return StepOutput(joined([part for part in parts if part is not None]))
-
     def _one_at_a_time(self, step: StepInput) -> StepOutput:
         """A step that all ranks begin alike."""
         if step.hidden_states:
@@ -180,44 +140,47 @@ class PipelineRunner(Runner):
         stage = self.stage
         if not step.follows:
             self._agree([step.tokens, step.cache.length, step.attention_mask, step.position_ids, step.keep])
-        parts = []
-        for part in chunks_of(step):
-            phase, number = part.phase, int(step.phase == Phase.DECODE)
-            given = part if stage.is_first else with_rows(part, stage.receive(phase)[0].payload)
-            with stage.computing(phase, 0, number):
-                found = self.inner.begin(given).collect()
-            if stage.is_last:
-                parts.append(found.result)
-            else:
-                assert found.rows is not None
-                stage.send(MessageKind.ROWS, 0, number, found.rows.flatten(0, 1), phase)
+        try:
+            parts = [self._passed_through(part) for part in chunks_of(step)]
+        except RunError:  # of this ring, or told by another rank
+            raise
+        except Exception as error:
+            why = text_of(f"rank {stage.name}: {type(error).__name__}: {error}")
+            stage.send(MessageKind.FAILURE, 0, 0, why, step.phase)
+            while stage.receive(step.phase)[0].kind != MessageKind.FAILURE:  # which comes round: nothing is left behind
+                pass
+            raise
         return StepOutput(self._shared(joined([part for part in parts if part is not None]), step))
+
+    def _passed_through(self, step: StepInput) -> Tensor | None:
+        """What comes of a piece of a step on the last stage; None on the others."""
+        stage, phase, number = self.stage, step.phase, int(step.phase == Phase.DECODE)
+        given = step if stage.is_first else with_rows(step, self._received(phase))
+        with stage.computing(phase, 0, number):
+            found = self.inner.begin(given).collect()
+        if stage.is_last:
+            return found.result
+        assert found.rows is not None
+        stage.send(MessageKind.ROWS, 0, number, found.rows.flatten(0, 1), phase)
+        return None
+
+    def _received(self, phase: Phase) -> Tensor:
+        """Raises RunError where another stage could not go on."""
+        message, _ = self.stage.receive(phase)
+        if message.kind == MessageKind.FAILURE:
+            self.stage.send(MessageKind.FAILURE, 0, 0, message.payload, phase)
+            raise RunError(said_in(message.payload))
+        return message.payload
 
     def _shared(self, result: Tensor | None, step: StepInput) -> Tensor:
         """The last stage's result, on all of them."""
         stage, batch = self.stage, step.shape[0]
         if not stage.is_last:
-            result = stage.receive(step.phase)[0].payload
+            result = self._received(step.phase)
         assert result is not None
         if stage.number != stage.count - 2:  # behind which is the last
             stage.send(MessageKind.RESULT, 0, 0, result.view(result.shape[0], -1), step.phase)
         return result.view(batch, -1) if step.greedy else result.view(batch, -1, self.config.vocab_size)
-
-
-class _Awaited:
-    """A step under way."""
-
-    def __init__(self, runner: PipelineRunner, step: StepInput, batch: MicroBatch) -> None:
-        self._runner, self._step, self._batch = runner, step, batch
-
-    def collect(self) -> StepOutput:
-        return self._runner.collect(self._step, self._batch)
-
-
-def _side_by_side(found: list[Tensor], pad: int) -> Tensor:
-    """[rows, tokens] of the micro-batches -> of all rows; `pad` behind those that ended before the longest."""
-    longest = max(part.shape[1] for part in found)
-    return torch.cat([F.pad(part, (0, longest - part.shape[1]), value=pad) for part in found])
 
 
 def _flat(parts: object) -> list[object]:

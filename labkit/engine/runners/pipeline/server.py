@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from labkit.engine.memory.regroup import drop_rows, join_rows
 from labkit.engine.parallel.pipeline_stage import NOTHING, MessageKind, PipelineStage
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch
 from labkit.engine.runners.runner import Runner
@@ -36,7 +37,7 @@ class Server:
             raise
         self._pass_on(end)
         if end.payload.dtype == torch.uint8:
-            raise RunError(bytes(end.payload.numpy()).decode())
+            raise RunError(said_in(end.payload))
         return end.payload
 
     def _serve(self, batches: list[MicroBatch]) -> Message:
@@ -54,6 +55,9 @@ class Server:
                 self.stage.send(MessageKind.FAILURE, 0, 1, message.payload, Phase.DECODE)
                 return self._last_word()
             batch = batches[message.micro_batch]
+            if message.kind in (MessageKind.DROP, MessageKind.JOIN):
+                self._regroup(message, batches)
+                continue
             self._run(batch, batch.next_step(message.payload), message.step, phase)
 
     def _run(self, batch: MicroBatch, step: StepInput, number: int, phase: Phase) -> None:
@@ -61,6 +65,15 @@ class Server:
             rows = self.inner.begin(step).collect().rows
         assert rows is not None
         self.stage.send(MessageKind.ROWS, batch.number, number, rows.flatten(0, 1), phase)
+
+    def _regroup(self, message: Message, batches: list[MicroBatch]) -> None:
+        if self.stage.number < self.stage.count - 2:  # behind which is the last, which said so
+            self.stage.send(MessageKind(message.kind), message.micro_batch, message.step, message.payload, Phase.DECODE)
+        numbers = message.payload[0].tolist()
+        if message.kind == MessageKind.DROP:
+            drop_rows(batches[message.micro_batch].cache, numbers)
+        else:
+            join_rows([batches[number].cache for number in numbers])
 
     def _last_word(self) -> Message:
         """Nothing that was under way counts any more."""
@@ -77,3 +90,8 @@ class Server:
 def text_of(said: str) -> Tensor:
     """A text as the payload of a message."""
     return torch.frombuffer(bytearray(said.encode()), dtype=torch.uint8)[None]
+
+
+def said_in(payload: Tensor) -> str:
+    """The text that a payload is."""
+    return bytes(payload.numpy()).decode()
