@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from threading import Thread
+from threading import Thread, Timer
 
 import pytest
 import torch
@@ -90,4 +90,11 @@ def test_a_rank_that_is_stopped_is_named() -> None:
 def test_nobody_waits_for_ever() -> None:
     waiting, _ = ends(os.getpid(), os.getpid(), timeout_s=0.02)
     with pytest.raises(LostRankError, match="no message came, or went, within 0 s"):
+        waiting.receive()
+
+
+def test_ctrl_c_ends_a_wait() -> None:
+    waiting, _ = ends(os.getpid(), os.getpid())
+    Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
         waiting.receive()

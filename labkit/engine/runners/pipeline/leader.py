@@ -79,7 +79,6 @@ class Leader:
         number = batch.done
         batch.done += 1
         if number:
-            self.stage.note("sample", Phase.DECODE, batch.number, number, batch.chosen_from_ns)
             assert step.tokens is not None
             self.stage.send(MessageKind.TOKENS, batch.number, number, step.tokens, Phase.DECODE)
         return Ordered(self, step, batch)
@@ -94,7 +93,6 @@ class Leader:
             assert (message.kind, message.micro_batch) == (MessageKind.ROWS, batch.number)
             with self.stage.computing(phase, batch.number, message.step):
                 parts.append(self.inner.begin(with_rows(part, message.payload)).collect().result)
-        batch.chosen_from_ns = perf_counter_ns()
         return StepOutput(joined([part for part in parts if part is not None]))
 
     def _to_the_end(self, batch: MicroBatch) -> Loop:
@@ -113,12 +111,16 @@ class Leader:
         so_far = [batch.texts.tokens]
         while True:
             output = yield request
+            begin = perf_counter_ns()
             try:
                 request = loop.send(output)
             except StopIteration as end:
                 self._note(batch.rows, end.value)
                 batch.rows = []
                 return end.value
+            finally:
+                phase = Phase.DECODE if batch.done > 1 else Phase.PREFILL
+                self.stage.note("sample", phase, batch.number, batch.done - 1, begin)
             assert request.tokens is not None
             so_far.append(request.tokens.to(so_far[0].device))
             if self._ends and (ended := self._ended(request.tokens)):
@@ -129,13 +131,16 @@ class Leader:
     def _first_tokens(self, batch: MicroBatch) -> Loop:
         """Takes a micro-batch through its prompt, and to the end where that is all."""
         loop = batch.texts.loop()
+        output = yield next(loop)
+        begin = perf_counter_ns()
         try:
-            output = yield next(loop)
             request = loop.send(output)
         except StopIteration as end:
             self._note(batch.rows, end.value)
             batch.rows = []
             return batch.texts.tokens
+        finally:
+            self.stage.note("sample", Phase.PREFILL, batch.number, 0, begin)
         loop.close()
         assert request.tokens is not None
         tokens = torch.cat((batch.texts.tokens, request.tokens.to(batch.texts.tokens.device)), dim=1)

@@ -23,7 +23,6 @@ class MicroBatch:
     rows: list[int]
     prompt: StepInput
     done: int = 0
-    chosen_from_ns: int = 0  # when the latest result was there that a token is chosen from
     _chunks: Iterator[StepInput] = field(init=False)
     _left: int = field(init=False)  # tokens of the prompt that have not been here
 

@@ -35,7 +35,7 @@ def rounds(begin: Begin, loops: Sequence[Loop]) -> list[Found]:
                         found[place] = end.value
                         going.remove(place)
                         requests[place] = _idle(requests[place])
-                if not going and place == len(loops) - 1:
+                if not going:
                     return found
                 under_way[place] = _begun(begin, requests[place], ranges)
 

@@ -16,10 +16,15 @@ from labkit.system.errors import RunError
 
 
 class Server:
-    """The work of a stage before the last, for one call."""
+    """The work of a stage before the last, for one call.
+
+    The pieces of a long prompt go on one by one, so that the next stage begins with the first. With the schedule
+    "naive", of which one stage works at a time, they go on together.
+    """
 
     def __init__(self, stage: PipelineStage, inner: Runner) -> None:
         self.stage, self.inner = stage, inner
+        self._held: list[Tensor] = []
 
     def serve(self, batches: list[MicroBatch]) -> Tensor:
         """The tokens of all rows, prompt included, int64 [B, T].
@@ -64,7 +69,12 @@ class Server:
         with self.stage.computing(phase, batch.number, number):
             rows = self.inner.begin(step).collect().rows
         assert rows is not None
-        self.stage.send(MessageKind.ROWS, batch.number, number, rows.flatten(0, 1), phase)
+        self._held.append(rows.flatten(0, 1))
+        if batch.has_prompt_left and self.stage.wanted.schedule == "naive":
+            return
+        for held in self._held:
+            self.stage.send(MessageKind.ROWS, batch.number, number, held, phase)
+        self._held.clear()
 
     def _regroup(self, message: Message, batches: list[MicroBatch]) -> None:
         if self.stage.number < self.stage.count - 2:  # behind which is the last, which said so
