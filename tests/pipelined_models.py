@@ -11,7 +11,7 @@ import torch.distributed as dist
 from cut_models import NEW, WAYS, prompts
 from small_models import SMALL_CONFIGS, small_model
 from torch import Tensor
-from transformers import TextStreamer
+from transformers import DynamicCache, TextStreamer
 
 import labkit
 from labkit.engine import InferenceEngine
@@ -224,6 +224,7 @@ def mistakes() -> dict[str, str]:
         "world": said(lambda: piped("llama", 3)),
         "stages": said(lambda: piped("llama", 4)),
         "hidden": said(lambda: engine(ids, output_hidden_states=True)),
+        "cache": said(lambda: engine.generate(ids, past_key_values=DynamicCache(), max_new_tokens=2)),
         "weights": said(lambda: labkit.init_inference(small_model("gpt2", seed=5 + rank), pipeline_parallel=two)),
         "not a number": broken,
         "first fails": failing_on(0),
@@ -258,6 +259,7 @@ def two_stages(folder: str) -> dict[str, Any]:
         "low precision": low_precision(),
         "checkpoints": from_checkpoint(folder),
         "gloo": by_gloo(),
+        "reference": {"gpt2": torch.equal(greedy(whole("gpt2")), greedy(piped("gpt2", 2, impl="reference")))},
         "memory": memory(),
         "mistakes": mistakes(),
         "spans": spans(),

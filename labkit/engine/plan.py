@@ -200,7 +200,9 @@ def _join_stages(request: Request, dtype: torch.dtype, impl: str, device: torch.
             "model with tensor_parallel"
         )
     layers = split_layers(request.config, wanted.stages, dtype, options.quant, wanted.layers)
-    return join_stages(layers, wanted, options.tensor_parallel, impl, device, lambda: _facts(request, dtype))
+    most_bytes = 4 * CHUNK_ROWS * request.config.hidden_size
+    tp = options.tensor_parallel
+    return join_stages(layers, wanted, tp, impl, device, lambda: _facts(request, dtype), most_bytes)
 
 
 def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:

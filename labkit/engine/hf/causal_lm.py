@@ -137,12 +137,18 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
     def own_cache(self, given: Cache | None, attention_mask: Tensor | None = None) -> KVCache:
         """`given` itself if it is the engine's own kind, else a new one with what it holds.
 
-        Raises ValueError for a KVCache that was made for another engine.
+        Raises ValueError for a KVCache that was made for another engine, and for one of transformers' where the layers
+        are on several ranks.
         """
         own = self.new_cache()
         if isinstance(given, KVCache):
             given.check_made_like(own)
             return given
+        if given is not None and self.runner.pipeline is not None:
+            raise UnsupportedError(
+                "past_key_values: got a cache of transformers', which has all layers, and these are on several ranks; "
+                "give the KVCache that this engine returned, or None for a new one"
+            )
         if given is not None and given.get_seq_length() > 0:
             adopt(own, given, attention_mask)
         return own

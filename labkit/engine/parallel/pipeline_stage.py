@@ -22,9 +22,14 @@ from labkit.kernels.mailbox import LEAST_CAPACITY, Message, Ring
 from labkit.launcher.agreement import check_agreement, versions
 from labkit.launcher.group import ensure_process_group
 from labkit.stages import Phase, Stage, stage
+from labkit.system.errors import RunError
 
 MOST_SPANS = 1 << 16
 NOTHING = torch.empty(0, 0)
+
+
+class StageFailedError(RunError):
+    """Another stage could not go on; the message says which rank, and why."""
 
 
 class MessageKind(IntEnum):
@@ -127,10 +132,12 @@ def join_stages(
     impl: str,
     device: torch.device,
     facts: Callable[[], Mapping[str, object]],
+    most_bytes: int,
 ) -> PipelineStage | None:
     """This process among the stages, once all ranks agree on the facts; None where there is one stage.
 
-    layers: of each stage. Raises ValueError where there are not as many processes as stages times `tp.ranks`.
+    layers: of each stage. most_bytes: of a message, of which two may be under way from a stage to the next. Raises
+    ValueError where there are not as many processes as stages times `tp.ranks`.
     """
     if wanted.stages == 1:
         return None
@@ -140,7 +147,7 @@ def join_stages(
     of_stage = _group_of(rank, [list(world[begin : begin + size]) for begin in world[::size]]) if size > 1 else None
     ring = Ring(
         _group_of(rank, [list(world[first::size]) for first in range(size)]),
-        LEAST_CAPACITY,
+        max(LEAST_CAPACITY, 2 * most_bytes),
         transport="gloo" if impl == "reference" else None,
     )
     mine = tp.model_copy(update={"tp_group": of_stage})

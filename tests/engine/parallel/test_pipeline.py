@@ -29,7 +29,10 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     return labkit.launch(two_stages, str(folder), pp_size=2, timeout_s=TIMEOUT_S)
 
 
-@pytest.mark.parametrize("what", ["rows", "schedules", "ways", "other calls", "low precision", "checkpoints"])
+ALIKE = ("rows", "schedules", "ways", "other calls", "low precision", "checkpoints", "reference")
+
+
+@pytest.mark.parametrize("what", ALIKE)
 def test_stages_give_every_rank_what_one_process_gives(stages: Answers, what: str) -> None:
     for rank in stages:
         assert [name for name, equal in rank[what].items() if not equal] == []
@@ -75,11 +78,24 @@ def test_what_goes_wrong_on_one_rank_all_are_told_and_can_go_on(stages: Answers)
         "world": [r"UserError: got pp_size=3, tp_size=1 in a run of 2 processes; .*labkit launch --pp 3 --tp 1"] * 2,
         "stages": ["UserError: pp_size=4 stages for 3 layers; use pp_size <= 3"] * 2,
         "hidden": ["UnsupportedError: output_hidden_states: the layers are on several ranks"] * 2,
+        "cache": ["UnsupportedError: past_key_values: got a cache of transformers', which has all layers"] * 2,
         "weights": ["UserError: the ranks do not agree on what they run: weights"] * 2,
-        "not a number": ["RunError: rank 1: FloatingPointError: no logit is a number", "FloatingPointError: no logit"],
-        "first fails": ["ValueError: the fourth step", "RunError: rank 0: ValueError: the fourth step is too much"],
-        "last fails": ["RunError: rank 1: ValueError: the fourth step is too much", "ValueError: the fourth step"],
-        "step fails": ["ValueError: the fourth step", "RunError: rank 0: ValueError: the fourth step is too much"],
+        "not a number": [
+            "StageFailedError: rank 1: FloatingPointError: no logit is a number",
+            "FloatingPointError: no logit",
+        ],
+        "first fails": [
+            "ValueError: the fourth step",
+            "StageFailedError: rank 0: ValueError: the fourth step",
+        ],
+        "last fails": [
+            "StageFailedError: rank 1: ValueError: the fourth step",
+            "ValueError: the fourth step",
+        ],
+        "step fails": [
+            "ValueError: the fourth step",
+            "StageFailedError: rank 0: ValueError: the fourth step",
+        ],
         "equal": ["True"] * 2,
     }
     for what, messages in wanted.items():

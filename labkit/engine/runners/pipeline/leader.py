@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from labkit.engine.memory.regroup import drop_rows, join_rows, rows_left
 from labkit.engine.options import MicroBatches
-from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage
+from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage, StageFailedError
 from labkit.engine.runners.driving import Loop, drive
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, with_rows
 from labkit.engine.runners.pipeline.schedules import SCHEDULES
@@ -22,7 +22,6 @@ from labkit.engine.runners.step import Pending, StepInput, StepOutput, joined
 from labkit.kernels.mailbox import LostRankError
 from labkit.models.shards import evenly
 from labkit.stages import Phase
-from labkit.system.errors import RunError
 
 
 class Leader:
@@ -36,7 +35,7 @@ class Leader:
     def __init__(self, stage: PipelineStage, inner: Runner, batches: list[MicroBatch]) -> None:
         self.stage, self.inner, self.batches = stage, inner, batches
         self._by_cache = {id(batch.cache): batch for batch in batches}
-        self._texts: list[Tensor] = [batches[0].texts.tokens] * sum(len(batch.rows) for batch in batches)
+        self._texts: dict[int, Tensor] = {}  # that are whole, by row
         ends = batches[0].texts.ends if stage.wanted.schedule == "queue" and len(batches) > 1 else None
         self._ends = ends or frozenset()
         self._through_prompt: set[int] = set()
@@ -49,9 +48,9 @@ class Leader:
         """The tokens of all rows, prompt included, int64 [B, T]. What goes wrong is raised here, and on all ranks."""
         try:
             self._run(begin)
-            longest = max(len(text) for text in self._texts)
-            pad = self.batches[0].texts.pad
-            tokens = torch.stack([F.pad(text, (0, longest - len(text)), value=pad) for text in self._texts])
+            texts, pad = [self._texts[row] for row in range(len(self._texts))], self.batches[0].texts.pad
+            longest = max(map(len, texts))
+            tokens = torch.stack([F.pad(text, (0, longest - len(text)), value=pad) for text in texts]).long()
         except LostRankError:
             raise
         except Exception as error:
@@ -89,7 +88,7 @@ class Leader:
         for part in chunks_of(step):
             message, phase = self.stage.receive(step.phase)
             if message.kind == MessageKind.FAILURE:
-                raise RunError(said_in(message.payload))
+                raise StageFailedError(said_in(message.payload))
             assert (message.kind, message.micro_batch) == (MessageKind.ROWS, batch.number)
             with self.stage.computing(phase, batch.number, message.step):
                 parts.append(self.inner.begin(with_rows(part, message.payload)).collect().result)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.options import MicroBatches
-from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage
+from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage, StageFailedError
 from labkit.engine.parallel.ranks import Ranks, check_alike, digest_of, draw_alike
 from labkit.engine.runners.checks import check_step
 from labkit.engine.runners.driving import Found, TextBatch
@@ -29,10 +29,11 @@ from labkit.engine.runners.pipeline.server import Server, said_in, text_of
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import Pending, StepInput, StepOutput, joined
+from labkit.kernels.mailbox import LostRankError
 from labkit.models.config import ModelConfig
 from labkit.models.shards import evenly
 from labkit.stages import Phase
-from labkit.system.errors import RunError, UnsupportedError, UserError
+from labkit.system.errors import UnsupportedError, UserError
 
 log = logging.getLogger("labkit")
 
@@ -142,7 +143,7 @@ class PipelineRunner(Runner):
             self._agree([step.tokens, step.cache.length, step.attention_mask, step.position_ids, step.keep])
         try:
             parts = [self._passed_through(part) for part in chunks_of(step)]
-        except RunError:  # of this ring, or told by another rank
+        except (LostRankError, StageFailedError):
             raise
         except Exception as error:
             why = text_of(f"rank {stage.name}: {type(error).__name__}: {error}")
@@ -165,11 +166,11 @@ class PipelineRunner(Runner):
         return None
 
     def _received(self, phase: Phase) -> Tensor:
-        """Raises RunError where another stage could not go on."""
+        """Raises StageFailedError where another stage could not go on."""
         message, _ = self.stage.receive(phase)
         if message.kind == MessageKind.FAILURE:
             self.stage.send(MessageKind.FAILURE, 0, 0, message.payload, phase)
-            raise RunError(said_in(message.payload))
+            raise StageFailedError(said_in(message.payload))
         return message.payload
 
     def _shared(self, result: Tensor | None, step: StepInput) -> Tensor:

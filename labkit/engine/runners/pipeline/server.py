@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from labkit.engine.memory.regroup import drop_rows, join_rows
-from labkit.engine.parallel.pipeline_stage import NOTHING, MessageKind, PipelineStage
+from labkit.engine.parallel.pipeline_stage import NOTHING, MessageKind, PipelineStage, StageFailedError
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.step import StepInput
 from labkit.kernels.mailbox import LostRankError, Message
 from labkit.stages import Phase
-from labkit.system.errors import RunError
 
 
 class Server:
@@ -29,7 +28,7 @@ class Server:
     def serve(self, batches: list[MicroBatch]) -> Tensor:
         """The tokens of all rows, prompt included, int64 [B, T].
 
-        Raises what went wrong here, or RunError where it did on another rank; in both cases all ranks can go on.
+        Raises what went wrong here, or StageFailedError where it did on another rank; either way all ranks can go on.
         """
         try:
             end = self._serve(batches)
@@ -42,7 +41,7 @@ class Server:
             raise
         self._pass_on(end)
         if end.payload.dtype == torch.uint8:
-            raise RunError(said_in(end.payload))
+            raise StageFailedError(said_in(end.payload))
         return end.payload
 
     def _serve(self, batches: list[MicroBatch]) -> Message:
