@@ -8,6 +8,7 @@ from . import build
 from .attention import attention
 from .decode_step import DecodeStep, EmbeddingWeights, HeadWeights, LayerWeights, ModelWeights
 from .gemm import gemm
+from .mailbox import Message, Ring
 from .mlp_gemm import mlp_gemm
 from .qkv_gemm import qkv_gemm
 from .residual_add import residual_add
@@ -17,7 +18,9 @@ __all__ = [
     "EmbeddingWeights",
     "HeadWeights",
     "LayerWeights",
+    "Message",
     "ModelWeights",
+    "Ring",
     "attention",
     "build",
     "gemm",

@@ -28,7 +28,8 @@ MESSAGE = re.compile(r"(?P<phase>prefill|decode)(/layer\.(?P<layer>\d+))?(/(?P<s
 
 class Stage(StrEnum):
     """The stages of a step; QKV, ATTENTION, MLP and RESIDUAL are the four Deep-Fusion regions. FETCH is the wait for
-    the weights of a layer that is read from a file, FETCH_KV for its keys and values.
+    the weights of a layer that is read from a file, FETCH_KV for its keys and values. RECV is the wait for what the
+    rank with the layers before sends, SEND what goes to the rank with the next ones.
 
     On a GPU one kernel may be two stages of a layer whose attention and MLP start from the same rows.
     """
@@ -47,6 +48,8 @@ class Stage(StrEnum):
     ALL_REDUCE = "all_reduce"
     LM_HEAD = "lm_head"
     SAMPLE = "sample"
+    RECV = "recv"
+    SEND = "send"
 
 
 STAGES = frozenset(stage.value for stage in Stage)

@@ -7,10 +7,7 @@ parts of the others by torch.distributed. Either way each rank adds up the same 
 
 import ctypes
 import mmap
-import os
-import socket
 from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,6 +17,7 @@ from torch import Tensor
 from labkit.system.errors import UserError
 
 from .. import build
+from ..shared_memory import shared_memory
 
 MOST_RANKS = 64  # kMostRanks of exchange.h
 LINE = 64
@@ -71,9 +69,11 @@ class Exchange:
         self.on_gpu: dict[torch.device, Any] = {}  # what sums on that GPU, or None; made on the first use
         arrivals = -(-self.size * LINE // mmap.PAGESIZE) * mmap.PAGESIZE
         total = arrivals + 2 * self.size * self.slot_bytes
-        shared = None if transport == "gloo" else self._share(total)
+        shared = None if transport == "gloo" else shared_memory(group, total)
         self.transport: Transport = "gloo" if shared is None else "shared memory"
-        self._memory = mmap.mmap(-1, total) if shared is None else shared
+        self._memory = mmap.mmap(-1, total) if shared is None else shared.memory
+        for rank, pid in enumerate(shared.pids if shared else ()):
+            c_int32.from_buffer(self._memory, rank * LINE + 8).value = pid
         self._slots = torch.frombuffer(self._memory, dtype=torch.uint8)[arrivals:].view(2, self.size, self.slot_bytes)
         self._bring = BRING(self._gather_slots)  # kept: C holds its address
         self.c = CExchange(
@@ -102,29 +102,6 @@ class Exchange:
             f"rank {self.rank}: {why[self.c.failure]}; all ranks of a model make the same calls, or none goes on"
         )
 
-    def _share(self, size: int) -> mmap.mmap | None:
-        """Memory of rank 0 that all ranks map; None where not all of them can."""
-        made = os.memfd_create("labkit") if self.rank == 0 else None
-        try:
-            if made is not None:
-                os.ftruncate(made, size)
-            everyone: list[Any] = [None] * self.size
-            dist.all_gather_object(everyone, (_system(), os.getpid(), made), self.group)
-            systems, pids, descriptors = zip(*everyone, strict=True)
-            mapped = None
-            if len(set(systems)) == 1:
-                mapped = _mapped(pids[0], descriptors[0], size)
-            reached: list[Any] = [None] * self.size
-            dist.all_gather_object(reached, mapped is not None, self.group)
-        finally:
-            if made is not None:
-                os.close(made)
-        if mapped is None or not all(reached):
-            return None
-        for rank, pid in enumerate(pids):
-            c_int32.from_buffer(mapped, rank * LINE + 8).value = pid
-        return mapped
-
     def _gather_slots(self, turn: int, count: int) -> int:
         try:
             parts = [slot[:count] for slot in self._slots[turn]]
@@ -133,25 +110,6 @@ class Exchange:
             self.error = error
             return 1
         return 0
-
-
-def _mapped(pid: int, descriptor: int, size: int) -> mmap.mmap | None:
-    try:
-        own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
-    except OSError:
-        return None
-    try:
-        return mmap.mmap(own, size)
-    finally:
-        os.close(own)
-
-
-def _system() -> tuple[str, ...]:
-    """What processes that can map each other's memory have in common."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    if not boot.exists():
-        return (socket.gethostname(), f"pid {os.getpid()}")  # no Linux: by themselves
-    return (socket.gethostname(), boot.read_text(), os.readlink("/proc/self/ns/pid"))
 
 
 def sum_of_ranks(x: Tensor, exchange: Exchange) -> Tensor:

@@ -12,14 +12,15 @@ from rich.console import Console
 from labkit.launcher.command import World, environment, program, torchrun_arguments
 from labkit.launcher.rendezvous import Rendezvous
 from labkit.launcher.start import start_timeout as check_start_timeout
-from labkit.system.errors import RunError
+from labkit.system.errors import RunError, UserError
 
 err = Console(stderr=True, markup=False, highlight=False)
 
 
 def launch(
     command: Annotated[list[str], typer.Argument(help="After --: a script and its arguments.")],
-    tp: Annotated[int, typer.Option(help="Ranks in all: the tp_size of the script.")],
+    tp: Annotated[int | None, typer.Option(help="Ranks that share each layer: the tp_size of the script.")] = None,
+    pp: Annotated[int | None, typer.Option(help="Stages that share out the layers: the script's pp_size.")] = None,
     nodes: Annotated[int, typer.Option(help="Machines that share the ranks.")] = 1,
     node_rank: Annotated[
         int | None, typer.Option(help="Which of the machines this one is, from 0 on; by default torchrun decides.")
@@ -38,9 +39,14 @@ def launch(
     module: Annotated[bool, typer.Option("--module", "-m", help="The script is a module, as of python -m.")] = False,
     no_python: Annotated[bool, typer.Option("--no-python", help="The script is a program, not Python's.")] = False,
 ) -> None:
-    """Start a script as the ranks of tensor parallelism, on this machine or on several, by torchrun."""
+    """Start a script as the ranks of tensor and pipeline parallelism, on this machine or on several, by torchrun.
+
+    There are --pp times --tp ranks in all, those of one stage with numbers that follow each other.
+    """
+    if tp is None and pp is None:
+        raise UserError("got no number of ranks; expected --tp N, --pp N or both, as the script's tp_size and pp_size")
     meeting = None if rendezvous is None else Rendezvous.parse(rendezvous)
-    world = World(tp, nodes, node_rank, meeting)
+    world = World(1 if tp is None else tp, nodes, node_rank, meeting, 1 if pp is None else pp)
     ranks = program(command, module=module, no_python=no_python)
     arguments = torchrun_arguments(world, ranks, timeout)
     variables = environment(world, threads, pin, start_timeout_s=start_timeout)

@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import FusedEncoder
 from labkit.engine.options import Options
+from labkit.engine.parallel.pipeline_stage import PipelineStage
 from labkit.engine.parallel.ranks import draw_alike
 from labkit.engine.runners.stage_clock import StageClock, StageTime
 from labkit.engine.runners.step import Node
@@ -68,6 +69,11 @@ class InferenceEngine(nn.Module):
     @property
     def streamed(self) -> StreamedLayers | None:
         """The layers that are read from a file in every step, with what is known of the reading; None without any."""
+        return None
+
+    @property
+    def pipeline(self) -> PipelineStage | None:
+        """The stage that this process is of a pipeline, with what it did when; None where it has all layers."""
         return None
 
     def can_generate(self) -> bool:
@@ -141,6 +147,10 @@ class FusedEngine(InferenceEngine):
     def streamed(self) -> StreamedLayers | None:
         return self.module.runner.streamed
 
+    @property
+    def pipeline(self) -> PipelineStage | None:
+        return self.module.runner.pipeline
+
     def profile_model_time(self) -> None:
         self.fused.step_times_ms = []
 
@@ -186,6 +196,10 @@ class EncoderEngine(FusedEngine):
 
     @property
     def streamed(self) -> None:
+        return None
+
+    @property
+    def pipeline(self) -> None:
         return None
 
     def can_generate(self) -> bool:

@@ -1,7 +1,7 @@
 """The options of `init_inference`: DeepSpeed-Inference's names and meanings, checked strictly."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
@@ -48,6 +48,63 @@ class TensorParallel(Strict):
         return self.tp_size if self.enabled else 1
 
 
+class MicroBatches(Strict):
+    """Into how many parts the rows of a batch are divided for the prompt, and how many they become then."""
+
+    prompt: int = Field(ge=1)
+    decode: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _become_fewer(self) -> Self:
+        if self.decode > self.prompt:
+            raise UserError(
+                f"pipeline_parallel: got micro_batches of {self.prompt} for the prompt and {self.decode} to decode; "
+                "expected no more to decode, since micro-batches are joined and not divided"
+            )
+        return self
+
+
+class PipelineParallel(Strict):
+    """A model whose layers are on `pp_size` ranks, the stages; each of them may be several ranks of tensor parallelism.
+
+    schedule: when a micro-batch's next token is begun. "queue": as soon as the one before is chosen; rows that have
+    ended make room. "rounds": all micro-batches in a fixed order, those too that have ended, until all have. "barrier":
+    once all have their tokens. "naive": there is one micro-batch, and one stage works at a time. micro_batches: into
+    how many parts the rows of a batch are divided, a number or `MicroBatches`; "auto": as many as there are stages.
+    layers: how many each stage has; None: balanced by bytes, with the LM head counted.
+    """
+
+    enabled: bool = True
+    pp_size: int = Field(default=1, ge=1)
+    schedule: Literal["queue", "rounds", "barrier", "naive"] = "queue"
+    micro_batches: Literal["auto"] | Annotated[int, Field(ge=1)] | MicroBatches = "auto"
+    layers: list[Annotated[int, Field(ge=1)]] | None = None
+
+    @property
+    def stages(self) -> int:
+        """On how many ranks, or groups of them, the layers are."""
+        return self.pp_size if self.enabled else 1
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.layers is not None and len(self.layers) != self.pp_size:
+            raise UserError(
+                f"pipeline_parallel: got layers={self.layers} for pp_size={self.pp_size}; expected a number of "
+                "layers for each stage"
+            )
+        if isinstance(self.micro_batches, MicroBatches) and self.schedule != "queue":
+            raise UserError(
+                f"pipeline_parallel: micro-batches of the prompt become fewer with schedule='queue' alone, got "
+                f"{self.schedule!r}; give one number for both"
+            )
+        if self.schedule == "naive" and self.micro_batches not in ("auto", 1):
+            raise UserError(
+                f"pipeline_parallel: schedule='naive' has one micro-batch, got micro_batches={self.micro_batches}; "
+                "leave it out, or take the schedule 'queue'"
+            )
+        return self
+
+
 class MixtureOfExperts(Strict):
     enabled: bool = True
     ep_size: int = 1
@@ -60,8 +117,8 @@ class MixtureOfExperts(Strict):
 
 
 class Options(Strict):
-    """DeepSpeed's options, with labkit's own: `impl`, `kv_dtype`, `consume_model`, `dependent_launch`, `offload`
-    and `kv_offload`.
+    """DeepSpeed's options, with labkit's own: `impl`, `kv_dtype`, `consume_model`, `dependent_launch`, `offload`,
+    `kv_offload` and `pipeline_parallel`.
 
     dtype: of the weights; default the model's own, and int8 where `quant` is given: it stands for quantised weights of
     any number of bits. With int8 the tokens may depend on the number of ranks: scales are those of whole rows, but the
@@ -80,13 +137,16 @@ class Options(Strict):
     packed, a file for each rank, which loads without packing. offload: fetch layers that do not fit into memory when
     their turn comes, from a file or, beside a GPU, from the host's memory, see `Offload`; DeepSpeed's
     `zero_optimization` and `aio` are translated to it. kv_offload: keep keys and values in a file or, beside a GPU, in
-    the host's memory, and only those of a few layers where they are computed with, see `KvOffload`.
+    the host's memory, and only those of a few layers where they are computed with, see `KvOffload`. pipeline_parallel:
+    the layers on several ranks, one after the other, which work on different parts of a batch at a time, see
+    `PipelineParallel`.
     """
 
     dtype: torch.dtype | None = None
     kv_dtype: torch.dtype | None = None
     replace_with_kernel_inject: bool = False
     tensor_parallel: TensorParallel = TensorParallel()
+    pipeline_parallel: PipelineParallel = PipelineParallel()
     moe: MixtureOfExperts = MixtureOfExperts()
     quant: Quantization = Quantization()
     triangular_masking: bool = True
@@ -178,6 +238,7 @@ class Options(Strict):
             )
         if self.kv_offload is not None and self.impl == "reference":
             raise UserError("kv_offload needs the C++ or Triton kernels, got impl='reference'; leave impl out")
+        self._refuse_beside_pipeline()
         if self.moe.wanted:
             raise UnsupportedError("moe is not supported yet; leave it out")
         if self.tensor_parallel.mpu is not None:
@@ -185,6 +246,22 @@ class Options(Strict):
                 "tensor_parallel.mpu is not supported yet; pass its group, mpu.get_model_parallel_group(), as tp_group"
             )
         return self
+
+    def _refuse_beside_pipeline(self) -> None:
+        if self.pipeline_parallel.stages == 1:
+            return
+        if self.impl == "triton" or self.use_triton:
+            raise UnsupportedError(
+                "pipeline_parallel runs on the CPU for now, got impl='triton'; leave it out, or cut the model with "
+                "tensor_parallel"
+            )
+        if self.tensor_parallel.tp_group is not None:
+            raise UserError(
+                "pipeline_parallel makes the groups of its ranks itself; leave tensor_parallel.tp_group out"
+            )
+        for name in ("offload", "kv_offload", "save_mp_checkpoint_path"):
+            if getattr(self, name) is not None:
+                raise UnsupportedError(f"{name} together with pipeline_parallel is not supported yet; leave one out")
 
 
 def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str, Any]) -> Options:

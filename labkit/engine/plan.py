@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from labkit.engine.checkpoints import as_saved, begin_saving
+from labkit.engine.choices import chosen_impl, own_dtype, stored_dtype
 from labkit.engine.engine import EncoderEngine, FusedEngine, InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import fused_encoder_model
@@ -27,11 +27,14 @@ from labkit.engine.offload.options import Offload
 from labkit.engine.offload.prepared import Wanted, prepared
 from labkit.engine.offload.streaming import opened
 from labkit.engine.options import DTYPES, Options, read_options
+from labkit.engine.parallel.pipeline_stage import PipelineStage, join_stages
 from labkit.engine.parallel.ranks import Ranks, join_ranks
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.one_call import OneCallRunner
+from labkit.engine.runners.pipeline.runner import PipelineRunner
+from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.staged import StagedRunner
-from labkit.engine.runners.step import CHUNK_ROWS, Runner
+from labkit.engine.runners.step import CHUNK_ROWS
 from labkit.engine.runners.watched import RankedRunner, WatchedRunner
 from labkit.engine.without_kernels import (
     config_facts,
@@ -39,22 +42,20 @@ from labkit.engine.without_kernels import (
     runs_without_kernels,
     sliced_engine,
 )
-from labkit.kernels import ModelWeights, build, gpu
+from labkit.kernels import ModelWeights, gpu
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.slot_stream.queues import Queues, queues_of
-from labkit.kernels.types import float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.encoder_policies import ENCODERS, encoder_policy_for
 from labkit.models.policies import Policy, policy_for
 from labkit.models.shards import Shard, shard
-from labkit.system.errors import UserError, UserTypeError
+from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.weights.build import build_weights, check_weights
 from labkit.weights.checkpoint.described import described_source
 from labkit.weights.checkpoint.save import Saving, gather_of
+from labkit.weights.layer_split import split_layers
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource
-
-log = logging.getLogger("labkit")
 
 
 def init_inference(
@@ -110,8 +111,9 @@ class Plan:
     """Everything that is decided before the first weight is read.
 
     dtype: of the layers' matrices. kv_dtype: as keys and values are stored. part, ranks: what this process holds of the
-    model, and the way to the others. saving: the checkpoint that is written on the way. elsewhere: where keys and
-    values lie that are not where they are computed with. queues: of the device, for all that it fetches.
+    model, and the way to the others with the same layers; stage: the way to those with other layers. saving: the
+    checkpoint that is written on the way. elsewhere: where keys and values lie that are not where they are computed
+    with. queues: of the device, for all that it fetches.
     """
 
     request: Request
@@ -121,6 +123,7 @@ class Plan:
     device: torch.device
     part: Shard
     ranks: Ranks | None
+    stage: PipelineStage | None
     saving: Saving | None
     elsewhere: CachePlace | None
     queues: Queues
@@ -161,11 +164,11 @@ def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Reques
 def make_plan(request: Request) -> Plan:
     """Which kernels run where and in which type, and who else takes part; ranks meet here."""
     options, config = request.options, request.config
-    dtype = options.dtype or _own_dtype(request.model, request.hf_config)
+    dtype = options.dtype or own_dtype(request.model, request.hf_config)
     if dtype not in DTYPES.values():
         raise UserError(f"the model is {dtype}; pass dtype=torch.float32, bfloat16, float16 or int8")
-    kv_dtype = _kv_dtype(options.kv_dtype, dtype)
-    impl = _chosen_impl("triton" if options.use_triton else options.impl)
+    kv_dtype = stored_dtype(options.kv_dtype, dtype)
+    impl = chosen_impl("triton" if options.use_triton else options.impl)
     device = gpu.default_device() if impl == "triton" else gpu.CPU
     if device.type != "cuda" and (options.enable_cuda_graph or options.dependent_launch):
         raise UserError("enable_cuda_graph and dependent_launch need a GPU, and none is used; leave them out")
@@ -175,16 +178,35 @@ def make_plan(request: Request) -> Plan:
         options.kv_offload.check_for(impl)
     if options.dependent_launch:
         gpu.require_dependent_launch()
-    ranks = join_ranks(config, options.tensor_parallel, impl, device, CHUNK_ROWS, lambda: _facts(request, dtype))
+    stage, tp = _join_stages(request, dtype, impl, device), options.tensor_parallel
+    layers = None if stage is None else stage.layers[stage.number]
+    tp = tp if stage is None else stage.tp
+    ranks = join_ranks(config, tp, impl, device, CHUNK_ROWS, lambda: _facts(request, dtype), layers)
     if ranks and device.type == "cuda":  # each rank has made a GPU of its own the current one when it joined
         device = gpu.default_device()
-    part = ranks.shard if ranks else shard(config)
+    part = ranks.shard if ranks else shard(config, layers=layers)
     queues, elsewhere = queues_of(device), None
     if options.kv_offload is not None:
-        gather = gather_of(part.size, options.tensor_parallel.tp_group)
+        gather = gather_of(part.size, tp.tp_group)
         elsewhere = cache_place(options.kv_offload, dtype, device, ranks, gather, queues)
     saving = begin_saving(options, request.hf_config, config, dtype, impl, part)
-    return Plan(request, dtype, kv_dtype, impl, device, part, ranks, saving, elsewhere, queues)
+    return Plan(request, dtype, kv_dtype, impl, device, part, ranks, stage, saving, elsewhere, queues)
+
+
+def _join_stages(request: Request, dtype: torch.dtype, impl: str, device: torch.device) -> PipelineStage | None:
+    """This process among those that have the other layers; None where it has all."""
+    options, wanted = request.options, request.options.pipeline_parallel
+    if wanted.stages == 1:
+        return None
+    if impl == "triton":
+        raise UnsupportedError(
+            "pipeline_parallel runs on the CPU for now, and impl='auto' takes the GPU; pass impl='cpp', or cut the "
+            "model with tensor_parallel"
+        )
+    layers = split_layers(request.config, wanted.stages, dtype, options.quant, wanted.layers)
+    most_bytes = 4 * CHUNK_ROWS * request.config.hidden_size
+    tp = options.tensor_parallel
+    return join_stages(layers, wanted, tp, impl, device, lambda: _facts(request, dtype), most_bytes)
 
 
 def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
@@ -301,7 +323,8 @@ def choose_runner(plan: Plan, staged: StagedRunner) -> Runner:
         decoder = GpuDecoder(held.weights, launch, plan.device, graphs=graphs, watched=watched, streamed=held.streamed)
         return CudaGraphRunner(staged, decoder)
     fast = OneCallRunner(held) if plan.impl == "cpp" else staged
-    return WatchedRunner(fast, staged) if plan.ranks is None else RankedRunner(fast, staged, plan.ranks)
+    runner = WatchedRunner(fast, staged) if plan.ranks is None else RankedRunner(fast, staged, plan.ranks)
+    return runner if plan.stage is None else PipelineRunner(runner, plan.stage, plan.request.config, plan.ranks)
 
 
 def _facts(request: Request, dtype: torch.dtype) -> dict[str, object]:
@@ -313,37 +336,3 @@ def _facts(request: Request, dtype: torch.dtype) -> dict[str, object]:
         "config": config_facts(request.hf_config),
         "weights": getattr(request.source, "origin", None) or fingerprint(request.source),
     }
-
-
-def _kv_dtype(wanted: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
-    """As keys and values are stored beside matrices of `dtype`."""
-    own = float_dtype(dtype)
-    if wanted not in (None, own, torch.int8):
-        raise UserError(
-            f"got kv_dtype={wanted} beside dtype={dtype}; expected None or {own}, which is the same, or int8"
-        )
-    return wanted or own
-
-
-def _own_dtype(model: Any, hf_config: PretrainedConfig) -> torch.dtype:
-    if isinstance(model, PreTrainedModel):
-        return model.dtype
-    dtype = getattr(hf_config, "dtype", None)
-    return dtype if isinstance(dtype, torch.dtype) else torch.float32
-
-
-def _chosen_impl(wanted: str) -> str:
-    """What "auto" comes to on this machine; where it is not the fastest, one line on stderr says why."""
-    if wanted == "auto" and torch.cuda.is_available() and gpu.unavailable() is None:
-        return "triton"
-    if wanted == "auto":
-        reason = build.unavailable()
-        if reason is None:
-            return "cpp"
-        log.warning("labkit: the reference kernels run, which are slow: %s", reason)
-        return "reference"
-    if wanted == "triton":
-        gpu.require()
-    if wanted == "cpp" and (reason := build.unavailable()):
-        raise build.BuildError(reason)
-    return wanted

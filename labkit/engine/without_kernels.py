@@ -85,6 +85,8 @@ def fingerprint(source: TensorSource) -> str:
 
 def _refuse_what_needs_kernels(options: Options, model: str) -> None:
     refuse_checkpoints(options, model)
+    if options.pipeline_parallel.stages > 1:
+        raise UserError(f"pipeline_parallel needs kernels, and there are none for {model}; use tensor_parallel")
     for name in ("offload", "kv_offload"):
         if getattr(options, name) is not None:
             raise UserError(f"{name} needs kernels, and there are none for {model}; leave it out")

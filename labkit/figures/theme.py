@@ -21,6 +21,8 @@ STAGE_COLORS: dict[Stage, str] = {
     Stage.ALL_REDUCE: "#b8433f",
     Stage.LM_HEAD: "#caa01e",
     Stage.SAMPLE: "#7d8896",
+    Stage.RECV: "#e4b7c8",
+    Stage.SEND: "#a8577a",
 }
 BASELINE, CANDIDATE = "baseline", "candidate"
 SIDE_COLORS = {BASELINE: "#9aa5b1", CANDIDATE: "#0b6e99"}

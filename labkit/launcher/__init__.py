@@ -1,1 +1,1 @@
-"""Starting the ranks of tensor parallelism: through torchrun from a shell, or as a function call from a notebook."""
+"""Starting the ranks of a model: through torchrun from a shell, or as a function call from a notebook."""

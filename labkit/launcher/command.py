@@ -22,7 +22,7 @@ SHUTDOWN_S = 5  # from Ctrl-C, or another rank's failure, until a rank that does
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a run and its machines: `tp` ranks in all, shared out evenly over `nodes` machines.
+    """The ranks of a run and its machines: `pp` stages of `tp` ranks each, shared out evenly over `nodes` machines.
 
     node_rank: the number of this machine; None leaves the numbers to torchrun's c10d rendezvous.
 
@@ -33,15 +33,14 @@ class World:
     nodes: int = 1
     node_rank: int | None = None
     rendezvous: Rendezvous | None = None
+    pp: int = 1
 
     def __post_init__(self) -> None:
-        if self.tp < 1:
-            raise UserError(f"got --tp {self.tp}, expected at least 1 rank")
-        if self.nodes < 1 or self.tp % self.nodes:
-            raise UserError(
-                f"got --tp {self.tp} on --nodes {self.nodes}, expected as many ranks on each node: a --tp that "
-                "--nodes divides"
-            )
+        if self.tp < 1 or self.pp < 1:
+            raise UserError(f"got {self._asked}, expected at least 1 rank")
+        if self.nodes < 1 or self.ranks % self.nodes:
+            what = "a --tp that --nodes divides" if self.pp == 1 else "--pp times --tp that --nodes divides"
+            raise UserError(f"got {self._asked} on --nodes {self.nodes}, expected as many ranks on each node: {what}")
         if self.node_rank is not None and not 0 <= self.node_rank < self.nodes:
             raise UserError(f"got --node-rank {self.node_rank}, expected 0 to {self.nodes - 1}, one for each node")
         if self.nodes > 1 and self.rendezvous is None:
@@ -53,8 +52,17 @@ class World:
             self.rendezvous.check_reachable()
 
     @property
+    def ranks(self) -> int:
+        """On all machines."""
+        return self.pp * self.tp
+
+    @property
     def ranks_here(self) -> int:
-        return self.tp // self.nodes
+        return self.ranks // self.nodes
+
+    @property
+    def _asked(self) -> str:
+        return f"--tp {self.tp}" if self.pp == 1 else f"--pp {self.pp} --tp {self.tp}"
 
 
 def program(command: Sequence[str], *, module: bool = False, no_python: bool = False) -> list[str]:

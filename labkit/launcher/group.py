@@ -26,6 +26,7 @@ def ensure_process_group(
     device_type: str = "cpu",
     *,
     tp_size: int | None = None,
+    pp_size: int = 1,
     timeout_s: float = TIMEOUT_S,
     start_timeout_s: float | None = None,
     init_method: str = "env://",
@@ -39,24 +40,24 @@ def ensure_process_group(
     start_timeout_s: how long the ranks wait for each other here; by default LABKIT_START_TIMEOUT, else 60 s. Where all
     are on one machine, gloo listens on its loopback interface alone, unless GLOO_SOCKET_IFNAME names another one.
 
-    Raises ValueError outside of torchrun, where `tp_size` is not the number of processes, and without a GPU for the
-    rank; RunError that names the ranks that have not come in time.
+    Raises ValueError outside of torchrun, where pp_size * tp_size is not the number of processes, and without a GPU for
+    the rank; RunError that names the ranks that have not come in time.
     """
     if device_type not in BACKENDS:
         raise UserError(f"got device_type {device_type!r}, expected one of {', '.join(BACKENDS)}")
     if dist.is_initialized():
-        _check_size(tp_size, dist.get_world_size())
+        check_world(tp_size, pp_size, dist.get_world_size())
         return
     if missing := [name for name in TORCHRUN if name not in os.environ and init_method == "env://"]:
-        wanted = "several processes" if tp_size is None else f"{tp_size} processes"
-        size = "N" if tp_size is None else tp_size
-        asked = "tensor parallelism" if tp_size is None else f"tp_size={tp_size}"
+        wanted = "several processes" if tp_size is None else f"{pp_size * tp_size} processes"
+        size = "N" if tp_size is None else pp_size * tp_size
+        asked = "tensor parallelism" if tp_size is None else _sizes(tp_size, pp_size)
         raise UserError(
             f"{asked} needs {wanted}, and this one was started alone ({', '.join(missing)} not set): start it by "
-            f"labkit launch --tp {size} -- script.py, by torchrun --nproc-per-node {size} script.py, or from a "
-            f"notebook by labkit.launch(function, tp_size={size})"
+            f"labkit launch {_arguments(tp_size or 'N', pp_size)} -- script.py, by torchrun --nproc-per-node {size} "
+            f"script.py, or from a notebook by labkit.launch(function, {_sizes(tp_size or 'N', pp_size)})"
         )
-    _check_size(tp_size, int(os.environ["WORLD_SIZE"]))
+    check_world(tp_size, pp_size, int(os.environ["WORLD_SIZE"]))
     if device_type == "cuda":
         _take_gpu(int(os.environ.get("LOCAL_RANK", 0)))
     else:
@@ -91,12 +92,25 @@ def _met(init_method: str, rank: int, ranks: int, timeout_s: float) -> dist.Stor
     return store
 
 
-def _check_size(tp_size: int | None, world_size: int) -> None:
-    if tp_size is not None and tp_size != world_size:
-        raise UserError(
-            f"got tp_size={tp_size} in a run of {world_size} process{'es' * (world_size > 1)}; expected as many: pass "
-            f"tp_size={world_size}, or start {tp_size} processes (labkit launch --tp {tp_size} -- script.py)"
-        )
+def check_world(tp_size: int | None, pp_size: int, world_size: int) -> None:
+    """Raises ValueError where there are not as many processes as the sizes ask for. tp_size None: any number does."""
+    if tp_size is None or (wanted := pp_size * tp_size) == world_size:
+        return
+    either = f"pass tp_size={world_size}" if pp_size == 1 else "pass sizes whose product that is"
+    raise UserError(
+        f"got {_sizes(tp_size, pp_size)} in a run of {world_size} process{'es' * (world_size > 1)}; expected as many: "
+        f"{either}, or start {wanted} processes (labkit launch {_arguments(tp_size, pp_size)} -- script.py)"
+    )
+
+
+def _sizes(tp_size: int | str, pp_size: int) -> str:
+    """As Python's arguments."""
+    return f"tp_size={tp_size}" if pp_size == 1 else f"pp_size={pp_size}, tp_size={tp_size}"
+
+
+def _arguments(tp_size: int | str, pp_size: int) -> str:
+    """As those of `labkit launch`."""
+    return f"--tp {tp_size}" if pp_size == 1 else f"--pp {pp_size} --tp {tp_size}"
 
 
 def _take_gpu(local_rank: int) -> None:

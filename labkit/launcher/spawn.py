@@ -1,4 +1,4 @@
-"""A function as the ranks of tensor parallelism: one call from a notebook or a script, the results by rank.
+"""A function as the ranks of a model: one call from a notebook or a script, the results by rank.
 
 Every rank is a fresh Python process that ends with the call. What goes wrong in one ends them all: no other rank can
 finish without it, and most would wait in a collective for ever.
@@ -31,7 +31,8 @@ def launch(
     function: Callable[..., Any],
     /,
     *args: Any,
-    tp_size: int = 2,
+    tp_size: int | None = None,
+    pp_size: int | None = None,
     threads: int | None = None,
     timeout_s: float | None = None,
     start_timeout_s: float = START_S,
@@ -39,8 +40,10 @@ def launch(
     echo: Callable[[str], None] | None = None,
     **kwargs: Any,
 ) -> list[Any]:
-    """Call `function(*args, **kwargs)` in `tp_size` new processes at once, and return what each returned, by rank.
+    """Call `function(*args, **kwargs)` in new processes at once, and return what each returned, by rank.
 
+    There are as many as tensor parallelism (tp_size) and pipeline parallelism (pp_size) take together: their product,
+    where one that is not given is 1; without either 2.
     In each torch.distributed is initialised before the call, with NCCL where there is a GPU for every rank. Functions
     of notebook cells and lambdas work; arguments and results are pickled, tensors exactly. threads: of each rank; by
     default OMP_NUM_THREADS, else its share of the processors, to which it keeps unless `pin` is False. timeout_s: for
@@ -52,19 +55,26 @@ def launch(
     `timeout_s`, with where each rank stood then; ValueError for sizes that cannot be, and for what cannot be pickled.
     Whatever happens, Ctrl-C too, no process is left.
     """
-    sizes = {"tp_size": tp_size, "threads": threads, "timeout_s": timeout_s, "start_timeout_s": start_timeout_s}
+    sizes = {
+        "tp_size": tp_size,
+        "pp_size": pp_size,
+        "threads": threads,
+        "timeout_s": timeout_s,
+        "start_timeout_s": start_timeout_s,
+    }
     for name, value in sizes.items():
         if value is not None and not value > 0:
             raise UserError(f"got {name} = {value}, expected more than 0")
     name = getattr(function, "__name__", str(function))
     call = pickle_call(functools.partial(function, *args, **kwargs), name)
-    variables = environment(World(tp_size), threads, pin, start_timeout_s=start_timeout_s)
+    size = 2 if tp_size is pp_size is None else (tp_size or 1) * (pp_size or 1)
+    variables = environment(World(size), threads, pin, start_timeout_s=start_timeout_s)
     ranks: list[RankProcess] = []
     with owned_folder(FOLDERS) as folder:
         (folder / CALL).write_bytes(pickle.dumps(sys.path) + call)
         try:
-            for rank in range(tp_size):
-                ranks.append(RankProcess(rank, tp_size, folder, variables, echo or _print))
+            for rank in range(size):
+                ranks.append(RankProcess(rank, size, folder, variables, echo or _print))
             _wait(ranks, timeout_s, start_timeout_s)
             return [pickle.loads(rank.result.read_bytes()) for rank in ranks]
         finally:

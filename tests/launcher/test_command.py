@@ -19,6 +19,8 @@ CORES = len(os.sched_getaffinity(0))
     ("sizes", "message"),
     [
         ({"tp": 0}, "got --tp 0, expected at least 1"),
+        ({"tp": 2, "pp": 0}, "got --pp 0 --tp 2, expected at least 1"),
+        ({"tp": 1, "pp": 3, "nodes": 2}, "got --pp 3 --tp 1 on --nodes 2.*--pp times --tp that --nodes divides"),
         ({"tp": 3, "nodes": 2}, "got --tp 3 on --nodes 2, expected as many ranks on each node"),
         ({"tp": 2, "nodes": 0}, "--nodes 0"),
         ({"tp": 2, "nodes": 2, "node_rank": 2}, "got --node-rank 2, expected 0 to 1"),
@@ -35,6 +37,10 @@ def test_one_machine_meets_on_a_free_port() -> None:
     assert {"--rdzv-backend=labkit-loopback", "--nnodes=1", "--nproc-per-node=2"} <= set(line)
     assert line[line.index("--no-python") + 1] == sys.executable
     assert line[-2:] == ["python", "x.py"]
+
+
+def test_stages_times_the_ranks_of_each_are_started() -> None:
+    assert "--nproc-per-node=6" in torchrun_arguments(World(3, pp=2), ["x"], 60)
 
 
 def test_every_machine_starts_its_part() -> None:

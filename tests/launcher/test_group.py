@@ -44,6 +44,17 @@ def test_a_process_of_its_own_is_told_how_to_start_several() -> None:
     assert not dist.is_initialized()
 
 
+def test_stages_are_named_beside_the_ranks_of_each() -> None:
+    with pytest.raises(ValueError, match="pp_size=3, tp_size=2 needs 6 processes, and this one was started") as raised:
+        ensure_process_group(tp_size=2, pp_size=3)
+    for way in (
+        "labkit launch --pp 3 --tp 2 -- script.py",
+        "--nproc-per-node 6",
+        "launch(function, pp_size=3, tp_size=2)",
+    ):
+        assert way in str(raised.value)
+
+
 def test_another_number_of_processes_is_named_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in zip(TORCHRUN, ("0", "4", "127.0.0.1", "1"), strict=True):
         monkeypatch.setenv(name, value)

@@ -44,13 +44,27 @@ def numbered(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def start(machine: Machine, node: int | None, script: Path, *arguments: str, ranks: int = 4) -> subprocess.Popen[str]:
+PIPELINE = """
+import labkit, os, torch
+source = labkit.resolve("tiny-llama")
+ids = torch.tensor([[5, 77, 300, 12], [9, 41, 7, 7], [1, 2, 3, 4]])
+stages = labkit.init_inference(source, pipeline_parallel={"pp_size": 2})
+tokens = stages.generate(ids, max_new_tokens=6, do_sample=False)
+same = torch.equal(tokens, labkit.init_inference(source).generate(ids, max_new_tokens=6, do_sample=False))
+os.write(1, f"stage {stages.pipeline.number} {stages.pipeline.ring.transport} {same}\\n".encode())
+torch.distributed.barrier()
+"""
+
+
+def start(
+    machine: Machine, node: int | None, script: Path, *arguments: str, ranks: int = 4, size: str = "--tp"
+) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name not in TOLD}
     where = ["--nodes", "2", "--rendezvous", "10.77.0.1:29500"]
     if node is not None:
         where += ["--node-rank", str(node)]
     return subprocess.Popen(
-        [*machine.prefix, *LABKIT, "launch", "--tp", str(ranks), *where, "--", str(script), *arguments],
+        [*machine.prefix, *LABKIT, "launch", size, str(ranks), *where, "--", str(script), *arguments],
         env=environment | {"TMPDIR": str(script.parent)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -94,3 +108,14 @@ def test_machines_without_node_ranks_meet_by_c10d(tmp_path: Path) -> None:
     assert [machine.returncode for machine in both] == [0, 0]
     assert [{line.split()[0] for line in lines} for lines in said] == [{first.name}, {second.name}]
     assert sorted(line.split(maxsplit=1)[1] for lines in said for line in lines) == ["0 3", "1 3"]
+
+
+@pytest.mark.sweep
+def test_stages_on_two_machines_give_the_tokens_of_one_process(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PIPELINE)
+    with two_machines() as machines:
+        both = [start(each, node, script, ranks=2, size="--pp") for node, each in enumerate(machines)]
+        said = [machine.communicate(timeout=120) for machine in both]
+    assert [machine.returncode for machine in both] == [0, 0], said
+    assert [printed.splitlines() for printed, _ in said] == [[f"stage {stage} gloo True"] for stage in (0, 1)]

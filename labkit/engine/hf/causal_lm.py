@@ -1,6 +1,7 @@
 """The fused model as transformers knows models: it checks what it is given and hands steps to a runner."""
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NoReturn
@@ -20,13 +21,16 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from labkit.engine.hf.decode_loop import decode_loop, drive, runs_in_decode_loop
+from labkit.engine.hf.decode_loop import runs_in_decode_loop
 from labkit.engine.hf.packed import PackedModule
-from labkit.engine.hf.validation import check_input_ids, check_prompt, check_reach, check_step
+from labkit.engine.hf.texts import GenerateTexts
+from labkit.engine.hf.validation import check_input_ids, check_prompt
 from labkit.engine.memory.adoption import adopt, hand_back
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.runners.checks import check_reach, check_step
 from labkit.engine.runners.layer import FusedLayer
-from labkit.engine.runners.step import Pending, Runner, StepInput, StepOutput
+from labkit.engine.runners.runner import Runner
+from labkit.engine.runners.step import Pending, StepInput, StepOutput
 from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.models.config import ModelConfig
 from labkit.models.policies import Policy
@@ -59,6 +63,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         self.model_config, self.runner, self.weights = config, runner, weights
         self.step_times_ms: list[float] | None = None  # appended to by every step once somebody puts a list here
         self._device = device
+        self._made_for_call: Callable[[], KVCache | None] = lambda: None  # by the latest call of `generate`
         _attach(self, policy.layers, nn.ModuleList(layers))
         self.eval()
 
@@ -132,12 +137,18 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
     def own_cache(self, given: Cache | None, attention_mask: Tensor | None = None) -> KVCache:
         """`given` itself if it is the engine's own kind, else a new one with what it holds.
 
-        Raises ValueError for a KVCache that was made for another engine.
+        Raises ValueError for a KVCache that was made for another engine, and for one of transformers' where the layers
+        are on several ranks.
         """
         own = self.new_cache()
         if isinstance(given, KVCache):
             given.check_made_like(own)
             return given
+        if given is not None and self.runner.pipeline is not None:
+            raise UnsupportedError(
+                "past_key_values: got a cache of transformers', which has all layers, and these are on several ranks; "
+                "give the KVCache that this engine returned, or None for a new one"
+            )
         if given is not None and given.get_seq_length() > 0:
             adopt(own, given, attention_mask)
         return own
@@ -171,7 +182,8 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         if model_kwargs.get("past_key_values") is not None:
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *rest, **named)
         elif generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = self.new_cache()
+            model_kwargs["past_key_values"] = cache = self.new_cache()
+            self._made_for_call = weakref.ref(cache)
 
     def _sample(
         self,
@@ -189,10 +201,18 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         if runs_in_decode_loop(generation_config, model_kwargs):
             given = model_kwargs.pop("past_key_values", None)
             cache = self.own_cache(given, model_kwargs.get("attention_mask"))
-            decided = (logits_processor, stopping_criteria, generation_config, streamer)
-            loop = decode_loop(cache, input_ids, *decided, given=None if given is cache else given, **model_kwargs)
-            (found,) = drive(self.begin, [loop])
-            return found
+            texts = GenerateTexts(
+                cache,
+                own_cache=self._made_for_call() is cache,
+                given=None if given is cache else given,
+                input_ids=input_ids,
+                processors=logits_processor,
+                criteria=stopping_criteria,
+                config=generation_config,
+                streamer=streamer,
+                model_kwargs=model_kwargs,
+            )
+            return self.runner.decode(self.begin, texts)
         return super()._sample(
             input_ids,
             logits_processor=logits_processor,

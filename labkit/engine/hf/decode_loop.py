@@ -1,15 +1,14 @@
 """Greedy search and sampling on the fused model: transformers prepares and decides, these loops only ask for steps.
 
 `generate` hands over here after its own preparation, with its logits processors, stopping criteria and configuration.
-A loop is a generator: it yields the steps of one batch and gets what came of each. `drive` runs one or several.
+A loop is a generator: it yields the steps of one batch and gets what came of each.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,37 +19,12 @@ from transformers.generation.streamers import BaseStreamer
 
 from labkit.engine.memory.adoption import hand_back
 from labkit.engine.memory.kv_cache import KVCache
-from labkit.engine.runners.step import Pending, StepInput, StepOutput
-from labkit.stages import Phase, Stage, StepRanges, stage
+from labkit.engine.runners.driving import Loop
+from labkit.engine.runners.step import StepInput, StepOutput
+from labkit.stages import Phase, Stage, stage
 from labkit.system.errors import UserError
 
 RESERVED_AT_ONCE = 4096  # new tokens that the cache makes room for at the start; beyond, it grows
-
-Found: TypeAlias = "Tensor | GenerateDecoderOnlyOutput"
-Loop: TypeAlias = Generator[StepInput, StepOutput, Found]
-
-
-def drive(begin: Callable[[StepInput], Pending], loops: Sequence[Loop]) -> list[Found]:
-    """What the loops return, each with a batch and a cache of its own. While the result of one is awaited, the steps of
-    the others are under way, if the runner behind `begin` can have several.
-    """
-    found: list[Any] = [None] * len(loops)
-    with StepRanges() as steps:
-
-        def started(request: StepInput) -> Pending:
-            steps.begin(request.phase)
-            return begin(request)
-
-        under_way = deque((place, loop, started(next(loop))) for place, loop in enumerate(loops))
-        while under_way:
-            place, loop, step = under_way.popleft()
-            try:
-                request = loop.send(step.collect())
-            except StopIteration as end:
-                found[place] = end.value
-            else:
-                under_way.append((place, loop, started(request)))
-    return found
 
 
 def runs_in_decode_loop(config: GenerationConfig, model_kwargs: dict[str, Any]) -> bool:

@@ -13,6 +13,10 @@ def refuse_what_encoders_lack(options: Options, architecture: str) -> None:
         raise UnsupportedError("offload is for the layers of a decoder, and this is an encoder; leave it out")
     if options.kv_offload is not None:
         raise UserError("kv_offload is for the cache of a decoder, an encoder keeps none; leave it out")
+    if options.pipeline_parallel.stages > 1:
+        raise UnsupportedError(
+            "pipeline_parallel is for the layers of a decoder, and this is an encoder; cut it with tensor_parallel"
+        )
     if options.enable_cuda_graph or options.dependent_launch:
         raise UnsupportedError("enable_cuda_graph and dependent_launch are for decode steps, an encoder has none")
     if options.quant.lm_head:

@@ -1,14 +1,11 @@
-"""What the fused model cannot take, said before anything is computed."""
+"""Prompts that the fused model cannot take, said before anything is computed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from labkit.engine.runners.step import StepInput
-from labkit.models.config import ModelConfig
 from labkit.system.errors import UserError, UserTypeError
 
 
@@ -33,37 +30,3 @@ def check_input_ids(input_ids: Tensor | None) -> Tensor:
             advice = "the prompt is empty"
         raise UserError(f"input_ids: expected token ids of shape [batch, tokens >= 1], got {got}; {advice}")
     return input_ids
-
-
-def check_step(step: StepInput, config: ModelConfig) -> None:
-    """Raises ValueError for tokens, a mask or positions that the model does not have."""
-    (batch, tokens), past, ids = step.shape, step.cache.length, step.tokens
-    total, mask, positions = past + tokens, step.attention_mask, step.position_ids
-    if mask is not None and tuple(mask.shape) != (batch, total):
-        raise UserError(
-            f"attention_mask is {list(mask.shape)}; expected [{batch}, {total}], "
-            f"that is {past} tokens in the cache and {tokens} new ones"
-        )
-    reach = step.cache.reach + tokens if mask is None else total
-    if positions is not None:
-        if tuple(positions.shape) not in ((batch, tokens), (1, tokens)) or int(positions.min()) < 0:
-            raise UserError(
-                f"position_ids are {list(positions.shape)}, from {int(positions.min())} on; "
-                f"expected [{batch}, {tokens}] from 0 on"
-            )
-        reach = int(positions.max()) + 1
-    check_reach(reach, config)
-    if ids is None:
-        return
-    if ids.is_floating_point():
-        raise UserError(f"input_ids: expected integers, got {ids.dtype}")
-    low, high = (int(value) for value in torch.aminmax(ids))
-    if low < 0 or high >= config.vocab_size:
-        raise UserError(f"token ids run from {low} to {high}; the model's vocabulary is 0 to {config.vocab_size - 1}")
-
-
-def check_reach(reach: int, config: ModelConfig) -> None:
-    """Raises ValueError for more positions than a learned table has."""
-    limit = config.max_positions
-    if limit is not None and reach > limit and config.position == "learned":
-        raise UserError(f"{reach} tokens are more than the model's {limit} positions; shorten the prompt or the output")

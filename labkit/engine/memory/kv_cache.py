@@ -309,15 +309,16 @@ class KVCache(CacheFacade):
             self.mask[:, length:] = 1
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._select(lambda tensor: tensor.index_select(0, beam_idx.to(self.device)))
+        self.select(lambda tensor: tensor.index_select(0, beam_idx.to(self.device)))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._select(lambda tensor: tensor[indices].contiguous())
+        self.select(lambda tensor: tensor[indices].contiguous())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._select(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+        self.select(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
-    def _select(self, rows: Any) -> None:
+    def select(self, rows: Any) -> None:
+        """Puts what `rows` makes of each tensor, [B, ...], in its place."""
         if self.heads is not None:
             self.heads.change(rows)
         self._change_tables(rows)

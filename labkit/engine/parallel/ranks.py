@@ -59,26 +59,36 @@ class Ranks:
 
     def agree(self, what: str, *parts: object, flag: bool = False) -> bool:
         """Whether `flag` is set on any rank. Raises RanksDifferError if `parts`, of `what`, are not the same on all."""
-        digest = blake2b(digest_size=DIGEST)
-        for part in parts:
-            data = part.contiguous().cpu().numpy().tobytes() if isinstance(part, Tensor) else repr(part).encode()
-            digest.update(data + b"\0")
-        line = torch.frombuffer(bytearray(digest.digest() + bytes([flag])), dtype=torch.uint8)
-        lines = self._gather(line)
-        if different := [rank for rank, other in enumerate(lines) if not torch.equal(other[:-1], lines[0, :-1])]:
-            raise RanksDifferError(
-                f"{what} of rank {', '.join(map(str, different))} differ from those of rank 0; "
-                "all ranks of a model must make the same calls with the same arguments"
-            )
+        lines = self.gather(torch.cat((digest_of(*parts), torch.tensor([flag], dtype=torch.uint8))))
+        check_alike(what, lines[:, :-1])
         return bool(lines[:, -1].any())
 
     def share_randomness(self) -> None:
         """From here on all ranks draw the random numbers that rank 0 draws."""
-        draw_alike(self.device, lambda state: self._gather(state)[0])
+        draw_alike(self.device, lambda state: self.gather(state)[0])
 
-    def _gather(self, x: Tensor) -> Tensor:
+    def gather(self, x: Tensor) -> Tensor:
+        """x of one shape and type on all ranks -> [ranks, *x.shape], by rank."""
         impl = "cpp" if self.impl == "cpp" else "reference"
         return all_gather(x, self.exchange, impl=impl)
+
+
+def digest_of(*parts: object) -> Tensor:
+    """uint8 [16]: two lists of tensors and other things have the same one where they are equal."""
+    digest = blake2b(digest_size=DIGEST)
+    for part in parts:
+        data = part.contiguous().cpu().numpy().tobytes() if isinstance(part, Tensor) else repr(part).encode()
+        digest.update(data + b"\0")
+    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+
+
+def check_alike(what: str, digests: Tensor) -> None:
+    """Raises RanksDifferError where the digests of `what`, uint8 [ranks, 16], are not all the same."""
+    if different := [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]:
+        raise RanksDifferError(
+            f"{what} of rank {', '.join(map(str, different))} differ from those of rank 0; "
+            "all ranks of a model must make the same calls with the same arguments"
+        )
 
 
 def draw_alike(device: torch.device, of_rank_0: Callable[[Tensor], Tensor]) -> None:
@@ -86,7 +96,7 @@ def draw_alike(device: torch.device, of_rank_0: Callable[[Tensor], Tensor]) -> N
 
     of_rank_0: takes a tensor of each rank, and gives all of them rank 0's.
     """
-    torch.set_rng_state(of_rank_0(torch.get_rng_state()))
+    torch.set_rng_state(of_rank_0(torch.get_rng_state()).clone())  # torch reads a view from where its memory begins
     if device.type == "cuda":
         torch.cuda.set_rng_state(of_rank_0(torch.cuda.get_rng_state()))
 
@@ -98,16 +108,17 @@ def join_ranks(
     device: torch.device,
     most_rows: int,
     facts: Callable[[], dict[str, object]],
+    layers: range | None = None,
 ) -> Ranks | None:
     """This process among the ranks that share the model; None where it has the model to itself.
 
-    most_rows: of a step, that the ranks exchange at once. facts: of the model and its options. Raises ValueError as
-    `join_group` does, and for more ranks than heads.
+    most_rows: of a step, that the ranks exchange at once. facts: of the model and its options. layers: that these ranks
+    have; None: all. Raises ValueError as `join_group` does, and for more ranks than heads.
     """
     if wanted.ranks == 1:
         return None
     rank = join_group(wanted, device, {"impl": impl} | facts())
-    part = shard(config, wanted.ranks, rank)
+    part = shard(config, wanted.ranks, rank, layers=layers)
     width = max(config.hidden_size, config.embedding_size)
     return Ranks(part, Exchange(wanted.tp_group, slot_bytes(most_rows, width, config.vocab_size)), impl, device)
 

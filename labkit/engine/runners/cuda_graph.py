@@ -9,8 +9,9 @@ from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.slots import Slots
+from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.staged import StagedRunner
-from labkit.engine.runners.step import Node, Pending, Runner, StepInput, StepOutput
+from labkit.engine.runners.step import Node, Pending, StepInput, StepOutput
 from labkit.kernels import ModelWeights
 from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.decode_step import StreamedLayers

@@ -10,8 +10,9 @@ from torch import Tensor
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.reading_choice import ReadingChoices
+from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Chunk, Runner, StepInput, StepOutput, joined, written
+from labkit.engine.runners.step import Chunk, StepInput, StepOutput, joined, written
 from labkit.kernels import DecodeStep
 from labkit.kernels.decode_step import ChunkArgs
 

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
-from labkit.engine.runners.stage_clock import StageClock
-from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.types import Rows
 from labkit.stages import Phase, phase_of
 
@@ -90,46 +88,6 @@ class Node:
     stage: str
 
 
-class Runner:
-    """One way to run the steps of the layers that a process holds.
-
-    clock: the times of the stages, for runners that stamp them.
-    """
-
-    clock: StageClock
-
-    def new_cache(self, capacity: int = 0) -> KVCache:
-        """An empty cache that reserves `capacity` slots per sequence when it is first used."""
-        raise NotImplementedError
-
-    def begin(self, step: StepInput) -> Pending:
-        """Starts a step; the caller has checked it. Steps of several caches may be begun before the first is collected,
-        those of one cache follow each other.
-        """
-        raise NotImplementedError
-
-    @property
-    def reading(self) -> str:
-        """How decode steps read the weights, for runners that choose it; else empty."""
-        return ""
-
-    @property
-    def streamed(self) -> StreamedLayers | None:
-        """The layers that are fetched in every step; None where all are where they are needed."""
-        return None
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The kernels of the latest decode step, in the order of a CUDA graph's nodes; none where there is no graph."""
-        return ()
-
-    def before_generation(self) -> None:
-        """Called before the first step of a text."""
-
-    def after_generation(self, tokens: Tensor) -> None:
-        """Called with the tokens int64 [B, T] of finished texts, prompt included."""
-
-
 class Chunk(NamedTuple):
     """Tokens of a step that go through a layer together, with their place in the cache: behind `past` others."""
 
@@ -149,8 +107,8 @@ def placed_chunks(step: StepInput, device: torch.device) -> Iterator[Chunk]:
     """
     cache = step.cache
     if step.follows:
-        assert step.tokens is not None
-        yield Chunk(step.tokens, None, cache.place_next(len(step.tokens)), cache.length, 1, Phase.DECODE)
+        batch, inputs = step.shape[0], None if step.rows is None else step.rows.flatten(0, 1)
+        yield Chunk(step.tokens, inputs, cache.place_next(batch), cache.length, 1, Phase.DECODE)
         cache.length += 1
         return
     phase, (batch, tokens), past = step.phase, step.shape, cache.length

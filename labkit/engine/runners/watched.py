@@ -9,9 +9,10 @@ from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.parallel.ranks import Ranks
+from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.staged import StagedRunner
-from labkit.engine.runners.step import CHUNK_ROWS, Pending, Runner, StepInput
+from labkit.engine.runners.step import CHUNK_ROWS, Pending, StepInput
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.stages import listening
 

@@ -14,7 +14,8 @@ import torch
 
 from labkit.engine import init_inference
 from labkit.engine.runners.one_call import OneCallRunner
-from labkit.engine.runners.step import Runner, StepInput
+from labkit.engine.runners.runner import Runner
+from labkit.engine.runners.step import StepInput
 from labkit.engine.runners.watched import WatchedRunner
 from labkit.harness.rounds import random_orders
 from labkit.kernels.probe import STREAMS, Way, rates_gb_s

@@ -11,7 +11,8 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import MaxLengthCriteria
 
 from labkit.engine.hf.causal_lm import FusedCausalLM
-from labkit.engine.hf.decode_loop import Loop, decode_loop, drive
+from labkit.engine.hf.decode_loop import decode_loop
+from labkit.engine.runners.driving import Loop, drive
 from labkit.engine.runners.step import Pending, StepInput, StepOutput
 
 

@@ -27,7 +27,7 @@ def test_the_weights_of_a_rank_go_to_the_gpu_that_it_has_taken(monkeypatch: pyte
         return SimpleNamespace(shard=shard(model_config_of(model.config), 2, 1))
 
     monkeypatch.setattr(plan.gpu, "default_device", lambda: current[0])
-    monkeypatch.setattr(plan, "_chosen_impl", lambda wanted: "triton")
+    monkeypatch.setattr(plan, "chosen_impl", lambda wanted: "triton")
     monkeypatch.setattr(plan, "join_ranks", join)
     options = read_options(None, {"tensor_parallel": {"tp_size": 2}})
     assert plan.make_plan(plan.resolve(model, options, model.config)).device == GPUS[1]

@@ -10,8 +10,9 @@ from torch import Tensor
 from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.one_call import OneCallRunner
+from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.staged import StagedRunner
-from labkit.engine.runners.step import Runner, StepInput
+from labkit.engine.runners.step import StepInput
 from labkit.kernels import DecodeStep
 from labkit.kernels.decode_step import ChunkArgs
 from labkit.kernels.gpu import CPU

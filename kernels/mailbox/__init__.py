@@ -1,0 +1,66 @@
+"""What the stages of a pipeline send each other: messages from each rank to the next one, and the last one's to the
+first.
+
+Ranks of one machine write and read in memory that they share; no system call is made. Others, and those without a
+compiler, go through torch.distributed.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..all_reduce.exchange import Transport
+from ..shared_memory import shared_memory
+from .memory import SharedMailboxes, mailbox_bytes
+from .message import LostRankError, Message
+from .reference import GlooMailboxes
+
+__all__ = ["LEAST_CAPACITY", "LostRankError", "Message", "Ring"]
+
+LEAST_CAPACITY = 4 << 20  # bytes; a message may be longer
+GATHERED = -1  # the kind of what `gather` sends
+
+
+class Ring:
+    """This rank's end of a ring of one-way mailboxes. Messages arrive whole, and in the order in which they were sent.
+
+    Every rank of `group` makes one at the same time. capacity: bytes that a rank may send before the next one receives
+    any. transport: shared memory where all ranks can map it, unless "gloo" is asked for. A rank that has ended or is
+    stopped, and a wait of more than `timeout_s`, raise LostRankError with the rank's number, on all that wait.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        capacity: int = LEAST_CAPACITY,
+        *,
+        timeout_s: float = 600.0,
+        transport: Transport | None = None,
+    ) -> None:
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        names = dist.get_process_group_ranks(group)
+        shared = None if transport == "gloo" else shared_memory(group, self.size * mailbox_bytes(capacity))
+        self.transport: Transport = "gloo" if shared is None else "shared memory"
+        self._ends: SharedMailboxes | GlooMailboxes
+        if shared is None:
+            self._ends = GlooMailboxes(group, self.rank, names, capacity)
+        else:
+            self._ends = SharedMailboxes(shared, self.rank, names, capacity, timeout_s)
+
+    def send(self, message: Message) -> None:
+        """To the next rank; the payload is contiguous, and not changed before it has arrived."""
+        self._ends.send(message)
+
+    def receive(self) -> Message:
+        """The next message of the rank before."""
+        return self._ends.receive()
+
+    def gather(self, x: Tensor) -> Tensor:
+        """x of one shape and type on all ranks -> [ranks, *x.shape], by rank. All of them call it."""
+        parts = {self.rank: x.contiguous()}
+        passing = parts[self.rank].view(torch.uint8).view(1, -1)
+        for hop in range(1, self.size):
+            self.send(Message(GATHERED, 0, hop, passing))
+            passing = self.receive().payload
+            parts[(self.rank - hop) % self.size] = passing.view(x.dtype).view(x.shape)
+        return torch.stack([parts[rank] for rank in range(self.size)])

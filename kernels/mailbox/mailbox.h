@@ -1,0 +1,59 @@
+// A queue of bytes in memory that two processes share: one writes, the other reads, in order. Both go piece by piece,
+// so that the reader copies the first piece while the writer is at the next, and a message may be longer than the
+// queue.
+#pragma once
+
+#include <cstring>
+
+#include "../team.h"
+
+namespace labkit {
+
+constexpr int64_t kPiece = 16 << 10;  // bytes that are made known at once: two of them fit into the first-level cache
+constexpr int kMailSpins = 4000;      // then others of the machine get their turn
+
+// Counts since the beginning, each on the line of the process that moves it. The bytes follow, those of count `base`
+// first: the writer begins there anew when nothing is left to be read, so that it finds the same lines in its caches.
+struct Mailbox {
+  alignas(64) std::atomic<int64_t> written;
+  std::atomic<int64_t> base;
+  alignas(64) std::atomic<int64_t> read;
+
+  char* bytes() { return reinterpret_cast<char*>(this + 1); }
+};
+static_assert(sizeof(Mailbox) == 128, "as kernels/mailbox/memory.py lays it out");
+
+// Moves `count` bytes by copy(place in the queue, offset, how many). available(): how many bytes could be moved now.
+// Gives up after `patience_ns` without any. Returns how many were moved.
+template <class Available, class Copy>
+int64_t move_bytes(std::atomic<int64_t>& mine, const std::atomic<int64_t>& base, int64_t capacity, int64_t count,
+                   int64_t patience_ns, Available&& available, Copy&& copy) {
+  int64_t at = mine.load(std::memory_order_relaxed), moved = 0, since = 0;
+  for (int spins = 0; moved < count;) {
+    int64_t now = available(at);
+    if (now <= 0) {
+      if (++spins < kMailSpins) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+        continue;
+      }
+      sched_yield();
+      if (!since) since = now_ns();
+      if (now_ns() - since > patience_ns) break;
+      continue;
+    }
+    spins = 0;
+    since = 0;
+    const int64_t place = (at - base.load(std::memory_order_relaxed)) % capacity;
+    for (int64_t most : {count - moved, kPiece, capacity - place})
+      if (now > most) now = most;
+    copy(place, moved, now);
+    moved += now;
+    at += now;
+    mine.store(at, std::memory_order_release);
+  }
+  return moved;
+}
+
+}  // namespace labkit

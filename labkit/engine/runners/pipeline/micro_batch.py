@@ -1,0 +1,90 @@
+"""Some rows of a batch on their way through the stages, as each stage sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.runners.driving import TextBatch
+from labkit.engine.runners.step import CHUNK_ROWS, StepInput
+
+
+@dataclass(eq=False)
+class MicroBatch:
+    """rows: by their numbers in the whole batch. prompt: the step that they begin with, on the keys and values of this
+    stage's layers. done: steps so far.
+    """
+
+    number: int
+    texts: TextBatch
+    rows: list[int]
+    prompt: StepInput
+    done: int = 0
+    _chunks: Iterator[StepInput] = field(init=False)
+    _left: int = field(init=False)  # tokens of the prompt that have not been here
+
+    def __post_init__(self) -> None:
+        self._chunks, self._left = chunks_of(self.prompt), self.prompt.shape[1]
+
+    @classmethod
+    def of(cls, number: int, texts: TextBatch, rows: range) -> MicroBatch:
+        loop = texts.loop()
+        prompt = next(loop)
+        loop.close()
+        return cls(number, texts, list(rows), prompt)
+
+    @property
+    def cache(self) -> KVCache:
+        return self.prompt.cache
+
+    @property
+    def has_prompt_left(self) -> bool:
+        return self._left > 0
+
+    def next_step(self, given: Tensor) -> StepInput:
+        """The step that a message is about: the next piece of the prompt, or one token of each row.
+
+        given: tokens int64 [B, 1], or float32 [B * T, H], the rows of the stage before.
+        """
+        if self.has_prompt_left:
+            step = next(self._chunks)
+            self._left -= step.shape[1]
+            return with_rows(step, given)
+        step = StepInput(given, self.cache, follows=True)
+        return step if not given.is_floating_point() else with_rows(step, given)
+
+    def prompt_steps(self) -> Iterator[StepInput]:
+        """The pieces of the prompt, of the stage that begins with its tokens."""
+        for step in self._chunks:
+            self._left -= step.shape[1]
+            yield step
+
+
+def with_rows(step: StepInput, rows_NH: Tensor) -> StepInput:
+    """The same step for layers that begin with rows."""
+    batch = len(rows_NH) if step.follows else step.shape[0]
+    return step._replace(tokens=None, rows=rows_NH.view(batch, -1, rows_NH.shape[-1]))
+
+
+def chunks_of(step: StepInput) -> Iterator[StepInput]:
+    """The same tokens in steps of at most CHUNK_ROWS rows, or one token of each sequence: so that the next stage works
+    on the first ones while this one is at those behind them. What comes of each is wanted before the next is asked for.
+    """
+    if step.follows:
+        yield step
+        return
+    (batch, tokens), past = step.shape, step.cache.length
+    step.cache.reserve(batch, past + tokens)
+    size = max(1, CHUNK_ROWS // batch)
+    for begin in range(0, tokens, size):
+        end = min(begin + size, tokens)
+        assert step.tokens is not None
+        yield step._replace(
+            tokens=step.tokens[:, begin:end],
+            attention_mask=None if step.attention_mask is None else step.attention_mask[:, : past + end],
+            position_ids=None if step.position_ids is None else step.position_ids[:, begin:end],
+            keep=max(0, end - max(begin, tokens - step.keep)),
+        )

@@ -1,0 +1,188 @@
+"""Runs the steps of a model whose layers are on several ranks.
+
+Texts are continued in micro-batches. The last stage leads: it has the logits, so it chooses the tokens, and sends them
+to the first stage, with which their next step begins. The other stages serve: they run their layers on whatever
+arrives, in the order in which it arrives, and send the rows on. All of them know the prompts, since every rank makes
+the same call, so that these need no order.
+
+Everything else that a model is asked for, one step at a time, every rank asks for alike: the rows go from the first
+stage to the last, and what comes of them goes on to all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.options import MicroBatches
+from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage, StageFailedError
+from labkit.engine.parallel.ranks import Ranks, check_alike, digest_of, draw_alike
+from labkit.engine.runners.checks import check_step
+from labkit.engine.runners.driving import Found, TextBatch
+from labkit.engine.runners.pipeline.leader import Leader
+from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, with_rows
+from labkit.engine.runners.pipeline.server import Server, said_in, text_of
+from labkit.engine.runners.runner import Runner
+from labkit.engine.runners.stage_clock import StageClock
+from labkit.engine.runners.step import Pending, StepInput, StepOutput, joined
+from labkit.kernels.mailbox import LostRankError
+from labkit.models.config import ModelConfig
+from labkit.models.shards import evenly
+from labkit.stages import Phase
+from labkit.system.errors import UnsupportedError, UserError
+
+log = logging.getLogger("labkit")
+
+
+class PipelineRunner(Runner):
+    """The runner of one stage. inner: runs the layers that are here. ranks: that share these layers; None: no others.
+
+    config: of the whole model.
+    """
+
+    def __init__(self, inner: Runner, stage: PipelineStage, config: ModelConfig, ranks: Ranks | None) -> None:
+        self.inner, self.stage, self.config, self.ranks = inner, stage, config, ranks
+        self._leader: Leader | None = None  # while texts are under way
+        self._said: set[str] = set()
+
+    @property
+    def clock(self) -> StageClock:  # type: ignore[override]
+        return self.inner.clock
+
+    @property
+    def reading(self) -> str:
+        return self.inner.reading
+
+    @property
+    def pipeline(self) -> PipelineStage:
+        return self.stage
+
+    def new_cache(self, capacity: int = 0) -> KVCache:
+        return self.inner.new_cache(capacity)
+
+    def before_generation(self) -> None:
+        """All ranks draw the random numbers of rank 0."""
+        self.inner.before_generation()
+        draw_alike(torch.device("cpu"), lambda state: self.stage.ring.gather(state)[0])
+
+    def after_generation(self, tokens: Tensor) -> None:
+        """Only the last stage has drawn numbers; the others go on from there."""
+        self.inner.after_generation(tokens)
+        draw_alike(torch.device("cpu"), lambda state: self.stage.ring.gather(state)[-1])
+
+    def begin(self, step: StepInput) -> Pending:
+        if self._leader is not None and (batch := self._leader.batch_of(step)) is not None:
+            return self._leader.order(step, batch)
+        return self._one_at_a_time(step)
+
+    def decode(self, begin: Callable[[StepInput], Pending], texts: TextBatch) -> Found:
+        if not texts.wants_tokens_alone:
+            return super().decode(begin, texts)
+        batches = self._micro_batches(texts)
+        for batch in batches:
+            check_step(batch.prompt, self.config)
+        prompts = [batch.prompt for batch in batches]
+        self._agree([(each.tokens, each.cache.length, each.attention_mask, each.position_ids) for each in prompts])
+        if not self.stage.is_last:
+            return Server(self.stage, self.inner).serve(batches)
+        self._leader = Leader(self.stage, self.inner, batches)
+        try:
+            return self._leader.lead(begin)
+        finally:
+            self._leader = None
+
+    def _micro_batches(self, texts: TextBatch) -> list[MicroBatch]:
+        count = self._count(texts)
+        if count == 1:
+            return [MicroBatch.of(0, texts, range(texts.rows))]
+        parts = evenly(texts.rows, count)
+        return [MicroBatch.of(at, texts.part(rows, self.new_cache()), rows) for at, rows in enumerate(parts)]
+
+    def _count(self, texts: TextBatch) -> int:
+        """How many micro-batches there are. Raises UserError for more than rows."""
+        wanted, stages, rows = self.stage.wanted, self.stage.count, texts.rows
+        asked = wanted.micro_batches
+        count = stages if asked == "auto" else asked if isinstance(asked, int) else asked.prompt
+        if isinstance(asked, MicroBatches) and texts.ends is None:  # whether a row has ended only its own loop knows
+            count = asked.decode
+        if asked != "auto" and count > rows:
+            raise UserError(
+                f"got micro_batches={count} for a batch of {rows} row{'s' * (rows > 1)}; use at most {rows}, or 'auto'"
+            )
+        if wanted.schedule == "naive":
+            return 1
+        if rows == 1:
+            self._say_once("a batch of one has one stage at work at a time; more rows would keep all stages busy")
+        elif (why := texts.together) is not None:
+            self._say_once(f"the batch goes through the stages in one piece, because {why}")
+            return 1
+        return min(count, rows)
+
+    def _say_once(self, what: str) -> None:
+        if self.stage.is_first and what not in self._said:
+            log.warning("labkit: pipeline_parallel: %s", what)
+        self._said.add(what)
+
+    def _agree(self, parts: object) -> None:
+        """Raises RanksDifferError, on all ranks, where they were not given the same."""
+        mine = digest_of(*_flat(parts))[None] if self.ranks is None else self.ranks.gather(digest_of(*_flat(parts)))
+        check_alike("the tokens", self.stage.ring.gather(mine).flatten(0, 1))
+
+    def _one_at_a_time(self, step: StepInput) -> StepOutput:
+        """A step that all ranks begin alike."""
+        if step.hidden_states:
+            raise UnsupportedError(
+                "output_hidden_states: the layers are on several ranks, which keep what they compute; use one process"
+            )
+        stage = self.stage
+        if not step.follows:
+            self._agree([step.tokens, step.cache.length, step.attention_mask, step.position_ids, step.keep])
+        try:
+            parts = [self._passed_through(part) for part in chunks_of(step)]
+        except (LostRankError, StageFailedError):
+            raise
+        except Exception as error:
+            why = text_of(f"rank {stage.name}: {type(error).__name__}: {error}")
+            stage.send(MessageKind.FAILURE, 0, 0, why, step.phase)
+            while stage.receive(step.phase)[0].kind != MessageKind.FAILURE:  # which comes round: nothing is left behind
+                pass
+            raise
+        return StepOutput(self._shared(joined([part for part in parts if part is not None]), step))
+
+    def _passed_through(self, step: StepInput) -> Tensor | None:
+        """What comes of a piece of a step on the last stage; None on the others."""
+        stage, phase, number = self.stage, step.phase, int(step.phase == Phase.DECODE)
+        given = step if stage.is_first else with_rows(step, self._received(phase))
+        with stage.computing(phase, 0, number):
+            found = self.inner.begin(given).collect()
+        if stage.is_last:
+            return found.result
+        assert found.rows is not None
+        stage.send(MessageKind.ROWS, 0, number, found.rows.flatten(0, 1), phase)
+        return None
+
+    def _received(self, phase: Phase) -> Tensor:
+        """Raises StageFailedError where another stage could not go on."""
+        message, _ = self.stage.receive(phase)
+        if message.kind == MessageKind.FAILURE:
+            self.stage.send(MessageKind.FAILURE, 0, 0, message.payload, phase)
+            raise StageFailedError(said_in(message.payload))
+        return message.payload
+
+    def _shared(self, result: Tensor | None, step: StepInput) -> Tensor:
+        """The last stage's result, on all of them."""
+        stage, batch = self.stage, step.shape[0]
+        if not stage.is_last:
+            result = self._received(step.phase)
+        assert result is not None
+        if stage.number != stage.count - 2:  # behind which is the last
+            stage.send(MessageKind.RESULT, 0, 0, result.view(result.shape[0], -1), step.phase)
+        return result.view(batch, -1) if step.greedy else result.view(batch, -1, self.config.vocab_size)
+
+
+def _flat(parts: object) -> list[object]:
+    return [leaf for part in parts for leaf in _flat(part)] if isinstance(parts, list | tuple) else [parts]

@@ -1,0 +1,106 @@
+"""A stage that serves: it runs its layers on whatever arrives, until the last stage says how the texts went on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from labkit.engine.memory.regroup import drop_rows, join_rows
+from labkit.engine.parallel.pipeline_stage import NOTHING, MessageKind, PipelineStage, StageFailedError
+from labkit.engine.runners.pipeline.micro_batch import MicroBatch
+from labkit.engine.runners.runner import Runner
+from labkit.engine.runners.step import StepInput
+from labkit.kernels.mailbox import LostRankError, Message
+from labkit.stages import Phase
+
+
+class Server:
+    """The work of a stage before the last, for one call.
+
+    The pieces of a long prompt go on one by one, so that the next stage begins with the first. With the schedule
+    "naive", of which one stage works at a time, they go on together.
+    """
+
+    def __init__(self, stage: PipelineStage, inner: Runner) -> None:
+        self.stage, self.inner = stage, inner
+        self._held: list[Tensor] = []
+
+    def serve(self, batches: list[MicroBatch]) -> Tensor:
+        """The tokens of all rows, prompt included, int64 [B, T].
+
+        Raises what went wrong here, or StageFailedError where it did on another rank; either way all ranks can go on.
+        """
+        try:
+            end = self._serve(batches)
+        except LostRankError:
+            raise
+        except Exception as error:
+            why = text_of(f"rank {self.stage.name}: {type(error).__name__}: {error}")
+            self.stage.send(MessageKind.FAILURE, 0, 1, why, Phase.DECODE)
+            self._pass_on(self._last_word())
+            raise
+        self._pass_on(end)
+        if end.payload.dtype == torch.uint8:
+            raise StageFailedError(said_in(end.payload))
+        return end.payload
+
+    def _serve(self, batches: list[MicroBatch]) -> Message:
+        """Returns the message with which it ends."""
+        if self.stage.is_first:
+            for batch in batches:
+                for step in batch.prompt_steps():
+                    self._run(batch, step, 0, Phase.PREFILL)
+        while True:
+            prompts = any(batch.has_prompt_left for batch in batches)
+            message, phase = self.stage.receive(Phase.PREFILL if prompts else Phase.DECODE)
+            if message.kind == MessageKind.END:
+                return message
+            if message.kind == MessageKind.FAILURE:
+                self.stage.send(MessageKind.FAILURE, 0, 1, message.payload, Phase.DECODE)
+                return self._last_word()
+            batch = batches[message.micro_batch]
+            if message.kind in (MessageKind.DROP, MessageKind.JOIN):
+                self._regroup(message, batches)
+                continue
+            self._run(batch, batch.next_step(message.payload), message.step, phase)
+
+    def _run(self, batch: MicroBatch, step: StepInput, number: int, phase: Phase) -> None:
+        with self.stage.computing(phase, batch.number, number):
+            rows = self.inner.begin(step).collect().rows
+        assert rows is not None
+        self._held.append(rows.flatten(0, 1))
+        if batch.has_prompt_left and self.stage.wanted.schedule == "naive":
+            return
+        for held in self._held:
+            self.stage.send(MessageKind.ROWS, batch.number, number, held, phase)
+        self._held.clear()
+
+    def _regroup(self, message: Message, batches: list[MicroBatch]) -> None:
+        if self.stage.number < self.stage.count - 2:  # behind which is the last, which said so
+            self.stage.send(MessageKind(message.kind), message.micro_batch, message.step, message.payload, Phase.DECODE)
+        numbers = message.payload[0].tolist()
+        if message.kind == MessageKind.DROP:
+            drop_rows(batches[message.micro_batch].cache, numbers)
+        else:
+            join_rows([batches[number].cache for number in numbers])
+
+    def _last_word(self) -> Message:
+        """Nothing that was under way counts any more."""
+        while (message := self.stage.receive(Phase.DECODE)[0]).kind != MessageKind.END:
+            pass
+        return message
+
+    def _pass_on(self, end: Message) -> None:
+        """To the next stage; the last one, which said it, hears that it has been round."""
+        payload = NOTHING if self.stage.number == self.stage.count - 2 else end.payload
+        self.stage.send(MessageKind.END, 0, 1, payload, Phase.DECODE)
+
+
+def text_of(said: str) -> Tensor:
+    """A text as the payload of a message."""
+    return torch.frombuffer(bytearray(said.encode()), dtype=torch.uint8)[None]
+
+
+def said_in(payload: Tensor) -> str:
+    """The text that a payload is."""
+    return bytes(payload.numpy()).decode()

@@ -1,0 +1,66 @@
+"""Sequences that leave a cache, and caches that become one, go on as if they had been alone from the beginning."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from engines import fused, prompt
+from torch import Tensor
+
+from labkit.engine.hf.causal_lm import FusedCausalLM
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.regroup import drop_rows, join_rows, rows_left
+from labkit.engine.runners.step import StepInput
+
+NAMES = ("gpt2", "bloom", "llama", "mistral")  # learned positions, ALiBi, rotary ones, windows
+IDS = prompt(6, 8)
+MASK = torch.ones_like(IDS)
+MASK[1, :3], MASK[2, 4], MASK[5, :6] = 0, 0, 0
+
+
+def begun(model: FusedCausalLM, rows: slice) -> tuple[KVCache, Tensor]:
+    """The cache of some texts and the tokens that follow."""
+    cache = model.new_cache(16)
+    found = model.step(StepInput(IDS[rows], cache, MASK[rows], greedy=True)).result
+    assert found is not None
+    return cache, found
+
+
+def continued(model: FusedCausalLM, cache: KVCache, tokens: Tensor, steps: int = 5) -> Tensor:
+    texts = [tokens]
+    for _ in range(steps):
+        found = model.step(StepInput(texts[-1].contiguous(), cache, greedy=True, follows=True)).result
+        assert found is not None
+        texts.append(found)
+    return torch.cat(texts, dim=1)
+
+
+def alone(name: str) -> Tensor:
+    """What one batch of all texts gives."""
+    model = fused(name).module
+    return continued(model, *begun(model, slice(0, 6)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ended", [[0], [5], [1, 2], [0, 3, 5], [0, 1, 2, 3, 4]], ids=str)
+def test_the_sequences_that_stay_go_on(name: str, ended: list[int]) -> None:
+    model = fused(name).module
+    cache, tokens = begun(model, slice(0, 6))
+    drop_rows(cache, ended)
+    left = rows_left(6, ended)
+    assert sorted(left) == [row for row in range(6) if row not in ended]
+    assert torch.equal(
+        continued(model, cache, tokens[left], 40), continued(model, *begun(model, slice(0, 6)), 40)[left]
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("cuts", [(0, 1, 6), (0, 3, 6), (0, 2, 3, 6)], ids=str)
+def test_caches_that_become_one_go_on_together(name: str, cuts: tuple[int, ...]) -> None:
+    """With padding in all of them, in some, and in none."""
+    model = fused(name).module
+    parts: list[Any] = [begun(model, slice(*ends)) for ends in pairwise(cuts)]
+    caches = [cache for cache, _ in parts]
+    join_rows(caches)
+    assert torch.equal(continued(model, caches[0], torch.cat([tokens for _, tokens in parts])), alone(name))

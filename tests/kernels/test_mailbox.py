@@ -1,0 +1,100 @@
+"""Mailboxes between ranks: messages arrive whole and in order, whatever their size; who has gone is named."""
+
+import mmap
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from threading import Thread, Timer
+
+import pytest
+import torch
+from torch import Tensor
+
+from labkit.kernels.mailbox import LostRankError, Message, memory
+from labkit.kernels.mailbox.memory import SharedMailboxes, mailbox_bytes
+from labkit.kernels.shared_memory import SharedMemory
+
+CAPACITY = 5000  # bytes, so that many messages are longer, and few end where the memory does
+
+
+def ends(*pids: int, timeout_s: float = 60.0) -> list[SharedMailboxes]:
+    """Those of several ranks, all of them held by this process, as if they were of `pids`."""
+    shared = SharedMemory(mmap.mmap(-1, len(pids) * mailbox_bytes(CAPACITY)), pids)
+    return [SharedMailboxes(shared, rank, range(4, 4 + len(pids)), CAPACITY, timeout_s) for rank in range(len(pids))]
+
+
+def payloads() -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    for rows, width in ((0, 0), (1, 1), (3, 7), (1, 1242), (1, 1243), (32, 1024), (2, 5), (100, 999)):
+        yield torch.randn(rows, width, generator=generator)
+        yield torch.randint(0, 1 << 40, (rows, width), generator=generator)
+        yield torch.randint(0, 255, (rows, width), generator=generator, dtype=torch.uint8)
+
+
+def test_messages_of_all_sizes_arrive_whole_and_in_order() -> None:
+    """Through a ring of three, whose mailboxes are shorter than many of the messages."""
+    first, second, third = ends(*[os.getpid()] * 3)
+    sent = [Message(kind, kind * 2, kind * 3, payload, kind * 5) for kind, payload in enumerate(payloads())]
+    received: list[Message] = []
+
+    def send() -> None:
+        for message in sent:
+            first.send(message)
+
+    def pass_on() -> None:
+        for _ in sent:
+            second.send(second.receive())
+
+    threads = [Thread(target=send), Thread(target=pass_on)]
+    for thread in threads:
+        thread.start()
+    for _ in sent:
+        received.append(third.receive())
+    for thread in threads:
+        thread.join()
+    for got, want in zip(received, sent, strict=True):
+        assert torch.equal(got.payload, want.payload)
+        assert got._replace(payload=want.payload) == want
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LOOK_S", 0.005)
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_rank_that_has_ended_is_named_by_those_that_wait_for_it() -> None:
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    waiting, _, _ = ends(os.getpid(), os.getpid(), gone.pid)
+    with pytest.raises(LostRankError, match=r"^rank 4: rank 6 has ended; all ranks of a model make the same calls"):
+        waiting.receive()
+    with pytest.raises(LostRankError, match=r"^rank 4: rank 6 has ended"):
+        waiting.send(Message(1, 0, 0, torch.zeros(1, CAPACITY)))  # which nobody takes
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_rank_that_is_stopped_is_named() -> None:
+    with subprocess.Popen(["sleep", "60"]) as stopped:
+        try:
+            stopped.send_signal(signal.SIGSTOP)
+            waiting, _ = ends(os.getpid(), stopped.pid)
+            with pytest.raises(LostRankError, match=rf"rank 5 is stopped \(its process is {stopped.pid}\)"):
+                waiting.receive()
+        finally:
+            stopped.kill()
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_nobody_waits_for_ever() -> None:
+    waiting, _ = ends(os.getpid(), os.getpid(), timeout_s=0.02)
+    with pytest.raises(LostRankError, match="no message came, or went, within 0 s"):
+        waiting.receive()
+
+
+def test_ctrl_c_ends_a_wait() -> None:
+    waiting, _ = ends(os.getpid(), os.getpid())
+    Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        waiting.receive()

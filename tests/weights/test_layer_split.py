@@ -1,0 +1,38 @@
+"""Layers that are shared out over the stages of a pipeline: each reads about as many bytes in a step."""
+
+import pytest
+import torch
+
+from labkit.models.policies import model_config_of
+from labkit.models.presets import PRESETS
+from labkit.models.shards import shard
+from labkit.weights.capacity import layer_bytes, model_bytes
+from labkit.weights.layer_split import split_layers
+from labkit.weights.quantise import Quantization
+
+QUANT = Quantization()
+NAMES = ("llama-shape", "gpt2-medium", "opt-350m", "qwen3-0.6b", "mistral-7b", "bloom-560m")  # tied heads and others
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_stage_reads_a_layer_more_than_its_share(name: str, stages: int, dtype: torch.dtype) -> None:
+    """The embedding aside, which is looked up in."""
+    config = model_config_of(PRESETS[name].hf_config)
+    layers = split_layers(config, stages, dtype, QUANT)
+    assert [index for part in layers for index in part] == list(range(config.num_layers))
+    parts = [shard(config, layers=part, embedding=False) for part in layers]
+    read = [model_bytes(part, dtype, QUANT) for part in parts]
+    one = layer_bytes(shard(config), dtype, QUANT)
+    head_alone = max(read) == read[-1] and len(layers[-1]) == 1
+    assert head_alone or max(read) <= sum(read) / stages + one
+
+
+def test_a_split_that_was_asked_for_is_taken() -> None:
+    config = model_config_of(PRESETS["llama-shape"].hf_config)
+    assert split_layers(config, 3, torch.float32, QUANT, [4, 19, 1]) == (range(4), range(4, 23), range(23, 24))
+    with pytest.raises(ValueError, match=r"layers=\[4, 19, 2\] are 25 layers, the model has 24"):
+        split_layers(config, 3, torch.float32, QUANT, [4, 19, 2])
+    with pytest.raises(ValueError, match="pp_size=25 stages for 24 layers; use pp_size <= 24"):
+        split_layers(config, 25, torch.float32, QUANT)
