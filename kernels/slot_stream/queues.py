@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
@@ -63,14 +64,22 @@ class Queues(Protocol):
 
 
 class GpuQueues:
-    """A GPU's: the stream that is current when work is given, and a stream of its own for each direction of copies.
+    """A GPU's: the stream that is current when work is given, and a stream of its own for each direction of copies,
+    which is made for the first copy.
 
     What is copied must be contiguous: of anything else torch makes a copy in memory that is not pinned, and waits.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._inward, self._outward = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    @cached_property
+    def _inward(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)
+
+    @cached_property
+    def _outward(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)
 
     def mark(self) -> torch.cuda.Event:
         return self._marked(torch.cuda.current_stream(self._device))
