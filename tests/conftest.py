@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import ops
 import pytest
 import torch
+from sweeps import swept
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -28,7 +29,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=ops.ISAS)
+@pytest.fixture(params=swept(ops.ISAS, ["amx", "avx512", "portable"]))
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kernels are built for this instruction set; skipped where the CPU has it not."""
     if reason := ops.missing_instructions(request.param):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sweeps import sweep
 
 from labkit.cli.main import main
 
@@ -126,6 +127,7 @@ def test_the_error_of_the_rank_that_failed_first_comes_last(temporary: Path) -> 
     assert "Root Cause" not in errors
 
 
+@sweep  # `labkit.launch` has the same, and costs less
 def test_a_killed_rank_ends_one_that_spins_in_c(temporary: Path) -> None:
     launcher = (*LABKIT, "launch", "--tp", "2", "--no-pin", "--threads", "1")
     code, _, errors = run(DIE, temporary=temporary, launcher=launcher)

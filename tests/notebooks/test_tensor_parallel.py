@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from pages import MOST_BYTES, Page, run_in, title_of
+from sweeps import sweep
 
 from labkit.notebooks import RunReport, read_parameters
 from labkit.studies.parallel import parse_sizes
@@ -33,6 +34,7 @@ def test_every_parameter_is_typed_and_documented() -> None:
 
 
 @pytest.mark.timeout(240)
+@sweep
 def test_it_says_what_two_ranks_gain_and_what_the_memory_allows(report: RunReport) -> None:
     assert report.failure is None, report.failure
     (headline,) = report.headlines
@@ -41,6 +43,7 @@ def test_it_says_what_two_ranks_gain_and_what_the_memory_allows(report: RunRepor
 
 
 @pytest.mark.timeout(240)
+@sweep
 def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
     html = report.html.read_text()
     page = Page(html)
@@ -51,6 +54,7 @@ def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
 
 
 @pytest.mark.timeout(240)
+@sweep
 def test_a_record_and_a_capture_of_each_rank_are_kept(report: RunReport) -> None:
     kept = {file.name.partition(".")[0] for file in (report.html.parents[1] / "runs").iterdir()}
     assert {"tiny-gptj-fused-tp2", "tiny-gptj-fused-tp2-r0", "tiny-gptj-fused-tp2-r1"} <= kept
@@ -58,6 +62,7 @@ def test_a_record_and_a_capture_of_each_rank_are_kept(report: RunReport) -> None
 
 
 @pytest.mark.timeout(240)
+@sweep
 def test_the_capture_has_the_sums_that_the_exercise_asks_for(report: RunReport) -> None:
     (waiting,) = [each for each in Page(report.html.read_text()).figures if "every rank" in title_of(each)]
     assert waiting["layout"]["meta"]["labkit"]["subtitle"].startswith(

@@ -158,6 +158,7 @@ def test_beams_go_on_with_their_own_keys_and_values() -> None:
     assert torch.equal(found, greedy(model, ids, 3, num_beams=2, num_return_sequences=2))
 
 
+@pytest.mark.sweep
 @interpreted
 def test_caches_of_transformers_are_gone_on_with_and_filled() -> None:
     model, ids, cache = shallow("gpt2", 3), prompt(2, 16), DynamicCache()

@@ -56,6 +56,7 @@ def test_every_region_of_every_layer_is_called() -> None:
     assert all(took > 0 for samples in times[FUSED].values() for took in samples)
 
 
+@pytest.mark.sweep
 def test_a_bench_of_triton_kernels_measures_regions_and_ladder() -> None:
     bench = LayerBench(layer_case("tiny-gptj", impl="triton", context=4, threads=1, layers=1))
     rows = bench.regions(rounds=2)
