@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION: Literal[1] = 1
+EXCHANGES = (Stage.ALL_REDUCE, Stage.RECV, Stage.SEND)
 METRICS = ("ttft", "per_token", "end_to_end")
 FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # the phases of samples, in words
 
@@ -35,9 +36,9 @@ class FrozenRecord(BaseModel):
 class Case(FrozenRecord):
     """What is generated, with which model and on how many threads: what measuring functions take and records keep.
 
-    `origin` says where the weights came from; it is empty until they have been found. The model is cut for `tp` ranks
-    of `threads` threads each. Each side may take `memory_gb` GB (1e9 bytes) of memory beyond what it imports; None: all
-    that there is.
+    `origin` says where the weights came from; it is empty until they have been found. The model is cut for `pp` stages
+    of `tp` ranks, each of `threads` threads; `schedule` is that of the stages, empty where there is one. Each side may
+    take `memory_gb` GB (1e9 bytes) of memory beyond what it imports; None: all that there is.
     """
 
     model: str
@@ -48,12 +49,18 @@ class Case(FrozenRecord):
     new_tokens: int
     threads: int
     tp: int = 1
+    pp: int = 1
+    schedule: str = ""
     memory_gb: float | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp
 
     @property
     def cores(self) -> int:
         """The processors that the threads of all ranks keep busy, on a CPU."""
-        return self.threads * self.tp
+        return self.threads * self.ranks
 
     @property
     def title(self) -> str:
@@ -251,7 +258,7 @@ class Measurement(Tabular, FrozenRecord):
         shares = []
         for stages in self.rank_stages:
             decode = [stage for stage in stages if stage.phase == Phase.DECODE]
-            waited = sum(stage.total_ms for stage in decode if stage.stage == Stage.ALL_REDUCE)
+            waited = sum(stage.total_ms for stage in decode if stage.stage in EXCHANGES)
             shares.append(waited / sum(stage.total_ms for stage in decode))
         return tuple(shares)
 
