@@ -16,6 +16,7 @@ import typer
 
 from labkit.bench.bars import US, BarCheck, at_least, at_most
 from labkit.bench.page import (
+    NONE,
     BenchFiles,
     Output,
     Quick,
@@ -44,9 +45,9 @@ from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
 from labkit.harness.exchange.hand_over import measure_hand_over
 from labkit.harness.exchange.records import HandOverMeasurement
-from labkit.harness.records import EXCHANGES, Measurement
+from labkit.harness.records import Measurement
 from labkit.harness.results import load_records
-from labkit.stages import Phase, Stage
+from labkit.stages import EXCHANGES, Phase, Stage
 from labkit.system.command import run_command
 
 PROMPT, NEW, ROUNDS, WARM_UP = 128, 64, 5, 2
@@ -208,12 +209,12 @@ def _cells(side: Measurement, found: Comparison | None) -> list[str]:
         side.name,
         f"{side.per_token_ms:.1f}",
         cell(by_formula(side), "{:.1f}"),
-        " + ".join(f"{each:.1f}" for each in stage_ms(side)) if side.case.pp > 1 else cell(None, ""),
+        " + ".join(f"{each:.1f}" for each in stage_ms(side)) or NONE,
         f"{side.ttft_ms:.0f}",
         f"{side.end_to_end_ms:.0f}",
-        cell(None, "") if found is None else str(found.ratio("per_token")),
-        cell(None, "") if found is None else str(found.ratio("end_to_end")),
-        ", ".join(f"{share:.0%}" for share in side.communication_shares) or cell(None, ""),
+        NONE if found is None else str(found.ratio("per_token")),
+        NONE if found is None else str(found.ratio("end_to_end")),
+        ", ".join(f"{share:.0%}" for share in side.communication_shares) or NONE,
     ]
 
 

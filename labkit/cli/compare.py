@@ -15,6 +15,13 @@ from labkit.system.progress import progress_bar
 out = Console()
 err = Console(stderr=True)
 
+Ranks = Annotated[
+    int, typer.Option(help="Cut the candidate for as many ranks, of --threads threads each; the baseline is whole.")
+]
+Stages = Annotated[
+    int, typer.Option(help="Put the candidate's layers on as many stages; the baseline has as many threads in all.")
+]
+
 
 def compare(
     model: Model,
@@ -34,13 +41,8 @@ def compare(
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
     threads: Threads = None,
-    tp: Annotated[
-        int, typer.Option(help="Cut the candidate for as many ranks, of --threads threads each; the baseline is whole.")
-    ] = 1,
-    pp: Annotated[
-        int,
-        typer.Option(help="Put the candidate's layers on as many stages; the baseline has as many threads in all."),
-    ] = 1,
+    tp: Ranks = 1,
+    pp: Stages = 1,
     schedule: Annotated[str, typer.Option(help="Of the stages: queue, rounds, barrier or naive.")] = "queue",
     memory_gb: MemoryGb = None,
     rounds: Annotated[int, typer.Option(help="Runs of each side, interleaved; the fewest, with --budget-s.")] = 7,

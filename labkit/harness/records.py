@@ -14,7 +14,7 @@ from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.environment import Environment
 from labkit.harness.roofline import Work
 from labkit.harness.timing import CLOCK, Times
-from labkit.stages import Phase, Stage
+from labkit.stages import EXCHANGES, Phase
 from labkit.statistics import ShareOfLimit, Summary, first_is_slow, remarks, summarise, taken_cores
 from labkit.system.result_table import ResultTable, Tabular
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION: Literal[1] = 1
-EXCHANGES = (Stage.ALL_REDUCE, Stage.RECV, Stage.SEND)
 METRICS = ("ttft", "per_token", "end_to_end")
 FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # the phases of samples, in words
 
@@ -135,9 +134,7 @@ class Measurement(Tabular, FrozenRecord):
     load_s: float | None = None
     start_to_ready_s: float | None = None  # imports, loading and the first warm-up run, without waiting for a turn
     memory_limit: str = ""  # what held the side to its memory; empty: nothing did
-    peak_limited_mb: float | None = (
-        None  # the most of what counts there, of all ranks; pages of files count in a cgroup
-    )
+    peak_limited_mb: float | None = None  # the most that counts there, of all ranks; in a cgroup files' pages do
     streamed_mb: float = 0.0  # of weights that the engine reads from the disk in each step
     question: str = ""  # asked once behind the timed runs; empty: none
     answer: str | None = None  # of a chat model to it
@@ -203,11 +200,9 @@ class Measurement(Tabular, FrozenRecord):
         """For the engine with layers on the disk: the least time in which that gives them / the time of a step, median
         over runs, each against the rate probed beside it.
         """
-        if not self.streamed_mb:
-            return None
-        return _median(
-            [self.streamed_mb / float(np.mean(run.disk_gb_s)) / run.per_token_ms for run in self.runs if run.disk_gb_s]
-        )
+        rates = [(run, float(np.mean(run.disk_gb_s))) for run in self.runs if run.disk_gb_s]
+        found = [self.streamed_mb / rate / run.per_token_ms for run, rate in rates]
+        return _median(found) if self.streamed_mb else None
 
     @property
     def floor_ms(self) -> float | None:
@@ -270,11 +265,8 @@ class Measurement(Tabular, FrozenRecord):
     @property
     def remarks(self) -> tuple[str, ...]:
         """What weakens these figures."""
-        found = [
-            line
-            for metric in METRICS
-            for line in remarks(f"{self.name} {metric.replace('_', ' ')}", self.samples_ms[metric])
-        ]
+        names = {metric: f"{self.name} {metric.replace('_', ' ')}" for metric in METRICS}
+        found = [line for metric, name in names.items() for line in remarks(name, self.samples_ms[metric])]
         if first_is_slow(self.rounds_ms("per_token")):
             found.append(f"{self.name}: the first round was slow; warm up longer")
         if self.floor_share is None:

@@ -128,16 +128,17 @@ def test_a_bench_of_one_batch_keeps_the_others_and_makes_its_page_of_all(
         def comparison(self, baseline: int, candidate: int) -> Comparison:
             return self._found[baseline]
 
-    monkeypatch.setattr(bench, "measure_hand_over", lambda *args, **settings: handed(19.0))
+    handing = handed(19.0)
+    monkeypatch.setattr(bench, "measure_hand_over", lambda *args, **settings: handing)
     monkeypatch.setattr(bench, "take_turns", lambda sides, case, schedule, **settings: Turns(case.batch))
     for batch in (32, 2, 32):
         bench.main(quick=True, output=tmp_path, batch=[batch], against=[NAIVE, BARRIER, TRANSFORMERS])
     (records,), (written,) = tmp_path.glob("*-quick-pipeline.jsonl"), tmp_path.glob("*-quick-pipeline.md")
     mailbox, *loaded = load_records(records)
-    assert mailbox == handed(19.0)
+    assert mailbox == handing
     assert [each.case.batch for each in loaded if isinstance(each, Comparison)] == [2] * 3 + [32] * 3
     text = written.read_text()
-    assert text == bench.page(handed(19.0), [each for each in loaded if isinstance(each, Comparison)])
+    assert text == bench.page(handing, [each for each in loaded if isinstance(each, Comparison)])
     for part in ("## Batch 2", "## Batch 32", "## Mailboxes", "by formula", "bars met"):
         assert part in text
 

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from cut_models import NEW
+from pipelined_models import greedy, of_transformers
 
 import labkit
 from labkit.engine.parallel.pipeline_stage import PipelineSpan
 from labkit.harness.compare import versus
 from labkit.harness.compare.interleave import Turns, take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec, prepare
-from labkit.harness.compare.provider import Room
 from labkit.harness.compare.providers import provider_of
 from labkit.harness.compare.stage_spans import ends_of_tokens, times_beside_layers
 from labkit.harness.compare.versus import compare_with_each, comparison_case
@@ -22,8 +21,6 @@ from labkit.stages import Phase, Stage
 from labkit.weights.resolve import resolve
 
 SIZE: dict[str, Any] = {"model": "tiny-llama", "dtype": "float32", "batch": 4, "prompt": 9, "new": 5}
-PROMPT = torch.arange(40, 49).repeat(2, 1)
-ARGS: dict[str, Any] = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": NEW}
 
 
 @pytest.mark.parametrize(
@@ -123,25 +120,16 @@ def test_older_records_are_of_one_stage() -> None:
     assert case.model_copy(update={"pp": 2}).cores == 12
 
 
-def of_transformers(folder: str) -> dict[str, Any]:
-    """What a rank of transformers' pipeline holds and generates."""
-    provider = provider_of("hf-pipeline")
-    assert provider is not None
-    source = resolve("tiny-llama")
-    side = provider.load("hf-pipeline", Path(folder), source, torch.float32, Room(1, 2, 9, 17))
-    held = sum(each.numel() for each in side.model.parameters())
-    return {"tokens": side.generate(PROMPT, **ARGS), "held": held, "impl": side.impl}
-
-
 @pytest.mark.timeout(240)
 def test_transformers_pipeline_gives_the_tokens_of_one_process_on_every_rank(tmp_path: Path) -> None:
     source, provider = resolve("tiny-llama"), provider_of("hf-pipeline")
     assert provider is not None
     provider.convert("hf-pipeline", source, "float32", tmp_path)
     model = source.hf_model(torch.float32)
+    wanted = greedy(model)
     ranks = labkit.launch(of_transformers, str(tmp_path), pp_size=2, timeout_s=200)
     for rank in ranks:
-        assert torch.equal(rank["tokens"], model.generate(PROMPT, **ARGS))
+        assert torch.equal(rank["tokens"], wanted)
         assert "pipeline of 2 stages" in rank["impl"]
     assert sum(rank["held"] for rank in ranks) == sum(each.numel() for each in model.parameters())
 
