@@ -31,8 +31,7 @@ def compare(
             help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused, fused-int8, fused-int4, "
             "fused-int4-64, fused-int4-128, fused-stored, fused:PRECISION, with the model on the disk fused-streamed, "
             "fused-streamed:PRECISION, hf-disk or accelerate-disk, with --pp hf-pipeline, on ranks fused-tp2 or "
-            "fused-pp2-naive, or a side of a peer (see `labkit peers`), such as "
-            "llama.cpp."
+            "fused-pp2-naive, or a side of a peer (see `labkit peers`), such as llama.cpp."
         ),
     ] = "hf-eager",
     candidate: Annotated[str, typer.Option(help="What is measured against the baseline.")] = "fused",

@@ -14,6 +14,7 @@ from labkit.harness.compare.providers import provider_of
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import Case
 from labkit.harness.results import save_or_warn
+from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 from labkit.system.progress import Progress
 
@@ -103,8 +104,10 @@ def comparison_case(
     memory_gb: float | None = None,
 ) -> Case:
     """The case of a candidate on `pp` stages of `tp` ranks. `threads` None: as many as torch would use, shared out
-    among the ranks.
+    among the ranks. UserError for a schedule without stages.
     """
+    if pp == 1 and schedule != QUEUE:
+        raise UserError(f"got schedule = {schedule!r} for one stage; pass pp=2 or more, or leave the schedule out")
     return Case(
         model=model,
         dtype=dtype,

@@ -88,6 +88,11 @@ def test_stages_that_cannot_be_are_refused(side: SideSpec, message: str, monkeyp
         prepare([side], comparison_case(**SIZE, threads=1), Schedule(rounds=2))
 
 
+def test_a_schedule_without_stages_is_refused() -> None:
+    with pytest.raises(ValueError, match="got schedule = 'barrier' for one stage; pass pp=2"):
+        comparison_case(**SIZE, schedule="barrier")
+
+
 def test_models_that_transformers_pipeline_cannot_divide_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     case = comparison_case(**SIZE | {"model": "tiny-gpt2"}, threads=1)
