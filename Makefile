@@ -54,6 +54,8 @@ bench: $(READY) ## measure this machine against the targets and write profiles/
 	@$(BIN)/python -P -m labkit.bench.regions
 	@echo "bench: two ranks against one and two threads, and the sums that they exchange"
 	@$(BIN)/python -P -m labkit.bench.parallel
+	@echo "bench: the schedules of two stages, transformers' pipeline, and as many ranks and threads without stages"
+	@$(BIN)/python -P -m labkit.bench.pipeline
 	@echo "bench: two ranks that load a model of 2 GB from one file, and each from its own"
 	@$(BIN)/python -P -m labkit.bench.loading
 	@echo "bench: layers that are read from the disk for every token, against the disk"

@@ -52,6 +52,7 @@ class Stage(StrEnum):
     SEND = "send"
 
 
+EXCHANGES = (Stage.ALL_REDUCE, Stage.RECV, Stage.SEND)  # what a step spends between ranks
 STAGES = frozenset(stage.value for stage in Stage)
 FUSED_REGIONS = (Stage.QKV, Stage.ATTENTION, Stage.MLP, Stage.RESIDUAL)  # the four of Deep-Fusion
 

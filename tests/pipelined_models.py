@@ -16,6 +16,8 @@ from transformers import DynamicCache, TextStreamer
 import labkit
 from labkit.engine import InferenceEngine
 from labkit.engine.runners.step import StepInput
+from labkit.harness.compare.provider import Room
+from labkit.harness.compare.providers import provider_of
 
 SCHEDULES = ("queue", "rounds", "barrier", "naive")
 DEFAULT_ROWS = ("gpt2", "llama", "bloom")
@@ -302,3 +304,18 @@ def lost(folder: str, how: int, which: int) -> None:
 
     with mock.patch.object(inner, "begin", begin) if dist.get_rank() == which else mock.MagicMock():
         greedy(engine)
+
+
+def without_padding(model: Any) -> Any:
+    """What vanilla or a side generates; with padding transformers' pipeline gives other tokens than one process."""
+    ids = torch.arange(40, 49).repeat(3, 1) + torch.arange(3)[:, None]
+    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
+
+
+def of_transformers(folder: str) -> dict[str, Any]:
+    """What a rank of transformers' pipeline holds and generates."""
+    provider = provider_of("hf-pipeline")
+    assert provider is not None
+    side = provider.load("hf-pipeline", Path(folder), labkit.resolve("tiny-llama"), torch.float32, Room(1, 3, 9, 17))
+    held = sum(each.numel() for each in side.model.parameters())
+    return {"tokens": without_padding(side), "held": held, "impl": side.impl}

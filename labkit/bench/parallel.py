@@ -51,7 +51,7 @@ PROMPT, NEW, ROUNDS, WARM_UP = 128, 64, 7, 16
 QUICK_NEW, QUICK_ROUNDS, QUICK_CALLS = 8, 2, 10
 ONE, TWO = SideSpec("fused", 1), SideSpec("fused", 2)
 BASELINES = (SideSpec("hf-eager", 2), ONE, TWO)
-CUT = SideSpec("fused", 1, ranks=2)
+CUT = SideSpec("fused", 1, tp=2)
 
 
 def main(

@@ -130,6 +130,25 @@ EXCHANGE_SIZES = range(4 * 1024, 16 * 1024 + 1)  # bytes of such a sum
 
 
 @dataclass(frozen=True)
+class PipelineTarget:
+    """A batch that goes through two stages, and how often faster per token the queue is, at least; None: no bar."""
+
+    batch: int
+    naive: float | None = None  # than one batch at a time, on the same kernels
+    transformers: float | None = None  # than transformers' pipeline
+
+
+PIPELINE_MODEL = "llama-shape"
+PIPELINE_TARGETS = (
+    PipelineTarget(2),
+    PipelineTarget(8, transformers=1.5),
+    PipelineTarget(32, naive=1.7, transformers=1.8),
+)
+HAND_OVER_ROWS, HAND_OVER_WIDTH = 32, 1024
+HAND_OVER_US = 30.0  # of such rows from a stage to the next, at most
+
+
+@dataclass(frozen=True)
 class LlamaSizes:
     """The layers of the LLaMA that ranks load: as many as make up its size."""
 

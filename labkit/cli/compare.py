@@ -15,6 +15,13 @@ from labkit.system.progress import progress_bar
 out = Console()
 err = Console(stderr=True)
 
+Ranks = Annotated[
+    int, typer.Option(help="Cut the candidate for as many ranks, of --threads threads each; the baseline is whole.")
+]
+Stages = Annotated[
+    int, typer.Option(help="Put the candidate's layers on as many stages; the baseline has as many threads in all.")
+]
+
 
 def compare(
     model: Model,
@@ -23,8 +30,8 @@ def compare(
         typer.Option(
             help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused, fused-int8, fused-int4, "
             "fused-int4-64, fused-int4-128, fused-stored, fused:PRECISION, with the model on the disk fused-streamed, "
-            "fused-streamed:PRECISION, hf-disk or accelerate-disk, or a side of a peer (see `labkit peers`), such as "
-            "llama.cpp."
+            "fused-streamed:PRECISION, hf-disk or accelerate-disk, with --pp hf-pipeline, on ranks fused-tp2 or "
+            "fused-pp2-naive, or a side of a peer (see `labkit peers`), such as llama.cpp."
         ),
     ] = "hf-eager",
     candidate: Annotated[str, typer.Option(help="What is measured against the baseline.")] = "fused",
@@ -33,9 +40,9 @@ def compare(
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
     threads: Threads = None,
-    tp: Annotated[
-        int, typer.Option(help="Cut the candidate for as many ranks, of --threads threads each; the baseline is whole.")
-    ] = 1,
+    tp: Ranks = 1,
+    pp: Stages = 1,
+    schedule: Annotated[str, typer.Option(help="Of the stages: queue, rounds, barrier or naive.")] = "queue",
     memory_gb: MemoryGb = None,
     rounds: Annotated[int, typer.Option(help="Runs of each side, interleaved; the fewest, with --budget-s.")] = 7,
     budget_s: Annotated[
@@ -61,11 +68,13 @@ def compare(
         new=new,
         threads=threads,
         tp=tp,
+        pp=pp,
+        schedule=schedule,
         memory_gb=memory_gb,
     )
-    schedule = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet, question=question)
+    order = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet, question=question)
     with progress_bar(err) as follow:
-        (found,) = compare_with_each((baseline,), candidate, case, schedule, output=output, progress=follow)
+        (found,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=follow)
     if as_json:
         typer.echo(json.dumps(found.as_dict()))
     else:

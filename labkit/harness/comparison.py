@@ -174,12 +174,15 @@ class Comparison(Tabular, FrozenRecord):
         bandwidth = self.read_bandwidth_gb_s
         limit = f"{bandwidth:.0f} GB/s read, probed beside the runs" if bandwidth else "read bandwidth unknown"
         of_ranks = []
-        if case.tp > 1:
+        if case.ranks > 1:
             waits = ", ".join(f"{share:.0%}" for share in candidate.communication_shares)
             most = f"at most {self.limit_ratio:.2f}x by memory" if self.limit_ratio else "limit unknown"
+            stages = f" as {case.pp} stages, schedule {case.schedule}" if case.pp > 1 else ""
+            others = baseline.case
+            beside = f"{others.ranks} ranks, each with" if others.ranks > 1 else "one process with"
             of_ranks.append(
-                f"{candidate.name}: {case.tp} ranks, each with {case.threads} thread(s), as many as {baseline.name} "
-                f"has; {most}; the ranks wait for each other in {waits} of a decode step"
+                f"{candidate.name}: {case.ranks} ranks{stages}, each with {case.threads} thread(s); {baseline.name}: "
+                f"{beside} {others.threads}; {most}; the ranks wait for each other in {waits} of a decode step"
             )
         reads = [f"{candidate.name} read its weights with {candidate.reading}"] if candidate.reading else []
         limits = [f"the limit was set by {candidate.probe}"] if candidate.probe else []

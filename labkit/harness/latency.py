@@ -46,7 +46,7 @@ def measure_latency(
             f"got num_beams={generation_args['num_beams']}, expected 1: beams are not final until the end, so there "
             "is no time per token; time engine.generate as a whole"
         )
-    inputs = {name: ids.to(engine.device) for name, ids in _encode(tokenizer, prompt).items()}
+    inputs: dict[str, Any] = {name: ids.to(engine.device) for name, ids in _encode(tokenizer, prompt).items()}
     threads = torch.get_num_threads()
     environment = read_environment(threads)
     for _ in range(warmup):

@@ -14,7 +14,7 @@ from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.environment import Environment
 from labkit.harness.roofline import Work
 from labkit.harness.timing import CLOCK, Times
-from labkit.stages import Phase, Stage
+from labkit.stages import EXCHANGES, Phase
 from labkit.statistics import ShareOfLimit, Summary, first_is_slow, remarks, summarise, taken_cores
 from labkit.system.result_table import ResultTable, Tabular
 
@@ -35,9 +35,9 @@ class FrozenRecord(BaseModel):
 class Case(FrozenRecord):
     """What is generated, with which model and on how many threads: what measuring functions take and records keep.
 
-    `origin` says where the weights came from; it is empty until they have been found. The model is cut for `tp` ranks
-    of `threads` threads each. Each side may take `memory_gb` GB (1e9 bytes) of memory beyond what it imports; None: all
-    that there is.
+    `origin` says where the weights came from; it is empty until they have been found. The model is cut for `pp` stages
+    of `tp` ranks, each of `threads` threads; `schedule` is that of the stages, empty where there is one. Each side may
+    take `memory_gb` GB (1e9 bytes) of memory beyond what it imports; None: all that there is.
     """
 
     model: str
@@ -48,12 +48,18 @@ class Case(FrozenRecord):
     new_tokens: int
     threads: int
     tp: int = 1
+    pp: int = 1
+    schedule: str = ""
     memory_gb: float | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp
 
     @property
     def cores(self) -> int:
         """The processors that the threads of all ranks keep busy, on a CPU."""
-        return self.threads * self.tp
+        return self.threads * self.ranks
 
     @property
     def title(self) -> str:
@@ -128,9 +134,7 @@ class Measurement(Tabular, FrozenRecord):
     load_s: float | None = None
     start_to_ready_s: float | None = None  # imports, loading and the first warm-up run, without waiting for a turn
     memory_limit: str = ""  # what held the side to its memory; empty: nothing did
-    peak_limited_mb: float | None = (
-        None  # the most of what counts there, of all ranks; pages of files count in a cgroup
-    )
+    peak_limited_mb: float | None = None  # the most that counts there, of all ranks; in a cgroup files' pages do
     streamed_mb: float = 0.0  # of weights that the engine reads from the disk in each step
     question: str = ""  # asked once behind the timed runs; empty: none
     answer: str | None = None  # of a chat model to it
@@ -196,11 +200,9 @@ class Measurement(Tabular, FrozenRecord):
         """For the engine with layers on the disk: the least time in which that gives them / the time of a step, median
         over runs, each against the rate probed beside it.
         """
-        if not self.streamed_mb:
-            return None
-        return _median(
-            [self.streamed_mb / float(np.mean(run.disk_gb_s)) / run.per_token_ms for run in self.runs if run.disk_gb_s]
-        )
+        rates = [(run, float(np.mean(run.disk_gb_s))) for run in self.runs if run.disk_gb_s]
+        found = [self.streamed_mb / rate / run.per_token_ms for run, rate in rates]
+        return _median(found) if self.streamed_mb else None
 
     @property
     def floor_ms(self) -> float | None:
@@ -251,7 +253,7 @@ class Measurement(Tabular, FrozenRecord):
         shares = []
         for stages in self.rank_stages:
             decode = [stage for stage in stages if stage.phase == Phase.DECODE]
-            waited = sum(stage.total_ms for stage in decode if stage.stage == Stage.ALL_REDUCE)
+            waited = sum(stage.total_ms for stage in decode if stage.stage in EXCHANGES)
             shares.append(waited / sum(stage.total_ms for stage in decode))
         return tuple(shares)
 
@@ -263,11 +265,8 @@ class Measurement(Tabular, FrozenRecord):
     @property
     def remarks(self) -> tuple[str, ...]:
         """What weakens these figures."""
-        found = [
-            line
-            for metric in METRICS
-            for line in remarks(f"{self.name} {metric.replace('_', ' ')}", self.samples_ms[metric])
-        ]
+        names = {metric: f"{self.name} {metric.replace('_', ' ')}" for metric in METRICS}
+        found = [line for metric, name in names.items() for line in remarks(name, self.samples_ms[metric])]
         if first_is_slow(self.rounds_ms("per_token")):
             found.append(f"{self.name}: the first round was slow; warm up longer")
         if self.floor_share is None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from labkit.harness.comparison import Comparison
 from labkit.harness.evaluation.records import Evaluation
-from labkit.harness.exchange.records import ExchangeMeasurement
+from labkit.harness.exchange.records import ExchangeMeasurement, HandOverMeasurement
 from labkit.harness.load_record import LoadMeasurement
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.records import SCHEMA_VERSION, Measurement
@@ -34,6 +34,7 @@ AnyRecord = (
     | RegionMeasurement
     | LadderMeasurement
     | ExchangeMeasurement
+    | HandOverMeasurement
     | LoadMeasurement
     | StreamMeasurement
     | Evaluation

@@ -8,7 +8,7 @@ the same way: with tokens that the CPU has already read, so that a GPU's work co
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -52,23 +52,34 @@ class Times:
     end_to_end_ms: float
 
 
-def timed_generate(generator: Generator, input_ids: torch.Tensor, **generation_args: Any) -> tuple[Times, torch.Tensor]:
-    """The times of one `generate` call, and the whole sequences it returned. Needs at least two new tokens."""
+def timed_generate(
+    generator: Generator,
+    input_ids: torch.Tensor,
+    *,
+    stamps_ns: Callable[[], Sequence[int]] | None = None,
+    **generation_args: Any,
+) -> tuple[Times, torch.Tensor]:
+    """The times of one `generate` call, and the whole sequences it returned. Needs at least two new tokens.
+
+    stamps_ns: says behind the call when each new token was there (perf_counter_ns); None: a streamer notes it.
+    """
     clock = TokenClock()
+    noting = {"streamer": clock} if stamps_ns is None else {}
     with _collector_paused():
         wait_for_gpu()
         start = perf_counter_ns()
-        sequences = generator.generate(input_ids, streamer=clock, **generation_args)
+        sequences = generator.generate(input_ids, **noting, **generation_args)
         wait_for_gpu()
         end = perf_counter_ns()
-    if len(clock.stamps_ns) < 2:
+    stamps = clock.stamps_ns if stamps_ns is None else stamps_ns()
+    if len(stamps) < 2:
         raise UserError(
-            f"got {len(clock.stamps_ns)} new token(s), expected at least 2, because the time per token is that of a "
+            f"got {len(stamps)} new token(s), expected at least 2, because the time per token is that of a "
             "decode step; raise max_new_tokens, and min_new_tokens where an end-of-text token comes early"
         )
     times = Times(
-        ttft_ms=(clock.stamps_ns[0] - start) / 1e6,
-        decode_ms=tuple((np.diff(clock.stamps_ns) / 1e6).tolist()),
+        ttft_ms=(stamps[0] - start) / 1e6,
+        decode_ms=tuple((np.diff(stamps) / 1e6).tolist()),
         end_to_end_ms=(end - start) / 1e6,
     )
     return times, sequences

@@ -23,6 +23,7 @@ from labkit.engine.plan import init_inference
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.engine.vanilla.annotate import annotate
 from labkit.engine.vanilla.hf_graph import GraphedModel, check_static_cache
+from labkit.harness.compare.stage_spans import SpanClock
 from labkit.harness.stored_weights import StoredWeights, Weights, stored_by
 from labkit.kernels import gpu
 from labkit.kernels.build import load, unavailable
@@ -58,7 +59,8 @@ def _no_stages(run: Callable[[], object]) -> list[StageTime]:
 @dataclass(frozen=True)
 class Baseline:
     """A model that is ready to generate. `impl` says what computes, and `weights` how the matrices are stored.
-    `inputs_on`: the device that takes its inputs, where that is not the one that its weights are on.
+    `inputs_on`: the device that takes its inputs, where that is not the one that its weights are on. `stamps_ns`: for
+    `timed_generate`, where a streamer would change what is timed.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Baseline:
     stage_times: StageProbe = _no_stages  # makes the call; its stages, none where they cannot be told apart
     options: Mapping[str, Any] = field(default_factory=dict)
     inputs_on: torch.device | None = None
+    stamps_ns: Callable[[], list[int]] | None = None
 
     @property
     def config(self) -> PretrainedConfig:
@@ -262,16 +265,19 @@ def _in_precision(name: str, source: ModelSource, dtype: torch.dtype, **options:
 def _fused(name: str, source: ModelSource, dtype: torch.dtype | None, **options: Any) -> Baseline:
     engine = init_inference(source, dtype=dtype, replace_with_kernel_inject=True, **options)
 
+    spans = SpanClock(engine.pipeline) if engine.pipeline else None
+
     def stage_times(run: Callable[[], object]) -> list[StageTime]:
         engine.stage_times(reset=True)
         run()
-        return engine.stage_times()
+        return engine.stage_times() + (spans.beside_layers() if spans else [])
 
     reason = unavailable() if engine.impl == "reference" else None
     weights = stored_by(engine)
     what = f"{engine.impl} kernels" + (f", {weights} weights" if isinstance(weights, StoredWeights) else "")
     impl = f"labkit, {what}" + (f" ({reason.partition(':')[0]})" if reason else "")
-    return Baseline(name, impl, weights, engine, source.tokenizer, stage_times)
+    stamps = spans.stamps_ns if spans else None
+    return Baseline(name, impl, weights, engine, source.tokenizer, stage_times, stamps_ns=stamps)
 
 
 def _hf_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:

@@ -61,7 +61,12 @@ class Participant:
         """
         case, schedule = self._prepared.case, self._schedule
         self.process.ask(
-            "prepare", name=self.spec.name, model=self._prepared.weights, dtype=case.dtype, seed=schedule.seed
+            "prepare",
+            name=self.spec.name,
+            model=self._prepared.weights,
+            dtype=case.dtype,
+            seed=schedule.seed,
+            options=self.spec.options,
         )
         if case.memory_gb is not None:
             ReadFiles.below(converted).make_cold()
@@ -127,13 +132,14 @@ class Participant:
 
     def measurement(self, others_cores: Sequence[float | None]) -> Measurement:
         """All that has been noted so far. `others_cores`: by round, the processors that other programs kept busy."""
-        case, said = self._prepared.case, dict(self._said)
+        case, spec, said = self._prepared.case, self.spec, dict(self._said)
+        own = {"threads": spec.threads, "tp": spec.tp, "pp": spec.pp}
         weights = from_plain(said.pop("weights"))
         first = self._staged[0] if self._staged else None
         stages = [STAGES.validate_python(rank["stages"]) for rank in self._staged]
         return Measurement(
             name=self.name,
-            case=case.model_copy(update={"threads": self.spec.threads, "tp": self.spec.ranks}),
+            case=case.model_copy(update=own | {"schedule": spec.schedule if spec.pp > 1 else ""}),
             environment=self._environment,
             work=count_work(self._prepared.config, weights, case.batch, case.prompt_tokens, case.new_tokens),
             runs=tuple(run.model_copy(update={"others_cores": others_cores[run.round]}) for run in self._runs),
@@ -145,7 +151,7 @@ class Participant:
             memory_limit="" if self.process.budget is None else self.process.budget.how,
             peak_limited_mb=None if self._limited is None else self._limited / 1e6,
             stages=stages[0] if stages else (),
-            rank_stages=tuple(stages) if self.spec.ranks > 1 else (),
+            rank_stages=tuple(stages) if spec.ranks > 1 and any(stages) else (),
             question=self._schedule.question,
             answer=self._answer,
             stage_run=_stage_run(first["times"]) if first else None,

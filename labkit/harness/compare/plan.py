@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
+from labkit.engine.runners.pipeline.schedules import SCHEDULES
 from labkit.harness.compare.baselines import BASELINES, check_baseline, comparison_device
 from labkit.harness.compare.providers import PROVIDED, provider_of
 from labkit.harness.records import Case
@@ -18,20 +21,50 @@ from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
 
+QUEUE = "queue"
+ON_RANKS = re.compile(
+    rf"(?P<name>.+?)(-pp(?P<pp>[1-9]\d*)(-(?P<schedule>{'|'.join(SCHEDULES)}))?)?(-tp(?P<tp>[1-9]\d*))?"
+)
+
 
 @dataclass(frozen=True)
 class SideSpec:
-    """Who takes part: a name of `labkit.harness.compare.baselines` or of a peer's side, on as many ranks, each with
-    `threads` of its own.
+    """Who takes part: a name of `labkit.harness.compare.baselines` or of a peer's side, on `pp` stages of `tp` ranks,
+    each with `threads` of its own. `schedule`: of the stages, where there are several.
     """
 
     name: str
     threads: int
-    ranks: int = 1
+    tp: int = 1
+    pp: int = 1
+    schedule: str = QUEUE
+
+    @classmethod
+    def named(cls, label: str, threads: int) -> Self:
+        """The side with this label, such as "fused", "fused-tp2" or "fused-pp2-naive", with `threads` in all."""
+        found = ON_RANKS.fullmatch(label)
+        if found is None:
+            return cls(label, threads)
+        tp, pp = int(found["tp"] or 1), int(found["pp"] or 1)
+        return cls(found["name"], max(1, threads // (tp * pp)), tp, pp, found["schedule"] or QUEUE)
 
     @property
     def label(self) -> str:
-        return self.name if self.ranks == 1 else f"{self.name}-tp{self.ranks}"
+        schedule = "" if self.schedule == QUEUE else f"-{self.schedule}"
+        stages = "" if self.pp == 1 else f"-pp{self.pp}{schedule}"
+        return f"{self.name}{stages}" + ("" if self.tp == 1 else f"-tp{self.tp}")
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of `init_inference` that divide the model."""
+        options: dict[str, Any] = {} if self.tp == 1 else {"tensor_parallel": {"tp_size": self.tp}}
+        if self.pp > 1:
+            options["pipeline_parallel"] = {"pp_size": self.pp, "schedule": self.schedule}
+        return options
 
     @property
     def cores(self) -> int:
@@ -94,7 +127,9 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
     source = resolve(case.model, seed=schedule.seed)
     config = model_config_of(source.hf_config)
     for side in sides:
-        shard(config, side.ranks)  # says so where the model has too few heads
+        shard(config, side.tp)  # says so where the model has too few heads
+        if side.pp > config.num_layers:
+            raise UserError(f"got pp={side.pp} for {config.num_layers} layers, expected at most one stage for each")
         if (provider := provider_of(side.name)) is not None:
             provider.check_model(side.name, source)
     check_positions(config, case.prompt_tokens, case.new_tokens)
@@ -148,12 +183,21 @@ def _check_side(side: SideSpec, case: Case) -> None:
     else:
         check_baseline(side.name, others=PROVIDED)
     _at_least("threads", side.threads)
-    _at_least("tp", side.ranks)
+    _at_least("tp", side.tp)
+    _at_least("pp", side.pp)
+    if side.schedule not in SCHEDULES:
+        raise UserError(f"got schedule = {side.schedule!r}, expected one of {', '.join(SCHEDULES)}")
+    staged = provider is not None and provider.staged
+    if staged and (side.pp == 1 or side.tp > 1):
+        raise UserError(
+            f"got {side.name} with pp={side.pp} and tp={side.tp}; it runs on stages alone: pass pp=2 or more"
+        )
     if side.ranks == 1:
         return
-    if provider is not None or not side.name.startswith("fused"):
+    if not staged and (provider is not None or not side.name.startswith("fused")):
         cut = ", ".join(name for name in BASELINES if name.startswith("fused"))
-        raise UserError(f"got tp={side.ranks} and the candidate {side.name!r}; expected one that can be cut: {cut}")
+        asked = f"tp={side.tp}" if side.pp == 1 else f"pp={side.pp}"
+        raise UserError(f"got {asked} and the side {side.name!r}; expected one that can be cut: {cut}")
     if (device := comparison_device()).type != "cpu":
         raise UserError(
             f"got {side.label} on {device}: the ranks of a comparison share one GPU; start them with torchrun"

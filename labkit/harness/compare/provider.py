@@ -27,9 +27,12 @@ class Room:
 
 
 class Provider(ABC):
-    """converts: whether its sides read a model that `convert` wrote, and not the vanilla one."""
+    """converts: whether its sides read a model that `convert` wrote, and not the vanilla one. staged: whether they run
+    on several ranks, each with some of the layers.
+    """
 
     converts: ClassVar[bool] = True
+    staged: ClassVar[bool] = False
 
     def check_name(self, side: str) -> None:  # noqa: B027 - most have fixed names
         """UserError where what is named within the name of the side is unknown."""

@@ -1,4 +1,4 @@
-"""Who gives a side: a baseline of its own kind, a peer, or one that reads from the disk."""
+"""Who gives a side: a baseline of its own kind, a peer, transformers' pipeline, or one that reads from the disk."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import torch
 
 from labkit.harness.compare.baselines import load_kernels
 from labkit.harness.compare.from_disk import FROM_DISK, STREAMED
+from labkit.harness.compare.hf_pipeline import HF_PIPELINE, HfPipeline
 from labkit.harness.compare.peers.table import PEER_OF_SIDE
 from labkit.harness.compare.provider import Provider
 
-PROVIDED: dict[str, Provider] = {**FROM_DISK, **PEER_OF_SIDE}
+PROVIDED: dict[str, Provider] = {**FROM_DISK, HF_PIPELINE: HfPipeline(), **PEER_OF_SIDE}
 
 
 def provider_of(side: str) -> Provider | None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from labkit.harness.compare.interleave import take_turns
-from labkit.harness.compare.plan import Schedule, SideSpec
+from labkit.harness.compare.plan import QUEUE, Schedule, SideSpec
+from labkit.harness.compare.providers import provider_of
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import Case
 from labkit.harness.results import save_or_warn
+from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 from labkit.system.progress import Progress
 
@@ -27,6 +30,8 @@ def compare(
     new: int = 128,
     threads: int | None = None,
     tp: int = 1,
+    pp: int = 1,
+    schedule: str = QUEUE,
     memory_gb: float | None = None,
     rounds: int = 7,
     budget_s: float | None = None,
@@ -43,6 +48,11 @@ def compare(
 
     tp: the candidate, a fused one, is cut for as many ranks of `threads` threads each (None: the cores shared out);
     the baseline has `threads` threads in all, so that `limit_ratio` says what the memory allows them to gain.
+
+    pp: the layers of the candidate are on as many stages, of `tp` ranks each, with this `schedule` ("queue", "rounds",
+    "barrier", "naive"). Like is compared with like: the baseline then has as many threads in all as all these ranks.
+    "hf-pipeline", transformers' own, has as many stages. A baseline may be on ranks too, as its name says: "fused-tp2",
+    "fused-pp2-naive".
 
     memory_gb: what each side may take beside its imports, in GB (1e9 bytes), from where it loads the weights; None: all
     that there is.
@@ -69,10 +79,12 @@ def compare(
         new=new,
         threads=threads,
         tp=tp,
+        pp=pp,
+        schedule=schedule,
         memory_gb=memory_gb,
     )
-    schedule = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet_s, question=question)
-    (found,) = compare_with_each((baseline,), candidate, case, schedule, output=output, progress=progress)
+    order = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet_s, question=question)
+    (found,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=progress)
     if output is not None:
         save_or_warn(found, output)
     return found
@@ -87,17 +99,25 @@ def comparison_case(
     new: int,
     threads: int | None = None,
     tp: int = 1,
+    pp: int = 1,
+    schedule: str = QUEUE,
     memory_gb: float | None = None,
 ) -> Case:
-    """The case of a candidate on `tp` ranks. `threads` None: as many as torch would use, shared out among the ranks."""
+    """The case of a candidate on `pp` stages of `tp` ranks. `threads` None: as many as torch would use, shared out
+    among the ranks. UserError for a schedule without stages.
+    """
+    if pp == 1 and schedule != QUEUE:
+        raise UserError(f"got schedule = {schedule!r} for one stage; pass pp=2 or more, or leave the schedule out")
     return Case(
         model=model,
         dtype=dtype,
         batch=batch,
         prompt_tokens=prompt,
         new_tokens=new,
-        threads=max(1, torch.get_num_threads() // max(1, tp)) if threads is None else threads,
+        threads=max(1, torch.get_num_threads() // max(1, tp * pp)) if threads is None else threads,
         tp=tp,
+        pp=pp,
+        schedule=schedule if pp > 1 else "",
         memory_gb=memory_gb,
     )
 
@@ -111,9 +131,20 @@ def compare_with_each(
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Comparison, ...]:
-    """Measure a candidate, on the ranks of the case, against several baselines, "llama.cpp" too, each on one rank, all
-    of them in the same rounds. The rest is as for `take_turns`.
+    """Measure a candidate, on the ranks of the case, against several baselines, "llama.cpp" too, all of them in the
+    same rounds. The rest is as for `take_turns`.
     """
-    sides = [SideSpec(name, case.threads) for name in baselines] + [SideSpec(candidate, case.threads, case.tp)]
-    turns = take_turns(sides, case, schedule, output=output, progress=progress)
+    ours = SideSpec(candidate, case.threads, case.tp, case.pp, case.schedule or QUEUE)
+    turns = take_turns(
+        [*(_baseline(name, case) for name in baselines), ours], case, schedule, output=output, progress=progress
+    )
     return tuple(turns.comparison(which, -1) for which in range(len(baselines)))
+
+
+def _baseline(name: str, case: Case) -> SideSpec:
+    """A baseline beside the candidate of the case."""
+    side = SideSpec.named(name, case.cores)
+    provider = provider_of(side.name)
+    if provider is not None and provider.staged and side.pp == 1:
+        return replace(side, threads=case.threads * case.tp, pp=case.pp)
+    return replace(side, threads=case.threads) if case.pp == side.ranks == 1 else side

@@ -47,21 +47,28 @@ class Worker:
         self._started_s = time() - psutil.Process().create_time()
 
     def prepare(
-        self, *, name: str, model: str, dtype: str, seed: int, join: dict[str, Any] | None = None
+        self,
+        *,
+        name: str,
+        model: str,
+        dtype: str,
+        seed: int,
+        options: dict[str, Any],
+        join: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Take all memory that the side needs beside its weights and its work: for what it imports, the kernels, and
         the model's description and tokenizer. From here on its memory is counted, and may be limited.
 
-        `join` has the rank of this process among those of the side, and where they meet.
+        `options` are those of `init_inference` that divide the model. `join` has the rank of this process among those
+        of the side, and where they meet.
         """
         self._asked = perf_counter()
         self._name, self._seed, self._dtype = name, seed, FLOAT_DTYPES[dtype]
         self._source = resolve(model, seed=seed)
         _ = self._source.tokenizer
-        self._options: dict[str, Any] = {}
+        self._options = options
         if join is not None:
             _join(join)
-            self._options = {"tensor_parallel": {"tp_size": join["ranks"]}}
         get_ready(name, self._dtype)
         return_freed_memory()
         self._device = comparison_device()
@@ -118,7 +125,9 @@ class Worker:
         arguments = self._generation_args | {"max_new_tokens": self._new}
         if dist.is_initialized():
             dist.barrier()  # the ranks begin together
-        times, sequences = timed_generate(self._side, torch.from_numpy(prompt), **arguments)
+        times, sequences = timed_generate(
+            self._side, torch.from_numpy(prompt), stamps_ns=self._side.stamps_ns, **arguments
+        )
         self._side.rest()
         return {"times": asdict(times), "tokens": sequences[:, self._shape[1] :].tolist()}
 

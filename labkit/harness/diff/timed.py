@@ -88,6 +88,7 @@ def _of_measurement(side: Measurement, name: str, metric: str, *, alone: bool = 
             ("tokens", f"{case.prompt_tokens} + {case.new_tokens} tokens"),
             ("threads", _threads(case.threads)),
             *((("ranks", f"{case.tp} ranks"),) if case.tp > 1 else ()),
+            *((("stages", f"{case.pp} stages, {case.schedule}"),) if case.pp > 1 else ()),
         ),
         name=name,
         unit="ms",

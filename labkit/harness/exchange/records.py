@@ -85,3 +85,24 @@ def exchange_remarks(rows: Sequence[ExchangeMeasurement]) -> list[str]:
     if environment.load_average > environment.cores / 2:
         found.append(f"the machine was busy before the first round (load {environment.load_average})")
     return found
+
+
+class HandOverMeasurement(FrozenRecord):
+    """Messages of float32 [rows, width] from a rank to the next one and back, each rank of one thread.
+
+    `rounds_us`: by round, the microseconds of each, from before it is sent until its payload is there.
+    """
+
+    kind: Literal["hand_over"] = "hand_over"
+    schema_version: Literal[1] = SCHEMA_VERSION
+    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    rows: int
+    width: int
+    transport: str
+    environment: Environment
+    rounds_us: tuple[tuple[float, ...], ...]
+
+    @property
+    def median_us(self) -> float:
+        """Median over rounds of a round's median."""
+        return float(np.median([np.median(calls) for calls in self.rounds_us]))

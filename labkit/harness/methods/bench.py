@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labkit.harness.compare.baselines import check_name
@@ -28,7 +27,6 @@ from labkit.system.progress import Progress, unheard
 
 METHODS = ("hf-eager", "accelerate", "accelerate-int8", "fused", "fused-tp2", "fused-int8", "fused-streamed")
 ALIASES = {"accelerate-int8": "bitsandbytes-int8", "streamed": "fused-streamed"}  # the articles' names
-ON_RANKS = re.compile(r"(?P<name>.+)-tp(?P<ranks>[1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -86,9 +84,10 @@ def bench_methods(
     """Measure each of the methods on each batch size: `cycles` calls that generate `new` greedy tokens behind random
     prompts of `prompt` tokens, in processes of their own, with `memory_gb` GB of memory for each (None: no limit).
 
-    methods: names of sides, with "-tp2" behind those that are to run on two ranks; "accelerate-int8" is bitsandbytes'.
-    threads: of all ranks together; None: as many as torch would use. scratch: where models are written for the methods
-    that read files of their own, as long as such a method is measured; None: in the folder for temporary files.
+    methods: names of sides, with "-tp2" or "-pp2" behind those that are to run on two ranks; "accelerate-int8" is
+    bitsandbytes'. threads: of all ranks together; None: as many as torch would use. scratch: where models are written
+    for the methods that read files of their own, as long as such a method is measured; None: in the folder for
+    temporary files.
 
     output: a file of JSON lines that is written anew, whole, after each cell. What it has already is not measured
     again, but for cells that were refused; cells of other methods and batch sizes stay in it.
@@ -125,9 +124,8 @@ def bench_methods(
 
 def side_of(method: str, threads: int) -> SideSpec:
     """The side that a method is, with `threads` threads in all."""
-    found = ON_RANKS.fullmatch(method)
-    name, ranks = (found["name"], int(found["ranks"])) if found else (method, 1)
-    return SideSpec(ALIASES.get(name, name), max(1, threads // ranks), ranks)
+    side = SideSpec.named(method, threads)
+    return replace(side, name=ALIASES.get(side.name, side.name))
 
 
 def _check(methods: Sequence[str], batches: Sequence[int]) -> None:

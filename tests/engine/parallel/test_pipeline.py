@@ -115,13 +115,14 @@ def test_each_stage_notes_what_it_did_with_which_micro_batch(stages: Answers) ->
     assert [what for what in last[:3] if what[0] == "wait"] == [("wait", 0, 0)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("how", "which", "reason"),
     [
         (signal.SIGSTOP, 0, r"rank 1: LostRankError: rank 1: rank 0 is stopped \(its process is \d+\)"),
-        pytest.param(signal.SIGSTOP, 1, "rank 0: LostRankError: rank 0: rank 1 is stopped", marks=pytest.mark.sweep),
-        pytest.param(signal.SIGKILL, 0, "rank 0: its process ended.* killed by SIGKILL", marks=pytest.mark.sweep),
-        pytest.param(signal.SIGKILL, 1, "rank 1: its process ended.* killed by SIGKILL", marks=pytest.mark.sweep),
+        (signal.SIGSTOP, 1, "rank 0: LostRankError: rank 0: rank 1 is stopped"),
+        (signal.SIGKILL, 0, "rank 0: its process ended.* killed by SIGKILL"),
+        (signal.SIGKILL, 1, "rank 1: its process ended.* killed by SIGKILL"),
     ],
     ids=["first stopped", "last stopped", "first killed", "last killed"],
 )

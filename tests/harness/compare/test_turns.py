@@ -8,7 +8,7 @@ from labkit.harness.compare.plan import Schedule, SideSpec, labels
 from labkit.harness.compare.versus import comparison_case
 
 SMALL = comparison_case(model="tiny-llama", dtype="float32", batch=1, prompt=9, new=5, threads=1)
-ONE, TWO, CUT = SideSpec("fused", 1), SideSpec("fused", 2), SideSpec("fused", 1, ranks=2)
+ONE, TWO, CUT = SideSpec("fused", 1), SideSpec("fused", 2), SideSpec("fused", 1, tp=2)
 
 
 def test_memory_allows_nothing_to_sides_of_as_many_cores() -> None:
@@ -31,9 +31,9 @@ def test_equal_sides_keep_their_name() -> None:
 @pytest.mark.parametrize(
     ("side", "message"),
     [
-        (SideSpec("fused", 1, ranks=0), "got tp = 0, expected at least 1"),
-        (SideSpec("hf-eager", 1, ranks=2), "expected one that can be cut: fused, fused-int8, "),
-        (SideSpec("fused", 1, ranks=8), "use tp_size <= 4"),
+        (SideSpec("fused", 1, tp=0), "got tp = 0, expected at least 1"),
+        (SideSpec("hf-eager", 1, tp=2), "expected one that can be cut: fused, fused-int8, "),
+        (SideSpec("fused", 1, tp=8), "use tp_size <= 4"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(side: SideSpec, message: str) -> None:

@@ -1,0 +1,224 @@
+"""`make bench`, the part about pipelines: the schedules of two stages, and what else two processors can do.
+
+python -P -m labkit.bench.pipeline [--quick] [--batch N] [--output FOLDER]
+
+A stage's time says what each schedule can reach: with m micro-batches of t ms in a stage, P stages take P t ms for a
+token of a whole batch (naive), (m + P - 1) t (barrier) or m t (queue). As long as the weights are the limit, t does not
+become less with fewer rows, and the queue gains nothing over naive. Where the stages share one memory it loses, since t becomes
+longer while several of them read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, TypeAlias
+
+import typer
+
+from labkit.bench.bars import US, BarCheck, at_least, at_most
+from labkit.bench.page import (
+    NONE,
+    BenchFiles,
+    Output,
+    Quick,
+    cell,
+    checks_table,
+    followed,
+    machine_of,
+    markdown_table,
+    out,
+    page_of,
+    verdict,
+)
+from labkit.bench.report import tokens
+from labkit.bench.targets import (
+    HAND_OVER_ROWS,
+    HAND_OVER_US,
+    HAND_OVER_WIDTH,
+    PIPELINE_MODEL,
+    PIPELINE_TARGETS,
+    PipelineTarget,
+)
+from labkit.harness.compare.interleave import take_turns
+from labkit.harness.compare.plan import Schedule, SideSpec
+from labkit.harness.compare.versus import comparison_case
+from labkit.harness.comparison import Comparison
+from labkit.harness.environment import read_environment
+from labkit.harness.exchange.hand_over import measure_hand_over
+from labkit.harness.exchange.records import HandOverMeasurement
+from labkit.harness.records import Measurement
+from labkit.harness.results import load_records
+from labkit.stages import EXCHANGES, Phase, Stage
+from labkit.system.command import run_command
+
+PROMPT, NEW, ROUNDS, WARM_UP = 128, 64, 5, 2
+QUICK_NEW, QUICK_ROUNDS, QUICK_CALLS = 4, 2, 10
+NAIVE, BARRIER, TRANSFORMERS = "fused-pp2-naive", "fused-pp2-barrier", "hf-pipeline-pp2"
+BASELINES = (NAIVE, BARRIER, "fused-pp2-rounds", TRANSFORMERS, "fused-tp2", "fused")
+QUEUE = "fused-pp2"
+STAGES = 2  # each on one thread, beside sides of as many threads in all
+Compared: TypeAlias = dict[str, Comparison]  # the queue with each of the baselines, by their names
+
+
+def main(
+    quick: Quick = False,
+    output: Output = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Of these batches alone, may be given again; others stay in the files.")
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(help="A baseline, may be given again; others of the batch stay in the files.")
+    ] = None,
+    stages: Annotated[bool, typer.Option(help="Run each side once more for the times of its stages.")] = True,
+    rounds: Annotated[int, typer.Option(min=2, help="Runs of each side, interleaved.")] = ROUNDS,
+    new: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = NEW,
+) -> None:
+    """Measure pipelines of two stages on this machine."""
+    files = BenchFiles.of(machine_of(read_environment(STAGES)), "pipeline", quick=quick, output=output)
+    targets = [target for target in PIPELINE_TARGETS if not batch or target.batch in batch]
+    names = tuple(name for name in BASELINES if not against or name in against)
+    measured = {(target.batch, name) for target in targets for name in names}
+    kept = load_records(files.records) if (batch or against) and files.records.exists() else []
+    found = [each for each in kept if isinstance(each, Comparison) and place(each) not in measured]
+    size: dict[str, int] = {"rounds": QUICK_ROUNDS, "calls": QUICK_CALLS} if quick else {}
+    handed = measure_hand_over(HAND_OVER_ROWS, HAND_OVER_WIDTH, **size)
+    for target in targets:
+        schedule = Schedule(rounds=QUICK_ROUNDS if quick else rounds, warm_up=WARM_UP, stages=stages)
+        mine = _measure(target, names, schedule, QUICK_NEW if quick else new)
+        for check in checks(target, by_baseline(mine)):
+            out.print(f"batch {target.batch}, {check.what}: {check.figure} ({check})", soft_wrap=True)
+        found += mine
+        files.write((handed, *found), page(handed, found))
+    files.name_page()
+
+
+def place(found: Comparison) -> tuple[int, str]:
+    """Batch and baseline of a comparison."""
+    return found.case.batch, found.baseline.name
+
+
+def _measure(target: PipelineTarget, baselines: Sequence[str], schedule: Schedule, new: int) -> list[Comparison]:
+    """The queue compared with each of the baselines, all in the same rounds."""
+    with followed(f"batch {target.batch}") as follow:
+        turns = take_turns(
+            [SideSpec.named(name, STAGES) for name in (*baselines, QUEUE)],
+            comparison_case(
+                model=PIPELINE_MODEL, dtype="float32", batch=target.batch, prompt=PROMPT, new=new, threads=1
+            ),
+            schedule,
+            progress=follow,
+        )
+    return [turns.comparison(which, -1) for which in range(len(baselines))]
+
+
+def by_baseline(found: Sequence[Comparison]) -> Compared:
+    """The comparisons of one batch."""
+    return {comparison.baseline.name: comparison for comparison in found}
+
+
+def checks(target: PipelineTarget, found: Compared) -> Iterator[BarCheck]:
+    """The bars of one batch that were measured."""
+    for name, bar in ((NAIVE, target.naive), (TRANSFORMERS, target.transformers)):
+        if bar is not None and name in found:
+            for metric, what in (("per_token", "per token"), ("end_to_end", "prompt included")):
+                trusted = found[name].trust(metric).trustworthy
+                yield at_least(f"{name} / {QUEUE} {what}", found[name].ratio(metric), bar, trusted=trusted)
+    if BARRIER in found:
+        yield at_least(f"{BARRIER} / {QUEUE} per token", found[BARRIER].ratio("per_token"), 1.0)
+    if NAIVE in found and BARRIER in found:
+        naive, barrier = found[NAIVE].baseline, found[BARRIER].baseline
+        least, most = by_formula(barrier), by_formula(naive)
+        if least is not None and most is not None and least <= most:
+            yield at_least(f"{NAIVE} / {BARRIER} per token", naive.per_token_ms / barrier.per_token_ms, 1.0)
+    equal = all(comparison.tokens_equal for comparison in found.values())
+    said = "; ".join(f"{name}: {tokens(comparison)}" for name, comparison in found.items())
+    yield BarCheck("tokens", "equal" if equal else said, "equal", equal)
+
+
+def hand_over_check(handed: HandOverMeasurement) -> BarCheck:
+    """The bar of a message between stages."""
+    return at_most(f"handing {handed.rows} rows of {handed.width} over", handed.median_us, HAND_OVER_US, US)
+
+
+def stage_ms(side: Measurement) -> list[float]:
+    """What each stage computes for one micro-batch in a decode step, from the run with stages told apart."""
+    found = []
+    for stages in side.rank_stages:
+        mine = [each for each in stages if each.phase == Phase.DECODE and each.stage not in (*EXCHANGES, Stage.SAMPLE)]
+        calls = max((each.calls for each in mine), default=0)
+        if calls:
+            found.append(sum(each.total_ms for each in mine) / calls)
+    return found
+
+
+def by_formula(side: Measurement) -> float | None:
+    """What a token of the whole batch takes by the formula of the side's schedule, ms; None: unknown."""
+    stages, micro_batches = stage_ms(side), min(side.case.pp, side.case.batch)
+    if len(stages) != side.case.pp or side.case.pp == 1:
+        return None
+    if side.case.schedule == "naive":
+        return sum(stages)
+    return (micro_batches + (side.case.pp - 1) * (side.case.schedule == "barrier")) * max(stages)
+
+
+def page(handed: HandOverMeasurement, found: Sequence[Comparison]) -> str:
+    """The Markdown page of a bench: the comparisons of the batches, each with the queue as the candidate."""
+    batches = sorted({comparison.case.batch for comparison in found})
+    of_batch = {batch: by_baseline([each for each in found if each.case.batch == batch]) for batch in batches}
+    targets = {target.batch: target for target in PIPELINE_TARGETS}
+    judged = [(f"batch {batch}", check) for batch, mine in of_batch.items() for check in checks(targets[batch], mine)]
+    handing = hand_over_check(handed)
+    case, environment = found[0].case, found[0].candidate.environment
+    remarks = [f"batch {each.case.batch}: {remark}" for each in found for remark in each.remarks]
+    return page_of(
+        f"Pipelines of two stages on {environment.machine}",
+        f"{case.model}, {case.dtype}, prompts of {case.prompt_tokens} tokens; one run of every side in each round, in "
+        f"random order. `{QUEUE}` is the schedule queue. The stages are processes of one thread, `fused-tp2` two ranks "
+        "of one thread, and `fused` one process of two threads. A token's time is that of the whole batch. By formula "
+        "is what a schedule takes with stages of the times beside it, which an extra run found: m t for queue and "
+        "rounds, (m + P - 1) t for barrier, and the sum of the stages for naive. While reading weights is the limit, a "
+        "micro-batch takes a stage as long as the whole batch, and more of them gain nothing; here the stages share one "
+        "memory, and take longer while both read.",
+        verdict([*judged, ("mailboxes", handing)]),
+        *(section for batch, mine in of_batch.items() for section in _sections(targets[batch], mine)),
+        "## Mailboxes",
+        checks_table([handing]) + f"\n\n{len(handed.rounds_us)} rounds of {len(handed.rounds_us[0])}, through "
+        f"{handed.transport}.",
+        "## Remarks",
+        "\n".join(f"- {remark}" for remark in dict.fromkeys(remarks)) or "None.",
+        environment.origin,
+    )
+
+
+def _sections(target: PipelineTarget, found: Compared) -> list[str]:
+    """What the page says of one batch."""
+    first = next(iter(found.values()))
+    sides = [*(comparison.baseline for comparison in found.values()), first.candidate]
+    header = ("side", "per token, ms", "by formula, ms", "stages, ms", "first token, ms", "end to end, ms")
+    return [
+        f"## Batch {target.batch}",
+        f"{first.case.new_tokens} new tokens, {len(first.candidate.runs)} rounds.",
+        markdown_table(
+            (*header, f"side / {QUEUE} per token", "end to end", "ranks wait in"),
+            [_cells(side, found.get(side.name)) for side in sides],
+        ),
+        checks_table(checks(target, found)),
+    ]
+
+
+def _cells(side: Measurement, found: Comparison | None) -> list[str]:
+    return [
+        side.name,
+        f"{side.per_token_ms:.1f}",
+        cell(by_formula(side), "{:.1f}"),
+        " + ".join(f"{each:.1f}" for each in stage_ms(side)) or NONE,
+        f"{side.ttft_ms:.0f}",
+        f"{side.end_to_end_ms:.0f}",
+        NONE if found is None else str(found.ratio("per_token")),
+        NONE if found is None else str(found.ratio("end_to_end")),
+        ", ".join(f"{share:.0%}" for share in side.communication_shares) or NONE,
+    ]
+
+
+if __name__ == "__main__":
+    run_command(lambda: typer.run(main))

@@ -1,0 +1,151 @@
+"""The bench of pipelines: what is judged, and that the page is made of the records."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparisons import comparison, environment
+
+from labkit.bench import pipeline as bench
+from labkit.bench.pipeline import BARRIER, NAIVE, QUEUE, TRANSFORMERS, Compared, by_formula, checks, stage_ms
+from labkit.bench.targets import PIPELINE_MODEL, PIPELINE_TARGETS, PipelineTarget
+from labkit.engine import StageTime
+from labkit.harness import Comparison, load_records
+from labkit.harness.compare.plan import SideSpec
+from labkit.harness.exchange.hand_over import measure_hand_over
+from labkit.harness.exchange.records import HandOverMeasurement
+from labkit.harness.records import Measurement
+from labkit.models.presets import PRESETS
+from labkit.stages import Phase, Stage
+
+NEW = 8
+FULL = PipelineTarget(32, naive=1.7, transformers=1.8)
+
+
+def side(name: str, step_ms: float, stages: tuple[float, float], batch: int) -> Measurement:
+    """One that takes so long per token, on stages that compute so long for a micro-batch."""
+    spec, made = SideSpec.named(name, 2), comparison(new_tokens=NEW).candidate
+    steps = (NEW - 1) * (1 if spec.schedule == "naive" else 2)
+    ranks = tuple(
+        (
+            StageTime(Phase.DECODE, Stage.MLP, 0, steps, each * steps),
+            StageTime(Phase.DECODE, Stage.RECV, None, steps, 1.0 * steps),
+        )
+        for each in stages
+    )
+    case: dict[str, Any] = {"threads": 1, "tp": spec.tp, "pp": spec.pp, "schedule": spec.schedule, "batch": batch}
+    times = {"decode_ms": (step_ms,) * (NEW - 1), "end_to_end_ms": NEW * step_ms}
+    return made.model_copy(
+        update={
+            "name": name,
+            "case": made.case.model_copy(update=case),
+            "runs": tuple(run.model_copy(update=times) for run in made.runs),
+            "rank_stages": ranks if spec.pp > 1 else (),
+        }
+    )
+
+
+def found(batch: int = 32, stage: float = 5.0, **steps_ms: float) -> list[Comparison]:
+    """The queue, of 10 ms per token, beside others."""
+    steps = {"naive": 20.0, "barrier": 15.0, "transformers": 30.0} | steps_ms
+    ours = side(QUEUE, 10.0, (stage, stage), batch)
+    sides = [
+        side(NAIVE, steps["naive"], (2 * stage, 2 * stage) if batch > 2 else (stage, stage), batch),
+        side(BARRIER, steps["barrier"], (stage, stage), batch),
+        side(TRANSFORMERS, steps["transformers"], (stage, stage), batch),
+    ]
+    return [comparison().model_copy(update={"baseline": each, "candidate": ours}) for each in sides]
+
+
+def compared(**settings: Any) -> Compared:
+    return bench.by_baseline(found(**settings))
+
+
+def met(target: PipelineTarget, of: Compared) -> dict[str, bool]:
+    return {check.what: check.met for check in checks(target, of)}
+
+
+def test_the_queue_is_judged_per_token_and_with_the_prompt() -> None:
+    assert set(met(FULL, compared()).values()) == {True}
+    slow = met(FULL, compared(naive=16.9, transformers=17.9))
+    assert [what for what, held in slow.items() if not held] == [
+        f"{name} / {QUEUE} {what}" for name in (NAIVE, TRANSFORMERS) for what in ("per token", "prompt included")
+    ]
+
+
+def test_a_batch_without_bars_is_judged_by_its_order_and_tokens_alone() -> None:
+    assert set(met(PipelineTarget(2), compared(batch=2))) == {f"{BARRIER} / {QUEUE} per token", "tokens"}
+
+
+def test_barrier_and_naive_are_judged_where_the_formula_tells_them_apart() -> None:
+    """With stages that compute: 3 * 5 ms against 2 * 10 ms. While weights are the limit it is 3 * 5 against 2 * 5."""
+    order = f"{NAIVE} / {BARRIER} per token"
+    assert met(FULL, compared())[order]
+    assert not met(FULL, compared(barrier=20.1))[order]
+    assert order not in met(FULL, compared(batch=2))
+
+
+def test_formulas_take_the_time_of_a_stage_for_a_micro_batch() -> None:
+    of = compared()
+    assert stage_ms(of[NAIVE].baseline) == [10.0, 10.0]
+    assert by_formula(of[NAIVE].baseline) == 20.0
+    assert by_formula(of[BARRIER].baseline) == 15.0
+    assert by_formula(of[NAIVE].candidate) == 10.0
+    assert by_formula(comparison().candidate) is None
+
+
+def test_other_tokens_miss_their_bar() -> None:
+    first, *rest = found()
+    different = first.model_copy(update={"tokens_equal": False, "first_difference": 3})
+    assert not met(FULL, bench.by_baseline([different, *rest]))["tokens"]
+
+
+def test_the_model_and_its_batches_are_there() -> None:
+    assert PIPELINE_MODEL in PRESETS
+    assert [target.batch for target in PIPELINE_TARGETS] == [2, 8, 32]
+
+
+def handed(us: float) -> HandOverMeasurement:
+    return HandOverMeasurement(
+        rows=32, width=1024, transport="shared memory", environment=environment(), rounds_us=((us,) * 3,) * 2
+    )
+
+
+def test_a_hand_over_is_judged_by_its_median() -> None:
+    assert bench.hand_over_check(handed(29.9)).met
+    assert not bench.hand_over_check(handed(30.1)).met
+
+
+def test_a_bench_of_one_batch_keeps_the_others_and_makes_its_page_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of made-up figures."""
+
+    class Turns:
+        def __init__(self, batch: int) -> None:
+            self._found = found(batch)
+
+        def comparison(self, baseline: int, candidate: int) -> Comparison:
+            return self._found[baseline]
+
+    handing = handed(19.0)
+    monkeypatch.setattr(bench, "measure_hand_over", lambda *args, **settings: handing)
+    monkeypatch.setattr(bench, "take_turns", lambda sides, case, schedule, **settings: Turns(case.batch))
+    for batch in (32, 2, 32):
+        bench.main(quick=True, output=tmp_path, batch=[batch], against=[NAIVE, BARRIER, TRANSFORMERS])
+    (records,), (written,) = tmp_path.glob("*-quick-pipeline.jsonl"), tmp_path.glob("*-quick-pipeline.md")
+    mailbox, *loaded = load_records(records)
+    assert mailbox == handing
+    assert [each.case.batch for each in loaded if isinstance(each, Comparison)] == [2] * 3 + [32] * 3
+    text = written.read_text()
+    assert text == bench.page(handing, [each for each in loaded if isinstance(each, Comparison)])
+    for part in ("## Batch 2", "## Batch 32", "## Mailboxes", "by formula", "bars met"):
+        assert part in text
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(120)
+def test_rows_are_handed_over_and_timed_on_both_ranks() -> None:
+    found = measure_hand_over(3, 7, rounds=2, calls=4)
+    assert [len(calls) for calls in found.rounds_us] == [8, 8]
+    assert found.median_us > 0
