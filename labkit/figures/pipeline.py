@@ -197,9 +197,9 @@ def pipeline_notes(study: PipelineStudy) -> str:
         other = study.shown[-1]
         alone, together = sum(slowest.step_ms), sum(other.step_ms) * other.micro_batches
         lines.append(
-            f"All rows take {number(alone)} ms of work in naive, where one stage works at a time, and {number(together)} "
-            f"ms in {other.name}, where stages share the memory and read their weights {other.micro_batches} times: that "
-            "is no bubble, but it takes its part of what the schedule gains."
+            f"All rows take {number(alone)} ms of work in naive, where one stage works at a time, and in {other.name}, "
+            f"where stages share the memory and read their weights {other.micro_batches} times, {number(together)} ms: "
+            "that is no bubble, but it takes its part of what the schedule gains."
         )
     for batch, ratio in sorted(study.against_tensor_parallel().items()):
         winner = "the pipeline" if ratio > 1 else "tensor parallelism"
