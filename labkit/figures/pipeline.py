@@ -67,7 +67,7 @@ def bubble_figure(study: PipelineStudy) -> go.Figure:
     title = f"Bubbles: within {abs(far.bubble - far.formula) * 100:.1f} points of the formula"
     explained = (
         "bars measured, with the least and the most of all rounds; what the diamond adds to the line is what unequal "
-        "stages cost: all wait for the slowest"
+        "stages cost: all wait for the slowest. Stages that were filled while prompts were under way save a little"
     )
     finish(figure, title, in_lines(pipeline_subtitle(study), explained), height=44 * len(runs) + 100)
     return legend_below(figure, [FORMULA, UNEQUAL], left, axis=60)

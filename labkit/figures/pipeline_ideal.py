@@ -53,7 +53,10 @@ def ideal_figure(study: PipelineStudy) -> go.Figure:
     figure.update_yaxes(range=_lanes(next(iter(variants.values()))))
     figure.update_xaxes(rangemode="tozero", showticklabels=False)
     figure.update_xaxes(showticklabels=True, title="steps of the whole batch in one process", row=len(DRAWN), col=1)
-    told = f"simulated, nothing here is measured: {TOKENS} tokens of each row of one batch, handing over costs nothing"
+    told = (
+        f"simulated, nothing here is measured: {TOKENS} tokens of each row of one batch, handing over costs nothing. "
+        "Compute-bound: a part of the rows takes a stage a part of the time; bound by reading weights: as long as all"
+    )
     height = len(DRAWN) * PANEL + (len(DRAWN) - 1) * BETWEEN + SLIDERS + 60
     finish(figure, "The ideal: stages, their times, and micro-batches", in_lines(told), height=height, top=SLIDERS)
     sliders = [_stage_slider(variants), _part_slider(variants, parts)]
@@ -91,11 +94,11 @@ def _variants(study: PipelineStudy) -> dict[str, tuple[tuple[float, ...], bool]]
     total = sum(run.step_ms)
     shares = tuple(ms / total for ms in run.step_ms)
     percent = " + ".join(f"{share:.0%}" for share in shares)
-    found = {f"{len(shares)} stages as measured ({percent}), computing is the limit": (shares, True)}
+    found = {f"{len(shares)} as measured ({percent}), compute-bound": (shares, True)}
     for stages in (2, 3, 4, 6):
-        found[f"{stages} equal stages, computing is the limit"] = ((1 / stages,) * stages, True)
-        found[f"{stages} equal stages, reading weights is"] = ((1 / stages,) * stages, False)
-    found["4 stages, the last takes twice the time, computing is the limit"] = ((0.2, 0.2, 0.2, 0.4), True)
+        found[f"{stages} equal ones, compute-bound"] = ((1 / stages,) * stages, True)
+        found[f"{stages} equal ones, bound by reading weights"] = ((1 / stages,) * stages, False)
+    found["4, the last takes twice as long, compute-bound"] = ((0.2, 0.2, 0.2, 0.4), True)
     return found
 
 

@@ -46,7 +46,7 @@ def pipeline_timeline_figure(study: PipelineStudy) -> go.Figure:
         _measured(figure, shown, run.prompt_ms, row)
         last = max(each.step for each in shown)
         _ideal(figure, [each for each in study.ideal(run) if each.step <= last], row)
-        first = [each.end_ms for each in shown if each.step <= SHOWN_TOKENS and each.kind != "wait"]
+        first = [each.end_ms for each in shown if each.step <= SHOWN_TOKENS and each.kind == "compute"]
         ends.append(max(first, default=run.end_ms) - run.prompt_ms)
     figure.update_xaxes(range=[-0.02 * max(ends), 1.02 * max(ends)])
     title = "Behind the prompt: who works when"
@@ -136,8 +136,7 @@ def pipeline_subtitle(study: PipelineStudy) -> str:
 
 def _title(run: ScheduleRun, bubble: float, formula: float) -> str:
     rows = run.batch / run.micro_batches
-    parts = f"{run.micro_batches} micro-batch{'es' * (run.micro_batches > 1)}"
-    return f"<b>{run.schedule}</b>, {parts} of {rows:g} rows: bubble {_percent(bubble)}, by formula {_percent(formula)}"
+    return f"<b>{run.schedule}</b>, {run.micro_batches} x {rows:g} rows: bubble {_percent(bubble)}, formula {_percent(formula)}"
 
 
 def _told(span: StageSpan) -> str:

@@ -58,11 +58,11 @@ def test_rounds_go_on_with_what_has_ended_and_the_queue_does_not() -> None:
 def test_turns_in_the_queues_order_run_as_the_queue_does() -> None:
     turns = [place for _ in range(5) for place in range(3)]
     assert in_order(turns, [1, 1, 1]) == simulate("queue", [1, 1, 1], 5, 3)
-    assert end(in_order([0, 0, 1, 1], [1, 1])) == 6  # the first stage waits for a token, and then for another
+    assert end(in_order([0, 0, 1, 1], [1, 1])) == 7  # the first stage waits for a token, and then for another
 
 
 def test_prompts_in_pieces_overlap_but_for_naive() -> None:
-    assert prompt_bubble("queue", 3, 4) == bubble("barrier", 3, 4, 1) == 2 / 6
+    assert prompt_bubble("queue", 3, 4) == pytest.approx(bubble("barrier", 3, 4, 1)) == pytest.approx(2 / 6)
     assert prompt_bubble("naive", 3, 4) == pytest.approx(2 / 3)
 
 
