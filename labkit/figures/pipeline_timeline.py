@@ -136,7 +136,8 @@ def pipeline_subtitle(study: PipelineStudy) -> str:
 
 def _title(run: ScheduleRun, bubble: float, formula: float) -> str:
     rows = run.batch / run.micro_batches
-    return f"<b>{run.schedule}</b>, {run.micro_batches} x {rows:g} rows: bubble {_percent(bubble)}, formula {_percent(formula)}"
+    shares = f"bubble {_percent(bubble)}, formula {_percent(formula)}"
+    return f"<b>{run.schedule}</b>, {run.micro_batches} x {rows:g} rows: {shares}"
 
 
 def _told(span: StageSpan) -> str:

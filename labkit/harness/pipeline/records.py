@@ -107,8 +107,8 @@ class ScheduleRun(FrozenRecord):
 
     @property
     def bubble(self) -> float:
-        """Measured, in the generation phase: stages that a schedule fills while prompts are still under way are not empty
-        at its beginning, so that a little less than the formula is possible.
+        """Measured, in the generation phase: stages that a schedule fills while prompts are under way are not empty at
+        its beginning, so that a little less than the formula is possible.
         """
         return bubble_of(self.spans, self.stages, self.prompt_ms, self.end_ms)
 
