@@ -42,7 +42,7 @@ def run(schedule: str, parts: int, *, stage_ms: tuple[float, ...] | None = None,
 def study(*, runs: tuple[ScheduleRun, ...] = (), **more: Any) -> PipelineStudy:
     """Of gpt2's name; with eight rows tensor parallelism is the fastest."""
     runs = runs or tuple(run(*each) for each in RUNS)
-    found = {
+    found: dict[str, Any] = {
         "case": PipelineCase(model="gpt2", origin="random weights, seed 0", dtype="float32", stages=STAGES, batch=BATCH,
                              prompt_tokens=16, new_tokens=NEW, threads=1),
         "environment": environment(), "layers": (6, 6), "pinned": True, "others_cores": 0.0, "runs": runs,

@@ -131,7 +131,9 @@ def _stage_slider(variants: dict[str, tuple[tuple[float, ...], bool]]) -> dict[s
     steps = []
     for place, (label, variant) in enumerate(variants.items()):
         visible = [index // per == place for index in range(per * len(variants))]
-        axes = {f"yaxis{row}".removesuffix("1") + ".range": _lanes(variant) for row in range(1, len(DRAWN) + 1)}
+        axes: dict[str, Any] = {
+            f"yaxis{row}".removesuffix("1") + ".range": _lanes(variant) for row in range(1, len(DRAWN) + 1)
+        }
         zoomed = {f"xaxis{row}".removesuffix("1") + ".autorange": True for row in range(1, len(DRAWN) + 1)}
         steps.append({"method": "update", "label": label, "args": [{"visible": visible}, axes | zoomed]})
     return _slider(steps, 0, "stages: ", pad_bottom=110)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import median
 
 from labkit.engine.parallel.pipeline_stage import PipelineSpan
@@ -118,8 +119,10 @@ def _launched(turns: Turns, threads: int, follow: Progress) -> list[RankFindings
             said = json.loads(told)
             follow(said["done"], said["total"], said["label"])
 
-    how = {"tp_size" if turns.tensor_parallel else "pp_size": turns.ranks}
-    return launch(take_turns_on_rank, turns, threads=threads, timeout_s=TIMEOUT_S, echo=heard, **how)
+    pp_size, tp_size = (None, turns.ranks) if turns.tensor_parallel else (turns.ranks, None)
+    return launch(
+        take_turns_on_rank, turns, threads=threads, timeout_s=TIMEOUT_S, echo=heard, pp_size=pp_size, tp_size=tp_size
+    )
 
 
 def _runs(turns: Turns, found: Sequence[RankFindings]) -> dict[int, list[ScheduleRun]]:
@@ -148,10 +151,9 @@ def _run(turns: Turns, of_ranks: Sequence[Generated]) -> ScheduleRun:
 
 def _span(span: PipelineSpan, begin_ns: int) -> StageSpan:
     begin, end = (round((at - begin_ns) / MS, DIGITS) for at in (span.begin_ns, span.end_ns))
-    return StageSpan(
-        kind=span.kind, phase=span.phase, stage=span.pp_rank, micro_batch=span.micro_batch, step=span.step,
-        begin_ms=begin, end_ms=end,
-    )  # fmt: skip
+    noted = asdict(span)
+    told = {name: noted[name] for name in ("kind", "phase", "micro_batch", "step")}
+    return StageSpan.model_validate(told | {"stage": span.pp_rank, "begin_ms": begin, "end_ms": end})
 
 
 def _chosen(runs: Sequence[ScheduleRun]) -> ScheduleRun:

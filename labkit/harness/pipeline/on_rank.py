@@ -101,8 +101,9 @@ def take_turns_on_rank(turns: Turns) -> RankFindings:
 
 def _engine(turns: Turns) -> FusedEngine:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    how = {"tensor_parallel" if turns.tensor_parallel else "pipeline_parallel":
-           {"tp_size" if turns.tensor_parallel else "pp_size": turns.ranks}}  # fmt: skip
+    how: dict[str, Any] = {"pipeline_parallel": {"pp_size": turns.ranks}}
+    if turns.tensor_parallel:
+        how = {"tensor_parallel": {"tp_size": turns.ranks}}
     engine = init_inference(resolve(turns.model, seed=turns.seed), dtype=dtype_of(turns.dtype), **how)
     assert isinstance(engine, FusedEngine)
     engine.generation_config.eos_token_id = None  # an end of text ends nothing here
@@ -128,10 +129,9 @@ def _generate(engine: FusedEngine, turns: Turns, number: int, new: int) -> Gener
 
 
 def _wanted(setting: Setting, stage: PipelineStage) -> PipelineParallel:
-    naive = setting.schedule == "naive"
-    return PipelineParallel(
-        pp_size=stage.count, schedule=setting.schedule, micro_batches="auto" if naive else setting.micro_batches
-    )  # fmt: skip
+    parts: int | str = "auto" if setting.schedule == "naive" else setting.micro_batches
+    wanted = {"pp_size": stage.count, "schedule": setting.schedule, "micro_batches": parts}
+    return PipelineParallel.model_validate(wanted)
 
 
 def _tell(turns: Turns, done: int, label: str) -> None:

@@ -1,6 +1,7 @@
 """What is computed from a record of a pipeline, and that it comes back from its file as it was."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pipeline_studies import BATCH, NEW, PROMPT_MS, STAGES, TIMES, run, study
@@ -65,7 +66,7 @@ def test_without_small_steps_nobody_knows_where_weights_are_the_limit() -> None:
         ({"others_cores": 1.0}, "other programs used 1.0"),
     ],
 )
-def test_what_weakens_the_figures_is_said(change: dict[str, object], doubt: str) -> None:
+def test_what_weakens_the_figures_is_said(change: dict[str, Any], doubt: str) -> None:
     found = study(**change)
     assert doubt in found.headline
     assert not found.outcome.trusted
@@ -87,9 +88,9 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
         ((("queue",), (2,), 8, 1), "got stages = 1"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arguments: tuple[object, ...], message: str) -> None:
+def test_what_cannot_be_measured_is_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        settings_of(*arguments)  # type: ignore[arg-type]
+        settings_of(*arguments)
 
 
 def test_naive_is_measured_once() -> None:

@@ -1,17 +1,19 @@
 """Formulas and simulated runs agree exactly, and each shows what the other cannot."""
 
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
 
 from labkit.engine.runners.pipeline.schedules import SCHEDULES as BUILT
 from labkit.harness.pipeline.formulas import SCHEDULES, StepLaw, bubble, prompt_bubble, stage_times
+from labkit.harness.pipeline.records import StageSpan
 from labkit.harness.pipeline.simulate import in_order, simulate, simulated_bubble
 from labkit.system.errors import UserError
 
 
-def end(spans: object) -> float:
-    return max(span.end_ms for span in spans)  # type: ignore[attr-defined]
+def end(spans: Sequence[StageSpan]) -> float:
+    return max(span.end_ms for span in spans)
 
 
 def test_the_schedules_are_those_of_the_engine() -> None:
@@ -86,6 +88,6 @@ def test_micro_batches_pay_until_reading_weights_is_the_limit() -> None:
         (lambda: simulate("queue", [1], [2, 2], 3), "for 3 micro-batches"),
     ],
 )
-def test_what_cannot_be_is_refused(call: object, message: str) -> None:
+def test_what_cannot_be_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        call()  # type: ignore[operator]
+        call()
