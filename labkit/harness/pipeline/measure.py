@@ -10,7 +10,7 @@ from statistics import median
 from labkit.engine.parallel.pipeline_stage import PipelineSpan
 from labkit.harness.environment import read_environment
 from labkit.harness.pipeline.formulas import SCHEDULES
-from labkit.harness.pipeline.on_rank import Generated, RankFindings, Setting, Turns, take_turns_on_rank
+from labkit.harness.pipeline.on_rank import Generated, RankFindings, Setting, PipelineTurns, take_turns_on_rank
 from labkit.harness.pipeline.records import MS, PipelineCase, PipelineMeasurement, ScheduleRun, StageSpan, WayPoint
 from labkit.launcher.shares import threads_each
 from labkit.launcher.spawn import launch
@@ -56,7 +56,7 @@ def measure_pipeline(
     wanted = (*settings, *(each for each in dict.fromkeys(extra) if each not in settings))
     origin, threads = resolve(model).origin, threads or threads_each(stages)
     environment = read_environment(threads * stages)
-    turns = Turns(
+    turns = PipelineTurns(
         model=model, dtype=dtype, ranks=stages, tensor_parallel=False, prompt_tokens=prompt, new_tokens=new,
         rounds=rounds, settings=wanted,
     )  # fmt: skip
@@ -110,7 +110,7 @@ def settings_of(schedules: Sequence[str], micro_batches: Sequence[int], batch: i
     return tuple(Setting(schedule=name, micro_batches=parts, batch=batch) for name, parts in dict.fromkeys(pairs))
 
 
-def _launched(turns: Turns, threads: int, follow: Progress) -> list[RankFindings]:
+def _launched(turns: PipelineTurns, threads: int, follow: Progress) -> list[RankFindings]:
     follow(0, 1, f"starting {turns.ranks} ranks")
 
     def heard(line: str) -> None:
@@ -125,7 +125,7 @@ def _launched(turns: Turns, threads: int, follow: Progress) -> list[RankFindings
     )
 
 
-def _runs(turns: Turns, found: Sequence[RankFindings]) -> dict[int, list[ScheduleRun]]:
+def _runs(turns: PipelineTurns, found: Sequence[RankFindings]) -> dict[int, list[ScheduleRun]]:
     """Of each setting, by its number, the runs in the order of the rounds."""
     runs: dict[int, list[ScheduleRun]] = {number: [] for number in range(len(turns.settings))}
     for of_ranks in zip(*(each.generated for each in found), strict=True):
@@ -133,7 +133,7 @@ def _runs(turns: Turns, found: Sequence[RankFindings]) -> dict[int, list[Schedul
     return runs
 
 
-def _run(turns: Turns, of_ranks: Sequence[Generated]) -> ScheduleRun:
+def _run(turns: PipelineTurns, of_ranks: Sequence[Generated]) -> ScheduleRun:
     setting, begin = turns.settings[of_ranks[0].setting], min(each.begin_ns for each in of_ranks)
     spans = sorted((_span(span, begin) for each in of_ranks for span in each.spans), key=lambda span: span.begin_ms)
     pieces = sum(span.kind == "compute" and span.phase is Phase.PREFILL and span.stage == 0 for span in spans)
@@ -161,7 +161,7 @@ def _chosen(runs: Sequence[ScheduleRun]) -> ScheduleRun:
     return sorted(runs, key=lambda run: run.bubble)[(len(runs) - 1) // 2]
 
 
-def _ways(turns: Turns, runs: dict[int, list[ScheduleRun]], beside: Sequence[int]) -> list[WayPoint]:
+def _ways(turns: PipelineTurns, runs: dict[int, list[ScheduleRun]], beside: Sequence[int]) -> list[WayPoint]:
     """The queue of as many micro-batches as stages, and naive, at the batches that are held against others."""
     found = []
     for number, setting in enumerate(turns.settings):
@@ -173,7 +173,7 @@ def _ways(turns: Turns, runs: dict[int, list[ScheduleRun]], beside: Sequence[int
     return found
 
 
-def _tensor_parallel(turns: Turns, beside: Sequence[int], threads: int, follow: Progress) -> list[WayPoint]:
+def _tensor_parallel(turns: PipelineTurns, beside: Sequence[int], threads: int, follow: Progress) -> list[WayPoint]:
     settings = tuple(Setting(schedule="", micro_batches=1, batch=batch) for batch in beside)
     turns = turns.model_copy(update={"tensor_parallel": True, "settings": settings})
     found = _launched(turns, threads, follow)

@@ -38,7 +38,7 @@ class Setting(FrozenRecord):
     batch: int
 
 
-class Turns(FrozenRecord):
+class PipelineTurns(FrozenRecord):
     """The settings, of which each is generated in each of `rounds` rounds. ranks: stages of a pipeline, or those that
     share the model otherwise where `tensor_parallel` is set.
     """
@@ -75,7 +75,7 @@ class RankFindings:
     generated: tuple[Generated, ...]
 
 
-def take_turns_on_rank(turns: Turns) -> RankFindings:
+def take_turns_on_rank(turns: PipelineTurns) -> RankFindings:
     """Called by every rank alike. Tells what it is at on stdout, a line of JSON each time, on rank 0."""
     engine = _engine(turns)
     gc.collect()
@@ -99,7 +99,7 @@ def take_turns_on_rank(turns: Turns) -> RankFindings:
     )
 
 
-def _engine(turns: Turns) -> FusedEngine:
+def _engine(turns: PipelineTurns) -> FusedEngine:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     how: dict[str, Any] = {"pipeline_parallel": {"pp_size": turns.ranks}}
     if turns.tensor_parallel:
@@ -110,7 +110,7 @@ def _engine(turns: Turns) -> FusedEngine:
     return engine
 
 
-def _generate(engine: FusedEngine, turns: Turns, number: int, new: int) -> Generated:
+def _generate(engine: FusedEngine, turns: PipelineTurns, number: int, new: int) -> Generated:
     setting, stage = turns.settings[number], engine.pipeline
     if stage is not None:
         stage.wanted = _wanted(setting, stage)
@@ -134,7 +134,7 @@ def _wanted(setting: Setting, stage: PipelineStage) -> PipelineParallel:
     return PipelineParallel.model_validate(wanted)
 
 
-def _tell(turns: Turns, done: int, label: str) -> None:
+def _tell(turns: PipelineTurns, done: int, label: str) -> None:
     if dist.get_rank() == 0:
         setting = turns.settings[done % len(turns.settings)]
         what = f"{setting.schedule or 'tensor parallel'}, {setting.batch} rows in {setting.micro_batches}"
