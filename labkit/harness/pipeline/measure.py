@@ -10,7 +10,7 @@ from statistics import median
 from labkit.engine.parallel.pipeline_stage import PipelineSpan
 from labkit.harness.environment import read_environment
 from labkit.harness.pipeline.formulas import SCHEDULES
-from labkit.harness.pipeline.on_rank import Generated, RankFindings, Setting, PipelineTurns, take_turns_on_rank
+from labkit.harness.pipeline.on_rank import Generated, PipelineTurns, RankFindings, Setting, take_turns_on_rank
 from labkit.harness.pipeline.records import MS, PipelineCase, PipelineMeasurement, ScheduleRun, StageSpan, WayPoint
 from labkit.launcher.shares import threads_each
 from labkit.launcher.spawn import launch
