@@ -24,6 +24,7 @@ FIGURES = {  # which of a page is shown
     "04_tensor_parallel": 0,
     "05_precision": 0,
     "06_larger_than_memory": 0,
+    "07_pipeline": 0,
 }
 LIVE = {"01_vanilla_vs_fused": "What is measured", "02_kernel_by_kernel": "One after another"}  # from which heading on
 WIDTH, HEIGHT = 1200, 900

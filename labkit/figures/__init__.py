@@ -7,6 +7,15 @@ from labkit.figures.doctor import checks_table
 from labkit.figures.latency import latency_figure, per_token_figure
 from labkit.figures.offload import offload_figure
 from labkit.figures.parallel import cut_figure, gpus_figure, scaling_figure, waiting_figure
+from labkit.figures.pipeline import (
+    bubble_figure,
+    micro_batch_figure,
+    pipeline_gains_figure,
+    pipeline_notes,
+    ways_figure,
+)
+from labkit.figures.pipeline_ideal import ideal_figure
+from labkit.figures.pipeline_timeline import pipeline_timeline_figure, prompt_timeline_figure
 from labkit.figures.precision import (
     costs_figure,
     errors_figure,
@@ -39,6 +48,7 @@ __all__ = [
     "STAGE_COLORS",
     "answers",
     "batch_figure",
+    "bubble_figure",
     "captures_table",
     "checks_table",
     "costs_figure",
@@ -50,17 +60,23 @@ __all__ = [
     "fusion_figure",
     "gpus_figure",
     "headline",
+    "ideal_figure",
     "ladder_figure",
     "latency_figure",
     "layer_figure",
     "memory_figure",
+    "micro_batch_figure",
     "notes",
     "offload_figure",
     "outliers_figure",
     "per_token_figure",
+    "pipeline_gains_figure",
+    "pipeline_notes",
+    "pipeline_timeline_figure",
     "precision_answers",
     "precision_notes",
     "precision_table",
+    "prompt_timeline_figure",
     "published_figure",
     "region_figure",
     "regions_figure",
@@ -77,4 +93,5 @@ __all__ = [
     "summary_table",
     "timeline",
     "waiting_figure",
+    "ways_figure",
 ]

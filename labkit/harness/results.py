@@ -16,6 +16,7 @@ from labkit.harness.evaluation.records import Evaluation
 from labkit.harness.exchange.records import ExchangeMeasurement, HandOverMeasurement
 from labkit.harness.load_record import LoadMeasurement
 from labkit.harness.methods.cell import MethodCell
+from labkit.harness.pipeline.records import PipelineMeasurement
 from labkit.harness.records import SCHEMA_VERSION, Measurement
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
 from labkit.harness.stream_record import StreamMeasurement
@@ -40,6 +41,7 @@ AnyRecord = (
     | Evaluation
     | MethodCell
     | StreamingPlan
+    | PipelineMeasurement
 )
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 

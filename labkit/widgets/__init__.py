@@ -3,6 +3,7 @@
 from labkit.widgets.kernel_bench import KernelBench
 from labkit.widgets.live import is_live
 from labkit.widgets.parallel_bench import ParallelBench
+from labkit.widgets.pipeline_bench import PipelineBench
 from labkit.widgets.precision_bench import PrecisionBench
 from labkit.widgets.streaming_bench import StreamingBench
 from labkit.widgets.timeline import Timeline, show_timeline
@@ -13,6 +14,7 @@ from labkit.widgets.workbench import Workbench
 __all__ = [
     "KernelBench",
     "ParallelBench",
+    "PipelineBench",
     "PrecisionBench",
     "StreamingBench",
     "Timeline",

@@ -41,9 +41,13 @@ HELP = {
     "batches": "numbers of sequences, separated by commas",
     "baselines": "sides of `labkit compare`, separated by commas; or none",
     "path": "a folder on the disk that layers are read from; empty: a temporary one",
+    "stages": "ranks that each have some of the layers",
+    "schedules": "some of queue, rounds, barrier and naive, separated by commas",
+    "micro_batches": "into how many parts a batch is divided: numbers, separated by commas",
     "source": "nsys, torch (torch.profiler), bundled (captures that come with labkit), or auto",
 }
 SIZES = {
+    "stages": (2, 64),
     "batch": (1, 256),
     "prompt_tokens": (1, 4096),
     "new_tokens": (2, 4096),

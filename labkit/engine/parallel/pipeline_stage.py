@@ -64,7 +64,8 @@ class PipelineSpan:
 class PipelineStage:
     """This rank's place: stage `number` of `count`, which holds `layers[number]`.
 
-    tp: with the group of the stage's ranks. wanted: what was asked for.
+    tp: with the group of the stage's ranks. wanted: what was asked for; between two calls all ranks may ask for another
+    schedule and other micro-batches.
     """
 
     def __init__(

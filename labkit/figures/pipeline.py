@@ -1,0 +1,224 @@
+"""A pipeline in figures: bubbles against formulas, throughput against micro-batches, and other ways beside it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from labkit.figures.beside import MEASURED_HERE, add_published, told, write_behind
+from labkit.figures.frames import number
+from labkit.figures.pipeline_timeline import pipeline_subtitle
+from labkit.figures.room import left_of, legend_below
+from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, finish, heading, in_lines
+from labkit.published import published
+
+if TYPE_CHECKING:
+    from labkit.studies.pipeline import PipelineStudy
+
+MARGIN = 70
+TABLE = "sc22-pipeline-530b"
+FORMULA, UNEQUAL = "formula, equal stages", "ideal run with the measured stage times"
+SCHEDULE_COLORS = {"queue": SIDE_COLORS["candidate"], "rounds": "#2f8f5b", "barrier": "#d9702b", "naive": "#8d939b"}
+WAY_COLORS = {"queue": SIDE_COLORS["candidate"], "naive": "#8d939b", "tensor parallel": "#8159a8"}
+WAY_NAMES = {
+    "queue": "pipeline, queue", "naive": "pipeline, one batch at a time", "tensor parallel": "tensor parallelism"
+}  # fmt: skip
+
+
+def bubble_figure(study: PipelineStudy) -> go.Figure:
+    """The bubble of each run behind the prompt: measured, by the formula of its schedule, and in the ideal run with the
+    measured times of its stages.
+    """
+    runs, spread = study.measured.runs, study.measured.bubbles
+    names = [run.name for run in runs]
+    figure = go.Figure()
+    figure.add_bar(
+        x=[run.bubble for run in runs], y=names, orientation="h", name=MEASURED_HERE, width=0.6,
+        marker_color=[SCHEDULE_COLORS[run.schedule] for run in runs], showlegend=False,
+        error_x={
+            "type": "data", "color": INK, "thickness": 1.4, "width": 5,
+            "array": [max(each) - run.bubble for run, each in zip(runs, spread, strict=True)],
+            "arrayminus": [run.bubble - min(each) for run, each in zip(runs, spread, strict=True)],
+        },
+        hovertemplate="%{y}: %{x:.1%}<extra>" + MEASURED_HERE + "</extra>",
+    )  # fmt: skip
+    markers = {
+        FORMULA: (
+            [run.formula for run in runs],
+            {"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": LIMIT}},
+        ),
+        UNEQUAL: ([study.unequal(run) for run in runs], {"symbol": "diamond-open", "size": 10, "color": INK}),
+    }
+    for name, (x, marker) in markers.items():
+        figure.add_scatter(x=x, y=names, mode="markers", name=name, marker=marker,
+                           hovertemplate="%{y}: %{x:.1%}<extra>" + name + "</extra>")  # fmt: skip
+    most = max(max(run.formula, *each) for run, each in zip(runs, spread, strict=True))
+    for run, each in zip(runs, spread, strict=True):
+        end = max(run.formula, study.unequal(run), *each)
+        figure.add_annotation(text=f"{(run.bubble - run.formula) * 100:+.1f} points", x=end, y=run.name, xanchor="left",
+                              xshift=12, showarrow=False)  # fmt: skip
+    left = left_of(names)
+    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(tickformat=".0%", range=[0, 1.45 * most], title="of the stages' time, behind the prompt")
+    far = study.farthest
+    title = f"Bubbles: within {abs(far.bubble - far.formula) * 100:.1f} points of the formula"
+    explained = (
+        "bars measured, with the least and the most of all rounds; what the diamond adds to the line is what unequal "
+        "stages cost: all wait for the slowest. Stages that were filled while prompts were under way save a little"
+    )
+    finish(figure, title, in_lines(pipeline_subtitle(study), explained), height=44 * len(runs) + 100)
+    return legend_below(figure, [FORMULA, UNEQUAL], left, axis=60)
+
+
+def micro_batch_figure(study: PipelineStudy) -> go.Figure | str:
+    """Tokens per second against the number of micro-batches that one batch is divided into: measured, and by formula
+    with t(r) = max(w, c r). Markdown text where only naive was measured.
+    """
+    law, case = study.law, study.measured.case
+    if law is None:
+        return "Only the schedule naive was measured, which has one micro-batch."
+    figure, drawn = go.Figure(), []
+    runs = study.measured.runs
+    end = max(run.micro_batches for run in runs)
+    parts = sorted({min(case.batch, round((2 * end) ** (place / 40))) for place in range(41)})
+    tokens = runs[0].tokens
+    for schedule in dict.fromkeys(run.schedule for run in runs):
+        color, mine = SCHEDULE_COLORS[schedule], [run for run in runs if run.schedule == schedule]
+        if schedule != "naive":
+            figure.add_scatter(
+                x=parts, y=[law.tokens_per_s(schedule, case.stages, case.batch, each, tokens) for each in parts],
+                mode="lines", name=f"{schedule}, by formula", line={"color": color, "width": 1.8, "dash": "dash"},
+                showlegend=False, hovertemplate="m = %{x}: %{y:.3g} tokens/s<extra>by formula</extra>",
+            )  # fmt: skip
+        drawn.append(schedule)
+        figure.add_scatter(
+            x=[run.micro_batches for run in mine], y=[run.tokens_per_s for run in mine], mode="markers", name=schedule,
+            marker={"size": 11, "color": color, "symbol": "square" if schedule == "naive" else "circle"},
+            hovertemplate="m = %{x}: %{y:.3g} tokens/s<extra>" + schedule + ", measured</extra>",
+        )  # fmt: skip
+    said = (
+        f"t(r) = max({number(law.weights_ms)} ms, {number(law.ms_per_row)} ms a row), from the measured steps; "
+        "dashed: the formulas with it, points measured"
+    )
+    if (turning := study.most_parts) is None:
+        said += ". No step was so small that reading weights was the limit"
+    else:
+        _mark(figure, turning, f"{law.turning_rows:.1f} rows:<br>right of it reading<br>weights is the limit")
+    ticks = [2**power for power in range(12) if 2**power <= 2 * end]
+    figure.update_xaxes(type="log", title="micro-batches of one batch", tickvals=ticks, ticktext=list(map(str, ticks)),
+                        range=[-0.08, math.log10(parts[-1]) + 0.08])  # fmt: skip
+    figure.update_yaxes(title="tokens per second, all rows", rangemode="tozero", tickformat="~s")
+    finish(figure, "What micro-batches pay", in_lines(pipeline_subtitle(study), said), height=400)
+    return legend_below(figure, drawn, MARGIN, axis=60)
+
+
+def ways_figure(study: PipelineStudy) -> go.Figure | str:
+    """Tokens per second against the batch, of the pipeline and of tensor parallelism on as many ranks. Markdown text
+    where nothing was held against it.
+    """
+    ways, case = study.measured.ways, study.measured.case
+    if not ways:
+        return "Nothing was held against tensor parallelism."
+    figure, drawn = go.Figure(), []
+    for way, name in WAY_NAMES.items():
+        mine = sorted((point for point in ways if point.way == way), key=lambda point: point.batch)
+        if not mine:
+            continue
+        drawn.append(name)
+        figure.add_scatter(
+            x=[point.batch for point in mine], y=[point.tokens_per_s for point in mine], mode="lines+markers",
+            name=name, line={"color": WAY_COLORS[way], "width": 2.2}, marker={"size": 10},
+            error_y={
+                "type": "data", "color": INK, "thickness": 1.2, "width": 5,
+                "array": [max(point.runs) - point.tokens_per_s for point in mine],
+                "arrayminus": [point.tokens_per_s - min(point.runs) for point in mine],
+            },
+            hovertemplate="batch %{x}: %{y:.3g} tokens/s<extra>" + name + "</extra>",
+        )  # fmt: skip
+    batches = sorted({point.batch for point in ways})
+    figure.update_xaxes(
+        type="log", title="rows of the batch", tickvals=batches, ticktext=[str(each) for each in batches]
+    )
+    figure.update_yaxes(type="log", title="tokens per second, all rows", tickformat="~s", dtick="D2")
+    ratios = study.against_tensor_parallel()
+    compared = ", ".join(f"batch {batch}: {ratio:.2f}x" for batch, ratio in sorted(ratios.items()))
+    said = f"the queue against tensor parallelism: {compared}" if compared else study.measured.left_out
+    why = (
+        f"these ranks share one memory: in {case.stages} micro-batches every weight is read {case.stages} times for a "
+        "token, with tensor parallelism once, but its ranks meet twice in every layer"
+    )
+    finish(figure, "The pipeline and tensor parallelism", in_lines(pipeline_subtitle(study), said, why), height=380)
+    return legend_below(figure, drawn, MARGIN, axis=60)
+
+
+def pipeline_gains_figure(study: PipelineStudy) -> go.Figure:
+    """Above, tokens per second of each run over those of naive; below, what the slides of the SC22 paper report of
+    their optimisations, one on top of the other.
+    """
+    gains, theirs = study.gains, published(TABLE)
+    names, labels = list(gains), list(theirs["method"])
+    heights = [24 * len(names) + 20, 30 * len(labels) + 20]
+    figure = make_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=80 / (sum(heights) + 80))
+    left = left_of([*names, *labels])
+    colors = [SCHEDULE_COLORS[run.schedule] for run in study.measured.runs]
+    figure.add_bar(x=list(gains.values()), y=names, orientation="h", name=MEASURED_HERE, marker_color=colors,
+                   hovertemplate="%{y}: %{x:.2f}x<extra>" + MEASURED_HERE + "</extra>", row=1, col=1)  # fmt: skip
+    write_behind(figure, [f"<b>{gain:.2f}x</b>" for gain in gains.values()], list(gains.values()), names, left, row=1)
+    add_published(figure, labels, theirs["value"], theirs["source"], left, row=2)
+    values = list(theirs["value"])
+    write_behind(figure, [f"<b>{value:.2f}x</b>" for value in values], values, labels, left, row=2)
+    base = "naive" if "naive" in gains else names[0]
+    figure.add_annotation(heading(f"<b>{MEASURED_HERE}</b>: tokens per second over {base}", left=left), row=1, col=1)
+    figure.update_yaxes(autorange="reversed")
+    what = theirs.iloc[0]
+    hardware = f"{what['model']} on {what['hardware']}, each bar with those above it: {what['note']}"
+    apart = (
+        "their schedule is held against many micro-batches with a barrier behind each token, ours above against naive"
+    )
+    text = in_lines(pipeline_subtitle(study), *told(theirs["source"]), hardware, apart)
+    height = sum(heights) + 190
+    return finish(figure, "Times the tokens: ours, and the paper's", text, height=height).update_layout(margin_l=left)
+
+
+def pipeline_notes(study: PipelineStudy) -> str:
+    """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
+    case, lines = study.measured.case, []
+    for run in study.shown:
+        lines.append(
+            f"{run.name}: bubble {run.bubble:.1%}, by formula {run.formula:.1%}, and {study.unequal(run):.1%} with the "
+            f"times that its stages took ({', '.join(number(ms) for ms in run.step_ms)} ms); "
+            f"{number(run.tokens_per_s)} tokens/s."
+        )
+    slowest = study.shown[0]
+    if slowest.schedule == "naive" and len(study.shown) > 1:
+        other = study.shown[-1]
+        alone, together = sum(slowest.step_ms), sum(other.step_ms) * other.micro_batches
+        lines.append(
+            f"All rows take {number(alone)} ms of work in naive, where one stage works at a time, and in {other.name}, "
+            f"where stages share the memory and read their weights {other.micro_batches} times, {number(together)} ms: "
+            "that is no bubble, but it takes its part of what the schedule gains."
+        )
+    for batch, ratio in sorted(study.against_tensor_parallel().items()):
+        winner = "the pipeline" if ratio > 1 else "tensor parallelism"
+        lines.append(
+            f"At batch {batch} the queue makes {ratio:.2f} times the tokens of tensor parallelism: {winner} wins."
+        )
+    if study.measured.left_out:
+        lines.append(f"Not measured: {study.measured.left_out}.")
+    if case.batch == 1:
+        lines.append("A batch of one keeps one stage at work, whatever the schedule.")
+    doubts = [f"- {doubt}" for doubt in study.doubts]
+    trust = ["", "Before you trust these figures:", "", *doubts] if doubts else []
+    return "\n".join([f"- {line}" for line in lines] + trust)
+
+
+def _mark(figure: go.Figure, parts: float, words: str) -> None:
+    """A vertical line with words beside it."""
+    figure.add_vline(x=parts, line={"color": LIMIT, "width": 1.4, "dash": "dot"})
+    figure.add_annotation(
+        text=words, x=math.log10(parts), yref="paper", y=0.02, yanchor="bottom", xanchor="left", xshift=5, align="left",
+        showarrow=False, font={"size": 12, "color": LIMIT},
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Schedules of a pipeline of stages: by formula, in the ideal, and as measured."""

@@ -1,0 +1,63 @@
+"""Schedules of a pipeline, with controls for the settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.models.dtypes import FLOAT_DTYPES
+from labkit.studies.outcome import Outcome
+from labkit.studies.pipeline import (
+    ALL_SCHEDULES,
+    PipelineStudy,
+    parse_parts,
+    parse_schedules,
+    study_pipeline,
+)
+from labkit.system.progress import Progress
+from labkit.widgets.bench import Bench
+
+
+class PipelineBench(Bench[PipelineStudy]):
+    """Runs `study_pipeline`."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        dtype: str = "float32",
+        stages: int = 2,
+        batch: int = 32,
+        prompt_tokens: int = 16,
+        new_tokens: int = 16,
+        schedules: str = ALL_SCHEDULES,
+        micro_batches: str = "2, 4, 8",
+        rounds: int = 3,
+        threads: int = 0,
+    ) -> None:
+        """Each rank has `threads` threads; with 0, the cores are shared out among the stages."""
+        parse_schedules(schedules)
+        parse_parts(micro_batches)
+        texts = {"model": model, "dtype": dtype, "schedules": schedules, "micro_batches": micro_batches}
+        sizes = {"stages": stages, "batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+        super().__init__(texts | sizes | {"rounds": rounds, "threads": threads}, {"dtype": FLOAT_DTYPES})
+
+    def measure(self, settings: dict[str, Any], follow: Progress) -> PipelineStudy:
+        return study_pipeline(
+            settings["model"],
+            dtype=settings["dtype"],
+            stages=settings["stages"],
+            batch=settings["batch"],
+            prompt=settings["prompt_tokens"],
+            new=settings["new_tokens"],
+            schedules=settings["schedules"],
+            micro_batches=settings["micro_batches"],
+            rounds=settings["rounds"],
+            threads=settings["threads"] or None,
+            progress=follow,
+        )
+
+    def headline(self, found: PipelineStudy) -> str:
+        return found.headline
+
+    def outcome(self, found: PipelineStudy) -> Outcome:
+        return found.outcome

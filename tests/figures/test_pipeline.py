@@ -1,0 +1,108 @@
+"""The figures of pipelines show what was measured, and the ideal and the formula beside it, each called by its name."""
+
+import plotly.graph_objects as go
+import pytest
+from drawn import subtitle, title
+from pipeline_studies import RUNS, STAGES, run, study
+from precision_studies import texts
+
+from labkit.figures import (
+    bubble_figure,
+    ideal_figure,
+    micro_batch_figure,
+    pipeline_gains_figure,
+    pipeline_notes,
+    pipeline_timeline_figure,
+    prompt_timeline_figure,
+    ways_figure,
+)
+from labkit.figures.pipeline import FORMULA, MEASURED_HERE, UNEQUAL
+from labkit.figures.pipeline_ideal import DRAWN, MOST_PARTS
+from labkit.figures.pipeline_timeline import IDEAL_NAME, NAMES
+from labkit.published import NOT_MEASURED_HERE, published
+
+
+def traces(figure: go.Figure, name: str) -> list[go.Bar]:
+    return [trace for trace in figure.data if trace.name == name]
+
+
+def test_every_step_is_a_bar_beside_its_ideal() -> None:
+    found = study()
+    figure = pipeline_timeline_figure(found)
+    assert len(figure.data) == (len(NAMES) + 1) * len(found.shown)  # bars are bundled
+    for each, drawn, ideal in zip(
+        found.shown, traces(figure, NAMES["compute"]), traces(figure, IDEAL_NAME), strict=True
+    ):
+        steps = each.tokens * each.micro_batches * STAGES
+        assert len(drawn.x) == len(ideal.x) == steps
+        assert list(drawn.base) == pytest.approx(list(ideal.base), abs=1e-3)
+        assert len(set(drawn.marker.color)) == each.micro_batches
+
+
+def test_the_prompt_is_hatched_and_its_end_is_marked() -> None:
+    figure = prompt_timeline_figure(study())
+    for drawn in traces(figure, NAMES["compute"]):
+        assert list(drawn.marker.pattern.shape) == ["/"] * STAGES
+    assert {shape.x0 for shape in figure.layout.shapes} == {40.0}
+
+
+def test_bubbles_stand_beside_their_formulas() -> None:
+    uneven = run("queue", 2, stage_ms=(4.0, 6.0))
+    figure = bubble_figure(study(runs=(uneven, run("naive", 1))))
+    drawn = {trace.name: list(trace.x) for trace in figure.data}
+    assert drawn[MEASURED_HERE] == [uneven.bubble, 0.5]
+    assert drawn[FORMULA] == [uneven.formula, 0.5]
+    assert drawn[UNEQUAL] == pytest.approx([uneven.bubble, 0.5])
+    assert f"{(uneven.bubble - uneven.formula) * 100:+.1f} points" in texts(figure)
+    assert f"within {(uneven.bubble - uneven.formula) * 100:.1f} points" in title(figure)
+
+
+def test_points_lie_on_the_formulas_lines_and_the_turn_is_marked() -> None:
+    figure = micro_batch_figure(study())
+    assert isinstance(figure, go.Figure)
+    lines = {trace.name: dict(zip(trace.x, trace.y, strict=True)) for trace in figure.data}
+    for schedule, parts in RUNS[:-1]:
+        assert lines[schedule][parts] == pytest.approx(lines[f"{schedule}, by formula"][parts])
+    assert [shape.x0 for shape in figure.layout.shapes] == [pytest.approx(8 / 3)]
+    assert "Only the schedule naive" in str(micro_batch_figure(study(runs=(run("naive", 1),))))
+
+
+def test_where_no_step_was_small_enough_nothing_is_marked() -> None:
+    figure = micro_batch_figure(study(runs=(run("queue", 2), run("naive", 1))))
+    assert isinstance(figure, go.Figure)
+    assert not figure.layout.shapes
+    assert "No step was so small" in subtitle(figure)
+
+
+def test_tensor_parallelism_stands_beside_the_pipeline() -> None:
+    figure = ways_figure(study())
+    assert isinstance(figure, go.Figure)
+    assert [list(trace.x) for trace in figure.data] == [[2, 8]] * 3
+    assert "batch 8: 0.83x" in subtitle(figure)
+    assert "tensor parallelism wins" in pipeline_notes(study())
+    assert isinstance(ways_figure(study(ways=())), str)
+    assert "Not measured: tensor parallelism: no" in pipeline_notes(study(ways=(), left_out="tensor parallelism: no"))
+
+
+def test_published_gains_are_told_apart() -> None:
+    ours, theirs = pipeline_gains_figure(study()).data
+    assert (ours.name, theirs.name) == (MEASURED_HERE, NOT_MEASURED_HERE)
+    assert list(theirs.x) == list(published("sc22-pipeline-530b")["value"]) == [1.0, 2.01, 2.26, 3.23, 4.33]
+    assert ours.xaxis != theirs.xaxis
+
+
+def test_each_slider_changes_all_that_the_other_may_show() -> None:
+    figure = ideal_figure(study())
+    stages, parts = figure.layout.sliders
+    assert len(parts.steps) == MOST_PARTS
+    for step in parts.steps:
+        assert {len(values) for values in step.args[0].values()} == {len(figure.data)}
+    for place, step in enumerate(stages.steps):
+        visible = step.args[0]["visible"]
+        assert len(visible) == len(figure.data)
+        assert sum(visible) == 2 * len(DRAWN)
+        assert visible.index(True) == 2 * len(DRAWN) * place
+    now = parts.steps[parts.active].args[0]
+    for place, trace in enumerate(figure.data):
+        assert trace.type == "scatter" or list(now["base"][place]) == list(trace.base)
+    assert len(figure.to_json()) < 1_000_000
