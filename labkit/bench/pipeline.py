@@ -4,8 +4,8 @@ python -P -m labkit.bench.pipeline [--quick] [--batch N] [--output FOLDER]
 
 A stage's time says what each schedule can reach: with m micro-batches of t ms in a stage, P stages take P t ms for a
 token of a whole batch (naive), (m + P - 1) t (barrier) or m t (queue). As long as the weights are the limit, t does not
-become less with fewer rows, and the queue gains nothing over naive. Where the stages share one memory it loses, since t becomes
-longer while several of them read.
+become less with fewer rows, and the queue gains nothing over naive. Where the stages share one memory it loses, since t
+becomes longer while several of them read.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ def page(handed: HandOverMeasurement, found: Sequence[Comparison]) -> str:
         "of one thread, and `fused` one process of two threads. A token's time is that of the whole batch. By formula "
         "is what a schedule takes with stages of the times beside it, which an extra run found: m t for queue and "
         "rounds, (m + P - 1) t for barrier, and the sum of the stages for naive. While reading weights is the limit, a "
-        "micro-batch takes a stage as long as the whole batch, and more of them gain nothing; here the stages share one "
-        "memory, and take longer while both read.",
+        "micro-batch takes a stage as long as the whole batch, and more of them gain nothing; the stages share one "
+        "memory here, and take longer while both read.",
         verdict([*judged, ("mailboxes", handing)]),
         *(section for batch, mine in of_batch.items() for section in _sections(targets[batch], mine)),
         "## Mailboxes",
