@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweeps import swept
+from sweeps import sweep
 
 pytest.importorskip("triton")
+pytestmark = sweep
 COMPILER = Path(__file__).parent / "gpu_compiler.py"
 FULL, THREE = "llama-2-7b", "gpt-j-6b"  # attention and MLP one after the other; from the same rows
 STEP = {
@@ -27,7 +28,6 @@ STACK = {80: 8, 90: 0}  # bytes: where registers are given out in steps, two may
 Found = list[tuple[dict[str, Any], list[dict[str, Any]]]]
 
 
-FEW = [{"model": THREE, "capability": 90, "dtype": "float16", "pdl": True}]
 CODES = [[4, 32, 2], [4, 64, 1], [4, 128, 2], [4, 0, 2], [8, 32, 1], [8, 64, 2]]  # bits, inputs in a group, numbers
 
 
@@ -46,16 +46,16 @@ def all_jobs() -> list[dict[str, Any]]:
     return [*listed, here | {"dtype": "float16", "capability": 80}]
 
 
-@pytest.fixture(scope="module", params=swept({"few": FEW, "all": all_jobs()}, ["few"]))
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Each job with its kernels, by a process that finds no kernels from before."""
-    folder = tmp_path_factory.mktemp("compiled")
+    folder, jobs = tmp_path_factory.mktemp("compiled"), all_jobs()
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
-    command: list[str | Path] = [sys.executable, "-P", COMPILER, folder / "found", json.dumps(request.param)]
+    command: list[str | Path] = [sys.executable, "-P", COMPILER, folder / "found", json.dumps(jobs)]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return list(zip(request.param, json.loads((folder / "found").read_text()), strict=True))
+    return list(zip(jobs, json.loads((folder / "found").read_text()), strict=True))
 
 
 def kernels(compiled: Found, **wanted: object) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

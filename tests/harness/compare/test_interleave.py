@@ -130,7 +130,7 @@ def side() -> Iterator[SideProcess]:
         yield process
 
 
-PREPARE: dict[str, Any] = {"name": "hf-eager", "model": MODEL, "dtype": "float32", "seed": 0}
+PREPARE: dict[str, Any] = {"name": "hf-eager", "model": MODEL, "dtype": "float32", "seed": 0, "options": {}}
 LOAD: dict[str, Any] = {"batch": 1, "prompt": 4, "new": 3, "threads": 1}
 
 
