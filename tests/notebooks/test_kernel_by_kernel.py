@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from pages import MOST_BYTES, Page, run_in
+from sweeps import sweep
 
 from labkit.notebooks import RunReport, read_parameters
 
@@ -26,12 +27,14 @@ def test_every_parameter_is_typed_and_documented() -> None:
     assert all(parameter.types and parameter.help for parameter in parameters)
 
 
+@sweep
 def test_it_runs_and_says_what_fusing_gives(report: RunReport) -> None:
     assert report.failure is None
     (headline,) = report.headlines
     assert re.search(r"a layer fused in the one-call step against unfused torch ops: [\d.]+x \[[\d.]+, ", headline)
 
 
+@sweep
 def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
     html = report.html.read_text()
     page = Page(html)

@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from pages import MOST_BYTES, Page, run_in
+from sweeps import sweep
 
 from labkit.notebooks import RunReport, read_parameters
 from labkit.studies.precision import PRECISIONS, load_study
@@ -33,6 +34,7 @@ def test_every_parameter_is_typed_and_documented() -> None:
 
 
 @pytest.mark.timeout(240)
+@sweep
 def test_it_says_what_the_fastest_gains_and_what_that_costs(report: RunReport) -> None:
     assert report.failure is None, report.failure
     (headline,) = report.headlines
@@ -41,6 +43,7 @@ def test_it_says_what_the_fastest_gains_and_what_that_costs(report: RunReport) -
 
 
 @pytest.mark.timeout(240)
+@sweep
 def test_the_page_has_all_figures_loads_nothing_and_says_what_cannot_be(report: RunReport) -> None:
     html = report.html.read_text()
     page = Page(html)
@@ -54,6 +57,7 @@ def test_the_page_has_all_figures_loads_nothing_and_says_what_cannot_be(report: 
 
 
 @pytest.mark.timeout(240)
+@sweep
 def test_the_study_is_kept(report: RunReport) -> None:
     (file,) = (report.html.parents[1] / "runs").glob("*-tiny-gpt2-precisions.json")
     found = load_study(file)
