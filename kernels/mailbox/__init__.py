@@ -56,7 +56,7 @@ class Ring:
         return self._ends.receive()
 
     def gather(self, x: Tensor) -> Tensor:
-        """x of one shape and type on all ranks -> [ranks, *x.shape], by rank. All of them call it."""
+        """x, of one shape and type on all ranks: all of them call it. -> [ranks, the shape of x], by rank."""
         parts = {self.rank: x.contiguous()}
         passing = parts[self.rank].view(torch.uint8).view(1, -1)
         for hop in range(1, self.size):

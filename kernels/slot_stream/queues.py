@@ -100,8 +100,9 @@ class GpuQueues:
         mark.synchronize()
 
     def finish_copies(self) -> None:
-        self._inward.synchronize()
-        self._outward.synchronize()
+        for name in ("_inward", "_outward"):
+            if stream := vars(self).get(name):  # one that nothing was copied on is not made for this
+                stream.synchronize()
 
     def times_ns(self, marks: Sequence[torch.cuda.Event]) -> list[int]:
         torch.cuda.synchronize(self._device)
