@@ -1,5 +1,6 @@
 """What each rank of a pipeline does in the tests, called through `labkit.launch`: plain data comes back."""
 
+import time
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from labkit.engine import InferenceEngine
 from labkit.engine.runners.step import StepInput
 from labkit.harness.compare.provider import Room
 from labkit.harness.compare.providers import provider_of
+from labkit.kernels.mailbox import Message, Ring
 
 SCHEDULES = ("queue", "rounds", "barrier", "naive")
 DEFAULT_ROWS = ("gpt2", "llama", "bloom")
@@ -156,6 +158,20 @@ def by_gloo() -> tuple[bool, str]:
     return torch.equal(greedy(whole("gptj")), greedy(engine)), engine.pipeline.ring.transport
 
 
+def taken_late() -> list[int]:
+    """What rank 1, which is slow to receive, gathers with a rank that drops its mailbox as soon as it has its part."""
+    ring = Ring(None, transport="gloo")
+    receive = ring.receive
+
+    def received() -> Message:
+        time.sleep(0.3 * dist.get_rank())
+        return receive()
+
+    with mock.patch.object(ring, "receive", received):
+        found: list[int] = ring.gather(torch.tensor([dist.get_rank() + 7])).flatten().tolist()
+    return found
+
+
 def held_bytes(found: object) -> int:
     """Of all tensors in a record of records, each memory counted once."""
     memories: dict[int, int] = {}
@@ -261,6 +277,7 @@ def two_stages(folder: str) -> dict[str, Any]:
         "low precision": low_precision(),
         "checkpoints": from_checkpoint(folder),
         "gloo": by_gloo(),
+        "taken late": taken_late(),
         "reference": {"gpt2": torch.equal(greedy(whole("gpt2")), greedy(piped("gpt2", 2, impl="reference")))},
         "memory": memory(),
         "mistakes": mistakes(),

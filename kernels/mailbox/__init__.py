@@ -55,6 +55,12 @@ class Ring:
         """The next message of the rank before."""
         return self._ends.receive()
 
+    def flush(self) -> None:
+        """Returns when all that was sent reaches the next rank whatever becomes of this one. It may wait until that
+        rank has received it.
+        """
+        self._ends.flush()
+
     def gather(self, x: Tensor) -> Tensor:
         """x, of one shape and type on all ranks: all of them call it. -> [ranks, the shape of x], by rank."""
         parts = {self.rank: x.contiguous()}
@@ -63,4 +69,5 @@ class Ring:
             self.send(Message(GATHERED, 0, hop, passing))
             passing = self.receive().payload
             parts[(self.rank - hop) % self.size] = passing.view(x.dtype).view(x.shape)
+        self.flush()
         return torch.stack([parts[rank] for rank in range(self.size)])

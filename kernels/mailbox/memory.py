@@ -56,6 +56,9 @@ class SharedMailboxes:
         self._move(read, self._in, message.payload.data_ptr(), message.payload.nbytes)
         return message
 
+    def flush(self) -> None:
+        """Nothing is under way: what was sent is in memory that outlives this process as long as its reader has it."""
+
     def _move(self, move: Callable[..., int], box: int, at: int, count: int) -> None:
         """All of it, however long it takes, unless another rank has gone."""
         patience = int(LOOK_S * 1e9)

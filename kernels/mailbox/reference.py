@@ -29,9 +29,7 @@ class GlooMailboxes:
                 self._under_way.append((self._do(dist.isend, part, self._to), part))
                 self._bytes += part.nbytes
         while self._bytes > self._most_bytes or len(self._under_way) > MOST_UNDER_WAY:
-            work, part = self._under_way.popleft()
-            self._bytes -= part.nbytes
-            self._do(work.wait)
+            self._finish_first()
 
     def receive(self) -> Message:
         header = torch.empty(HEADER.size, dtype=torch.uint8)
@@ -40,6 +38,16 @@ class GlooMailboxes:
         if message.payload.numel():
             self._do(dist.recv, message.payload, self._from)
         return message
+
+    def flush(self) -> None:
+        """What is still under way when this object goes is lost."""
+        while self._under_way:
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        work, part = self._under_way.popleft()
+        self._bytes -= part.nbytes
+        self._do(work.wait)
 
     def _do(self, action: Any, *arguments: Any) -> Any:
         try:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labkit.engine.options import PipelineParallel, TensorParallel
-from labkit.kernels.mailbox import LEAST_CAPACITY, Message, Ring
+from labkit.kernels.mailbox import LEAST_CAPACITY, LostRankError, Message, Ring
 from labkit.launcher.agreement import check_agreement, versions
 from labkit.launcher.group import ensure_process_group
 from labkit.stages import Phase, Stage, stage
@@ -108,6 +108,20 @@ class PipelineStage:
         phase = Phase.DECODE if message.step else Phase.PREFILL
         self.note("wait", phase, message.micro_batch, message.step, begin)
         return message, phase
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """What runs within is a call that all ranks make. When it ends, with an error too, the next rank has, or will
+        have, what was sent to it, even if this rank forgets the engine or ends. A rank that is lost ends it at once.
+        """
+        try:
+            yield
+        except LostRankError:
+            raise
+        except Exception:
+            self.ring.flush()
+            raise
+        self.ring.flush()
 
     @contextmanager
     def computing(self, phase: Phase, micro_batch: int, step: int) -> Iterator[None]:

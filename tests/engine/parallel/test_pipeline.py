@@ -62,6 +62,7 @@ def test_stages_of_two_ranks_each_give_the_tokens_of_one_process() -> None:
 
 def test_stages_that_share_no_memory_send_by_gloo(stages: Answers) -> None:
     assert [rank["gloo"] for rank in stages] == [(True, "gloo")] * 2
+    assert [rank["taken late"] for rank in stages] == [[7, 8]] * 2
 
 
 def test_a_stage_holds_its_layers_alone(stages: Answers) -> None:

@@ -77,7 +77,8 @@ class PipelineRunner(Runner):
     def begin(self, step: StepInput) -> Pending:
         if self._leader is not None and (batch := self._leader.batch_of(step)) is not None:
             return self._leader.order(step, batch)
-        return self._one_at_a_time(step)
+        with self.stage.call():
+            return self._one_at_a_time(step)
 
     def decode(self, begin: Callable[[StepInput], Pending], texts: TextBatch) -> Found:
         if not texts.wants_tokens_alone:
@@ -87,13 +88,14 @@ class PipelineRunner(Runner):
             check_step(batch.prompt, self.config)
         prompts = [batch.prompt for batch in batches]
         self._agree([(each.tokens, each.cache.length, each.attention_mask, each.position_ids) for each in prompts])
-        if not self.stage.is_last:
-            return Server(self.stage, self.inner).serve(batches)
-        self._leader = Leader(self.stage, self.inner, batches)
-        try:
-            return self._leader.lead(begin)
-        finally:
-            self._leader = None
+        with self.stage.call():
+            if not self.stage.is_last:
+                return Server(self.stage, self.inner).serve(batches)
+            self._leader = Leader(self.stage, self.inner, batches)
+            try:
+                return self._leader.lead(begin)
+            finally:
+                self._leader = None
 
     def _micro_batches(self, texts: TextBatch) -> list[MicroBatch]:
         count = self._count(texts)
