@@ -21,6 +21,7 @@ MS = BarUnit("{:.2f} ms", "{:g} ms")
 US = BarUnit("{:.1f} µs", "{:g} µs")
 SECONDS = BarUnit("{:.2f} s", "{:g} s")
 GIB = BarUnit("{:.2f} GiB", "{:g} GiB")
+POINTS = BarUnit("{:.1f} points", "{:g} points")  # between two shares in percent
 NOT_TRUSTED = ", not trustworthy"  # behind a ratio that is not, and behind its bar
 
 

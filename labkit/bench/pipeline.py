@@ -6,6 +6,9 @@ A stage's time says what each schedule can reach: with m micro-batches of t ms i
 token of a whole batch (naive), (m + P - 1) t (barrier) or m t (queue). As long as the weights are the limit, t does not
 become less with fewer rows, and the queue gains nothing over naive. Where the stages share one memory it loses, since t
 becomes longer while several of them read.
+
+The bubble of each schedule, the share of the stages' time in which they do nothing, is measured from the spans of its
+stages and held against its formula.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from labkit.bench.bars import US, BarCheck, at_least, at_most
+from labkit.bench.bars import POINTS, US, BarCheck, at_least, at_most
 from labkit.bench.page import (
     NONE,
     BenchFiles,
@@ -28,10 +31,12 @@ from labkit.bench.page import (
     markdown_table,
     out,
     page_of,
+    print_checks,
     verdict,
 )
 from labkit.bench.report import tokens
 from labkit.bench.targets import (
+    BUBBLE_POINTS,
     HAND_OVER_ROWS,
     HAND_OVER_US,
     HAND_OVER_WIDTH,
@@ -46,13 +51,16 @@ from labkit.harness.comparison import Comparison
 from labkit.harness.environment import read_environment
 from labkit.harness.exchange.hand_over import measure_hand_over
 from labkit.harness.exchange.records import HandOverMeasurement
+from labkit.harness.pipeline.measure import measure_pipeline
+from labkit.harness.pipeline.records import PipelineMeasurement, ScheduleRun
 from labkit.harness.records import Measurement
 from labkit.harness.results import load_records
 from labkit.stages import EXCHANGES, Phase, Stage
 from labkit.system.command import run_command
 
-PROMPT, NEW, ROUNDS, WARM_UP = 128, 64, 5, 2
+PROMPT, NEW, ROUNDS, WARM_UP = 128, 64, 6, 2
 QUICK_NEW, QUICK_ROUNDS, QUICK_CALLS = 4, 2, 10
+BUBBLE_BATCH, BUBBLE_PROMPT, BUBBLE_NEW, BUBBLE_ROUNDS = 32, 16, 32, 3
 NAIVE, BARRIER, TRANSFORMERS = "fused-pp2-naive", "fused-pp2-barrier", "hf-pipeline-pp2"
 BASELINES = (NAIVE, BARRIER, "fused-pp2-rounds", TRANSFORMERS, "fused-tp2", "fused")
 QUEUE = "fused-pp2"
@@ -70,6 +78,9 @@ def main(
         list[str] | None, typer.Option(help="A baseline, may be given again; others of the batch stay in the files.")
     ] = None,
     stages: Annotated[bool, typer.Option(help="Run each side once more for the times of its stages.")] = True,
+    bubbles: Annotated[
+        bool, typer.Option(help="Measure the bubble of each schedule; otherwise it stays in the files.")
+    ] = True,
     rounds: Annotated[int, typer.Option(min=2, help="Runs of each side, interleaved.")] = ROUNDS,
     new: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = NEW,
 ) -> None:
@@ -78,17 +89,21 @@ def main(
     targets = [target for target in PIPELINE_TARGETS if not batch or target.batch in batch]
     names = tuple(name for name in BASELINES if not against or name in against)
     measured = {(target.batch, name) for target in targets for name in names}
-    kept = load_records(files.records) if (batch or against) and files.records.exists() else []
+    kept = load_records(files.records) if files.records.exists() else []
     found = [each for each in kept if isinstance(each, Comparison) and place(each) not in measured]
+    of_stages = [each for each in kept if isinstance(each, PipelineMeasurement)]
     size: dict[str, int] = {"rounds": QUICK_ROUNDS, "calls": QUICK_CALLS} if quick else {}
     handed = measure_hand_over(HAND_OVER_ROWS, HAND_OVER_WIDTH, **size)
+    if bubbles:
+        of_stages = [_measure_bubbles(quick=quick)]
+        print_checks(bubble_checks(of_stages[0]))
     for target in targets:
         schedule = Schedule(rounds=QUICK_ROUNDS if quick else rounds, warm_up=WARM_UP, stages=stages)
         mine = _measure(target, names, schedule, QUICK_NEW if quick else new)
         for check in checks(target, by_baseline(mine)):
             out.print(f"batch {target.batch}, {check.what}: {check.figure} ({check})", soft_wrap=True)
         found += mine
-        files.write((handed, *found), page(handed, found))
+        files.write((handed, *of_stages, *found), page(handed, found, of_stages))
     files.name_page()
 
 
@@ -109,6 +124,15 @@ def _measure(target: PipelineTarget, baselines: Sequence[str], schedule: Schedul
             progress=follow,
         )
     return [turns.comparison(which, -1) for which in range(len(baselines))]
+
+
+def _measure_bubbles(*, quick: bool) -> PipelineMeasurement:
+    """All schedules, each with as many micro-batches as stages. The prompts are short: bubbles are of what follows."""
+    with followed("bubbles") as follow:
+        return measure_pipeline(
+            PIPELINE_MODEL, stages=STAGES, batch=BUBBLE_BATCH, prompt=BUBBLE_PROMPT, threads=1, progress=follow,
+            new=QUICK_NEW if quick else BUBBLE_NEW, rounds=1 if quick else BUBBLE_ROUNDS, micro_batches=(STAGES,),
+        )  # fmt: skip
 
 
 def by_baseline(found: Sequence[Comparison]) -> Compared:
@@ -133,6 +157,18 @@ def checks(target: PipelineTarget, found: Compared) -> Iterator[BarCheck]:
     equal = all(comparison.tokens_equal for comparison in found.values())
     said = "; ".join(f"{name}: {tokens(comparison)}" for name, comparison in found.items())
     yield BarCheck("tokens", "equal" if equal else said, "equal", equal)
+
+
+def bubble_checks(measured: PipelineMeasurement) -> list[BarCheck]:
+    """The bars of the bubbles: points between what was measured and the formula."""
+    return [
+        at_most(f"bubble of {run.schedule}, from its formula", _points(run), BUBBLE_POINTS, POINTS)
+        for run in measured.runs
+    ]
+
+
+def _points(run: ScheduleRun) -> float:
+    return abs(run.bubble - run.formula) * 100
 
 
 def hand_over_check(handed: HandOverMeasurement) -> BarCheck:
@@ -161,12 +197,15 @@ def by_formula(side: Measurement) -> float | None:
     return (micro_batches + (side.case.pp - 1) * (side.case.schedule == "barrier")) * max(stages)
 
 
-def page(handed: HandOverMeasurement, found: Sequence[Comparison]) -> str:
-    """The Markdown page of a bench: the comparisons of the batches, each with the queue as the candidate."""
+def page(handed: HandOverMeasurement, found: Sequence[Comparison], of_stages: Sequence[PipelineMeasurement]) -> str:
+    """The Markdown page of a bench: the comparisons of the batches, each with the queue as the candidate, and bubbles
+    where they were measured.
+    """
     batches = sorted({comparison.case.batch for comparison in found})
     of_batch = {batch: by_baseline([each for each in found if each.case.batch == batch]) for batch in batches}
     targets = {target.batch: target for target in PIPELINE_TARGETS}
     judged = [(f"batch {batch}", check) for batch, mine in of_batch.items() for check in checks(targets[batch], mine)]
+    judged += [("bubbles", check) for each in of_stages for check in bubble_checks(each)]
     handing = hand_over_check(handed)
     case, environment = found[0].case, found[0].candidate.environment
     remarks = [f"batch {each.case.batch}: {remark}" for each in found for remark in each.remarks]
@@ -181,6 +220,7 @@ def page(handed: HandOverMeasurement, found: Sequence[Comparison]) -> str:
         "memory here, and take longer while both read.",
         verdict([*judged, ("mailboxes", handing)]),
         *(section for batch, mine in of_batch.items() for section in _sections(targets[batch], mine)),
+        *(section for each in of_stages for section in _bubbles(each)),
         "## Mailboxes",
         checks_table([handing]) + f"\n\n{len(handed.rounds_us)} rounds of {len(handed.rounds_us[0])}, through "
         f"{handed.transport}.",
@@ -203,6 +243,29 @@ def _sections(target: PipelineTarget, found: Compared) -> list[str]:
             [_cells(side, found.get(side.name)) for side in sides],
         ),
         checks_table(checks(target, found)),
+    ]
+
+
+def _bubbles(measured: PipelineMeasurement) -> list[str]:
+    """What the page says of the share of the stages' time in which they do nothing."""
+    case = measured.case
+    lines = [
+        (
+            run.name,
+            f"{run.bubble:.1%} [{min(each):.1%}, {max(each):.1%}]",
+            f"{run.formula:.1%}",
+            " + ".join(f"{ms:.1f}" for ms in run.step_ms),
+            f"{run.tokens_per_s:.0f}",
+        )
+        for run, each in zip(measured.runs, measured.bubbles, strict=True)
+    ]
+    return [
+        "## Bubbles",
+        f"{case.title}; {len(measured.bubbles[0])} rounds, of which the one in the middle is shown, with the least and "
+        "the most. The bubble is the share of the stages' time behind the prompts in which they neither compute nor "
+        "choose tokens. The formulas take stages to be equal.",
+        markdown_table(("schedule", "bubble", "by formula", "stages, ms", "tokens/s"), lines),
+        checks_table(bubble_checks(measured)),
     ]
 
 

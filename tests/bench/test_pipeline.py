@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from comparisons import comparison, environment
+from pipeline_studies import run, study
 
 from labkit.bench import pipeline as bench
 from labkit.bench.pipeline import BARRIER, NAIVE, QUEUE, TRANSFORMERS, Compared, by_formula, checks, stage_ms
@@ -116,6 +117,12 @@ def test_a_hand_over_is_judged_by_its_median() -> None:
     assert not bench.hand_over_check(handed(30.1)).met
 
 
+def test_a_bubble_is_judged_by_its_distance_from_the_formula() -> None:
+    """In ideal runs there is none; where one stage takes half the time of the other, that one waits."""
+    equal, unequal = (study(runs=(run("queue", 2, stage_ms=times),)).measured for times in ((4.0, 4.0), (2.0, 4.0)))
+    assert [check.met for each in (equal, unequal) for check in bench.bubble_checks(each)] == [True, False]
+
+
 def test_a_bench_of_one_batch_keeps_the_others_and_makes_its_page_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,15 +138,18 @@ def test_a_bench_of_one_batch_keeps_the_others_and_makes_its_page_of_all(
     handing = handed(19.0)
     monkeypatch.setattr(bench, "measure_hand_over", lambda *args, **settings: handing)
     monkeypatch.setattr(bench, "take_turns", lambda sides, case, schedule, **settings: Turns(case.batch))
+    of_stages = study().measured
+    monkeypatch.setattr(bench, "measure_pipeline", lambda model, **settings: of_stages)
     for batch in (32, 2, 32):
-        bench.main(quick=True, output=tmp_path, batch=[batch], against=[NAIVE, BARRIER, TRANSFORMERS])
+        against = [NAIVE, BARRIER, TRANSFORMERS]
+        bench.main(quick=True, output=tmp_path, batch=[batch], against=against, bubbles=batch == 2)
     (records,), (written,) = tmp_path.glob("*-quick-pipeline.jsonl"), tmp_path.glob("*-quick-pipeline.md")
-    mailbox, *loaded = load_records(records)
-    assert mailbox == handing
+    mailbox, bubbles, *loaded = load_records(records)
+    assert (mailbox, bubbles) == (handing, of_stages)
     assert [each.case.batch for each in loaded if isinstance(each, Comparison)] == [2] * 3 + [32] * 3
     text = written.read_text()
-    assert text == bench.page(handing, [each for each in loaded if isinstance(each, Comparison)])
-    for part in ("## Batch 2", "## Batch 32", "## Mailboxes", "by formula", "bars met"):
+    assert text == bench.page(handing, [each for each in loaded if isinstance(each, Comparison)], [of_stages])
+    for part in ("## Batch 2", "## Batch 32", "## Bubbles", "## Mailboxes", "by formula", "bars met"):
         assert part in text
 
 
