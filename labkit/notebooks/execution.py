@@ -16,7 +16,7 @@ import nbformat
 from jupyter_client.kernelspec import NoSuchKernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
-from nbclient.util import ensure_async
+from nbclient.util import ensure_async, run_sync
 from nbformat import NotebookNode
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
@@ -155,6 +155,13 @@ class _Client(NotebookClient):
     async def async_start_new_kernel(self, **options: Any) -> None:
         self._take_signals()
         await super().async_start_new_kernel(**options)
+
+    async def _async_cleanup_kernel(self) -> None:
+        """nbclient calls it again when the process ends, if it was cut short: then there may be no kernel any more."""
+        if self.km is not None:
+            await super()._async_cleanup_kernel()
+
+    _cleanup_kernel = run_sync(_async_cleanup_kernel)
 
     def _take_signals(self) -> None:
         """Interrupt the running cell, so that it can clean up, and end. nbclient's handlers just kill the kernel."""

@@ -17,6 +17,7 @@ from pages import Page
 
 from labkit.cli.main import main
 from labkit.notebooks import NotebookError, ParameterError, run_notebook
+from labkit.notebooks.execution import _Client
 
 PARAMETERS = 'name: str = "world"  # whom to greet\ntimes: int = 1\n'
 
@@ -181,6 +182,11 @@ def test_an_interrupted_run_leaves_no_files_and_no_kernel(tmp_path: Path, number
     assert number is signal.SIGKILL or "KeyboardInterrupt" in errors
     assert names(tmp_path / "out") == []
     wait_for(lambda: not psutil.pid_exists(int(pid_file.read_text())))
+
+
+def test_what_is_left_to_do_at_exit_needs_no_kernel() -> None:
+    """nbclient stops the kernel once more when the process ends, where Ctrl-C cut the first time short."""
+    _Client(new_notebook(), None, None)._cleanup_kernel()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
