@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from functools import cached_property
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
@@ -72,14 +71,7 @@ class GpuQueues:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-
-    @cached_property
-    def _inward(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self._device)
-
-    @cached_property
-    def _outward(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self._device)
+        self._streams: dict[str, torch.cuda.Stream] = {}  # by the direction of their copies
 
     def mark(self) -> torch.cuda.Event:
         return self._marked(torch.cuda.current_stream(self._device))
@@ -88,10 +80,10 @@ class GpuQueues:
         torch.cuda.current_stream(self._device).wait_event(mark)
 
     def copy(self, to: Tensor, data: Tensor, after: torch.cuda.Event) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        return self._copied(self._inward, to, data, after)
+        return self._copied("inward", to, data, after)
 
     def copy_back(self, to: Tensor, data: Tensor, after: torch.cuda.Event) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        return self._copied(self._outward, to, data, after)
+        return self._copied("outward", to, data, after)
 
     def passed(self, mark: torch.cuda.Event) -> bool:
         return bool(mark.query())
@@ -100,9 +92,8 @@ class GpuQueues:
         mark.synchronize()
 
     def finish_copies(self) -> None:
-        for name in ("_inward", "_outward"):
-            if stream := vars(self).get(name):  # one that nothing was copied on is not made for this
-                stream.synchronize()
+        for stream in self._streams.values():
+            stream.synchronize()
 
     def times_ns(self, marks: Sequence[torch.cuda.Event]) -> list[int]:
         torch.cuda.synchronize(self._device)
@@ -126,8 +117,11 @@ class GpuQueues:
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
     def _copied(
-        self, stream: torch.cuda.Stream, to: Tensor, data: Tensor, after: torch.cuda.Event
+        self, direction: str, to: Tensor, data: Tensor, after: torch.cuda.Event
     ) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        if direction not in self._streams:
+            self._streams[direction] = torch.cuda.Stream(self._device)
+        stream = self._streams[direction]
         stream.wait_event(after)
         begin = self._marked(stream)
         with torch.cuda.stream(stream):

@@ -52,7 +52,7 @@ from labkit.harness.environment import read_environment
 from labkit.harness.exchange.hand_over import measure_hand_over
 from labkit.harness.exchange.records import HandOverMeasurement
 from labkit.harness.pipeline.measure import measure_pipeline
-from labkit.harness.pipeline.records import PipelineMeasurement, ScheduleRun
+from labkit.harness.pipeline.records import PipelineMeasurement
 from labkit.harness.records import Measurement
 from labkit.harness.results import load_records
 from labkit.stages import EXCHANGES, Phase, Stage
@@ -162,13 +162,9 @@ def checks(target: PipelineTarget, found: Compared) -> Iterator[BarCheck]:
 def bubble_checks(measured: PipelineMeasurement) -> list[BarCheck]:
     """The bars of the bubbles: points between what was measured and the formula."""
     return [
-        at_most(f"bubble of {run.schedule}, from its formula", _points(run), BUBBLE_POINTS, POINTS)
+        at_most(f"bubble of {run.schedule}, from its formula", abs(run.points_over), BUBBLE_POINTS, POINTS)
         for run in measured.runs
     ]
-
-
-def _points(run: ScheduleRun) -> float:
-    return abs(run.bubble - run.formula) * 100
 
 
 def hand_over_check(handed: HandOverMeasurement) -> BarCheck:

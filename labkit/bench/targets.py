@@ -144,8 +144,8 @@ PIPELINE_TARGETS = (
     PipelineTarget(8, transformers=1.5),
     PipelineTarget(32, naive=1.7, transformers=1.8),
 )
-HAND_OVER_ROWS, HAND_OVER_WIDTH = 32, 1024
 BUBBLE_POINTS = 5.0  # of 100, from the formula of the schedule, at most
+HAND_OVER_ROWS, HAND_OVER_WIDTH = 32, 1024
 HAND_OVER_US = 30.0  # of such rows from a stage to the next, at most
 
 

@@ -58,13 +58,13 @@ def bubble_figure(study: PipelineStudy) -> go.Figure:
     most = max(max(run.formula, *each) for run, each in zip(runs, spread, strict=True))
     for run, each in zip(runs, spread, strict=True):
         end = max(run.formula, study.unequal(run), *each)
-        figure.add_annotation(text=f"{(run.bubble - run.formula) * 100:+.1f} points", x=end, y=run.name, xanchor="left",
+        figure.add_annotation(text=f"{run.points_over:+.1f} points", x=end, y=run.name, xanchor="left",
                               xshift=12, showarrow=False)  # fmt: skip
     left = left_of(names)
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(tickformat=".0%", range=[0, 1.45 * most], title="of the stages' time, behind the prompt")
     far = study.farthest
-    title = f"Bubbles: within {abs(far.bubble - far.formula) * 100:.1f} points of the formula"
+    title = f"Bubbles: within {abs(far.points_over):.1f} points of the formula"
     explained = (
         "bars measured, with the least and the most of all rounds; what the diamond adds to the line is what unequal "
         "stages cost: all wait for the slowest. Stages that were filled while prompts were under way save a little"

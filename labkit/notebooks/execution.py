@@ -116,6 +116,7 @@ class _Client(NotebookClient):
         self.timeout_s = timeout_s
         self.current: int | None = None
         self.interrupted = False
+        self._cleaning_up = False
         self._report = report
         self._codes = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
         self.on_cell_execute = self._follow
@@ -158,6 +159,7 @@ class _Client(NotebookClient):
 
     async def _async_cleanup_kernel(self) -> None:
         """nbclient calls it again when the process ends, if it was cut short: then there may be no kernel any more."""
+        self._cleaning_up = True
         if self.km is not None:
             await super()._async_cleanup_kernel()
 
@@ -176,7 +178,11 @@ class _Client(NotebookClient):
                 run.cancel()
                 return
             self._interruption = asyncio.ensure_future(ensure_async(self.km.interrupt_kernel()))
-            loop.call_later(SECONDS_TO_END, run.cancel)
+            loop.call_later(SECONDS_TO_END, give_up)
+
+        def give_up() -> None:
+            if not self._cleaning_up:  # cut short, that would leave a kernel
+                run.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop)

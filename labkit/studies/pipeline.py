@@ -23,7 +23,6 @@ from labkit.system.progress import Progress
 ALL_SCHEDULES = ", ".join(SCHEDULES)
 FEW_ROWS = 8  # of a batch between one row for each stage and all rows
 FEWEST_ROUNDS = 3
-POINTS = 5.0  # of 100, that a bubble may differ from its formula
 GROWS = 1.05  # times the least time of a row, from which on reading weights is the limit
 
 
@@ -74,7 +73,7 @@ class PipelineStudy:
     @property
     def farthest(self) -> ScheduleRun:
         """The run whose bubble differs most from its formula."""
-        return max(self.measured.runs, key=lambda run: abs(run.bubble - run.formula))
+        return max(self.measured.runs, key=lambda run: abs(run.points_over))
 
     @property
     def gains(self) -> dict[str, float]:
@@ -117,8 +116,7 @@ class PipelineStudy:
         )
         far = self.farthest
         return (
-            f"{self.measured.case.title}: {gained}; bubbles are within "
-            f"{abs(far.bubble - far.formula) * 100:.1f} points of the formula"
+            f"{self.measured.case.title}: {gained}; bubbles are within {abs(far.points_over):.1f} points of the formula"
         )
 
     @property

@@ -184,6 +184,27 @@ def test_an_interrupted_run_leaves_no_files_and_no_kernel(tmp_path: Path, number
     wait_for(lambda: not psutil.pid_exists(int(pid_file.read_text())))
 
 
+@pytest.mark.sweep
+def test_a_kernel_that_takes_long_to_end_is_waited_for_after_an_interrupt(tmp_path: Path) -> None:
+    """Longer than an interrupted cell has to end."""
+    pid_file = tmp_path / "pid"
+    source = (
+        "import atexit, os, time\natexit.register(time.sleep, 2)\n"
+        f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(120)"
+    )
+    code = (
+        "import sys; from labkit.notebooks import execution, run_notebook; execution.SECONDS_TO_END = 0.5; "
+        "run_notebook(sys.argv[1], None, sys.argv[2])"
+    )
+    arguments = [sys.executable, "-P", "-c", code, str(write(tmp_path / "n.ipynb", source)), str(tmp_path / "out")]
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+
+
 def test_what_is_left_to_do_at_exit_needs_no_kernel() -> None:
     """nbclient stops the kernel once more when the process ends, where Ctrl-C cut the first time short."""
     _Client(new_notebook(), None, None)._cleanup_kernel()

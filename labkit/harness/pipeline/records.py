@@ -118,6 +118,11 @@ class ScheduleRun(FrozenRecord):
         return bubble(self.schedule, self.stages, self.micro_batches, self.tokens)
 
     @property
+    def points_over(self) -> float:
+        """Of 100, by which the bubble is larger than the formula's."""
+        return (self.bubble - self.formula) * 100
+
+    @property
     def prompt_bubble(self) -> float:
         """Measured, until all prompts were through."""
         begin = min(each.begin_ms for each in self.spans if each.kind in WORK)
