@@ -97,6 +97,7 @@ def test_sdist_holds_the_licence(sdist: Path) -> None:
         assert any(name.endswith("/LICENSE") for name in archive.getnames())
 
 
+@pytest.mark.sweep
 def test_every_module_imports_from_the_wheel_and_its_kernels_compile_and_generate(fresh: Path, tmp_path: Path) -> None:
     variables = {"LABKIT_CACHE": str(tmp_path), "LABKIT_ISA": "portable", "HF_HUB_OFFLINE": "1"}
     files, _, text = run(fresh / "python", "-c", IMPORT_ALL, cwd=tmp_path, **variables).partition("generated:\n")

@@ -33,12 +33,14 @@ def test_every_parameter_is_typed_and_documented() -> None:
     assert all(parameter.types and parameter.help for parameter in parameters)
 
 
+@pytest.mark.sweep
 def test_it_explains_the_bundled_captures(report: RunReport) -> None:
     assert report.failure is None
     (headline,) = report.headlines
     assert re.match(r"fused is faster than hf-eager by [\d.]+ ms \[[\d.]+, [\d.]+\] per decode step: ", headline)
 
 
+@pytest.mark.sweep
 def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
     html = report.html.read_text()
     page = Page(html)

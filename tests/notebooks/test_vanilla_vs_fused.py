@@ -29,12 +29,14 @@ def test_every_parameter_is_typed_and_documented() -> None:
     assert all(parameter.types and parameter.help for parameter in parameters)
 
 
+@pytest.mark.sweep
 def test_it_runs_and_says_how_much_faster(report: RunReport) -> None:
     assert report.failure is None
     (headline,) = report.headlines
     assert re.search(r"fused against hf-eager, per token: [\d.]+x \[[\d.]+, [\d.]+\]", headline)
 
 
+@pytest.mark.sweep
 def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
     html = report.html.read_text()
     page = Page(html)
@@ -44,6 +46,7 @@ def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
     assert len(html) < MOST_BYTES
 
 
+@pytest.mark.sweep
 def test_the_executed_notebook_holds_the_figures_and_no_widgets(report: RunReport) -> None:
     notebook = nbformat.read(report.notebook, as_version=4)
     kinds = [kind for cell in notebook.cells for output in cell.get("outputs", []) for kind in output.get("data", {})]
@@ -52,6 +55,7 @@ def test_the_executed_notebook_holds_the_figures_and_no_widgets(report: RunRepor
     assert report.notebook.stat().st_size < 2_000_000
 
 
+@pytest.mark.sweep
 def test_published_figures_are_labelled_in_the_page(report: RunReport) -> None:
     figures = Page(report.html.read_text()).figures
     labelled = [figure for figure in figures if "published, not measured here" in json.dumps(figure)]
