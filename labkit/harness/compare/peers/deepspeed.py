@@ -6,10 +6,12 @@ import math
 import os
 import subprocess
 import tarfile
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
@@ -75,9 +77,13 @@ class DeepSpeed(Peer):
         pip.install(tuple(others), packages_in(folder))
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        """Nothing but what DeepSpeed compiles on first use: it writes its files itself, each time it starts."""
+        """Nothing but what DeepSpeed compiles on first use, for minutes: it writes its files itself, each time it
+        starts.
+        """
         self.import_package()
+        remove_abandoned_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
         import_module("deepspeed.ops.op_builder").AsyncIOBuilder().load(verbose=False)
+        import_module("deepspeed.comm.torch").build_shm_op()
 
     def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
         api = self.import_package()
@@ -114,6 +120,27 @@ def zero_settings(source: ModelSource, dtype: torch.dtype, folder: Path) -> dict
         "zero_optimization": {"stage": 3, "offload_param": param},
         "aio": AIO,
     }
+
+
+def remove_abandoned_locks(extensions: Path) -> None:
+    """Remove the lock of each operator whose compile was killed: torch would wait for it without end.
+
+    torch keeps a lock open while it compiles (torch.utils.file_baton), so one that no process has open is nobody's.
+    """
+    locks = list(extensions.glob("*/lock"))
+    if locks:
+        held = _files_open_in_a_process()
+        for lock in locks:
+            if str(lock.resolve()) not in held:
+                lock.unlink(missing_ok=True)
+
+
+def _files_open_in_a_process() -> set[str]:
+    held: set[str] = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or is another user's, who cannot write into this folder
+            held |= {file.path for file in process.open_files()}
+    return held
 
 
 def _require_libaio() -> None:

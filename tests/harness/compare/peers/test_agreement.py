@@ -23,6 +23,7 @@ from labkit.weights.resolve import resolve
 
 LEAST = {16: 0.9999, 8: 0.999, 4: 0.98}  # the least cosine, by bits; other weights have none to speak of
 PROMPT = torch.arange(40, 60)[None]
+pytestmark = pytest.mark.timeout(900)  # a peer may compile its operators on first use
 MISSING = {name: peer.unavailable() for name, peer in PEERS.items()}
 SIDES = [
     pytest.param(side, marks=pytest.mark.skipif(MISSING[peer.name] is not None, reason=MISSING[peer.name] or ""))

@@ -1,19 +1,22 @@
 """ZeRO-Inference is asked for what its parameters need, and its tokens are vanilla's where it is installed."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from sweeps import sweep
+from torch.utils.file_baton import FileBaton
 
 from labkit.harness.compare.peers import deepspeed
-from labkit.harness.compare.peers.deepspeed import DEEPSPEED_ZERO, DeepSpeed, zero_settings
+from labkit.harness.compare.peers.deepspeed import DEEPSPEED_ZERO, DeepSpeed, remove_abandoned_locks, zero_settings
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.compare.versus import compare_with_each, comparison_case
 from labkit.weights.resolve import resolve
 from labkit.weights.source import hf_shapes
 
 MISSING = DeepSpeed().unavailable()
+pytestmark = pytest.mark.timeout(900)  # DeepSpeed compiles its operators on first use
 
 
 def test_a_buffer_holds_the_largest_tensor(tmp_path: Path) -> None:
@@ -30,6 +33,20 @@ def test_without_libaio_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch, t
     with pytest.raises(ValueError, match="apt-get install libaio-dev"):
         DeepSpeed().install(None, tmp_path)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_no_process_has_open_is_removed(tmp_path: Path) -> None:
+    """A compile that was killed leaves one, and torch waits for it without end."""
+    mine, left = FileBaton(str(tmp_path / "mine" / "lock")), FileBaton(str(tmp_path / "left" / "lock"))
+    for baton in (mine, left):
+        Path(baton.lock_file_path).parent.mkdir()
+        assert baton.try_acquire()
+    assert left.fd is not None
+    os.close(left.fd)
+    remove_abandoned_locks(tmp_path)
+    assert Path(mine.lock_file_path).exists()
+    assert not Path(left.lock_file_path).exists()
+    mine.release()
 
 
 @sweep  # a minute, and minutes more where it compiles

@@ -11,6 +11,7 @@ from labkit.harness.compare.peers.table import PEERS
 from labkit.harness.compare.plan import Schedule
 from labkit.harness.compare.versus import compare_with_each, comparison_case
 
+pytestmark = pytest.mark.timeout(900)  # a peer may compile its operators on first use
 MISSING = {name: peer.unavailable() for name, peer in PEERS.items()}
 INSTALLED = [
     pytest.param(name, marks=pytest.mark.skipif(reason is not None, reason=reason or ""))
