@@ -1,6 +1,8 @@
 """`hf-pipeline`: transformers' own pipeline, which has one batch on its way through the stages at a time.
 
 Every rank has as many layers, the last one those left over, and gets all logits of every step from the last one.
+Its `generate` (transformers 5.23) gives other tokens than one process for rows that are padded, while a `forward` of
+the same rows is equal; comparisons have no padding.
 """
 
 from __future__ import annotations
