@@ -11,9 +11,10 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +73,11 @@ class CacheShape:
     def layer_bytes(self) -> int:
         """Of one layer, in the file and in a slot."""
         return sum(each.bytes for each in self.sections)
+
+    def pass_bytes(self, sequences: int, tokens: int) -> int:
+        """That a pass over all layers reads of so many sequences with so many tokens each."""
+        pages = sum(-(-tokens * size // PAGE) for size in _token_bytes(self.dim, self.dtype))
+        return 2 * self.layers * sequences * self.heads * pages * PAGE
 
     def layer(self, memory: Tensor, past: int) -> LayerCache:
         """The layer that stands in uint8 [layer_bytes], with `past` tokens in it."""
@@ -135,42 +141,63 @@ class CacheFile:
         return bool(fcntl.fcntl(self._file, fcntl.F_GETFL) & os.O_DIRECT)
 
     def copied(self, rows: Tensor, capacity: int, tokens: int) -> CacheFile:
-        """A file of the sequences `rows` (int64, indices of these), with room for `capacity` tokens, of which the first
-        `tokens` are filled. Raises UserError as a new file does, and RunError where one can't be read or written.
+        """A file of the sequences `rows` of this one, see `gathered`."""
+        return self.gathered([self], rows, capacity, tokens)
+
+    @classmethod
+    def gathered(cls, files: Sequence[CacheFile], rows: Tensor, capacity: int, tokens: int) -> CacheFile:
+        """A file of the sequences `rows` (int64) of files of one shape but for their batch, counted through all of
+        them, with room for `capacity` tokens, of which the first `tokens` are filled.
+
+        Raises UserError as a new file does, and RunError where one can't be read or written.
         """
-        old = self.shape
-        new = CacheShape.fitting(old.layers, len(rows), old.heads, capacity, old.dim, old.dtype)
-        made = CacheFile(self.folder, new)
+        old = files[0].shape
+        made = cls(files[0].folder, CacheShape.fitting(old.layers, len(rows), old.heads, capacity, old.dim, old.dtype))
+        made._take(files, rows, tokens)
+        return made
+
+    def shrunk(self, rows: Tensor, tokens: int) -> CacheFile:
+        """This file with the sequences `rows` alone, in the order given, of which there are no more than before: every
+        page moves to an earlier place, so that no room is needed. This object is not to be used any more, and where it
+        fails with RunError neither is the file.
+        """
+        made = copy(self)
+        made.shape = replace(self.shape, batch=len(rows))
+        made._take([self], rows, tokens)
+        os.ftruncate(made._file.fileno(), made.shape.layers * made.shape.layer_bytes)
+        return made
+
+    def _take(self, files: Sequence[CacheFile], rows: Tensor, tokens: int) -> None:
+        """Fills the first tokens of all layers with those of other files' sequences."""
+        shapes = [file.shape for file in files]
         try:
-            for layer in range(old.layers):
-                at, to = layer * old.layer_bytes, layer * new.layer_bytes
-                for mine, theirs in zip(old.sections, new.sections, strict=True):
-                    self._copy_pages(made, at, to, -(-tokens * mine.token_bytes // PAGE), rows)
-                    at, to = at + mine.bytes, to + theirs.bytes
+            for layer in range(self.shape.layers):
+                at, to = [layer * shape.layer_bytes for shape in shapes], layer * self.shape.layer_bytes
+                for mine, *theirs in zip(self.shape.sections, *(shape.sections for shape in shapes), strict=True):
+                    self._take_pages(files, at, to, -(-tokens * mine.token_bytes // PAGE), rows)
+                    at = [begin + each.bytes for begin, each in zip(at, theirs, strict=True)]
+                    to += mine.bytes
         except OSError as error:
             raise RunError(
                 f"keys and values of layer {layer} can't be copied in {self.folder}: {error.strerror}; see whether the "
                 "disk is whole, then go on"
             ) from error
-        return made
 
-    def _copy_pages(self, made: CacheFile, at: int, to: int, pages: int, rows: Tensor) -> None:
-        """Copies the first `pages` of every row of a section, which stands at `at` here and at `to` there."""
-        batch, heads = self.shape.batch, self.shape.heads
-        have, want = (2 * count * heads * PAGE for count in (batch, len(rows)))  # bytes of the n-th pages of all rows
-        same = torch.equal(rows, torch.arange(batch))
-        step = max(1, AT_ONCE // have)
+    def _take_pages(self, files: Sequence[CacheFile], at: list[int], to: int, pages: int, rows: Tensor) -> None:
+        """Takes the first `pages` of every row of a section, which stands at `at` in the files and at `to` here."""
+        wide = self.shape.heads * PAGE  # the n-th pages of one sequence's keys, or of its values
+        have, want = [2 * file.shape.batch * wide for file in files], 2 * len(rows) * wide
+        step = max(1, AT_ONCE // sum(have))
         for first in range(0, pages, step):
-            count = min(step, pages - first)
-            found = reserved(count * have)
-            _move(os.preadv, self._file.fileno(), found, at + first * have)
-            if not same:
-                taken = reserved(count * want)
-                of_sequences = found.view(2 * count, batch, heads * PAGE)
-                torch.index_select(of_sequences, 1, rows, out=taken.view(2 * count, len(rows), heads * PAGE))
-                found = taken
-            _move(os.pwritev, made._file.fileno(), found, to + first * want)
-            for file in (self, made):
+            count, found = min(step, pages - first), []
+            for file, begin, size in zip(files, at, have, strict=True):
+                part = reserved(count * size)
+                _move(os.preadv, file._file.fileno(), part, begin + first * size)
+                found.append(part.view(2 * count, file.shape.batch, wide))
+            whole, taken = found[0] if len(found) == 1 else torch.cat(found, dim=1), reserved(count * want)
+            torch.index_select(whole, 1, rows, out=taken.view(2 * count, len(rows), wide))
+            _move(os.pwritev, self._file.fileno(), taken, to + first * want)
+            for file in (*files, self):
                 file._leave_page_cache()
 
     def _leave_page_cache(self) -> None:

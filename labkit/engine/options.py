@@ -259,7 +259,12 @@ class Options(Strict):
             raise UserError(
                 "pipeline_parallel makes the groups of its ranks itself; leave tensor_parallel.tp_group out"
             )
-        for name in ("offload", "kv_offload", "save_mp_checkpoint_path"):
+        if self.kv_offload is not None and self.kv_offload.device == "cpu":
+            raise UnsupportedError(
+                "kv_offload: got device='cpu', the memory beside a GPU, and pipeline_parallel runs on the CPU for now; "
+                "use device='disk', or leave one of them out"
+            )
+        for name in ("offload", "save_mp_checkpoint_path"):
             if getattr(self, name) is not None:
                 raise UnsupportedError(f"{name} together with pipeline_parallel is not supported yet; leave one out")
 

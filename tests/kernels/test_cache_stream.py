@@ -1,5 +1,7 @@
 """Keys and values in a file: every pass finds what those before it wrote, and moves no more than that takes."""
 
+import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -114,6 +116,27 @@ def test_a_file_is_copied_with_other_sequences_and_more_room(shape: CacheShape, 
     library = build.load("float32")
     assert same(found(CacheStream(library, copy, 2, 90), 90), [[part[rows] for part in layer] for layer in want])
     assert same(found(stream, 90), want)
+
+
+@shapes
+def test_files_become_one_and_a_file_goes_on_with_fewer_sequences(shape: CacheShape, tmp_path: Path) -> None:
+    """The files that it was made of stay as they are; one that lost sequences is as much shorter."""
+    streams = [stream_of(tmp_path, replace(shape, batch=batch)) for batch in (shape.batch, 2, 1)]
+    puts = [written(stream, range(90), seed) for seed, stream in enumerate(streams)]
+    for stream in streams:
+        stream.flush()
+    whole = [[torch.cat(parts) for parts in zip(*layers, strict=True)] for layers in zip(*puts, strict=True)]
+    library, rows = build.load("float32"), torch.arange(shape.batch + 3).flip(0)
+    one = CacheFile.gathered([stream.file for stream in streams], rows, shape.capacity, 90)
+    assert same(found(CacheStream(library, one, 2, 90), 90), [[part[rows] for part in layer] for layer in whole])
+    assert all(same(found(stream, 90), put) for stream, put in zip(streams, puts, strict=True))
+    left = torch.tensor([shape.batch + 2, 1])
+    fewer = one.shrunk(left, 90)
+    at_hand = CacheStream(library, fewer, 2, 90)
+    assert same(found(at_hand, 90), [[part[rows[left]] for part in layer] for layer in whole])
+    new = written(at_hand, range(90, 95), 7)
+    assert same([[part[:, :, 90:] for part in layer] for layer in found(at_hand, 95)], new)
+    assert os.fstat(fewer.descriptor()).st_size == fewer.shape.layers * fewer.shape.layer_bytes
 
 
 def test_a_pass_that_was_left_is_skipped(tmp_path: Path) -> None:

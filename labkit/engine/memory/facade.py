@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Cache
 
@@ -15,9 +16,14 @@ class CacheFacade(Cache):
 
     config: ModelConfig
     length: int
+    device: torch.device
 
     def __init__(self) -> None:
         super().__init__(layers=[])
+
+    def select(self, rows: Any) -> None:
+        """Puts what `rows` makes of each tensor, [B, ...], in its place."""
+        raise NotImplementedError
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
@@ -44,6 +50,15 @@ class CacheFacade(Cache):
 
     def __len__(self) -> int:
         return self.config.num_layers
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.select(lambda tensor: tensor.index_select(0, beam_idx.to(self.device)))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.select(lambda tensor: tensor[indices].contiguous())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.select(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise NotImplementedError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,6 +92,11 @@ class StoredHeads:
         for tensors in self._lists:
             for index, tensor in enumerate(tensors):
                 tensors[index] = made_of(tensor)
+
+    def join(self, others: Sequence[StoredHeads]) -> None:
+        """Goes on with the sequences of the others behind these. All have the same capacity."""
+        theirs = zip(*(each.tensors for each in others), strict=True)
+        self.change(lambda tensor: torch.cat((tensor, *next(theirs))))
 
     def grow(self, capacity: int) -> None:
         def grown(tensor: Tensor) -> Tensor:

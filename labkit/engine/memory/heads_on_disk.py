@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,8 @@ class HeadsOnDisk:
         """What the layers pass through; another one once the file is."""
         if self._stream is None:
             library = build.load(self.folder.weight_type)
-            self._stream = CacheStream(library, self._file, self.folder.slots, self._held)
+            slots = min(self.folder.slots, self._file.shape.layers)
+            self._stream = CacheStream(library, self._file, slots, self._held)
         return self._stream
 
     def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
@@ -79,7 +80,38 @@ class HeadsOnDisk:
         return HeadsOnDisk(self.folder, self._copied(torch.arange(self.batch), self.capacity), self._held)
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
-        self._go_on_with(self._copied(made_of(torch.arange(self.batch)), self.capacity))
+        rows = made_of(torch.arange(self.batch))
+        self._go_on_with(self.folder.on_all_ranks(lambda: self._copied(rows, self.capacity)))
+
+    def shrink(self, made_of: Callable[[Tensor], Tensor]) -> None:
+        """As `change`, to no more sequences than there are, in the same file, which is lost if that fails."""
+        rows = made_of(torch.arange(self.batch))
+
+        def shrunk() -> CacheFile:
+            self._flush()
+            if self._stream is not None:
+                self._earlier += self._stream.take_spans()
+                self._stream.close()  # it reads ahead
+                self._stream = None
+            return self._file.shrunk(rows, self._held)
+
+        self._go_on_with(self.folder.on_all_ranks(shrunk))
+
+    def join(self, others: Sequence[HeadsOnDisk]) -> None:
+        """Goes on with the sequences of the others behind these. All have the same capacity and as many tokens."""
+        every = (self, *others)
+
+        def joined() -> CacheFile:
+            for each in every:
+                each._flush()
+            rows = torch.arange(sum(each.batch for each in every))
+            return CacheFile.gathered([each._file for each in every], rows, self.capacity, self._held)
+
+        self._go_on_with(self.folder.on_all_ranks(joined))
+
+    def pass_bytes(self, sequences: int) -> int:
+        """That a pass reads of so many of the sequences."""
+        return self._file.shape.pass_bytes(sequences, self._held)
 
     def grow(self, capacity: int) -> None:
         rows = torch.arange(self.batch)

@@ -7,6 +7,7 @@ writes it.
 import copy
 import ctypes
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from labkit.engine.memory.facade import CacheFacade
 from labkit.engine.memory.heads import StoredHeads
+from labkit.engine.memory.heads_on_disk import HeadsOnDisk
 from labkit.engine.memory.place import CachePlace, HeadStore
 from labkit.engine.memory.slots import BLOCK, SlotPool, Slots
 from labkit.engine.memory.tables import counted, widened
@@ -22,6 +24,8 @@ from labkit.kernels.cache_stream import CachePass, PassedCaches
 from labkit.kernels.types import LayerCache, Rows
 from labkit.models.config import ModelConfig
 from labkit.system.errors import UserError
+
+TABLES = ("mask", "first", "positions")  # [B, ...]
 
 
 class KVCache(CacheFacade):
@@ -308,18 +312,13 @@ class KVCache(CacheFacade):
         if self.mask is not None:
             self.mask[:, length:] = 1
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.select(lambda tensor: tensor.index_select(0, beam_idx.to(self.device)))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.select(lambda tensor: tensor[indices].contiguous())
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.select(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
-
-    def select(self, rows: Any) -> None:
-        """Puts what `rows` makes of each tensor, [B, ...], in its place."""
-        if self.heads is not None:
+    def select(self, rows: Any, in_place: bool = False) -> None:
+        """Puts what `rows` makes of each tensor, [B, ...], in its place. in_place: it makes no more sequences than
+        there are, for which a file needs no room; those in a file are lost if that fails.
+        """
+        if in_place and isinstance(self.heads, HeadsOnDisk):
+            self.heads.shrink(rows)
+        elif self.heads is not None:
             self.heads.change(rows)
         self._change_tables(rows)
         if self._borrowed is not None:
@@ -327,7 +326,21 @@ class KVCache(CacheFacade):
             self._borrowed = None
         self._c = None
 
+    def join(self, others: Sequence["KVCache"]) -> None:
+        """Goes on with the sequences of others behind these, which are empty then. All are of one engine on the CPU,
+        and have the same length and capacity, and a mask or none.
+        """
+        theirs: list[Any] = [each.heads for each in others]
+        assert isinstance(self.heads, StoredHeads | HeadsOnDisk)
+        self.heads.join(theirs)
+        for name in TABLES:
+            if (mine := getattr(self, name)) is not None:
+                setattr(self, name, torch.cat([mine, *(getattr(each, name) for each in others)]))
+        self._c = None
+        for each in others:
+            each.heads = each._c = None
+
     def _change_tables(self, rows: Any) -> None:
-        for name in ("mask", "first", "positions"):
+        for name in TABLES:
             if (tensor := getattr(self, name)) is not None:
                 setattr(self, name, rows(tensor))

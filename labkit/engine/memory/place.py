@@ -82,15 +82,12 @@ class CachePlace:
 
     def on_all_ranks(self, make: Callable[[], T]) -> T:
         """What `make` makes. Where one rank has no room, all of them get an error, and none waits for it in a step."""
-        made: list[T] = []
-        reason = None
         try:
-            made.append(make())
-        except (UserError, RunError) as error:
-            reason = error
-        failed = self.any_failed is not None and self.any_failed(reason is not None)
-        if reason is not None:
-            raise reason
-        if failed:
+            made = make()
+        except (UserError, RunError):
+            if self.any_failed is not None:
+                self.any_failed(True)
+            raise
+        if self.any_failed is not None and self.any_failed(False):
             raise RunError("another rank has no room for its keys and values, and its message says why")
-        return made[0]
+        return made

@@ -1,13 +1,13 @@
-"""Sequences that leave a cache, and caches that become one. Of caches on the CPU, whose memory is their own."""
+"""Sequences that leave a cache, and caches that become one. Of caches on the CPU, whose memory or file is their own."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from labkit.engine.memory.heads import StoredHeads
+from labkit.engine.memory.heads_on_disk import HeadsOnDisk
 from labkit.engine.memory.kv_cache import KVCache
 
 
@@ -30,7 +30,7 @@ def drop_rows(cache: KVCache, ended: Container[int]) -> None:
             tensor[to] = tensor[source]
         return tensor[: len(left)]
 
-    cache.select(kept)
+    cache.select(kept, in_place=True)
 
 
 def join_rows(caches: Sequence[KVCache]) -> None:
@@ -43,12 +43,34 @@ def join_rows(caches: Sequence[KVCache]) -> None:
                 each.mask = torch.ones(each.batch_size, each.capacity, dtype=torch.uint8)
     first.holes = any(each.holes for each in caches)
     first.reach = max(each.reach for each in caches)
-    theirs = [iter(_tensors(each)) for each in others]
-    first.select(lambda tensor: torch.cat([tensor, *map(next, theirs)]))
+    first.join(others)
 
 
-def _tensors(cache: KVCache) -> list[Tensor]:
-    """In the order in which `select` takes them."""
-    assert isinstance(cache.heads, StoredHeads)
-    found = [*cache.heads.tensors, cache.mask, cache.first, cache.positions]
-    return [tensor for tensor in found if tensor is not None]
+def cost_of_leaving(cache: KVCache, count: int) -> int:
+    """Bytes that move in a file when `count` sequences are taken out of it: all are read, and those left are written.
+    None in memory, where few move.
+    """
+    if not isinstance(cache.heads, HeadsOnDisk):
+        return 0
+    return cache.heads.pass_bytes(2 * cache.batch_size - count)
+
+
+class EndedRows:
+    """Sequences of a cache that have ended and are still in it.
+
+    To take them out of a file costs about as much as some steps, and nobody knows how many steps the others will take.
+    So they stay until steps have read as much in vain as it costs: which moves at most twice the least that would have
+    been enough.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache, self._in_vain = cache, 0
+        self._rows: set[int] = set()
+
+    def leaving(self, ended: Iterable[int]) -> list[int]:
+        """Those that are to leave behind a step, in which these have ended."""
+        heads = self._cache.heads
+        if isinstance(heads, HeadsOnDisk):
+            self._in_vain += heads.pass_bytes(len(self._rows))
+        self._rows.update(ended)
+        return sorted(self._rows) if self._in_vain >= cost_of_leaving(self._cache, len(self._rows)) else []

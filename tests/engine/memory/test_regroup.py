@@ -1,22 +1,34 @@
 """Sequences that leave a cache, and caches that become one, go on as if they had been alone from the beginning."""
 
+import os
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engines import fused, prompt
+from engines import fused, prompt, vanilla
+from offloaded import descriptors, kv_on_disk, kv_stream_of
+from sweeps import crossed
 from torch import Tensor
 
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.memory.kv_cache import KVCache
-from labkit.engine.memory.regroup import drop_rows, join_rows, rows_left
+from labkit.engine.memory.regroup import EndedRows, cost_of_leaving, drop_rows, join_rows, rows_left
 from labkit.engine.runners.step import StepInput
 
 NAMES = ("gpt2", "bloom", "llama", "mistral")  # learned positions, ALiBi, rotary ones, windows
+PLACES = ("memory", "disk")
+ENDED: tuple[list[int], ...] = ([1, 2], [0], [5], [0, 3, 5], [0, 1, 2, 3, 4])
+CUTS = ((0, 2, 3, 6), (0, 1, 6), (0, 3, 6))
 IDS = prompt(6, 8)
 MASK = torch.ones_like(IDS)
 MASK[1, :3], MASK[2, 4], MASK[5, :6] = 0, 0, 0
+
+
+def placed(name: str, place: str, folder: Path) -> FusedCausalLM:
+    """A model whose caches are in memory or on the disk."""
+    return fused(name).module if place == "memory" else kv_on_disk(vanilla(name), folder).module
 
 
 def begun(model: FusedCausalLM, rows: slice) -> tuple[KVCache, Tensor]:
@@ -42,25 +54,55 @@ def alone(name: str) -> Tensor:
     return continued(model, *begun(model, slice(0, 6)))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("ended", [[0], [5], [1, 2], [0, 3, 5], [0, 1, 2, 3, 4]], ids=str)
-def test_the_sequences_that_stay_go_on(name: str, ended: list[int]) -> None:
-    model = fused(name).module
+@pytest.mark.parametrize(("place", "name", "ended"), crossed(PLACES, NAMES, ENDED))
+def test_the_sequences_that_stay_go_on(place: str, name: str, ended: list[int], tmp_path: Path) -> None:
+    model = placed(name, place, tmp_path)
     cache, tokens = begun(model, slice(0, 6))
     drop_rows(cache, ended)
     left = rows_left(6, ended)
     assert sorted(left) == [row for row in range(6) if row not in ended]
+    whole = fused(name).module
     assert torch.equal(
-        continued(model, cache, tokens[left], 40), continued(model, *begun(model, slice(0, 6)), 40)[left]
+        continued(model, cache, tokens[left], 40), continued(whole, *begun(whole, slice(0, 6)), 40)[left]
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("cuts", [(0, 1, 6), (0, 3, 6), (0, 2, 3, 6)], ids=str)
-def test_caches_that_become_one_go_on_together(name: str, cuts: tuple[int, ...]) -> None:
-    """With padding in all of them, in some, and in none."""
-    model = fused(name).module
+@pytest.mark.parametrize(("place", "name", "cuts"), crossed(PLACES, NAMES, CUTS))
+def test_caches_that_become_one_go_on_together(place: str, name: str, cuts: tuple[int, ...], tmp_path: Path) -> None:
+    """With padding in all of them, in some, and in none. The others are empty then."""
+    model = placed(name, place, tmp_path)
     parts: list[Any] = [begun(model, slice(*ends)) for ends in pairwise(cuts)]
     caches = [cache for cache, _ in parts]
     join_rows(caches)
+    assert not any(cache.is_initialized for cache in caches[1:])
     assert torch.equal(continued(model, caches[0], torch.cat([tokens for _, tokens in parts])), alone(name))
+
+
+def test_a_file_that_lacks_sequences_is_shorter_and_the_only_one(tmp_path: Path) -> None:
+    model = placed("llama", "disk", tmp_path)
+    cache, _ = begun(model, slice(0, 6))
+    sizes = []
+    for _ in range(2):
+        (size,) = {os.fstat(each).st_size for each in descriptors(tmp_path)}
+        sizes.append(size)
+        drop_rows(cache, [0, 3, 5])
+    assert sizes[0] == 2 * sizes[1]
+
+
+def test_ended_sequences_leave_memory_at_once_and_a_file_when_they_cost_as_much(tmp_path: Path) -> None:
+    """Steps read no more in vain than it costs to take them out, but for the last one."""
+    for place in PLACES:
+        model = placed("llama", place, tmp_path)
+        cache, tokens = begun(model, slice(0, 6))
+        ended, steps = EndedRows(cache), 0
+        leaving = ended.leaving([1, 4])
+        while not leaving:
+            tokens, steps = continued(model, cache, tokens, 1)[:, 1:], steps + 1
+            leaving = ended.leaving([3] if steps == 2 else [])
+        cost = cost_of_leaving(cache, len(leaving))
+        if place == "memory":
+            assert (leaving, steps, cost) == ([1, 4], 0, 0)
+        else:
+            one = kv_stream_of(cache).file.shape.pass_bytes(1, cache.length)  # of one sequence, in a step
+            assert (leaving, steps, cost) == ([1, 3, 4], 4, 9 * one)
+            assert 2 * 2 + 3 * 2 >= cost / one > 2 * 2 + 3

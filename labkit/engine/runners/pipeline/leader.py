@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from labkit.engine.memory.regroup import drop_rows, join_rows, rows_left
+from labkit.engine.memory.regroup import EndedRows, drop_rows, join_rows, rows_left
 from labkit.engine.options import MicroBatches
 from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage, StageFailedError
 from labkit.engine.runners.driving import Loop, drive
@@ -107,7 +107,7 @@ class Leader:
         return batch.texts.tokens
 
     def _until_rows_end(self, batch: MicroBatch, loop: Loop, request: StepInput) -> Loop:
-        so_far = [batch.texts.tokens]
+        so_far, ended = [batch.texts.tokens], EndedRows(batch.cache)
         while True:
             output = yield request
             begin = perf_counter_ns()
@@ -122,9 +122,9 @@ class Leader:
                 self.stage.note("sample", phase, batch.number, batch.done - 1, begin)
             assert request.tokens is not None
             so_far.append(request.tokens.to(so_far[0].device))
-            if self._ends and (ended := self._ended(request.tokens)):
+            if leaving := ended.leaving(self._ended(request.tokens)):
                 loop.close()
-                self._leave(batch, torch.cat(so_far, dim=1), ended)
+                self._leave(batch, torch.cat(so_far, dim=1), leaving)
                 return batch.texts.tokens
 
     def _first_tokens(self, batch: MicroBatch) -> Loop:
