@@ -16,14 +16,25 @@ namespace labkit {
 constexpr int kMostRanks = 64;
 constexpr int kSpins = 4000;                 // then others of the machine get their turn
 constexpr int64_t kLookEvery = 200'000'000;  // nanoseconds between two looks at whether a rank still lives
+constexpr int kLooksStopped = 15;            // in a row, before a stopped rank is given up
 
-// One rank's line in shared memory: how often it has met the others.
+// One rank's line in shared memory: how often it has met the others, and how many calls it has left by an error
+// (other_ranks.py).
 struct alignas(64) Arrival {
   std::atomic<uint64_t> rounds;
   int32_t pid;
+  std::atomic<int32_t> failed_calls;
+  int32_t ready;
 };
 
-enum Failure : int32_t { kFine = 0, kRankEnded = 1, kTimedOut = 2, kCallbackFailed = 3 };
+enum Failure : int32_t {
+  kFine = 0,
+  kRankEnded = 1,
+  kTimedOut = 2,
+  kCallbackFailed = 3,
+  kRankStopped = 4,
+  kRankFailed = 5
+};
 
 // One rank's end of the exchange, made by Python (all_reduce/exchange.py).
 struct Exchange {
@@ -36,19 +47,21 @@ struct Exchange {
   uint64_t round;   // meetings so far
   int32_t failure;  // a Failure; from then on nobody waits
   int32_t failed_rank;
+  int32_t failed_calls;  // so far, on this rank
 };
 
-inline bool has_ended(int32_t pid) {
-  if (kill(pid, 0) != 0 && errno == ESRCH) return true;
+// The letter of /proc: 'T' of a process that is stopped, 'Z' or 'X' of one that has ended.
+inline char state_of(int32_t pid) {
+  if (kill(pid, 0) != 0 && errno == ESRCH) return 'X';
   char path[32], stat[512];
   std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
   std::FILE* file = std::fopen(path, "r");
-  if (!file) return false;
+  if (!file) return '?';
   const size_t read = std::fread(stat, 1, sizeof stat - 1, file);
   std::fclose(file);
   stat[read] = 0;
   const char* after_name = std::strrchr(stat, ')');
-  return after_name && (after_name[2] == 'Z' || after_name[2] == 'X');
+  return after_name ? after_name[2] : '?';
 }
 
 // Waits until every rank has met the others `round` times.
@@ -57,6 +70,7 @@ inline void wait_for_ranks(Exchange& exchange, uint64_t round) {
   int64_t looked = begin;
   for (int r = 0; r < exchange.ranks; ++r) {
     const Arrival& other = exchange.arrivals[r];
+    int looks_stopped = 0;
     for (int spins = 0; other.rounds.load(std::memory_order_acquire) < round; ++spins) {
       if (spins < kSpins) {
 #if defined(__x86_64__)
@@ -65,13 +79,24 @@ inline void wait_for_ranks(Exchange& exchange, uint64_t round) {
         continue;
       }
       sched_yield();
+      Failure failure = kFine;
       const int64_t now = now_ns();
-      if (now - looked < kLookEvery) continue;
-      looked = now;
-      const bool late = double(now - begin) > exchange.timeout_s * 1e9;
-      if (!late && !has_ended(other.pid)) continue;
+      if (other.failed_calls.load(std::memory_order_acquire) > exchange.failed_calls) {
+        failure = kRankFailed;
+      } else if (now - looked >= kLookEvery) {
+        looked = now;
+        const char state = state_of(other.pid);
+        looks_stopped = state == 'T' ? looks_stopped + 1 : 0;
+        if (state == 'Z' || state == 'X')
+          failure = kRankEnded;
+        else if (looks_stopped >= kLooksStopped)
+          failure = kRankStopped;
+        else if (double(now - begin) > exchange.timeout_s * 1e9)
+          failure = kTimedOut;
+      }
+      if (failure == kFine) continue;
       if (other.rounds.load(std::memory_order_acquire) >= round) break;
-      exchange.failure = late ? kTimedOut : kRankEnded;
+      exchange.failure = failure;
       exchange.failed_rank = r;
       return;
     }

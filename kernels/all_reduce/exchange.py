@@ -17,11 +17,14 @@ from torch import Tensor
 from labkit.system.errors import UserError
 
 from .. import build
+from ..gloo_group import GlooGroup
+from ..other_ranks import LINE, TOGETHER, LostRankError, RankFailedError, SharedRanks, lines_bytes
 from ..shared_memory import shared_memory
 
 MOST_RANKS = 64  # kMostRanks of exchange.h
-LINE = 64
 ROW_PADDING = 48  # row_stride of tile.h: rows of activations are that much longer at most
+RANK_FAILED = 5  # of exchange.h
+ROUND_BITS = 40  # meetings are counted anew after a call that failed, from where no rank has been before
 BRING = ctypes.CFUNCTYPE(c_int32, c_int32, c_int64)
 Transport = Literal["shared memory", "gloo"]
 
@@ -38,6 +41,7 @@ class CExchange(ctypes.Structure):
         ("round", c_uint64),
         ("failure", c_int32),
         ("failed_rank", c_int32),
+        ("failed_calls", c_int32),
     ]
 
 
@@ -50,7 +54,9 @@ class Exchange:
     """Slots for `slot_bytes` of each rank of a process group on the CPU, and the way to meet.
 
     Every rank of `group` makes one at the same time. `transport`: shared memory where all ranks can map it, unless
-    "gloo" is asked for. A meeting that lasts longer than `timeout_s`, or whose rank has died, fails on all others.
+    "gloo" is asked for. A meeting that lasts longer than `timeout_s`, or whose rank has died or stands still, fails on
+    all others; one that a rank doesn't come to because it has left the call by an error ends that call on all others.
+    gloo: the way of what is not to go through shared memory.
     """
 
     def __init__(
@@ -67,13 +73,13 @@ class Exchange:
         self.slot_bytes = -(-slot_bytes // LINE) * LINE
         self.error: BaseException | None = None
         self.on_gpu: dict[torch.device, Any] = {}  # what sums on that GPU, or None; made on the first use
-        arrivals = -(-self.size * LINE // mmap.PAGESIZE) * mmap.PAGESIZE
+        arrivals = lines_bytes(self.size)
         total = arrivals + 2 * self.size * self.slot_bytes
         shared = None if transport == "gloo" else shared_memory(group, total)
         self.transport: Transport = "gloo" if shared is None else "shared memory"
         self._memory = mmap.mmap(-1, total) if shared is None else shared.memory
-        for rank, pid in enumerate(shared.pids if shared else ()):
-            c_int32.from_buffer(self._memory, rank * LINE + 8).value = pid
+        self.gloo = GlooGroup(group, timeout_s)
+        self._others = None if shared is None else SharedRanks(shared, self.rank, self.gloo.names, timeout_s)
         self._slots = torch.frombuffer(self._memory, dtype=torch.uint8)[arrivals:].view(2, self.size, self.slot_bytes)
         self._bring = BRING(self._gather_slots)  # kept: C holds its address
         self.c = CExchange(
@@ -90,22 +96,50 @@ class Exchange:
         """Raises RuntimeError if a meeting has failed: what was computed since is worth nothing."""
         if self.c.failure == 0:
             return
+        names = self.gloo.names
         if self.error is not None:
-            if not isinstance(self.error, Exception):  # Ctrl-C
-                raise self.error
+            if isinstance(self.error, RankFailedError | LostRankError) or not isinstance(self.error, Exception):
+                raise self.error  # the latter is Ctrl-C
             raise RuntimeError(
-                f"rank {self.rank}: the exchange with the other ranks failed: {self.error}"
+                f"rank {names[self.rank]}: the exchange with the other ranks failed: {self.error}"
             ) from self.error
-        other = self.c.failed_rank
-        why = {1: f"rank {other} has ended", 2: f"rank {other} did not come within {self.c.timeout_s:.0f} s"}
-        raise RuntimeError(
-            f"rank {self.rank}: {why[self.c.failure]}; all ranks of a model make the same calls, or none goes on"
-        )
+        if self.c.failure == RANK_FAILED and self._others is not None:
+            self._others.raise_failure()
+        other = names[self.c.failed_rank]
+        why = {
+            1: f"rank {other} has ended",
+            2: f"rank {other} did not come within {self.c.timeout_s:.0f} s",
+            4: f"rank {other} is stopped",
+        }
+        raise LostRankError(f"rank {names[self.rank]}: {why[self.c.failure]}; {TOGETHER}")
+
+    def fail_call(self, reason: str) -> None:
+        """This rank leaves the call by an error, so that the others do. It waits for nobody."""
+        self.gloo.fail_call(reason)
+        if self._others is not None:
+            self._others.fail_call(reason)
+
+    def begin_call(self) -> None:
+        """Returns when all have left a call that failed. From then on they meet anew."""
+        self.gloo.begin_call()
+        if self._others is not None:
+            self._others.begin_call(lambda: None)
+        if self.c.failed_calls < self.gloo.failed_calls:
+            self.c.failed_calls, self.c.failure, self.error = self.gloo.failed_calls, 0, None
+            self.c.round = self.gloo.failed_calls << ROUND_BITS
+
+    def meet(self) -> None:
+        """Returns when all are here. Raises as `check` does."""
+        if self._others is None:
+            here = torch.zeros(1, dtype=torch.uint8)
+            self.gloo.all_gather([torch.empty_like(here) for _ in range(self.size)], here)
+        else:
+            all_of_ranks(torch.zeros(1, dtype=torch.uint8), self)
 
     def _gather_slots(self, turn: int, count: int) -> int:
         try:
             parts = [slot[:count] for slot in self._slots[turn]]
-            dist.all_gather(parts, parts[self.rank].clone(), self.group)
+            self.gloo.all_gather(parts, parts[self.rank].clone())
         except BaseException as error:  # noqa: BLE001 - none can pass through C; kept for `check`
             self.error = error
             return 1

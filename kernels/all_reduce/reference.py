@@ -1,4 +1,4 @@
-"""Sums and gathers over the ranks by torch.distributed."""
+"""Sums and gathers over the ranks by torch.distributed: NCCL's on GPUs, gloo's elsewhere."""
 
 import torch
 import torch.distributed as dist
@@ -9,11 +9,17 @@ from .exchange import Exchange
 
 def all_reduce(x: Tensor, exchange: Exchange) -> Tensor:
     out = x.clone()
-    dist.all_reduce(out, group=exchange.group)
+    if x.is_cuda:
+        dist.all_reduce(out, group=exchange.group)
+    else:
+        exchange.gloo.all_reduce(out)
     return out
 
 
 def all_gather(x: Tensor, exchange: Exchange) -> Tensor:
     out = [torch.empty_like(x) for _ in range(exchange.size)]
-    dist.all_gather(out, x, group=exchange.group)
+    if x.is_cuda:
+        dist.all_gather(out, x, group=exchange.group)
+    else:
+        exchange.gloo.all_gather(out, x)
     return torch.stack(out)

@@ -10,12 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..all_reduce.exchange import Transport
+from ..gloo_group import GlooGroup
+from ..other_ranks import LostRankError, RankFailedError
 from ..shared_memory import shared_memory
-from .memory import SharedMailboxes, mailbox_bytes
-from .message import LostRankError, Message
+from .memory import SharedMailboxes, ring_bytes
+from .message import Message
 from .reference import GlooMailboxes
 
-__all__ = ["LEAST_CAPACITY", "LostRankError", "Message", "Ring"]
+__all__ = ["LEAST_CAPACITY", "LostRankError", "Message", "RankFailedError", "Ring"]
 
 LEAST_CAPACITY = 4 << 20  # bytes; a message may be longer
 GATHERED = -1  # the kind of what `gather` sends
@@ -26,7 +28,8 @@ class Ring:
 
     Every rank of `group` makes one at the same time. capacity: bytes that a rank may send before the next one receives
     any. transport: shared memory where all ranks can map it, unless "gloo" is asked for. A rank that has ended or is
-    stopped, and a wait of more than `timeout_s`, raise LostRankError with the rank's number, on all that wait.
+    stopped, and a wait of more than `timeout_s`, raise LostRankError with the rank's number, on all that wait. A rank
+    that has left the call by an error raises RankFailedError there.
     """
 
     def __init__(
@@ -39,11 +42,11 @@ class Ring:
     ) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         names = dist.get_process_group_ranks(group)
-        shared = None if transport == "gloo" else shared_memory(group, self.size * mailbox_bytes(capacity))
+        shared = None if transport == "gloo" else shared_memory(group, ring_bytes(self.size, capacity))
         self.transport: Transport = "gloo" if shared is None else "shared memory"
         self._ends: SharedMailboxes | GlooMailboxes
         if shared is None:
-            self._ends = GlooMailboxes(group, self.rank, names, capacity)
+            self._ends = GlooMailboxes(GlooGroup(group, timeout_s), capacity)
         else:
             self._ends = SharedMailboxes(shared, self.rank, names, capacity, timeout_s)
 
@@ -60,6 +63,20 @@ class Ring:
         rank has received it.
         """
         self._ends.flush()
+
+    def fail_call(self, reason: str) -> None:
+        """This rank leaves the call by an error, so that the others do. It waits for nobody; what is under way is
+        dropped.
+        """
+        self._ends.fail_call(reason)
+
+    def begin_call(self) -> None:
+        """After a call that failed: returns when all have left it, and nothing of it is left in the mailboxes."""
+        self._ends.begin_call()
+
+    def meet(self) -> None:
+        """Returns when all are here, and have what was sent to them."""
+        self.gather(torch.zeros(1, dtype=torch.uint8))
 
     def gather(self, x: Tensor) -> Tensor:
         """x, of one shape and type on all ranks: all of them call it. -> [ranks, the shape of x], by rank."""

@@ -6,14 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from labkit.system.errors import RunError
-
 HEADER = Struct("7q")
 DTYPES = (torch.float32, torch.int64, torch.uint8)
-
-
-class LostRankError(RunError):
-    """Another rank of a ring has ended, stands still or cannot be reached: nothing comes of what is under way."""
 
 
 class Message(NamedTuple):

@@ -29,6 +29,7 @@ from labkit.engine.offload.streaming import opened
 from labkit.engine.options import DTYPES, Options, read_options
 from labkit.engine.parallel.pipeline_stage import PipelineStage, join_stages
 from labkit.engine.parallel.ranks import Ranks, join_ranks
+from labkit.engine.parallel.shared_calls import SharedCalls
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.one_call import OneCallRunner
 from labkit.engine.runners.pipeline.runner import PipelineRunner
@@ -83,7 +84,8 @@ def init_inference(
     if runs_without_kernels(model, read, hf_config):
         return sliced_engine(model, read)
     plan = make_plan(resolve(model, read, hf_config))
-    return wrap(plan, *build_planned(plan))
+    with plan.calls.one():
+        return wrap(plan, *build_planned(plan))
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,9 @@ class Plan:
     """Everything that is decided before the first weight is read.
 
     dtype: of the layers' matrices. kv_dtype: as keys and values are stored. part, ranks: what this process holds of the
-    model, and the way to the others with the same layers; stage: the way to those with other layers. saving: the
-    checkpoint that is written on the way. elsewhere: where keys and values lie that are not where they are computed
-    with. queues: of the device, for all that it fetches.
+    model, and the way to the others with the same layers; stage: the way to those with other layers; calls: what all of
+    them do together. saving: the checkpoint that is written on the way. elsewhere: where keys and values lie that are
+    not where they are computed with. queues: of the device, for all that it fetches.
     """
 
     request: Request
@@ -124,6 +126,7 @@ class Plan:
     part: Shard
     ranks: Ranks | None
     stage: PipelineStage | None
+    calls: SharedCalls
     saving: Saving | None
     elsewhere: CachePlace | None
     queues: Queues
@@ -190,7 +193,8 @@ def make_plan(request: Request) -> Plan:
         gather = gather_of(part.size, tp.tp_group)
         elsewhere = cache_place(options.kv_offload, dtype, device, ranks, gather, queues)
     saving = begin_saving(options, request.hf_config, config, dtype, impl, part)
-    return Plan(request, dtype, kv_dtype, impl, device, part, ranks, stage, saving, elsewhere, queues)
+    calls = SharedCalls([*([ranks.exchange] if ranks else []), *([stage.ring] if stage else [])])
+    return Plan(request, dtype, kv_dtype, impl, device, part, ranks, stage, calls, saving, elsewhere, queues)
 
 
 def _join_stages(request: Request, dtype: torch.dtype, impl: str, device: torch.device) -> PipelineStage | None:
@@ -323,8 +327,9 @@ def choose_runner(plan: Plan, staged: StagedRunner) -> Runner:
         decoder = GpuDecoder(held.weights, launch, plan.device, graphs=graphs, watched=watched, streamed=held.streamed)
         return CudaGraphRunner(staged, decoder)
     fast = OneCallRunner(held) if plan.impl == "cpp" else staged
-    runner = WatchedRunner(fast, staged) if plan.ranks is None else RankedRunner(fast, staged, plan.ranks)
-    return runner if plan.stage is None else PipelineRunner(runner, plan.stage, plan.request.config, plan.ranks)
+    ranks, calls = plan.ranks, plan.calls
+    runner = WatchedRunner(fast, staged) if ranks is None else RankedRunner(fast, staged, ranks, calls)
+    return runner if plan.stage is None else PipelineRunner(runner, plan.stage, plan.request.config, ranks, calls)
 
 
 def _facts(request: Request, dtype: torch.dtype) -> dict[str, object]:

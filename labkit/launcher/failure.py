@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 LOST_CONNECTION = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|[Tt]imed out|remote process|DistNetworkError|recvValue failed"
+    r"|LostRankError|RankFailedError"
 )
 
 
@@ -31,7 +32,7 @@ class RankFailure:
 
     @property
     def lost_connection(self) -> bool:
-        """Whether it failed in a collective because another rank was gone."""
+        """Whether it failed because another rank was gone, or had failed."""
         return LOST_CONNECTION.search(last_line(self.said)) is not None
 
 

@@ -4,15 +4,17 @@ import mmap
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Thread, Timer
 
 import pytest
 import torch
 from torch import Tensor
 
-from labkit.kernels.mailbox import LostRankError, Message, memory
-from labkit.kernels.mailbox.memory import SharedMailboxes, mailbox_bytes
+from labkit.kernels import other_ranks
+from labkit.kernels.mailbox import LostRankError, Message, RankFailedError, memory
+from labkit.kernels.mailbox.memory import SharedMailboxes, ring_bytes
 from labkit.kernels.shared_memory import SharedMemory
 
 CAPACITY = 5000  # bytes, so that many messages are longer, and few end where the memory does
@@ -20,7 +22,7 @@ CAPACITY = 5000  # bytes, so that many messages are longer, and few end where th
 
 def ends(*pids: int, timeout_s: float = 60.0) -> list[SharedMailboxes]:
     """Those of several ranks, all of them held by this process, as if they were of `pids`."""
-    shared = SharedMemory(mmap.mmap(-1, len(pids) * mailbox_bytes(CAPACITY)), pids)
+    shared = SharedMemory(mmap.mmap(-1, ring_bytes(len(pids), CAPACITY)), pids)
     return [SharedMailboxes(shared, rank, range(4, 4 + len(pids)), CAPACITY, timeout_s) for rank in range(len(pids))]
 
 
@@ -60,7 +62,8 @@ def test_messages_of_all_sizes_arrive_whole_and_in_order() -> None:
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "LOOK_S", 0.005)
+    for module in (memory, other_ranks):
+        monkeypatch.setattr(module, "LOOK_S", 0.005)
 
 
 @pytest.mark.usefixtures("looks_often")
@@ -98,3 +101,35 @@ def test_ctrl_c_ends_a_wait() -> None:
     Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
         waiting.receive()
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_call_that_fails_on_one_rank_fails_on_all_and_leaves_nothing_for_the_next() -> None:
+    """The third rank fails while the first two are about to send more than their mailboxes hold."""
+    first, second, third = ring = ends(*[os.getpid()] * 3)
+    told: list[str] = []
+
+    def fails(rank: SharedMailboxes, action: Callable[[], object]) -> None:
+        with pytest.raises(RankFailedError) as raised:
+            action()
+        told.append(str(raised.value))
+        rank.fail_call(str(raised.value))
+
+    def at_once(actions: list[Callable[[], object]]) -> None:
+        threads = [Thread(target=action) for action in actions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    for reason in ("rank 6: ValueError: once", "rank 6: ValueError: twice"):
+        third.send(Message(1, 0, 0, torch.zeros(1, 7)))  # which nobody receives
+        third.fail_call(reason)
+        long = Message(2, 0, 0, torch.zeros(2, CAPACITY))
+        at_once([partial(fails, rank, partial(rank.send, long)) for rank in (first, second)])
+        assert told == [reason] * 2
+        told.clear()
+        at_once([each.begin_call for each in ring])
+    for rank, (sender, receiver) in enumerate(((first, second), (second, third), (third, first))):
+        sender.send(Message(3, rank, 0, torch.full((1, 3), float(rank))))
+        assert receiver.receive().micro_batch == rank

@@ -17,6 +17,7 @@ from labkit.launcher.failure import RankFailure, how_it_ended, last_line, to_bla
 
 LOST = "Traceback\nRuntimeError: Connection closed by peer [127.0.0.1]:36778. Check the logs"
 OWN = "Traceback\nValueError: boom"
+TOLD = "RankFailedError: rank 1: ValueError: boom"
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ OWN = "Traceback\nValueError: boom"
 )
 def test_a_lost_connection_is_not_the_cause(cause: RankFailure) -> None:
     """However late the cause is noticed."""
-    assert to_blame([RankFailure(0, 1, LOST, at=1.0), cause, RankFailure(2, None, LOST, at=2.0)]) is cause
+    assert to_blame([RankFailure(0, 1, LOST, at=1.0), cause, RankFailure(2, None, TOLD, at=2.0)]) is cause
 
 
 def test_of_two_errors_the_first_is_the_cause() -> None:

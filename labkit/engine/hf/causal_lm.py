@@ -3,8 +3,9 @@
 import copy
 import weakref
 from collections.abc import Callable, Sequence
+from functools import wraps
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,19 @@ from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.models.config import ModelConfig
 from labkit.models.policies import Policy
 from labkit.system.errors import UnsupportedError, UserError
+
+T = TypeVar("T")
+
+
+def _by_all_ranks(call: Callable[..., T]) -> Callable[..., T]:
+    """A method that every rank of a model calls alike: it fails on all of them or on none."""
+
+    @wraps(call)
+    def made(self: "FusedCausalLM", *args: Any, **kwargs: Any) -> T:
+        with self.runner.shared_call():
+            return call(self, *args, **kwargs)
+
+    return made
 
 
 class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
@@ -88,6 +102,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         return self.runner.new_cache(capacity)
 
     @torch.no_grad()
+    @_by_all_ranks
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -167,6 +182,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         pending = self.runner.begin(step)
         return pending if self.step_times_ms is None else _Timed(pending, start, self.step_times_ms.append)
 
+    @_by_all_ranks
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Hugging Face's `generate`: same arguments, same results. Raises ValueError for an empty prompt."""
         check_prompt(inputs if inputs is not None else kwargs.get("input_ids"))

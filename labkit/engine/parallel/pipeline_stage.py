@@ -18,32 +18,26 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labkit.engine.options import PipelineParallel, TensorParallel
-from labkit.kernels.mailbox import LEAST_CAPACITY, LostRankError, Message, Ring
+from labkit.kernels.mailbox import LEAST_CAPACITY, Message, Ring
 from labkit.launcher.agreement import check_agreement, versions
 from labkit.launcher.group import ensure_process_group
 from labkit.stages import Phase, Stage, stage
-from labkit.system.errors import RunError
 
 MOST_SPANS = 1 << 16
 NOTHING = torch.empty(0, 0)
 
 
-class StageFailedError(RunError):
-    """Another stage could not go on; the message says which rank, and why."""
-
-
 class MessageKind(IntEnum):
     """What a message holds: rows behind a stage's layers, tokens to begin a step with, a result, the last word of a
-    text, why a stage could not go on, the rows of a micro-batch that have ended, or the micro-batches that become one.
+    text, the rows of a micro-batch that have ended, or the micro-batches that become one.
     """
 
     ROWS = 1
     TOKENS = 2
     RESULT = 3
     END = 4
-    FAILURE = 5
-    DROP = 6
-    JOIN = 7
+    DROP = 5
+    JOIN = 6
 
 
 @dataclass(frozen=True)
@@ -108,20 +102,6 @@ class PipelineStage:
         phase = Phase.DECODE if message.step else Phase.PREFILL
         self.note("wait", phase, message.micro_batch, message.step, begin)
         return message, phase
-
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """What runs within is a call that all ranks make. When it ends, with an error too, the next rank has, or will
-        have, what was sent to it, even if this rank forgets the engine or ends. A rank that is lost ends it at once.
-        """
-        try:
-            yield
-        except LostRankError:
-            raise
-        except Exception:
-            self.ring.flush()
-            raise
-        self.ring.flush()
 
     @contextmanager
     def computing(self, phase: Phase, micro_batch: int, step: int) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
@@ -56,6 +57,10 @@ class Runner:
         """Continues texts to their end, by steps that `begin` checks and hands on to this runner's."""
         (found,) = drive(begin, [texts.loop()])
         return found
+
+    def shared_call(self) -> AbstractContextManager[None]:
+        """Around a call that all ranks of the model make, which fails on all of them or on none."""
+        return nullcontext()
 
     def before_generation(self) -> None:
         """Called before the first step of a text."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.parallel.ranks import Ranks
+from labkit.engine.parallel.shared_calls import SharedCalls
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.staged import StagedRunner
@@ -57,13 +58,16 @@ class WatchedRunner(Runner):
 
 class RankedRunner(WatchedRunner):
     """The same on a rank of several, which have to agree on every prompt, and with it on how its steps run: a profiler
-    may listen to one rank alone.
+    may listen to one rank alone. calls: of all ranks.
     """
 
-    def __init__(self, fast: Runner, staged: StagedRunner, ranks: Ranks) -> None:
+    def __init__(self, fast: Runner, staged: StagedRunner, ranks: Ranks, calls: SharedCalls) -> None:
         super().__init__(fast, staged)
-        self._ranks = ranks
+        self._ranks, self._calls = ranks, calls
         self._agreed = False  # that steps go stage by stage
+
+    def shared_call(self) -> AbstractContextManager[None]:
+        return self._calls.one()
 
     def before_generation(self) -> None:
         self._ranks.share_randomness()

@@ -82,20 +82,20 @@ def test_what_goes_wrong_on_one_rank_all_are_told_and_can_go_on(stages: Answers)
         "cache": ["UnsupportedError: past_key_values: got a cache of transformers', which has all layers"] * 2,
         "weights": ["UserError: the ranks do not agree on what they run: weights"] * 2,
         "not a number": [
-            "StageFailedError: rank 1: FloatingPointError: no logit is a number",
+            "RankFailedError: rank 1: FloatingPointError: no logit is a number",
             "FloatingPointError: no logit",
         ],
         "first fails": [
             "ValueError: the fourth step",
-            "StageFailedError: rank 0: ValueError: the fourth step",
+            "RankFailedError: rank 0: ValueError: the fourth step",
         ],
         "last fails": [
-            "StageFailedError: rank 1: ValueError: the fourth step",
+            "RankFailedError: rank 1: ValueError: the fourth step",
             "ValueError: the fourth step",
         ],
         "step fails": [
             "ValueError: the fourth step",
-            "StageFailedError: rank 0: ValueError: the fourth step",
+            "RankFailedError: rank 0: ValueError: the fourth step",
         ],
         "equal": ["True"] * 2,
     }

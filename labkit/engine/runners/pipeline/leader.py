@@ -12,14 +12,12 @@ from torch.nn import functional as F
 
 from labkit.engine.memory.regroup import EndedRows, drop_rows, join_rows, rows_left
 from labkit.engine.options import MicroBatches
-from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage, StageFailedError
+from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage
 from labkit.engine.runners.driving import Loop, drive
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, with_rows
 from labkit.engine.runners.pipeline.schedules import SCHEDULES
-from labkit.engine.runners.pipeline.server import said_in, text_of
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.step import Pending, StepInput, StepOutput, joined
-from labkit.kernels.mailbox import LostRankError
 from labkit.models.shards import evenly
 from labkit.stages import Phase
 
@@ -45,17 +43,11 @@ class Leader:
         return self._by_cache.get(id(step.cache))
 
     def lead(self, begin: Callable[[StepInput], Pending]) -> Tensor:
-        """The tokens of all rows, prompt included, int64 [B, T]. What goes wrong is raised here, and on all ranks."""
-        try:
-            self._run(begin)
-            texts, pad = [self._texts[row] for row in range(len(self._texts))], self.batches[0].texts.pad
-            longest = max(map(len, texts))
-            tokens = torch.stack([F.pad(text, (0, longest - len(text)), value=pad) for text in texts]).long()
-        except LostRankError:
-            raise
-        except Exception as error:
-            self._end(text_of(f"rank {self.stage.name}: {type(error).__name__}: {error}"))
-            raise
+        """The tokens of all rows, prompt included, int64 [B, T]."""
+        self._run(begin)
+        texts, pad = [self._texts[row] for row in range(len(self._texts))], self.batches[0].texts.pad
+        longest = max(map(len, texts))
+        tokens = torch.stack([F.pad(text, (0, longest - len(text)), value=pad) for text in texts]).long()
         self._end(tokens)
         return tokens
 
@@ -67,9 +59,9 @@ class Leader:
         else:
             SCHEDULES[self.stage.wanted.schedule](begin, [self._to_the_end(batch) for batch in self.batches])
 
-    def _end(self, last_word: Tensor) -> None:
-        """The others get the tokens, or an error; what was under way has come to nothing."""
-        self.stage.send(MessageKind.END, 0, 1, last_word, Phase.DECODE)
+    def _end(self, tokens: Tensor) -> None:
+        """The others get the tokens; what is still under way nobody wants."""
+        self.stage.send(MessageKind.END, 0, 1, tokens, Phase.DECODE)
         while self.stage.receive(Phase.DECODE)[0].kind != MessageKind.END:
             pass
 
@@ -87,8 +79,6 @@ class Leader:
         parts = []
         for part in chunks_of(step):
             message, phase = self.stage.receive(step.phase)
-            if message.kind == MessageKind.FAILURE:
-                raise StageFailedError(said_in(message.payload))
             assert (message.kind, message.micro_batch) == (MessageKind.ROWS, batch.number)
             with self.stage.computing(phase, batch.number, message.step):
                 parts.append(self.inner.begin(with_rows(part, message.payload)).collect().result)

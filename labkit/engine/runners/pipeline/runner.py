@@ -19,23 +19,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.options import MicroBatches
-from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage, StageFailedError
+from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage
 from labkit.engine.parallel.ranks import Ranks, check_alike, digest_of, draw_alike
+from labkit.engine.parallel.shared_calls import SharedCalls
 from labkit.engine.runners.checks import check_step
 from labkit.engine.runners.driving import Found, TextBatch
 from labkit.engine.runners.pipeline.leader import Leader
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, with_rows
-from labkit.engine.runners.pipeline.server import Server, said_in, text_of
+from labkit.engine.runners.pipeline.server import Server
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import Pending, StepInput, StepOutput, joined
-from labkit.kernels.mailbox import LostRankError
 from labkit.models.config import ModelConfig
 from labkit.models.shards import evenly
 from labkit.stages import Phase
@@ -47,11 +48,13 @@ log = logging.getLogger("labkit")
 class PipelineRunner(Runner):
     """The runner of one stage. inner: runs the layers that are here. ranks: that share these layers; None: no others.
 
-    config: of the whole model.
+    config: of the whole model. calls: of all ranks.
     """
 
-    def __init__(self, inner: Runner, stage: PipelineStage, config: ModelConfig, ranks: Ranks | None) -> None:
-        self.inner, self.stage, self.config, self.ranks = inner, stage, config, ranks
+    def __init__(
+        self, inner: Runner, stage: PipelineStage, config: ModelConfig, ranks: Ranks | None, calls: SharedCalls
+    ) -> None:
+        self.inner, self.stage, self.config, self.ranks, self.calls = inner, stage, config, ranks, calls
         self._leader: Leader | None = None  # while texts are under way
         self._said: set[str] = set()
 
@@ -70,6 +73,9 @@ class PipelineRunner(Runner):
     def new_cache(self, capacity: int = 0) -> KVCache:
         return self.inner.new_cache(capacity)
 
+    def shared_call(self) -> AbstractContextManager[None]:
+        return self.calls.one()
+
     def before_generation(self) -> None:
         """All ranks draw the random numbers of rank 0."""
         self.inner.before_generation()
@@ -84,12 +90,11 @@ class PipelineRunner(Runner):
         if self._leader is not None and (batch := self._leader.batch_of(step)) is not None:
             return self._leader.order(step, batch)
         past = step.cache.length
-        with self.stage.call():
-            try:
-                return self._one_at_a_time(step)
-            except Exception:  # of this rank or another: every cache has as many tokens as before
-                step.cache.crop(past - step.cache.length)
-                raise
+        try:
+            return self._one_at_a_time(step)
+        except Exception:  # of this rank or another: every cache has as many tokens as before
+            step.cache.crop(past - step.cache.length)
+            raise
 
     def decode(self, begin: Callable[[StepInput], Pending], texts: TextBatch) -> Found:
         if not texts.wants_tokens_alone:
@@ -99,14 +104,13 @@ class PipelineRunner(Runner):
             check_step(batch.prompt, self.config)
         prompts = [batch.prompt for batch in batches]
         self._agree([(each.tokens, each.cache.length, each.attention_mask, each.position_ids) for each in prompts])
-        with self.stage.call():
-            if not self.stage.is_last:
-                return Server(self.stage, self.inner).serve(batches)
-            self._leader = Leader(self.stage, self.inner, batches)
-            try:
-                return self._leader.lead(begin)
-            finally:
-                self._leader = None
+        if not self.stage.is_last:
+            return Server(self.stage, self.inner).serve(batches)
+        self._leader = Leader(self.stage, self.inner, batches)
+        try:
+            return self._leader.lead(begin)
+        finally:
+            self._leader = None
 
     def _micro_batches(self, texts: TextBatch) -> list[MicroBatch]:
         count = self._count(texts)
@@ -151,25 +155,15 @@ class PipelineRunner(Runner):
             raise UnsupportedError(
                 "output_hidden_states: the layers are on several ranks, which keep what they compute; use one process"
             )
-        stage = self.stage
         if not step.follows:
             self._agree([step.tokens, step.cache.length, step.attention_mask, step.position_ids, step.keep])
-        try:
-            parts = [self._passed_through(part) for part in chunks_of(step)]
-        except (LostRankError, StageFailedError):
-            raise
-        except Exception as error:
-            why = text_of(f"rank {stage.name}: {type(error).__name__}: {error}")
-            stage.send(MessageKind.FAILURE, 0, 0, why, step.phase)
-            while stage.receive(step.phase)[0].kind != MessageKind.FAILURE:  # which comes round: nothing is left behind
-                pass
-            raise
+        parts = [self._passed_through(part) for part in chunks_of(step)]
         return StepOutput(self._shared(joined([part for part in parts if part is not None]), step))
 
     def _passed_through(self, step: StepInput) -> Tensor | None:
         """What comes of a piece of a step on the last stage; None on the others."""
         stage, phase, number = self.stage, step.phase, int(step.phase == Phase.DECODE)
-        given = step if stage.is_first else with_rows(step, self._received(phase))
+        given = step if stage.is_first else with_rows(step, stage.receive(phase)[0].payload)
         with stage.computing(phase, 0, number):
             found = self.inner.begin(given).collect()
         if stage.is_last:
@@ -178,19 +172,11 @@ class PipelineRunner(Runner):
         stage.send(MessageKind.ROWS, 0, number, found.rows.flatten(0, 1), phase)
         return None
 
-    def _received(self, phase: Phase) -> Tensor:
-        """Raises StageFailedError where another stage could not go on."""
-        message, _ = self.stage.receive(phase)
-        if message.kind == MessageKind.FAILURE:
-            self.stage.send(MessageKind.FAILURE, 0, 0, message.payload, phase)
-            raise StageFailedError(said_in(message.payload))
-        return message.payload
-
     def _shared(self, result: Tensor | None, step: StepInput) -> Tensor:
         """The last stage's result, on all of them."""
         stage, batch = self.stage, step.shape[0]
         if not stage.is_last:
-            result = self._received(step.phase)
+            result = stage.receive(step.phase)[0].payload
         assert result is not None
         if stage.number != stage.count - 2:  # behind which is the last
             stage.send(MessageKind.RESULT, 0, 0, result.view(result.shape[0], -1), step.phase)

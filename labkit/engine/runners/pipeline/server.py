@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from labkit.engine.memory.regroup import drop_rows, join_rows
-from labkit.engine.parallel.pipeline_stage import NOTHING, MessageKind, PipelineStage, StageFailedError
+from labkit.engine.parallel.pipeline_stage import NOTHING, MessageKind, PipelineStage
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.step import StepInput
-from labkit.kernels.mailbox import LostRankError, Message
+from labkit.kernels.mailbox import Message
 from labkit.stages import Phase
 
 
@@ -26,22 +25,9 @@ class Server:
         self._held: list[Tensor] = []
 
     def serve(self, batches: list[MicroBatch]) -> Tensor:
-        """The tokens of all rows, prompt included, int64 [B, T].
-
-        Raises what went wrong here, or StageFailedError where it did on another rank; either way all ranks can go on.
-        """
-        try:
-            end = self._serve(batches)
-        except LostRankError:
-            raise
-        except Exception as error:
-            why = text_of(f"rank {self.stage.name}: {type(error).__name__}: {error}")
-            self.stage.send(MessageKind.FAILURE, 0, 1, why, Phase.DECODE)
-            self._pass_on(self._last_word())
-            raise
+        """The tokens of all rows, prompt included, int64 [B, T]."""
+        end = self._serve(batches)
         self._pass_on(end)
-        if end.payload.dtype == torch.uint8:
-            raise StageFailedError(said_in(end.payload))
         return end.payload
 
     def _serve(self, batches: list[MicroBatch]) -> Message:
@@ -55,9 +41,6 @@ class Server:
             message, phase = self.stage.receive(Phase.PREFILL if prompts else Phase.DECODE)
             if message.kind == MessageKind.END:
                 return message
-            if message.kind == MessageKind.FAILURE:
-                self.stage.send(MessageKind.FAILURE, 0, 1, message.payload, Phase.DECODE)
-                return self._last_word()
             batch = batches[message.micro_batch]
             if message.kind in (MessageKind.DROP, MessageKind.JOIN):
                 self._regroup(message, batches)
@@ -84,23 +67,7 @@ class Server:
         else:
             join_rows([batches[number].cache for number in numbers])
 
-    def _last_word(self) -> Message:
-        """Nothing that was under way counts any more."""
-        while (message := self.stage.receive(Phase.DECODE)[0]).kind != MessageKind.END:
-            pass
-        return message
-
     def _pass_on(self, end: Message) -> None:
         """To the next stage; the last one, which said it, hears that it has been round."""
         payload = NOTHING if self.stage.number == self.stage.count - 2 else end.payload
         self.stage.send(MessageKind.END, 0, 1, payload, Phase.DECODE)
-
-
-def text_of(said: str) -> Tensor:
-    """A text as the payload of a message."""
-    return torch.frombuffer(bytearray(said.encode()), dtype=torch.uint8)[None]
-
-
-def said_in(payload: Tensor) -> str:
-    """The text that a payload is."""
-    return bytes(payload.numpy()).decode()

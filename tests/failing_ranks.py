@@ -1,0 +1,113 @@
+"""What each rank is told when one of them fails in a call that all make, called through `labkit.launch`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from cut_models import NEW, prompts
+from pipelined_models import greedy, whole
+from small_models import small_model
+
+import labkit
+
+KINDS: dict[str, dict[str, Any]] = {
+    "shared memory": {"impl": "cpp"},
+    "gloo": {"impl": "cpp", "apart": True},
+    "reference": {"impl": "reference"},
+}
+
+
+class TooMuchError(Exception):
+    pass
+
+
+def told(pp_size: int, tp_size: int, kinds: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """By the kind of ranks, the way to fail and the rank that fails: what this rank is told. Then, whether tokens are
+    those of one process.
+    """
+    torch.set_num_threads(1)
+    wanted, found = greedy(whole("llama")), {}
+    for kind in kinds:
+        options = dict(KINDS[kind])
+        of_its_own = mock.patch("labkit.kernels.shared_memory._system", return_value=(str(dist.get_rank()),))
+        with of_its_own if options.pop("apart", False) else nullcontext():
+            made = Made(pp_size, tp_size, options)
+            found[kind] = {
+                f"{way} on {which}": _said(call)
+                for which in range(dist.get_world_size())
+                for way, call in ways(made, fails=which == dist.get_rank()).items()
+            }
+            found[kind]["afterwards"] = str(torch.equal(greedy(made.engine), wanted))
+    return found
+
+
+class Made:
+    """An engine over the ranks, and how it was made."""
+
+    def __init__(self, pp_size: int, tp_size: int, options: dict[str, Any]) -> None:
+        self.options: dict[str, Any] = options | {
+            "dtype": torch.float32,
+            "tensor_parallel": {"tp_size": tp_size},
+            "pipeline_parallel": {"pp_size": pp_size},
+        }
+        self.engine = self.again()
+
+    def again(self) -> Any:
+        return labkit.init_inference(small_model("llama"), **self.options)
+
+
+def ways(made: Made, fails: bool) -> dict[str, Callable[[], object]]:
+    """Calls that all ranks make, in which this one fails or does not."""
+    engine, ids = made.engine, prompts()[0]
+    runner = engine.module.runner
+    steps = runner.inner if made.options["pipeline_parallel"]["pp_size"] > 1 else runner
+
+    def generating(owner: object, method: str, error: BaseException, after: int = 0) -> Callable[[], object]:
+        def call() -> object:
+            with _failing(owner, method, error, after) if fails else nullcontext():
+                return greedy(engine)
+
+        return call
+
+    def forward() -> object:
+        with _failing(steps, "begin", TooMuchError("a step"), 0) if fails else nullcontext():
+            return engine(ids)
+
+    def load() -> object:
+        with mock.patch("labkit.engine.plan.build_weights", side_effect=MemoryError) if fails else nullcontext():
+            return made.again()
+
+    return {
+        "argument": lambda: engine.generate(ids, max_new_tokens=-1 if fails else NEW),
+        "prompt": generating(steps, "begin", TooMuchError("a prompt\nof two lines")),
+        "step": generating(steps, "begin", TooMuchError("a step"), after=4),
+        "Ctrl-C": generating(steps, "begin", KeyboardInterrupt(), after=3),
+        "end": generating(runner, "after_generation", TooMuchError("the end")),
+        "forward": forward,
+        "load": load,
+    }
+
+
+@contextmanager
+def _failing(owner: Any, method: str, error: BaseException, after: int) -> Iterator[None]:
+    """Within, the method raises when it is called more often than `after` times."""
+    calls, real = iter(range(after)), getattr(owner, method)
+
+    def call(*arguments: Any) -> Any:
+        if next(calls, None) is None:
+            raise error
+        return real(*arguments)
+
+    with mock.patch.object(owner, method, call):
+        yield
+
+
+def _said(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except (ValueError, RuntimeError, MemoryError, TooMuchError, KeyboardInterrupt) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
