@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labkit.engine.options import PipelineParallel, TensorParallel
+from labkit.engine.parallel.micro_batch_counts import MicroBatchCounts
 from labkit.kernels.mailbox import LEAST_CAPACITY, LostRankError, Message, Ring
 from labkit.launcher.agreement import check_agreement, versions
 from labkit.launcher.group import ensure_process_group
@@ -34,7 +35,8 @@ class StageFailedError(RunError):
 
 class MessageKind(IntEnum):
     """What a message holds: rows behind a stage's layers, tokens to begin a step with, a result, the last word of a
-    text, why a stage could not go on, the rows of a micro-batch that have ended, or the micro-batches that become one.
+    text, why a stage could not go on, the rows of a micro-batch that have ended, the micro-batches whose rows are
+    divided anew, with how many each has then, or how long tokens take in several micro-batches and in one.
     """
 
     ROWS = 1
@@ -43,7 +45,8 @@ class MessageKind(IntEnum):
     END = 4
     FAILURE = 5
     DROP = 6
-    JOIN = 7
+    REGROUP = 7
+    COUNTS = 8
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,14 @@ class PipelineStage:
     """This rank's place: stage `number` of `count`, which holds `layers[number]`.
 
     tp: with the group of the stage's ranks. wanted: what was asked for; between two calls all ranks may ask for another
-    schedule and other micro-batches.
+    schedule and other micro-batches. counts: what was measured where the micro-batches are chosen.
     """
 
     def __init__(
         self, number: int, layers: tuple[range, ...], ring: Ring, tp: TensorParallel, wanted: PipelineParallel
     ) -> None:
         self.number, self.layers, self.ring, self.tp, self.wanted = number, layers, ring, tp, wanted
+        self.counts = MicroBatchCounts()
         self._spans: deque[PipelineSpan] = deque(maxlen=MOST_SPANS)
 
     @property
