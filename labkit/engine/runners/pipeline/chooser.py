@@ -13,10 +13,11 @@ from statistics import median
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from labkit.engine.parallel.micro_batch_counts import Compared, MicroBatchCounts
+from labkit.engine.parallel.micro_batch_counts import PAIRS, Compared, MicroBatchCounts
 
 TIMED = 3  # tokens of a lap whose times count
 UNTIMED = 1  # before them, while the stages fill
+TRIAL_TOKENS = 1 + 2 * PAIRS * (UNTIMED + TIMED)  # of the longest trial, with the one behind the prompt
 FEW = 2  # rows are divided anew when no more than one in so many is left
 
 
@@ -112,7 +113,7 @@ class Chooser:
         if (chosen := self._counts.chosen(rows, begun.prompt)) is not None:
             return 1 if chosen == 1 else several
         laps = 2 if self._several_ms is None else 1
-        room = begun.longest is None or tokens + laps * (UNTIMED + TIMED) <= begun.longest
+        room = begun.longest is None or tokens + laps * (UNTIMED + TIMED) < begun.longest
         return None if room else several
 
     def _lap(self, rows: int, tokens: int) -> Lap:
