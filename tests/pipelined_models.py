@@ -1,6 +1,7 @@
 """What each rank of a pipeline does in the tests, called through `labkit.launch`: plain data comes back."""
 
 import time
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -266,7 +267,8 @@ def spans() -> tuple[list[tuple[str, int, int]], bool]:
     return [(each.kind, each.micro_batch, each.step) for each in taken], in_order
 
 
-def two_stages(folder: str) -> dict[str, Any]:
+def two_stages(folder: str, *others: Callable[[], Any]) -> dict[str, Any]:
+    """What is found, by name, the findings of the others with it."""
     torch.set_num_threads(1)
     return {
         "rows": of_rows(DEFAULT_ROWS, 2),
@@ -282,7 +284,7 @@ def two_stages(folder: str) -> dict[str, Any]:
         "memory": memory(),
         "mistakes": mistakes(),
         "spans": spans(),
-    }
+    } | {each.__name__: each() for each in others}
 
 
 def every_row(pp_size: int) -> dict[str, Any]:

@@ -44,6 +44,8 @@ from labkit.bench.targets import (
     PIPELINE_TARGETS,
     PipelineTarget,
 )
+from labkit.engine import StageTime
+from labkit.engine.runners.pipeline.chooser import TRIAL_TOKENS
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
 from labkit.harness.compare.versus import comparison_case
@@ -58,7 +60,8 @@ from labkit.harness.results import load_records
 from labkit.stages import EXCHANGES, Phase, Stage
 from labkit.system.command import run_command
 
-PROMPT, NEW, ROUNDS, WARM_UP = 128, 64, 6, 2
+PROMPT, NEW, ROUNDS = 128, 64, 6
+WARM_UP = TRIAL_TOKENS + 1  # new tokens: the queue has chosen its micro-batches before anything is timed
 QUICK_NEW, QUICK_ROUNDS, QUICK_CALLS = 4, 2, 10
 BUBBLE_BATCH, BUBBLE_PROMPT, BUBBLE_NEW, BUBBLE_ROUNDS = 32, 16, 32, 3
 NAIVE, BARRIER, TRANSFORMERS = "fused-pp2-naive", "fused-pp2-barrier", "hf-pipeline-pp2"
@@ -174,23 +177,38 @@ def hand_over_check(handed: HandOverMeasurement) -> BarCheck:
 
 def stage_ms(side: Measurement) -> list[float]:
     """What each stage computes for one micro-batch in a decode step, from the run with stages told apart."""
-    found = []
-    for stages in side.rank_stages:
-        mine = [each for each in stages if each.phase == Phase.DECODE and each.stage not in (*EXCHANGES, Stage.SAMPLE)]
-        calls = max((each.calls for each in mine), default=0)
-        if calls:
-            found.append(sum(each.total_ms for each in mine) / calls)
-    return found
+    return [sum(each.total_ms for each in mine) / _calls(mine) for mine in _decode_stages(side)]
+
+
+def micro_batches(side: Measurement) -> int | None:
+    """In how many a token of the whole batch is generated, from the same run; None: unknown."""
+    found = [_calls(mine) for mine in _decode_stages(side)]
+    return round(max(found) / (side.case.new_tokens - 1)) if found else None
+
+
+def _decode_stages(side: Measurement) -> list[list[StageTime]]:
+    """What each rank computed in decode steps."""
+    mine = [
+        [each for each in stages if each.phase == Phase.DECODE and each.stage not in (*EXCHANGES, Stage.SAMPLE)]
+        for stages in side.rank_stages
+    ]
+    return [each for each in mine if _calls(each)]
+
+
+def _calls(stages: Sequence[StageTime]) -> int:
+    return max((each.calls for each in stages), default=0)
 
 
 def by_formula(side: Measurement) -> float | None:
     """What a token of the whole batch takes by the formula of the side's schedule, ms; None: unknown."""
-    stages, micro_batches = stage_ms(side), min(side.case.pp, side.case.batch)
-    if len(stages) != side.case.pp or side.case.pp == 1:
+    stages, parts = stage_ms(side), micro_batches(side)
+    if parts is None or len(stages) != side.case.pp or side.case.pp == 1:
         return None
-    if side.case.schedule == "naive":
+    if parts == 1:
         return sum(stages)
-    return (micro_batches + (side.case.pp - 1) * (side.case.schedule == "barrier")) * max(stages)
+    if side.case.schedule == "barrier":
+        return (parts + side.case.pp - 1) * max(stages)
+    return max(parts, side.case.pp) * max(stages)
 
 
 def page(handed: HandOverMeasurement, found: Sequence[Comparison], of_stages: Sequence[PipelineMeasurement]) -> str:
@@ -211,7 +229,8 @@ def page(handed: HandOverMeasurement, found: Sequence[Comparison], of_stages: Se
         f"random order. `{QUEUE}` is the schedule queue. The stages are processes of one thread, `fused-tp2` two ranks "
         "of one thread, and `fused` one process of two threads. A token's time is that of the whole batch. By formula "
         "is what a schedule takes with stages of the times beside it, which an extra run found: m t for queue and "
-        "rounds, (m + P - 1) t for barrier, and the sum of the stages for naive. While reading weights is the limit, a "
+        "rounds, (m + P - 1) t for barrier, and the sum of the stages for one micro-batch, as naive has. The queue has "
+        "the number of micro-batches that its first tokens were faster with. While reading weights is the limit, a "
         "micro-batch takes a stage as long as the whole batch, and more of them gain nothing; the stages share one "
         "memory here, and take longer while both read.",
         verdict([*judged, ("mailboxes", handing)]),
@@ -230,12 +249,12 @@ def _sections(target: PipelineTarget, found: Compared) -> list[str]:
     """What the page says of one batch."""
     first = next(iter(found.values()))
     sides = [*(comparison.baseline for comparison in found.values()), first.candidate]
-    header = ("side", "per token, ms", "by formula, ms", "stages, ms", "first token, ms", "end to end, ms")
+    header = ("side", "per token, ms", "by formula, ms", "stages, ms", "micro-batches", "first token, ms")
     return [
         f"## Batch {target.batch}",
         f"{first.case.new_tokens} new tokens, {len(first.candidate.runs)} rounds.",
         markdown_table(
-            (*header, f"side / {QUEUE} per token", "end to end", "ranks wait in"),
+            (*header, "end to end, ms", f"side / {QUEUE} per token", "end to end", "ranks wait in"),
             [_cells(side, found.get(side.name)) for side in sides],
         ),
         checks_table(checks(target, found)),
@@ -271,6 +290,7 @@ def _cells(side: Measurement, found: Comparison | None) -> list[str]:
         f"{side.per_token_ms:.1f}",
         cell(by_formula(side), "{:.1f}"),
         " + ".join(f"{each:.1f}" for each in stage_ms(side)) or NONE,
+        cell(micro_batches(side) if side.case.pp > 1 else None, "{}"),
         f"{side.ttft_ms:.0f}",
         f"{side.end_to_end_ms:.0f}",
         NONE if found is None else str(found.ratio("per_token")),

@@ -70,8 +70,9 @@ class PipelineParallel(Strict):
     schedule: when a micro-batch's next token is begun. "queue": as soon as the one before is chosen; rows that have
     ended make room. "rounds": all micro-batches in a fixed order, those too that have ended, until all have. "barrier":
     once all have their tokens. "naive": there is one micro-batch, and one stage works at a time. micro_batches: into
-    how many parts the rows of a batch are divided, a number or `MicroBatches`; "auto": as many as there are stages.
-    layers: how many each stage has; None: balanced by bytes, with the LM head counted.
+    how many parts the rows of a batch are divided, a number or `MicroBatches`; "auto": as many as there are stages, or
+    with "queue" one behind the prompt, where the first tokens of a greedy search show that this is faster. layers: how
+    many each stage has; None: balanced by bytes, with the LM head counted.
     """
 
     enabled: bool = True

@@ -8,7 +8,17 @@ from comparisons import comparison, environment
 from pipeline_studies import run, study
 
 from labkit.bench import pipeline as bench
-from labkit.bench.pipeline import BARRIER, NAIVE, QUEUE, TRANSFORMERS, Compared, by_formula, checks, stage_ms
+from labkit.bench.pipeline import (
+    BARRIER,
+    NAIVE,
+    QUEUE,
+    TRANSFORMERS,
+    Compared,
+    by_formula,
+    checks,
+    micro_batches,
+    stage_ms,
+)
 from labkit.bench.targets import PIPELINE_MODEL, PIPELINE_TARGETS, PipelineTarget
 from labkit.engine import StageTime
 from labkit.harness import Comparison, load_records
@@ -92,7 +102,15 @@ def test_formulas_take_the_time_of_a_stage_for_a_micro_batch() -> None:
     assert by_formula(of[NAIVE].baseline) == 20.0
     assert by_formula(of[BARRIER].baseline) == 15.0
     assert by_formula(of[NAIVE].candidate) == 10.0
+    assert [micro_batches(each) for each in (of[NAIVE].baseline, of[NAIVE].candidate)] == [1, 2]
     assert by_formula(comparison().candidate) is None
+
+
+def test_a_queue_that_chose_one_micro_batch_has_the_formula_of_one() -> None:
+    in_one = side(NAIVE, 20.0, (9.0, 11.0), 2)
+    queue = in_one.model_copy(update={"case": in_one.case.model_copy(update={"schedule": "queue"})})
+    assert micro_batches(queue) == 1
+    assert by_formula(queue) == 20.0
 
 
 def test_other_tokens_miss_their_bar() -> None:

@@ -78,6 +78,14 @@ class GenerateTexts:
         return frozenset(token for tokens in found for token in tokens)
 
     @property
+    def draws(self) -> bool:
+        return bool(self.config.do_sample)
+
+    @property
+    def longest(self) -> int | None:
+        return self.criteria.max_length
+
+    @property
     def tokens(self) -> Tensor:
         return self.input_ids
 

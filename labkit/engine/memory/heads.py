@@ -82,7 +82,11 @@ class StoredHeads:
 
     def first(self, batch: int) -> StoredHeads:
         """The first `batch` sequences, in the same memory."""
-        return StoredHeads(*([tensor[:batch] for tensor in tensors] for tensors in self._lists))
+        return self.part(slice(batch))
+
+    def part(self, rows: slice) -> StoredHeads:
+        """Some of the sequences, in the same memory."""
+        return StoredHeads(*([tensor[rows] for tensor in tensors] for tensors in self._lists))
 
     def copied(self) -> StoredHeads:
         return StoredHeads(*([tensor.clone() for tensor in tensors] for tensors in self._lists))
@@ -94,9 +98,11 @@ class StoredHeads:
                 tensors[index] = made_of(tensor)
 
     def join(self, others: Sequence[StoredHeads]) -> None:
-        """Goes on with the sequences of the others behind these. All have the same capacity."""
+        """Goes on with the sequences of the others behind these. All have the same capacity. None is copied where they
+        lie side by side.
+        """
         theirs = zip(*(each.tensors for each in others), strict=True)
-        self.change(lambda tensor: torch.cat((tensor, *next(theirs))))
+        self.change(lambda tensor: in_one([tensor, *next(theirs)]))
 
     def grow(self, capacity: int) -> None:
         def grown(tensor: Tensor) -> Tensor:
@@ -111,3 +117,13 @@ class StoredHeads:
         """Copies the first `slots` slots of the same sequences."""
         for mine, theirs in zip(self.tensors, other.tensors, strict=True):
             mine[:, :, :slots] = theirs[:, :, :slots]
+
+
+def in_one(parts: Sequence[Tensor]) -> Tensor:
+    """The sequences of all parts: where they lie, if that is side by side in one memory, else copied."""
+    first, place = parts[0], parts[0].data_ptr()
+    for each in parts:
+        if each.data_ptr() != place or each.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return torch.cat(list(parts))
+        place += each.nbytes
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from labkit.engine.memory.facade import CacheFacade
-from labkit.engine.memory.heads import StoredHeads
+from labkit.engine.memory.heads import StoredHeads, in_one
 from labkit.engine.memory.heads_on_disk import HeadsOnDisk
 from labkit.engine.memory.place import CachePlace, HeadStore
 from labkit.engine.memory.slots import BLOCK, SlotPool, Slots
@@ -335,7 +335,7 @@ class KVCache(CacheFacade):
         self.heads.join(theirs)
         for name in TABLES:
             if (mine := getattr(self, name)) is not None:
-                setattr(self, name, torch.cat([mine, *(getattr(each, name) for each in others)]))
+                setattr(self, name, in_one([mine, *(getattr(each, name) for each in others)]))
         self._c = None
         for each in others:
             each.heads = each._c = None

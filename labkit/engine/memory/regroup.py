@@ -1,12 +1,16 @@
-"""Sequences that leave a cache, and caches that become one. Of caches on the CPU, whose memory or file is their own."""
+"""Sequences that leave a cache, and caches whose sequences are divided anew: of caches on the CPU, in memory or in a
+file. Where memory lies side by side, none of it is copied.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.heads_on_disk import HeadsOnDisk
 from labkit.engine.memory.kv_cache import KVCache
 
@@ -33,9 +37,23 @@ def drop_rows(cache: KVCache, ended: Container[int]) -> None:
     cache.select(kept, in_place=True)
 
 
+def regroup_rows(caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
+    """Divides the sequences of all these caches anew, in their order: so many to each. Those that are not empty have
+    the same length and capacity. Of caches in files the first that is not empty takes all.
+    """
+    held = [cache for cache in caches if cache.batch_size]
+    join_rows(held)
+    if [cache for cache, size in zip(caches, sizes, strict=True) if size] != held[:1]:
+        divide_rows(held[0], caches, sizes)
+
+
 def join_rows(caches: Sequence[KVCache]) -> None:
-    """Puts the sequences of several caches, of the same length and capacity, into the first, in this order."""
+    """Puts the sequences of several caches, of the same length and capacity, into the first, in this order. The others
+    are empty then.
+    """
     first, *others = caches
+    if not others:
+        return
     assert all((each.length, each.capacity) == (first.length, first.capacity) for each in others)
     if any(each.mask is not None for each in caches):
         for each in caches:
@@ -44,6 +62,31 @@ def join_rows(caches: Sequence[KVCache]) -> None:
     first.holes = any(each.holes for each in caches)
     first.reach = max(each.reach for each in caches)
     first.join(others)
+
+
+def divide_rows(whole: KVCache, caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
+    """Divides the sequences of one cache among `caches`, which are empty but for itself: so many to each, in their
+    order. They lie in the same memory side by side, so that joining them again copies nothing.
+    """
+    assert sum(sizes) == whole.batch_size
+    parts = zip(caches, sizes, accumulate(sizes), strict=True)
+    for cache, size, end in sorted(parts, key=lambda part: part[0] is whole):  # itself at last
+        _share(whole, slice(end - size, end), cache)
+
+
+def share_memory(caches: Sequence[KVCache], sizes: Sequence[int], slots: int) -> None:
+    """Gives empty caches room for `slots` tokens of so many sequences each, in one memory side by side."""
+    caches[0].reserve(sum(sizes), slots)
+    divide_rows(caches[0], caches, sizes)
+
+
+def _share(whole: KVCache, rows: slice, cache: KVCache) -> None:
+    """Makes a cache one of some of another's sequences, in the same memory."""
+    assert isinstance(whole.heads, StoredHeads)
+    cache.heads = whole.heads.part(slice(None))
+    cache.length, cache.reach, cache.holes = whole.length, whole.reach, whole.holes
+    cache.mask, cache.first, cache.positions = whole.mask, whole.first, whole.positions
+    cache.select(lambda tensor: tensor[rows])
 
 
 def cost_of_leaving(cache: KVCache, count: int) -> int:
@@ -67,10 +110,11 @@ class EndedRows:
         self._cache, self._in_vain = cache, 0
         self._rows: set[int] = set()
 
-    def leaving(self, ended: Iterable[int]) -> list[int]:
-        """Those that are to leave behind a step, in which these have ended."""
+    def leaving(self, ended: Iterable[int], at_once: bool = False) -> list[int]:
+        """Those that are to leave behind a step, in which these have ended. at_once: all, whatever that costs."""
         heads = self._cache.heads
         if isinstance(heads, HeadsOnDisk):
             self._in_vain += heads.pass_bytes(len(self._rows))
         self._rows.update(ended)
-        return sorted(self._rows) if self._in_vain >= cost_of_leaving(self._cache, len(self._rows)) else []
+        leave = at_once or self._in_vain >= cost_of_leaving(self._cache, len(self._rows))
+        return sorted(self._rows) if leave else []

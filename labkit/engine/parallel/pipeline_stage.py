@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labkit.engine.options import PipelineParallel, TensorParallel
+from labkit.engine.parallel.micro_batch_counts import MicroBatchCounts
 from labkit.kernels.mailbox import LEAST_CAPACITY, Message, Ring
 from labkit.launcher.agreement import check_agreement, versions
 from labkit.launcher.group import ensure_process_group
@@ -29,7 +30,8 @@ NOTHING = torch.empty(0, 0)
 
 class MessageKind(IntEnum):
     """What a message holds: rows behind a stage's layers, tokens to begin a step with, a result, the last word of a
-    text, the rows of a micro-batch that have ended, or the micro-batches that become one.
+    text, the rows of a micro-batch that have ended, the micro-batches whose rows are divided anew, with how many each
+    has then, or how long tokens take in several micro-batches and in one.
     """
 
     ROWS = 1
@@ -37,7 +39,8 @@ class MessageKind(IntEnum):
     RESULT = 3
     END = 4
     DROP = 5
-    JOIN = 6
+    REGROUP = 6
+    COUNTS = 7
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,14 @@ class PipelineStage:
     """This rank's place: stage `number` of `count`, which holds `layers[number]`.
 
     tp: with the group of the stage's ranks. wanted: what was asked for; between two calls all ranks may ask for another
-    schedule and other micro-batches.
+    schedule and other micro-batches. counts: what was measured where the micro-batches are chosen.
     """
 
     def __init__(
         self, number: int, layers: tuple[range, ...], ring: Ring, tp: TensorParallel, wanted: PipelineParallel
     ) -> None:
         self.number, self.layers, self.ring, self.tp, self.wanted = number, layers, ring, tp, wanted
+        self.counts = MicroBatchCounts()
         self._spans: deque[PipelineSpan] = deque(maxlen=MOST_SPANS)
 
     @property

@@ -26,6 +26,8 @@ class TextBatch(Protocol):
     wants_tokens_alone: nobody asks for scores, logits or the cache, or for tokens before all are there.
     together: why the rows can't be divided; None: each can be continued without the others.
     ends: the tokens that a row ends with, where one that has ended can be left out; None: rows stay to the end.
+    draws: tokens are drawn at random, one row after the other.
+    longest: how many tokens a text can have, the prompt's with them; None: unknown.
     """
 
     @property
@@ -45,6 +47,12 @@ class TextBatch(Protocol):
 
     @property
     def ends(self) -> frozenset[int] | None: ...
+
+    @property
+    def draws(self) -> bool: ...
+
+    @property
+    def longest(self) -> int | None: ...
 
     @property
     def tokens(self) -> Tensor:

@@ -1,4 +1,6 @@
-"""Sequences that leave a cache, and caches that become one, go on as if they had been alone from the beginning."""
+"""Sequences that leave a cache, and caches whose sequences are divided anew, go on as if they had been alone from the
+beginning.
+"""
 
 import os
 from itertools import pairwise
@@ -14,7 +16,15 @@ from torch import Tensor
 
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.memory.kv_cache import KVCache
-from labkit.engine.memory.regroup import EndedRows, cost_of_leaving, drop_rows, join_rows, rows_left
+from labkit.engine.memory.regroup import (
+    EndedRows,
+    cost_of_leaving,
+    drop_rows,
+    join_rows,
+    regroup_rows,
+    rows_left,
+    share_memory,
+)
 from labkit.engine.runners.step import StepInput
 
 NAMES = ("gpt2", "bloom", "llama", "mistral")  # learned positions, ALiBi, rotary ones, windows
@@ -106,3 +116,40 @@ def test_ended_sequences_leave_memory_at_once_and_a_file_when_they_cost_as_much(
             one = kv_stream_of(cache).file.shape.pass_bytes(1, cache.length)  # of one sequence, in a step
             assert (leaving, steps, cost) == ([1, 3, 4], 4, 9 * one)
             assert 2 * 2 + 3 * 2 >= cost / one > 2 * 2 + 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sizes", [(6, 0, 0), (0, 2, 4), (1, 2, 3), (2, 2, 2)], ids=str)
+def test_sequences_that_are_divided_anew_go_on(name: str, sizes: tuple[int, ...]) -> None:
+    """Twice, with a cache that holds nothing at first, and each of them from its own tokens."""
+    model = fused(name).module
+    parts = [begun(model, slice(0, 4)), (model.new_cache(), torch.empty(0, 1)), begun(model, slice(4, 6))]
+    caches, tokens = [cache for cache, _ in parts], torch.cat([parts[0][1], parts[2][1]])
+    regroup_rows(caches, sizes)
+    texts = [
+        continued(model, cache, own) if len(own) else torch.empty(0, 6)
+        for cache, own in zip(caches, tokens.split(sizes), strict=True)
+    ]
+    assert torch.equal(torch.cat(texts), alone(name))
+    for cache in caches:
+        assert cache.batch_size == 0 or cache.length == 13
+    assert [cache.batch_size for cache in caches] == list(sizes)
+
+
+def test_caches_side_by_side_are_divided_anew_where_they_lie() -> None:
+    model = fused("llama").module
+    caches = [model.new_cache(16) for _ in range(3)]
+    share_memory(caches, [3, 2, 1], 8)
+    tokens = []
+    for cache, part in zip(caches, (slice(0, 3), slice(3, 5), slice(5, 6)), strict=True):
+        found = model.step(StepInput(IDS[part], cache, MASK[part], greedy=True)).result
+        assert found is not None
+        tokens.append(found)
+    place = caches[0].layer(0).keys.data_ptr()
+    regroup_rows(caches, [0, 6, 0])
+    assert caches[1].layer(0).keys.data_ptr() == place
+    regroup_rows(caches, [1, 0, 5])
+    assert caches[0].layer(0).keys.data_ptr() == place
+    first, *others = torch.cat(tokens).split(1)
+    texts = continued(model, caches[0], first), continued(model, caches[2], torch.cat(others))
+    assert torch.equal(torch.cat(texts), alone("llama"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from divided_batches import divided_anew
 from gguf_files import gguf_model, write_gguf
 from pipelined_models import every_row, lost, two_by_two, two_stages
 from small_models import small_model
@@ -26,7 +27,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     labkit.init_inference(
         labkit.resolve("tiny-llama"), impl="cpp", dtype=torch.float32, save_mp_checkpoint_path=folder / "saved"
     ).destroy()
-    return labkit.launch(two_stages, str(folder), pp_size=2, timeout_s=TIMEOUT_S)
+    return labkit.launch(two_stages, str(folder), divided_anew, pp_size=2, timeout_s=TIMEOUT_S)
 
 
 ALIKE = ("rows", "schedules", "ways", "other calls", "low precision", "checkpoints", "reference")
@@ -43,6 +44,22 @@ def test_rows_that_end_make_room_on_every_stage(stages: Answers) -> None:
     for equal, rows in (rank["leaving"] for rank in stages):
         assert equal
         assert {1, 2, 3, 6} <= rows
+
+
+def test_micro_batches_are_tried_and_divided_anew_on_the_way(stages: Answers) -> None:
+    """Eight rows are tried in three pairs of laps at most; later calls know. Rows that end make fewer micro-batches."""
+    for found in (rank["divided_anew"] for rank in stages):
+        assert all(each[0] for name, each in found.items() if not name.endswith("decided"))
+        assert found["one is faster, to the end"][1:] == (2, 1, 3)
+        assert found["one is faster, rows end"][1:] == (2, 1, 1)
+        assert found["several are faster, to the end"][1:] == (2, 2, 2)
+        assert found["four, to the end"][1:] == (4, 4, 0)
+        assert found["hybrid, to the end"][1:] == (5, 3, 2)
+        assert found["four, rows end"][3] > 0
+        assert found["hybrid, rows end"][3] > 2
+        assert found["one is faster, decided"] == [(8, 1)]
+        assert found["several are faster, decided"][0] == (8, 2)
+        assert found["four, decided"] == found["hybrid, decided"] == []
 
 
 @pytest.mark.sweep

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from labkit.engine.memory.regroup import EndedRows, drop_rows, join_rows, rows_left
+from labkit.engine.memory.regroup import EndedRows, drop_rows, regroup_rows, rows_left
 from labkit.engine.options import MicroBatches
 from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage
 from labkit.engine.runners.driving import Loop, drive
+from labkit.engine.runners.pipeline.chooser import Chooser
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, with_rows
 from labkit.engine.runners.pipeline.schedules import SCHEDULES
 from labkit.engine.runners.runner import Runner
@@ -27,11 +28,13 @@ class Leader:
 
     With the schedule "queue", rows that have ended leave their micro-batch, whose steps get shorter. Where there are
     more micro-batches in the prompt than to decode, those that follow each other become one when all of them have their
-    first tokens.
+    first tokens. After that the rows are divided anew when `chooser` says so: then all micro-batches pause behind the
+    same token.
     """
 
-    def __init__(self, stage: PipelineStage, inner: Runner, batches: list[MicroBatch]) -> None:
-        self.stage, self.inner, self.batches = stage, inner, batches
+    def __init__(self, stage: PipelineStage, inner: Runner, batches: list[MicroBatch], chooser: Chooser) -> None:
+        self.stage, self.inner, self.batches, self.chooser = stage, inner, batches, chooser
+        self._until: int | None = None  # the tokens of a text at which all pause
         self._by_cache = {id(batch.cache): batch for batch in batches}
         self._texts: dict[int, Tensor] = {}  # that are whole, by row
         ends = batches[0].texts.ends if stage.wanted.schedule == "queue" and len(batches) > 1 else None
@@ -53,11 +56,18 @@ class Leader:
 
     def _run(self, begin: Callable[[StepInput], Pending]) -> None:
         wanted, count = self.stage.wanted.micro_batches, len(self.batches)
+        schedule = SCHEDULES[self.stage.wanted.schedule]
         if isinstance(wanted, MicroBatches) and wanted.decode < count:
             groups = [self.batches[part.start : part.stop] for part in evenly(count, wanted.decode)]
-            drive(begin, [self._first_tokens(batch) for batch in self.batches], partial(self._joined, groups))
+            first = [self._continued(batch, batch.length + 1) for batch in self.batches]
+            drive(begin, first, partial(self._joined, groups))
         else:
-            SCHEDULES[self.stage.wanted.schedule](begin, [self._to_the_end(batch) for batch in self.batches])
+            self._until = self.chooser.first().until
+            schedule(begin, [self._continued(batch) for batch in self.batches])
+        while live := [batch for batch in self.batches if batch.rows]:
+            lap = self.chooser.next(sum(len(batch.rows) for batch in live), live[0].length)
+            self._until = lap.until
+            schedule(begin, [self._continued(batch) for batch in self.regroup(live, lap.micro_batches)])
 
     def _end(self, tokens: Tensor) -> None:
         """The others get the tokens; what is still under way nobody wants."""
@@ -77,27 +87,33 @@ class Leader:
     def collect(self, step: StepInput, batch: MicroBatch) -> StepOutput:
         """What came of a step that was ordered."""
         parts = []
-        for part in chunks_of(step):
+        for part in chunks_of(step, batch.piece):
             message, phase = self.stage.receive(step.phase)
             assert (message.kind, message.micro_batch) == (MessageKind.ROWS, batch.number)
             with self.stage.computing(phase, batch.number, message.step):
                 parts.append(self.inner.begin(with_rows(part, message.payload)).collect().result)
         return StepOutput(joined([part for part in parts if part is not None]))
 
-    def _to_the_end(self, batch: MicroBatch) -> Loop:
-        """Continues a micro-batch; its rows leave it as they end."""
-        while batch.rows:
+    def _continued(self, batch: MicroBatch, until: int | None = None) -> Loop:
+        """Continues a micro-batch until its texts have so many tokens, or all pause, or to the end; its rows leave it
+        as they end.
+        """
+        while batch.rows and not self._pauses(batch.length, until):
             loop = batch.texts.loop()
             request = next(loop)
             if batch.done:  # these texts go on from tokens that the stages have not seen
                 assert request.tokens is not None
                 tokens = request.tokens.contiguous()
                 request = request._replace(tokens=tokens, attention_mask=None, position_ids=None, follows=True)
-            yield from self._until_rows_end(batch, loop, request)
+            yield from self._until_rows_end(batch, loop, request, until)
         return batch.texts.tokens
 
-    def _until_rows_end(self, batch: MicroBatch, loop: Loop, request: StepInput) -> Loop:
+    def _pauses(self, length: int, until: int | None) -> bool:
+        return any(end is not None and length >= end for end in (until, self._until))
+
+    def _until_rows_end(self, batch: MicroBatch, loop: Loop, request: StepInput, until: int | None) -> Loop:
         so_far, ended = [batch.texts.tokens], EndedRows(batch.cache)
+        length = batch.length
         while True:
             output = yield request
             begin = perf_counter_ns()
@@ -112,52 +128,55 @@ class Leader:
                 self.stage.note("sample", phase, batch.number, batch.done - 1, begin)
             assert request.tokens is not None
             so_far.append(request.tokens.to(so_far[0].device))
-            if leaving := ended.leaving(self._ended(request.tokens)):
+            length += 1
+            self.chooser.chose(length)
+            pauses = self._pauses(length, until)
+            if (leaving := ended.leaving(self._ended(request.tokens), at_once=pauses)) or pauses:
                 loop.close()
                 self._leave(batch, torch.cat(so_far, dim=1), leaving)
                 return batch.texts.tokens
 
-    def _first_tokens(self, batch: MicroBatch) -> Loop:
-        """Takes a micro-batch through its prompt, and to the end where that is all."""
-        loop = batch.texts.loop()
-        output = yield next(loop)
-        begin = perf_counter_ns()
-        try:
-            request = loop.send(output)
-        except StopIteration as end:
-            self._note(batch.rows, end.value)
-            batch.rows = []
-            return batch.texts.tokens
-        finally:
-            self.stage.note("sample", Phase.PREFILL, batch.number, 0, begin)
-        loop.close()
-        assert request.tokens is not None
-        tokens = torch.cat((batch.texts.tokens, request.tokens.to(batch.texts.tokens.device)), dim=1)
-        self._leave(batch, tokens, self._ended(request.tokens))
-        return tokens
-
     def _joined(self, groups: Sequence[list[MicroBatch]], place: int) -> Loop | None:
-        """The loop of the micro-batches that become one with number `place`, once all of them are ready."""
-        batch = self.batches[place]
-        group = next(each for each in groups if batch in each)
+        """The loop of the micro-batches that become one with number `place`, once all of them are ready; none behind
+        that loop itself, which has that place too.
+        """
         waiting = self._through_prompt
+        if place in waiting:
+            return None
         waiting.add(place)
+        group = next(each for each in groups if self.batches[place] in each)
         members = [each for each in group if each.rows]
         if not members or not all(each.number in waiting for each in group):
             return None
-        first, *others = members
-        if others:
-            numbers = torch.tensor([[each.number for each in members]])
-            self.stage.send(MessageKind.JOIN, first.number, first.done, numbers, Phase.DECODE)
-            join_rows([each.cache for each in members])
-            first.texts = first.texts.continued(torch.cat([each.texts.tokens for each in members]))
-            first.rows = [row for each in members for row in each.rows]
-            for each in others:
-                each.rows = []
-        return self._to_the_end(first)
+        (joined,) = self.regroup(members, 1)
+        return self._continued(joined)
+
+    def regroup(self, live: list[MicroBatch], count: int) -> list[MicroBatch]:
+        """The rows of micro-batches that have as many tokens, divided anew among `count`, on all stages. Nothing of
+        them is under way.
+        """
+        rows = [row for batch in live for row in batch.rows]
+        parts = evenly(len(rows), count)
+        if [len(batch.rows) for batch in live] == [len(part) for part in parts]:
+            return live
+        spare = [batch for batch in self.batches if not batch.rows]
+        taken = sorted([*live, *spare][:count], key=lambda batch: batch.number)
+        members = sorted({*live, *taken}, key=lambda batch: batch.number)
+        tokens, done = torch.cat([batch.texts.tokens for batch in live]), live[0].done
+        for batch in members:
+            batch.rows, batch.done = [], done
+        for batch, part in zip(taken, parts, strict=True):
+            batch.rows = rows[part.start : part.stop]
+            batch.texts = batch.texts.continued(tokens[part.start : part.stop])
+        told = torch.tensor([[batch.number for batch in members], [len(batch.rows) for batch in members]])
+        self.stage.send(MessageKind.REGROUP, 0, done, told, Phase.DECODE)
+        regroup_rows([batch.cache for batch in members], told[1].tolist())
+        return taken
 
     def _ended(self, tokens_B1: Tensor) -> list[int]:
         """The rows that have just ended."""
+        if not self._ends:
+            return []
         return [row for row, token in enumerate(tokens_B1.flatten().tolist()) if token in self._ends]
 
     def _leave(self, batch: MicroBatch, tokens: Tensor, ended: list[int]) -> None:
@@ -169,6 +188,10 @@ class Leader:
             drop_rows(batch.cache, ended)
         batch.rows = [batch.rows[row] for row in left]
         batch.texts = batch.texts.continued(tokens[left])
+        if ended and self._until is None:
+            sizes = [len(each.rows) for each in self.batches if each.rows]
+            if self.chooser.pauses(sizes, batch.length):
+                self._until = batch.length + 1  # which no other has gone beyond: they take turns
 
     def _note(self, rows: Sequence[int], tokens: object) -> None:
         """The texts of these rows are whole."""

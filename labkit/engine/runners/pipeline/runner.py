@@ -25,18 +25,21 @@ import torch
 from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.regroup import share_memory
 from labkit.engine.options import MicroBatches
+from labkit.engine.parallel.micro_batch_counts import Compared
 from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage
 from labkit.engine.parallel.ranks import Ranks, check_alike, digest_of, draw_alike
 from labkit.engine.parallel.shared_calls import SharedCalls
 from labkit.engine.runners.checks import check_step
 from labkit.engine.runners.driving import Found, TextBatch
+from labkit.engine.runners.pipeline.chooser import Chooser, Division
 from labkit.engine.runners.pipeline.leader import Leader
-from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, with_rows
+from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, piece_rows, with_rows
 from labkit.engine.runners.pipeline.server import Server
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Pending, StepInput, StepOutput, joined
+from labkit.engine.runners.step import CHUNK_ROWS, Pending, StepInput, StepOutput, joined
 from labkit.models.config import ModelConfig
 from labkit.models.shards import evenly
 from labkit.stages import Phase
@@ -106,18 +109,49 @@ class PipelineRunner(Runner):
         self._agree([(each.tokens, each.cache.length, each.attention_mask, each.position_ids) for each in prompts])
         if not self.stage.is_last:
             return Server(self.stage, self.inner).serve(batches)
-        self._leader = Leader(self.stage, self.inner, batches)
+        self._leader = Leader(self.stage, self.inner, batches, self._chooser(texts, batches))
         try:
             return self._leader.lead(begin)
         finally:
             self._leader = None
 
     def _micro_batches(self, texts: TextBatch) -> list[MicroBatch]:
-        count = self._count(texts)
+        count, piece = self._count(texts), CHUNK_ROWS
+        if self.stage.wanted.schedule != "naive":  # of which the pieces go on together
+            piece = piece_rows(texts.tokens.numel(), self.stage.count)
         if count == 1:
-            return [MicroBatch.of(0, texts, range(texts.rows))]
+            return [MicroBatch.of(0, texts, range(texts.rows), piece)]
         parts = evenly(texts.rows, count)
-        return [MicroBatch.of(at, texts.part(rows, self.new_cache()), rows) for at, rows in enumerate(parts)]
+        batches = [MicroBatch.of(at, texts.part(rows, self.new_cache()), rows, piece) for at, rows in enumerate(parts)]
+        if _divisible(batches):
+            share_memory([batch.cache for batch in batches], list(map(len, parts)), texts.tokens.shape[1])
+        return batches
+
+    def _chooser(self, texts: TextBatch, batches: list[MicroBatch]) -> Chooser:
+        """What divides the rows of a call, once they are in these micro-batches. One micro-batch is tried where it was
+        not asked for a number of them, and where times may decide: with random draws, tokens would depend on them.
+        """
+        asked, rows = self.stage.wanted.micro_batches, texts.rows
+        again = self.stage.wanted.schedule == "queue" and texts.ends is not None and _divisible(batches)
+        count = asked.decode if isinstance(asked, MicroBatches) else len(batches)
+        begun = Division(
+            stages=self.stage.count,
+            rows=rows,
+            micro_batches=min(count, len(batches)),
+            prompt=texts.tokens.shape[1],
+            again=again,
+            tries=again and asked == "auto" and not texts.draws,
+            longest=texts.longest,
+        )
+        return Chooser(begun, self.stage.counts, self._of_rank_0, self._tell)
+
+    def _of_rank_0(self, number: float) -> float:
+        """What the first of the ranks that share these layers has."""
+        return number if self.ranks is None else float(self.ranks.gather(torch.tensor([number]))[0])
+
+    def _tell(self, found: Compared) -> None:
+        """Tells the other stages how long tokens take."""
+        self.stage.send(MessageKind.COUNTS, 0, 1, found.payload, Phase.DECODE)
 
     def _count(self, texts: TextBatch) -> int:
         """How many micro-batches there are. Raises UserError for more than rows."""
@@ -181,6 +215,13 @@ class PipelineRunner(Runner):
         if stage.number != stage.count - 2:  # behind which is the last
             stage.send(MessageKind.RESULT, 0, 0, result.view(result.shape[0], -1), step.phase)
         return result.view(batch, -1) if step.greedy else result.view(batch, -1, self.config.vocab_size)
+
+
+def _divisible(batches: list[MicroBatch]) -> bool:
+    """Whether rows can go from one micro-batch to another at little cost: their keys and values are at hand. In a file
+    all of them would be written anew.
+    """
+    return len(batches) > 1 and all(batch.cache.elsewhere is None for batch in batches)
 
 
 def _flat(parts: object) -> list[object]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+
 from torch import Tensor
 
-from labkit.engine.memory.regroup import drop_rows, join_rows
+from labkit.engine.memory.regroup import drop_rows, regroup_rows
+from labkit.engine.parallel.micro_batch_counts import Compared
 from labkit.engine.parallel.pipeline_stage import NOTHING, MessageKind, PipelineStage
 from labkit.engine.runners.pipeline.micro_batch import MicroBatch
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.step import StepInput
 from labkit.kernels.mailbox import Message
 from labkit.stages import Phase
+
+log = logging.getLogger("labkit")
 
 
 class Server:
@@ -41,10 +46,10 @@ class Server:
             message, phase = self.stage.receive(Phase.PREFILL if prompts else Phase.DECODE)
             if message.kind == MessageKind.END:
                 return message
-            batch = batches[message.micro_batch]
-            if message.kind in (MessageKind.DROP, MessageKind.JOIN):
-                self._regroup(message, batches)
+            if message.kind in (MessageKind.DROP, MessageKind.REGROUP, MessageKind.COUNTS):
+                self._told(message, batches)
                 continue
+            batch = batches[message.micro_batch]
             self._run(batch, batch.next_step(message.payload), message.step, phase)
 
     def _run(self, batch: MicroBatch, step: StepInput, number: int, phase: Phase) -> None:
@@ -58,14 +63,20 @@ class Server:
             self.stage.send(MessageKind.ROWS, batch.number, number, held, phase)
         self._held.clear()
 
-    def _regroup(self, message: Message, batches: list[MicroBatch]) -> None:
-        if self.stage.number < self.stage.count - 2:  # behind which is the last, which said so
+    def _told(self, message: Message, batches: list[MicroBatch]) -> None:
+        """What the last stage says of the micro-batches goes on to all others."""
+        if self.stage.number < self.stage.count - 2:  # behind which is the last
             self.stage.send(MessageKind(message.kind), message.micro_batch, message.step, message.payload, Phase.DECODE)
-        numbers = message.payload[0].tolist()
-        if message.kind == MessageKind.DROP:
-            drop_rows(batches[message.micro_batch].cache, numbers)
+        if message.kind == MessageKind.COUNTS:
+            found = Compared.said_in(message.payload)
+            self.stage.counts.note(found)
+            if self.stage.is_first:
+                log.info("labkit: pipeline_parallel: %s", found)
+        elif message.kind == MessageKind.REGROUP:
+            numbers, sizes = message.payload.tolist()
+            regroup_rows([batches[number].cache for number in numbers], sizes)
         else:
-            join_rows([batches[number].cache for number in numbers])
+            drop_rows(batches[message.micro_batch].cache, message.payload[0].tolist())
 
     def _pass_on(self, end: Message) -> None:
         """To the next stage; the last one, which said it, hears that it has been round."""
