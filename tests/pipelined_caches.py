@@ -86,7 +86,7 @@ def rows_of_steps(folder: Path) -> dict[str, list[int]]:
     """How many rows each step behind the prompts had here, with all in memory and on the disk."""
     ids, arguments = texts(whole("llama"))
     found: dict[str, list[int]] = {}
-    for where, engine in (("memory", piped("llama", 2)), ("disk", on_disk("llama", folder, 2))):
+    for where, engine in (("memory", piped("llama", 2, micro_batches=2)), ("disk", on_disk("llama", folder, 2))):
         inner, seen = engine.module.runner.inner, found.setdefault(where, [])
 
         def begin(step: StepInput, inner: Any = inner, seen: list[int] = seen) -> Any:

@@ -37,13 +37,13 @@ def drop_rows(cache: KVCache, ended: Container[int]) -> None:
     cache.select(kept, in_place=True)
 
 
-def regroup_rows(caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
-    """Divides the sequences of all these caches anew, in their order: so many to each. Those that are not empty have
-    the same length and capacity. Of caches in files the first that is not empty takes all.
+def regroup_rows(held: Sequence[KVCache], caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
+    """Divides the sequences of the caches `held`, which have the same length and capacity, anew among `caches`, in
+    their order: so many to each. Whatever the others of these hold is forgotten. Of caches in files the first of those
+    held takes all.
     """
-    held = [cache for cache in caches if cache.batch_size]
     join_rows(held)
-    if [cache for cache, size in zip(caches, sizes, strict=True) if size] != held[:1]:
+    if [cache for cache, size in zip(caches, sizes, strict=True) if size] != [held[0]]:
         divide_rows(held[0], caches, sizes)
 
 
@@ -65,8 +65,8 @@ def join_rows(caches: Sequence[KVCache]) -> None:
 
 
 def divide_rows(whole: KVCache, caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
-    """Divides the sequences of one cache among `caches`, which are empty but for itself: so many to each, in their
-    order. They lie in the same memory side by side, so that joining them again copies nothing.
+    """Divides the sequences of one cache among `caches`, itself and others, in their order: so many to each. They lie
+    in the same memory side by side, so that joining them again copies nothing.
     """
     assert sum(sizes) == whole.batch_size
     parts = zip(caches, sizes, accumulate(sizes), strict=True)

@@ -125,7 +125,7 @@ def test_sequences_that_are_divided_anew_go_on(name: str, sizes: tuple[int, ...]
     model = fused(name).module
     parts = [begun(model, slice(0, 4)), (model.new_cache(), torch.empty(0, 1)), begun(model, slice(4, 6))]
     caches, tokens = [cache for cache, _ in parts], torch.cat([parts[0][1], parts[2][1]])
-    regroup_rows(caches, sizes)
+    regroup_rows([caches[0], caches[2]], caches, sizes)
     texts = [
         continued(model, cache, own) if len(own) else torch.empty(0, 6)
         for cache, own in zip(caches, tokens.split(sizes), strict=True)
@@ -146,9 +146,9 @@ def test_caches_side_by_side_are_divided_anew_where_they_lie() -> None:
         assert found is not None
         tokens.append(found)
     place = caches[0].layer(0).keys.data_ptr()
-    regroup_rows(caches, [0, 6, 0])
+    regroup_rows(caches, caches, [0, 6, 0])
     assert caches[1].layer(0).keys.data_ptr() == place
-    regroup_rows(caches, [1, 0, 5])
+    regroup_rows(caches[1:2], caches, [1, 0, 5])
     assert caches[0].layer(0).keys.data_ptr() == place
     first, *others = torch.cat(tokens).split(1)
     texts = continued(model, caches[0], first), continued(model, caches[2], torch.cat(others))

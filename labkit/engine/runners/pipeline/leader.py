@@ -168,9 +168,10 @@ class Leader:
         for batch, part in zip(taken, parts, strict=True):
             batch.rows = rows[part.start : part.stop]
             batch.texts = batch.texts.continued(tokens[part.start : part.stop])
-        told = torch.tensor([[batch.number for batch in members], [len(batch.rows) for batch in members]])
-        self.stage.send(MessageKind.REGROUP, 0, done, told, Phase.DECODE)
-        regroup_rows([batch.cache for batch in members], told[1].tolist())
+        told = [(batch.number, batch in live, len(batch.rows)) for batch in members]
+        self.stage.send(MessageKind.REGROUP, 0, done, torch.tensor(told), Phase.DECODE)
+        caches = [batch.cache for batch in members]
+        regroup_rows([batch.cache for batch in live], caches, [len(batch.rows) for batch in members])
         return taken
 
     def _ended(self, tokens_B1: Tensor) -> list[int]:

@@ -73,8 +73,9 @@ class Server:
             if self.stage.is_first:
                 log.info("labkit: pipeline_parallel: %s", found)
         elif message.kind == MessageKind.REGROUP:
-            numbers, sizes = message.payload.tolist()
-            regroup_rows([batches[number].cache for number in numbers], sizes)
+            members = [(batches[number].cache, goes_on, size) for number, goes_on, size in message.payload.tolist()]
+            held = [cache for cache, goes_on, _ in members if goes_on]
+            regroup_rows(held, [cache for cache, _, _ in members], [size for _, _, size in members])
         else:
             drop_rows(batches[message.micro_batch].cache, message.payload[0].tolist())
 
