@@ -12,10 +12,10 @@ import ctypes
 import mmap
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from labkit.system.errors import RunError
+from labkit.system.process_state import ENDED, STOPPED, process_state
 
 from .shared_memory import SharedMemory
 
@@ -63,11 +63,11 @@ class SharedRanks:
         """
         self.raise_failure()
         states = [process_state(pid) for pid in self._pids]
-        self._looks_stopped = self._looks_stopped + 1 if "T" in states else 0
+        self._looks_stopped = self._looks_stopped + 1 if STOPPED in states else 0
         for rank, state in enumerate(states):
-            if state in "XZ":
+            if state in ENDED:
                 self._give_up(f"rank {self._names[rank]} has ended")
-            if state == "T" and self._looks_stopped >= LOOKS_STOPPED:
+            if state == STOPPED and self._looks_stopped >= LOOKS_STOPPED:
                 self._give_up(f"rank {self._names[rank]} is stopped (its process is {self._pids[rank]})")
         if waited_s > self._timeout_s:
             self._give_up(f"no message came, or went, within {self._timeout_s:.0f} s")
@@ -117,13 +117,3 @@ class SharedRanks:
 
     def _said_at(self, rank: int) -> int:
         return len(self._lines) * LINE + rank * SAID
-
-
-def process_state(pid: int) -> str:
-    """The letter of /proc: "T" of a process that is stopped, "Z" or "X" of one that has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
-    except PermissionError:
-        return "?"

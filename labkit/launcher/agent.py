@@ -1,12 +1,13 @@
 """Runs torchrun, and says last which rank failed first and why: `-m labkit.launcher.agent ARGUMENTS OF TORCHRUN`.
 
-torchrun's own report is long and does not quote the rank. The exit code is torchrun's: 0, or 1 where a rank failed; 130
-after Ctrl-C, 143 after SIGTERM.
+torchrun's own report is long and does not quote the rank, it waits for a rank that is stopped, and it knows nothing of
+other machines. The exit code is torchrun's: 0, or 1 where a rank failed; 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import sys
@@ -23,6 +24,9 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from labkit.launcher import loopback
 from labkit.launcher.command import FOLDERS
 from labkit.launcher.failure import RankFailure, how_it_ended, to_blame
+from labkit.launcher.machines import Machines
+from labkit.launcher.stopped import PIDS
+from labkit.launcher.watch import Watch
 from labkit.system.owned_folder import owned_folder
 
 TAIL_LINES = 20
@@ -35,14 +39,22 @@ AT_ONCE_S = 1  # a rank that is killed later than this after the first failure w
 def main(arguments: Sequence[str]) -> int:
     """Run torchrun to its end; returns the exit code."""
     loopback.register()
-    with owned_folder(FOLDERS) as logs:
+    with owned_folder(FOLDERS) as folder:
+        logs, pids = folder / "logs", folder / "pids"
+        pids.mkdir()
+        os.environ[PIDS] = str(pids)
+        wanted = torchrun.parse_args(["--log-dir", str(logs), "--tee", STDERR, *arguments])
+        machines = _machines(wanted)
         logging.disable(logging.ERROR)  # what torchrun would log of failures is told below
         try:
-            torchrun.run(torchrun.parse_args(["--log-dir", str(logs), "--tee", STDERR, *arguments]))
+            with Watch(pids, machines) as watch:
+                torchrun.run(wanted)
         except ChildFailedError as failed:
-            _say(_report(blamed(logs, failed.failures)))
+            _say(_cause(watch.cause, blamed(logs, failed.failures), machines))
             return 1
         except SignalException as ended:
+            if machines is not None:
+                machines.tell(f"error: the run was interrupted by {ended.sigval.name} on {machines.name}")
             _say(f"interrupted by {ended.sigval.name}; all ranks of this machine have ended")
             return 128 + ended.sigval
         except KeyboardInterrupt:  # before torchrun listens for it
@@ -55,6 +67,31 @@ def main(arguments: Sequence[str]) -> int:
             )
             return 1
     return 0
+
+
+def _machines(wanted: Any) -> Machines | None:
+    """Those of the run; None where there is one."""
+    count = int(wanted.nnodes.rpartition(":")[2])
+    if count == 1:
+        return None
+    timeouts = dict(each.split("=") for each in wanted.rdzv_conf.split(",") if each)
+    if wanted.rdzv_backend == "static":
+        host, port, join_s = wanted.master_addr, wanted.master_port, timeouts["timeout"]
+        has_store = int(wanted.node_rank) == 0
+    else:
+        host, _, port = wanted.rdzv_endpoint.rpartition(":")
+        has_store, join_s = bool(int(timeouts["is_host"])), timeouts["join_timeout"]
+    return Machines(host.strip("[]"), int(port), count, has_store=has_store, join_s=float(join_s))
+
+
+def _cause(cause: str | None, failure: RankFailure, machines: Machines | None) -> str:
+    """What ended the run, on whichever machine. cause: why it was ended from here, if it was."""
+    if machines is None:
+        return cause or _report(failure)
+    report = cause or _report(failure, f" on {machines.name}")
+    if cause is None and failure.lost_connection:
+        return machines.hear() or report
+    return machines.tell(report)
 
 
 def blamed(logs: Path, failed: Mapping[int, Any]) -> RankFailure:
@@ -89,13 +126,13 @@ def _tail(said: str) -> str:
     return "\n".join(lines[-TAIL_LINES:])
 
 
-def _report(failure: RankFailure) -> str:
+def _report(failure: RankFailure, where: str = "") -> str:
     how = "" if failure.exit_code is None else f" ({how_it_ended(failure.exit_code)})"
     said = "".join(f"\n    {line}" for line in failure.said.splitlines()) or " it said nothing on stderr"
     remark = ""
     if failure.lost_connection:
         remark = "\nIt lost its connection to another rank: look for the cause on the other machines"
-    return f"error: rank {failure.rank} failed{how}:{said}{remark}"
+    return f"error: rank {failure.rank} failed{where}{how}:{said}{remark}"
 
 
 def _say(text: str) -> None:
@@ -103,4 +140,7 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)  # a thread that waits for a store that is lost cannot be ended otherwise

@@ -10,15 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 from labkit.launcher.failure import RankFailure, how_it_ended
 from labkit.system.appended_lines import AppendedLines
 from labkit.system.errors import RunError
 from labkit.system.lifetime import kill_session
+from labkit.system.process_state import STOPPED, process_state
 
 TAIL_LINES = 20
 CALL = "call.pickle"
@@ -71,9 +69,7 @@ class RankProcess:
     @property
     def is_stopped(self) -> bool:
         """By SIGSTOP or a debugger."""
-        with suppress(psutil.Error):
-            return psutil.Process(self.process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        return False
+        return process_state(self.process.pid) in (STOPPED, STOPPED.lower())
 
     @property
     def is_waiting(self) -> bool:

@@ -17,6 +17,7 @@ from labkit.launcher.command import FOLDERS, World, environment
 from labkit.launcher.failure import RankFailure, to_blame
 from labkit.launcher.rank_process import CALL, RankError, RankProcess
 from labkit.launcher.start import START_S, not_met
+from labkit.launcher.stopped import LOOK_S, StoppedRanks, stands_still
 from labkit.system.errors import UserError
 from labkit.system.owned_folder import owned_folder
 from labkit.system.pickled_call import pickle_call
@@ -51,7 +52,7 @@ def launch(
     "[rank 0] "; by default they go to sys.stdout. Arguments of `function` with the names of these go in by
     functools.partial.
 
-    Raises RankError for the rank that failed first, or that did not meet the others in time; TimeoutError after
+    Raises RankError for the rank that failed first, was stopped, or did not meet the others in time; TimeoutError after
     `timeout_s`, with where each rank stood then; ValueError for sizes that cannot be, and for what cannot be pickled.
     Whatever happens, Ctrl-C too, no process is left.
     """
@@ -86,14 +87,19 @@ def launch(
 
 def _wait(ranks: Sequence[RankProcess], timeout_s: float | None, start_timeout_s: float) -> None:
     """Returns when every rank has left its result and, given the time, ended."""
-    began = time.monotonic()
+    began = looked = time.monotonic()
+    stopped = StoppedRanks()
     while not all(rank.result.exists() for rank in ranks):
         for rank in ranks:
             rank.read()
         if _failures(ranks):
             first = _cause(ranks)
             ranks[first.rank].raise_error(first)
-        waited = time.monotonic() - began
+        if (now := time.monotonic()) - looked > LOOK_S:
+            looked = now
+            if (which := stopped.look({each.rank: each.process.pid for each in ranks})) is not None:
+                raise RankError(which, None, stands_still(ranks[which].process.pid), ranks[which].last_lines)
+        waited = now - began
         if timeout_s is not None and waited > timeout_s:
             _raise_late(ranks, timeout_s)
         if waited > start_timeout_s and not all(rank.has_met for rank in ranks):
@@ -117,13 +123,11 @@ def _cause(ranks: Sequence[RankProcess]) -> RankFailure:
 
 
 def _raise_not_met(ranks: Sequence[RankProcess], start_timeout_s: float) -> None:
-    """Names the ranks that keep the others waiting: those that have been stopped, or that have not come at all."""
-    missing = [rank for rank in ranks if rank.is_stopped] or [rank for rank in ranks if not rank.is_waiting]
-    missing = missing or [rank for rank in ranks if not rank.has_met]
+    """Names the ranks that keep the others waiting: those that have not come at all, or have not met the others."""
+    missing = [rank for rank in ranks if not rank.is_waiting] or [rank for rank in ranks if not rank.has_met]
     _ask_where(missing)
     reason = not_met([rank.rank for rank in missing], start_timeout_s)
-    state = f" (its process, {missing[0].process.pid}, is stopped)" if missing[0].is_stopped else ""
-    raise RankError(missing[0].rank, None, reason + state, missing[0].last_lines)
+    raise RankError(missing[0].rank, None, reason, missing[0].last_lines)
 
 
 def _raise_late(ranks: Sequence[RankProcess], timeout_s: float) -> None:

@@ -5,13 +5,16 @@ As `taskset` does it: the program takes this process over, so that nothing stand
 
 import os
 import sys
+from pathlib import Path
 
 from labkit.launcher.shares import PIN, pin_this_rank
+from labkit.launcher.stopped import PIDS
 from labkit.system.lifetime import end_with_parent
 
 if __name__ == "__main__":
     end_with_parent()
     pin_this_rank()
+    Path(os.environ[PIDS], f"{os.environ['RANK']}.{os.getpid()}").touch()
     command = sys.argv[1:]
     try:
         os.execvpe(command[0], command, os.environ | {PIN: "0"})

@@ -1,6 +1,7 @@
 """One run on two machines: `labkit launch` on each, and they meet."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,17 @@ torch.distributed.barrier()
 """
 
 
+STOPPED = (
+    PIPELINE.partition("tokens =")[0]
+    + """
+import signal, sys
+if stages.pipeline.number == int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGSTOP)
+stages.generate(ids, max_new_tokens=6, do_sample=False)
+"""
+)
+
+
 def start(
     machine: Machine, node: int | None, script: Path, *arguments: str, ranks: int = 4, size: str = "--tp"
 ) -> subprocess.Popen[str]:
@@ -92,9 +104,9 @@ def test_ranks_of_two_machines_run_one_model_and_fail_together(tmp_path: Path, r
         of_each = [["gloo True", disagreement, f"{machine.name} {rank} {2**ranks - 1}"] for rank in its]
         assert sorted(printed.splitlines()) == sorted(line for lines in of_each for line in lines)
     assert (one.returncode, other.returncode) == (1, 1)
-    assert f"error: rank {ranks - 1} failed" in other_errors
-    assert other_errors.rstrip().endswith("KeyError: 'layer.7'")
-    assert "lost its connection to another rank" in errors
+    for said in (errors, other_errors):  # the machine that it happened on has told the other one
+        assert f"error: rank {ranks - 1} failed on {second.name}" in said
+        assert said.rstrip().endswith("KeyError: 'layer.7'")
     assert [path.name for path in tmp_path.iterdir() if "inductor" not in path.name] == ["script.py"]
 
 
@@ -119,3 +131,19 @@ def test_stages_on_two_machines_give_the_tokens_of_one_process(tmp_path: Path) -
         said = [machine.communicate(timeout=120) for machine in both]
     assert [machine.returncode for machine in both] == [0, 0], said
     assert [printed.splitlines() for printed, _ in said] == [[f"stage {stage} gloo True"] for stage in (0, 1)]
+
+
+@pytest.mark.parametrize("which", swept([0, 1], ["1"]))
+def test_a_rank_that_is_stopped_ends_the_run_on_both_machines_with_one_cause(tmp_path: Path, which: int) -> None:
+    """All of its machine's ranks stand still then, but not all of the run."""
+    script = tmp_path / "script.py"
+    script.write_text(STOPPED)
+    with two_machines() as machines:
+        both = [start(each, node, script, str(which), ranks=2, size="--pp") for node, each in enumerate(machines)]
+        last = [machine.communicate(timeout=100)[1].rstrip().splitlines()[-1] for machine in both]
+    assert [machine.returncode for machine in both] == [1, 1]
+    assert last[0] == last[1]
+    assert re.fullmatch(
+        rf"error: rank {which} failed on {machines[which].name}: its process, \d+, is stopped, and the other ranks .*",
+        last[0],
+    )

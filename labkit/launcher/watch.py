@@ -1,0 +1,64 @@
+"""Ends a run that cannot go on while torchrun waits for it: a rank is stopped, or another machine has ended the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Thread
+from types import TracebackType
+from typing import Self
+
+from labkit.launcher.machines import Machines
+from labkit.launcher.stopped import LOOK_S, StoppedRanks, left_in, stands_still
+
+
+class Watch:
+    """Within it this machine's ranks are watched, whose processes are told in a folder. machines: of the run; None:
+    there is this one alone.
+
+    cause: why a rank was killed from here, upon which torchrun ends the others; None: none was.
+    """
+
+    def __init__(self, pids: Path, machines: Machines | None) -> None:
+        self.cause: str | None = None
+        self._pids, self._machines = pids, machines
+        self._stopped, self._over = StoppedRanks(alone=machines is None), Event()
+        self._thread = Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._machines is not None:
+            signal.signal(signal.SIGTSTP, self._pause)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._machines is not None:
+            self._machines.leave()
+
+    def _look(self) -> None:
+        while self.cause is None and not self._over.wait(LOOK_S):
+            pids = left_in(self._pids)
+            rank = self._stopped.look(pids)
+            if rank is not None:
+                where = "" if self._machines is None else f" on {self._machines.name}"
+                self._end(pids[rank], f"error: rank {rank} failed{where}: {stands_still(pids[rank])}")
+            elif pids and self._machines is not None and (cause := self._machines.lost(LOOK_S)):
+                self._end(next(iter(pids.values())), cause)
+
+    def _end(self, pid: int, cause: str) -> None:
+        self.cause = cause
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def _pause(self, *signalled: object) -> None:
+        """Ctrl-Z: the ranks are in sessions of their own and go on."""
+        assert self._machines is not None
+        self._machines.pause()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._machines.is_pausing = False
