@@ -29,10 +29,9 @@ def test_other_calls_give_what_one_process_gives(stages: Answers) -> None:
 
 
 def test_rows_that_have_ended_leave_their_file_once_that_is_worth_it(stages: Answers) -> None:
-    """Later than in memory, where they leave at once."""
+    """So that steps have more rows than in memory, and fewer than if all stayed in their two micro-batches."""
     for rank in stages:
         memory, disk = rank["rows"]["memory"], rank["rows"]["disk"]
-        assert disk[-1] < ROWS // 2
         assert sum(memory) < sum(disk) < len(disk) * ROWS // 2
 
 

@@ -117,7 +117,8 @@ class PipelineRunner(Runner):
 
     def _micro_batches(self, texts: TextBatch) -> list[MicroBatch]:
         count, piece = self._count(texts), CHUNK_ROWS
-        if self.stage.wanted.schedule != "naive":  # of which the pieces go on together
+        in_file = texts.cache.elsewhere is not None  # from which each piece would read those before it
+        if self.stage.wanted.schedule != "naive" and not in_file:  # with "naive" the pieces go on together
             piece = piece_rows(texts.tokens.numel(), self.stage.count)
         if count == 1:
             return [MicroBatch.of(0, texts, range(texts.rows), piece)]
