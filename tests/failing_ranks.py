@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -25,8 +26,8 @@ class TooMuchError(Exception):
 
 
 def told(pp_size: int, tp_size: int, kinds: tuple[str, ...]) -> dict[str, dict[str, str]]:
-    """By the kind of ranks, the way to fail and the rank that fails: what this rank is told. Then, whether tokens are
-    those of one process.
+    """By the kind of ranks, the way to fail and the rank that fails: what this rank is told. Then, what it is told
+    where ranks make different calls, and whether tokens are those of one process afterwards.
     """
     torch.set_num_threads(1)
     wanted, found = greedy(whole("llama")), {}
@@ -40,6 +41,7 @@ def told(pp_size: int, tp_size: int, kinds: tuple[str, ...]) -> dict[str, dict[s
                 for which in range(dist.get_world_size())
                 for way, call in ways(made, fails=which == dist.get_rank()).items()
             }
+            found[kind]["calls"] = _said(partial(greedy if dist.get_rank() else forward, made.engine))
             found[kind]["afterwards"] = str(torch.equal(greedy(made.engine), wanted))
     return found
 
@@ -59,6 +61,10 @@ class Made:
         return labkit.init_inference(small_model("llama"), **self.options)
 
 
+def forward(engine: Any) -> Any:
+    return engine(prompts()[0])
+
+
 def ways(made: Made, fails: bool) -> dict[str, Callable[[], object]]:
     """Calls that all ranks make, in which this one fails or does not."""
     engine, ids = made.engine, prompts()[0]
@@ -72,9 +78,9 @@ def ways(made: Made, fails: bool) -> dict[str, Callable[[], object]]:
 
         return call
 
-    def forward() -> object:
+    def one_step() -> object:
         with _failing(steps, "begin", TooMuchError("a step"), 0) if fails else nullcontext():
-            return engine(ids)
+            return forward(engine)
 
     def load() -> object:
         with mock.patch("labkit.engine.plan.build_weights", side_effect=MemoryError) if fails else nullcontext():
@@ -86,7 +92,7 @@ def ways(made: Made, fails: bool) -> dict[str, Callable[[], object]]:
         "step": generating(steps, "begin", TooMuchError("a step"), after=4),
         "Ctrl-C": generating(steps, "begin", KeyboardInterrupt(), after=3),
         "end": generating(runner, "after_generation", TooMuchError("the end")),
-        "forward": forward,
+        "forward": one_step,
         "load": load,
     }
 

@@ -237,6 +237,8 @@ def mistakes() -> dict[str, str]:
         broken = damaged()
     found = {
         "prompt": said(lambda: engine.generate(ids // (1 + rank), max_new_tokens=2)),
+        "arguments": said(lambda: greedy(engine, max_new_tokens=2 + rank)),
+        "beams": said(lambda: greedy(engine, max_new_tokens=2 + rank, num_beams=2)),
         "forward": said(lambda: engine(ids[:, : 5 + rank])),
         "vocabulary": said(lambda: engine.generate(ids + 131, max_new_tokens=2)),
         "many": said(lambda: greedy(piped("llama", 2, micro_batches=4))),

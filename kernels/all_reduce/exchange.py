@@ -128,13 +128,13 @@ class Exchange:
             self.c.failed_calls, self.c.failure, self.error = self.gloo.failed_calls, 0, None
             self.c.round = self.gloo.failed_calls << ROUND_BITS
 
-    def meet(self) -> None:
-        """Returns when all are here. Raises as `check` does."""
-        if self._others is None:
-            here = torch.zeros(1, dtype=torch.uint8)
-            self.gloo.all_gather([torch.empty_like(here) for _ in range(self.size)], here)
-        else:
-            all_of_ranks(torch.zeros(1, dtype=torch.uint8), self)
+    def gather(self, x: Tensor) -> Tensor:
+        """x, of one shape and type on all ranks: all of them call it. -> [ranks, the shape of x], by rank."""
+        if self._others is not None:
+            return all_of_ranks(x, self)
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        self.gloo.all_gather(parts, x)
+        return torch.stack(parts)
 
     def _gather_slots(self, turn: int, count: int) -> int:
         try:

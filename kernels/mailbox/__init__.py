@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from labkit.system.errors import RunError
+
 from ..all_reduce.exchange import Transport
 from ..gloo_group import GlooGroup
-from ..other_ranks import LostRankError, RankFailedError
+from ..other_ranks import TOGETHER, LostRankError, RankFailedError
 from ..shared_memory import shared_memory
 from .memory import SharedMailboxes, ring_bytes
 from .message import Message
@@ -74,17 +76,18 @@ class Ring:
         """After a call that failed: returns when all have left it, and nothing of it is left in the mailboxes."""
         self._ends.begin_call()
 
-    def meet(self) -> None:
-        """Returns when all are here, and have what was sent to them."""
-        self.gather(torch.zeros(1, dtype=torch.uint8))
-
     def gather(self, x: Tensor) -> Tensor:
-        """x, of one shape and type on all ranks: all of them call it. -> [ranks, the shape of x], by rank."""
+        """x, of one shape and type on all ranks: all of them call it. -> [ranks, the shape of x], by rank. Then all
+        have what was sent to them before. Raises RunError where a rank sends something else.
+        """
         parts = {self.rank: x.contiguous()}
         passing = parts[self.rank].view(torch.uint8).view(1, -1)
         for hop in range(1, self.size):
             self.send(Message(GATHERED, 0, hop, passing))
-            passing = self.receive().payload
+            message = self.receive()
+            if message.kind != GATHERED or message.payload.nbytes != passing.nbytes:
+                raise RunError(f"a rank has sent something else than all were to gather; {TOGETHER}")
+            passing = message.payload
             parts[(self.rank - hop) % self.size] = passing.view(x.dtype).view(x.shape)
         self.flush()
         return torch.stack([parts[rank] for rank in range(self.size)])

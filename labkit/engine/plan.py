@@ -84,7 +84,7 @@ def init_inference(
     if runs_without_kernels(model, read, hf_config):
         return sliced_engine(model, read)
     plan = make_plan(resolve(model, read, hf_config))
-    with plan.calls.one():
+    with plan.calls.one("init_inference"):
         return wrap(plan, *build_planned(plan))
 
 
@@ -204,8 +204,8 @@ def _join_stages(request: Request, dtype: torch.dtype, impl: str, device: torch.
         return None
     if impl == "triton":
         raise UnsupportedError(
-            "pipeline_parallel runs on the CPU for now, and impl='auto' takes the GPU; pass impl='cpp', or cut the "
-            "model with tensor_parallel"
+            "pipeline_parallel runs on the CPU for now, with impl='cpp', and impl='auto' takes the GPU; on GPUs leave "
+            "it out: tensor_parallel={'tp_size': N} cuts the model over N of them, and one process has the whole of it"
         )
     layers = split_layers(request.config, wanted.stages, dtype, options.quant, wanted.layers)
     most_bytes = 4 * CHUNK_ROWS * request.config.hidden_size

@@ -45,7 +45,7 @@ def _by_all_ranks(call: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(call)
     def made(self: "FusedCausalLM", *args: Any, **kwargs: Any) -> T:
-        with self.runner.shared_call():
+        with self.runner.shared_call(call.__name__):
             return call(self, *args, **kwargs)
 
     return made

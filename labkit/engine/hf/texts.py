@@ -19,6 +19,7 @@ from labkit.engine.hf.decode_loop import decode_loop
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.driving import Loop
 
+PLAIN = (bool, int, float, str, list, tuple)
 BY_TOKEN = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
 BY_ROW = (*BY_TOKEN, StopStringCriteria)
 REMEMBERS = (processing.SynthIDTextWatermarkLogitsProcessor,)  # something of each row
@@ -55,6 +56,12 @@ class GenerateTexts:
     @property
     def wants_tokens_alone(self) -> bool:
         return self.streamer is None and self.given is None and not self.config.return_dict_in_generate
+
+    @property
+    def asked(self) -> str:
+        options = {name: value for name, value in vars(self.config).items() if isinstance(value, PLAIN)}
+        by_name = [type(each).__name__ for each in (*self.processors, *self.criteria)]
+        return f"{sorted(options.items())} {by_name} {self.wants_tokens_alone}"
 
     @property
     def together(self) -> str | None:

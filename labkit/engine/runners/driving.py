@@ -25,6 +25,7 @@ class TextBatch(Protocol):
     rows: how many. pad: the token behind a text that has ended. cache: empty, or with what the rows begin with.
     wants_tokens_alone: nobody asks for scores, logits or the cache, or for tokens before all are there.
     together: why the rows can't be divided; None: each can be continued without the others.
+    asked: all else that is asked for, as ranks compare it.
     ends: the tokens that a row ends with, where one that has ended can be left out; None: rows stay to the end.
     draws: tokens are drawn at random, one row after the other.
     longest: how many tokens a text can have, the prompt's with them; None: unknown.
@@ -44,6 +45,9 @@ class TextBatch(Protocol):
 
     @property
     def together(self) -> str | None: ...
+
+    @property
+    def asked(self) -> str: ...
 
     @property
     def ends(self) -> frozenset[int] | None: ...

@@ -58,7 +58,7 @@ class Runner:
         (found,) = drive(begin, [texts.loop()])
         return found
 
-    def shared_call(self) -> AbstractContextManager[None]:
+    def shared_call(self, name: str) -> AbstractContextManager[None]:
         """Around a call that all ranks of the model make, which fails on all of them or on none."""
         return nullcontext()
 

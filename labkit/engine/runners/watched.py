@@ -66,8 +66,8 @@ class RankedRunner(WatchedRunner):
         self._ranks, self._calls = ranks, calls
         self._agreed = False  # that steps go stage by stage
 
-    def shared_call(self) -> AbstractContextManager[None]:
-        return self._calls.one()
+    def shared_call(self, name: str) -> AbstractContextManager[None]:
+        return self._calls.one(name)
 
     def before_generation(self) -> None:
         self._ranks.share_randomness()

@@ -1,5 +1,7 @@
 """What fails on one rank fails on all, with its reason, and the next call begins anew."""
 
+import re
+
 import pytest
 from failing_ranks import KINDS, told
 from sweeps import sweep
@@ -33,6 +35,7 @@ def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(pp_size: int, tp_siz
     for rank, by_kind in enumerate(ranks):
         for kind, said in by_kind.items():
             assert said.pop("afterwards") == "True", kind
+            assert re.search("RanksDifferError: the ranks make different calls: forward, .*generate", said.pop("calls"))
             for what, message in said.items():
                 way, _, which = what.partition(" on ")
                 own = rank == int(which)

@@ -29,7 +29,7 @@ from labkit.engine.memory.regroup import share_memory
 from labkit.engine.options import MicroBatches
 from labkit.engine.parallel.micro_batch_counts import Compared
 from labkit.engine.parallel.pipeline_stage import MessageKind, PipelineStage
-from labkit.engine.parallel.ranks import Ranks, check_alike, digest_of, draw_alike
+from labkit.engine.parallel.ranks import Ranks, RanksDifferError, check_alike, digest_of, draw_alike
 from labkit.engine.parallel.shared_calls import SharedCalls
 from labkit.engine.runners.checks import check_step
 from labkit.engine.runners.driving import Found, TextBatch
@@ -76,8 +76,8 @@ class PipelineRunner(Runner):
     def new_cache(self, capacity: int = 0) -> KVCache:
         return self.inner.new_cache(capacity)
 
-    def shared_call(self) -> AbstractContextManager[None]:
-        return self.calls.one()
+    def shared_call(self, name: str) -> AbstractContextManager[None]:
+        return self.calls.one(name)
 
     def before_generation(self) -> None:
         """All ranks draw the random numbers of rank 0."""
@@ -100,13 +100,16 @@ class PipelineRunner(Runner):
             raise
 
     def decode(self, begin: Callable[[StepInput], Pending], texts: TextBatch) -> Found:
+        self._agree("the arguments", [texts.asked])
         if not texts.wants_tokens_alone:
             return super().decode(begin, texts)
         batches = self._micro_batches(texts)
         for batch in batches:
             check_step(batch.prompt, self.config)
         prompts = [batch.prompt for batch in batches]
-        self._agree([(each.tokens, each.cache.length, each.attention_mask, each.position_ids) for each in prompts])
+        self._agree(
+            "the tokens", [(each.tokens, each.cache.length, each.attention_mask, each.position_ids) for each in prompts]
+        )
         if not self.stage.is_last:
             return Server(self.stage, self.inner).serve(batches)
         self._leader = Leader(self.stage, self.inner, batches, self._chooser(texts, batches))
@@ -179,10 +182,10 @@ class PipelineRunner(Runner):
             log.warning("labkit: pipeline_parallel: %s", what)
         self._said.add(what)
 
-    def _agree(self, parts: object) -> None:
+    def _agree(self, what: str, parts: object) -> None:
         """Raises RanksDifferError, on all ranks, where they were not given the same."""
         mine = digest_of(*_flat(parts))[None] if self.ranks is None else self.ranks.gather(digest_of(*_flat(parts)))
-        check_alike("the tokens", self.stage.ring.gather(mine).flatten(0, 1))
+        check_alike(what, self.stage.ring.gather(mine).flatten(0, 1))
 
     def _one_at_a_time(self, step: StepInput) -> StepOutput:
         """A step that all ranks begin alike."""
@@ -191,14 +194,16 @@ class PipelineRunner(Runner):
                 "output_hidden_states: the layers are on several ranks, which keep what they compute; use one process"
             )
         if not step.follows:
-            self._agree([step.tokens, step.cache.length, step.attention_mask, step.position_ids, step.keep])
+            self._agree(
+                "the tokens", [step.tokens, step.cache.length, step.attention_mask, step.position_ids, step.keep]
+            )
         parts = [self._passed_through(part) for part in chunks_of(step)]
         return StepOutput(self._shared(joined([part for part in parts if part is not None]), step))
 
     def _passed_through(self, step: StepInput) -> Tensor | None:
         """What comes of a piece of a step on the last stage; None on the others."""
         stage, phase, number = self.stage, step.phase, int(step.phase == Phase.DECODE)
-        given = step if stage.is_first else with_rows(step, stage.receive(phase)[0].payload)
+        given = step if stage.is_first else with_rows(step, self._received(MessageKind.ROWS, phase))
         with stage.computing(phase, 0, number):
             found = self.inner.begin(given).collect()
         if stage.is_last:
@@ -207,11 +212,17 @@ class PipelineRunner(Runner):
         stage.send(MessageKind.ROWS, 0, number, found.rows.flatten(0, 1), phase)
         return None
 
+    def _received(self, kind: MessageKind, phase: Phase) -> Tensor:
+        message, _ = self.stage.receive(phase)
+        if message.kind != kind:
+            raise RanksDifferError("another stage has gone on otherwise; all must be called with the same arguments")
+        return message.payload
+
     def _shared(self, result: Tensor | None, step: StepInput) -> Tensor:
         """The last stage's result, on all of them."""
         stage, batch = self.stage, step.shape[0]
         if not stage.is_last:
-            result = stage.receive(step.phase)[0].payload
+            result = self._received(MessageKind.RESULT, step.phase)
         assert result is not None
         if stage.number != stage.count - 2:  # behind which is the last
             stage.send(MessageKind.RESULT, 0, 0, result.view(result.shape[0], -1), step.phase)
