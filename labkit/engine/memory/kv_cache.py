@@ -181,6 +181,19 @@ class KVCache(CacheFacade):
         if before is not None:
             before[1]()
 
+    def go_on_in(self, batch: int, lent: tuple[Slots, weakref.finalize] | None = None) -> None:
+        """With the first `batch` sequences of its slots, or of others, which have been lent to it and filled."""
+        before, lent = self._borrowed, lent or self._borrowed
+        assert lent is not None
+        slots, self._borrowed = lent[0], lent
+        assert isinstance(slots.heads, StoredHeads)
+        self.heads, self.first, self.positions = slots.heads.first(batch), slots.first[:batch], slots.positions[:batch]
+        self.mask = None if self.mask is None else slots.visible[:batch]
+        slots.at = -1
+        self._count_on(self.length)
+        if before is not None and before is not lent:
+            before[1]()
+
     def place(
         self, batch: int, tokens: int, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Rows:

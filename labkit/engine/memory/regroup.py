@@ -1,4 +1,4 @@
-"""Sequences that leave a cache, and caches that become one. Of caches on the CPU, whose memory is their own."""
+"""Sequences that leave a cache, and caches that become one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.regroup_slots import empty, gather_rows, keep_rows
 
 
 def rows_left(rows: int, ended: Container[int]) -> list[int]:
@@ -24,6 +25,9 @@ def drop_rows(cache: KVCache, ended: Container[int]) -> None:
     """Takes sequences out of a cache; where the others are then, `rows_left` says."""
     left = rows_left(cache.batch_size, ended)
     moves = [(to, source) for to, source in enumerate(left) if to != source]
+    if cache.pool is not None:
+        keep_rows(cache, moves, len(left))
+        return
 
     def kept(tensor: Tensor) -> Tensor:
         for to, source in moves:
@@ -34,8 +38,13 @@ def drop_rows(cache: KVCache, ended: Container[int]) -> None:
 
 
 def join_rows(caches: Sequence[KVCache]) -> None:
-    """Puts the sequences of several caches, of the same length and capacity, into the first, in this order."""
+    """Puts the sequences of several caches of one length, on a CPU also of one capacity, into the first, in order."""
     first, *others = caches
+    if first.pool is not None:
+        gather_rows(first, [(each, range(each.batch_size)) for each in caches])
+        for each in others:
+            empty(each)
+        return
     assert all((each.length, each.capacity) == (first.length, first.capacity) for each in others)
     if any(each.mask is not None for each in caches):
         for each in caches:
