@@ -2,7 +2,7 @@
 first.
 
 Ranks of one machine write and read in memory that they share; no system call is made. Others, and those without a
-compiler, go through torch.distributed.
+compiler, go through torch.distributed. Between GPUs rows go by NCCL.
 """
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..all_reduce.exchange import Transport
 from ..shared_memory import shared_memory
+from .device import DeviceMailboxes, PairLinks
 from .memory import SharedMailboxes, mailbox_bytes
 from .message import LostRankError, Message
 from .reference import GlooMailboxes
@@ -25,8 +26,9 @@ class Ring:
     """This rank's end of a ring of one-way mailboxes. Messages arrive whole, and in the order in which they were sent.
 
     Every rank of `group` makes one at the same time. capacity: bytes that a rank may send before the next one receives
-    any. transport: shared memory where all ranks can map it, unless "gloo" is asked for. A rank that has ended or is
-    stopped, and a wait of more than `timeout_s`, raise LostRankError with the rank's number, on all that wait.
+    any. transport: shared memory where all ranks can map it, unless "gloo" is asked for. gpu: where the rows lie, which
+    then go from GPU to GPU; None: on the CPU. A rank that has ended or is stopped, and a wait of more than `timeout_s`,
+    raise LostRankError with the rank's number, on all that wait.
     """
 
     def __init__(
@@ -36,16 +38,19 @@ class Ring:
         *,
         timeout_s: float = 600.0,
         transport: Transport | None = None,
+        gpu: torch.device | None = None,
     ) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         names = dist.get_process_group_ranks(group)
         shared = None if transport == "gloo" else shared_memory(group, self.size * mailbox_bytes(capacity))
         self.transport: Transport = "gloo" if shared is None else "shared memory"
-        self._ends: SharedMailboxes | GlooMailboxes
+        self._ends: SharedMailboxes | GlooMailboxes | DeviceMailboxes
         if shared is None:
             self._ends = GlooMailboxes(group, self.rank, names, capacity)
         else:
             self._ends = SharedMailboxes(shared, self.rank, names, capacity, timeout_s)
+        if gpu is not None:
+            self._ends = DeviceMailboxes(self._ends, PairLinks(group, gpu), capacity)
 
     def send(self, message: Message) -> None:
         """To the next rank; the payload is contiguous, and not changed before it has arrived."""
@@ -60,6 +65,11 @@ class Ring:
         rank has received it.
         """
         self._ends.flush()
+
+    def await_computed(self) -> None:
+        """Returns when the GPU has computed what it was told to; at once where there is none."""
+        if isinstance(self._ends, DeviceMailboxes):
+            self._ends.await_computed()
 
     def gather(self, x: Tensor) -> Tensor:
         """x, of one shape and type on all ranks: all of them call it. -> [ranks, the shape of x], by rank."""

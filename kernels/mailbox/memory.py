@@ -65,13 +65,13 @@ class SharedMailboxes:
         done = move(box, self._capacity, at, count, patience)
         begun = monotonic()
         while done < count:
-            self._look(monotonic() - begun)
+            self.look(monotonic() - begun)
             if more := move(box, self._capacity, at + done, count - done, patience):
                 begun = monotonic()
             done += more
         self._looks_stopped = 0
 
-    def _look(self, waited_s: float) -> None:
+    def look(self, waited_s: float) -> None:
         """Raises LostRankError where a rank has ended or stands still, or this one has waited for too long."""
         states = [_state(pid) for pid in self._shared.pids]
         self._looks_stopped = self._looks_stopped + 1 if "T" in states else 0

@@ -250,11 +250,6 @@ class Options(Strict):
     def _refuse_beside_pipeline(self) -> None:
         if self.pipeline_parallel.stages == 1:
             return
-        if self.impl == "triton" or self.use_triton:
-            raise UnsupportedError(
-                "pipeline_parallel runs on the CPU for now, got impl='triton'; leave it out, or cut the model with "
-                "tensor_parallel"
-            )
         if self.tensor_parallel.tp_group is not None:
             raise UserError(
                 "pipeline_parallel makes the groups of its ranks itself; leave tensor_parallel.tp_group out"

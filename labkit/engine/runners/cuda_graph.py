@@ -152,7 +152,7 @@ class GpuDecoder:
                 tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's own thread asks for its events
             self._launch(recording)
         recording.graph = graph
 

@@ -41,7 +41,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             self.decoder._launch(self.decoder.last)
 
     @contextmanager
-    def recording(graph: Graph) -> Iterator[None]:
+    def recording(graph: Graph, capture_error_mode: str) -> Iterator[None]:
         graph.decoder = decoders[-1]
         recording = graph.decoder.last
         assert recording is not None

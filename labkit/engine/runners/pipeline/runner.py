@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from labkit.engine.memory.kv_cache import KVCache
@@ -28,7 +27,7 @@ from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, wi
 from labkit.engine.runners.pipeline.server import Server, said_in, text_of
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import Pending, StepInput, StepOutput, joined
+from labkit.engine.runners.step import Node, Pending, StepInput, StepOutput, joined
 from labkit.kernels.mailbox import LostRankError
 from labkit.models.config import ModelConfig
 from labkit.models.shards import evenly
@@ -58,6 +57,10 @@ class PipelineRunner(Runner):
         return self.inner.reading
 
     @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.inner.nodes
+
+    @property
     def pipeline(self) -> PipelineStage:
         return self.stage
 
@@ -67,12 +70,12 @@ class PipelineRunner(Runner):
     def before_generation(self) -> None:
         """All ranks draw the random numbers of rank 0."""
         self.inner.before_generation()
-        draw_alike(torch.device("cpu"), lambda state: self.stage.ring.gather(state)[0])
+        draw_alike(self.stage.device, lambda state: self.stage.ring.gather(state)[0])
 
     def after_generation(self, tokens: Tensor) -> None:
         """Only the last stage has drawn numbers; the others go on from there."""
         self.inner.after_generation(tokens)
-        draw_alike(torch.device("cpu"), lambda state: self.stage.ring.gather(state)[-1])
+        draw_alike(self.stage.device, lambda state: self.stage.ring.gather(state)[-1])
 
     def begin(self, step: StepInput) -> Pending:
         if self._leader is not None and (batch := self._leader.batch_of(step)) is not None:
@@ -90,7 +93,7 @@ class PipelineRunner(Runner):
         self._agree([(each.tokens, each.cache.length, each.attention_mask, each.position_ids) for each in prompts])
         with self.stage.call():
             if not self.stage.is_last:
-                return Server(self.stage, self.inner).serve(batches)
+                return Server(self.stage, self.inner).serve(batches).to(texts.tokens.device)
             self._leader = Leader(self.stage, self.inner, batches)
             try:
                 return self._leader.lead(begin)
@@ -179,7 +182,7 @@ class PipelineRunner(Runner):
         """The last stage's result, on all of them."""
         stage, batch = self.stage, step.shape[0]
         if not stage.is_last:
-            result = self._received(step.phase)
+            result = self._received(step.phase).to(stage.device)
         assert result is not None
         if stage.number != stage.count - 2:  # behind which is the last
             stage.send(MessageKind.RESULT, 0, 0, result.view(result.shape[0], -1), step.phase)
