@@ -44,6 +44,7 @@ def join_rows(caches: Sequence[KVCache]) -> None:
         gather_rows(first, [(each, range(each.batch_size)) for each in caches])
         for each in others:
             empty(each)
+        first.pool.drop_unrecorded()  # of a prompt, while the next caches become one
         return
     assert all((each.length, each.capacity) == (first.length, first.capacity) for each in others)
     if any(each.mask is not None for each in caches):

@@ -84,6 +84,10 @@ class SlotPool:
         slots.positions.zero_()  # also of sequences that are only computed: tables are read there too
         return slots, weakref.finalize(owner, self.free.append, slots)
 
+    def drop_unrecorded(self) -> None:
+        """Keeps of what came back only what graphs were recorded on: other memory is soon made anew."""
+        self.free[:] = [slots for slots in self.free if slots.recordings]
+
     def settle(self, slots: Slots, heads: HeadStore | None, batch: int, capacity: int, length: int) -> HeadStore:
         """Keys and values of `batch` sequences in these slots, or passing through them: the first `length` tokens of
         `heads`, or room for new ones. Raises UserError where there is too little memory.

@@ -86,19 +86,22 @@ def test_the_sequences_that_stay_go_on_in_their_slots(where: str, name: str, end
         assert len(slots.recordings) == (recorded or 1)
 
 
+@pytest.mark.parametrize("step", [False, True], ids=["", "after a step"])
 @pytest.mark.parametrize("cuts", swept({"15": (0, 1, 5), "235": (0, 2, 3, 5)}, ["235"]))
 @pytest.mark.parametrize("name", swept(NAMES, ["bloom"]))
 @everywhere
-def test_caches_that_become_one_go_on_together(where: str, name: str, cuts: tuple[int, ...]) -> None:
-    """With padding in all of them, in some, and in none; of unequal room; what they have left is lent to others."""
+def test_caches_that_become_one_go_on_together(where: str, name: str, cuts: tuple[int, ...], step: bool) -> None:
+    """With padding in all, in some, and in none; of unequal room. What they leave is kept for its graphs alone."""
     model = model_of(name)
     parts = [begun(model, list(range(*ends)), 16 + 150 * number) for number, ends in enumerate(pairwise(cuts))]
     caches = [cache for cache, _ in parts]
+    texts = torch.cat([continued(model, *part, int(step)) for part in parts])
     lent = [cache.slots for cache in caches]
     join_rows(caches)
-    assert set(lent) <= set(pool_of(model).free)
+    assert all((slots in pool_of(model).free) == bool(slots.recordings) for slots in lent)
     assert caches[0].slots not in lent
-    assert torch.equal(continued(model, caches[0], torch.cat([tokens for _, tokens in parts])), alone(name))
+    found = continued(model, caches[0], texts[:, -1:], STEPS - step)
+    assert torch.equal(torch.cat((texts[:, :-1], found), dim=1), alone(name))
 
 
 @everywhere
