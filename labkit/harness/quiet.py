@@ -6,6 +6,7 @@ each process ran. The first without the time of the processes that measure is wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -39,11 +40,11 @@ class Program:
 class OthersClock:
     """Tells how many processors other processes kept busy, from one call to the next.
 
-    `ours` are the ids of the processes that measure. This process counts as ours too.
+    `ours` are the ids of the processes that measure. This process counts as ours too, whether or not it is among them.
     """
 
     def __init__(self, ours: Iterable[int] = ()) -> None:
-        self._ours = [psutil.Process(), *map(psutil.Process, ours)]
+        self._ours = [psutil.Process(pid) for pid in {os.getpid(), *ours}]
         self._last = self._read()
 
     def lap(self, shortest_s: float = SHORTEST_S) -> float | None:

@@ -1,5 +1,6 @@
 """What other programs take of the processors is told apart from what the measurement takes, and waited for."""
 
+import os
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -48,6 +49,12 @@ def test_the_time_of_the_measurement_is_not_that_of_others(machine: Machine) -> 
     assert clock.lap() == pytest.approx(0.25)
     machine.runs(2, ours=2.0)
     assert clock.lap() == pytest.approx(0)
+
+
+def test_this_process_is_counted_once_if_it_is_named_too(machine: Machine) -> None:
+    clock = OthersClock([os.getpid()])
+    machine.runs(2, others=0.5, ours=1.0)
+    assert clock.lap() == pytest.approx(0.5)
 
 
 def test_time_that_the_host_of_a_virtual_machine_takes_is_that_of_others(machine: Machine) -> None:
