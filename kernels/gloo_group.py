@@ -80,6 +80,20 @@ class GlooGroup:
             self._lost = f"rank {name}: the messages between the ranks failed: {error}; {TOGETHER}"
             raise LostRankError(self._lost) from error
 
+    def look(self, waited_s: float) -> None:
+        """Called by a rank that has waited for so long for something that does not go by gloo. Raises RankFailedError
+        as `raise_failure` does, and LostRankError where it has waited for too long, or the store of the run is lost.
+        """
+        try:
+            self.raise_failure()
+        except dist.DistError as error:
+            self._lost = f"rank {self.names[self.rank]}: the store of the run is lost: {error}; {TOGETHER}"
+            raise LostRankError(self._lost) from error
+        if waited_s > self._timeout_s:
+            name = self.names[self.rank]
+            self._lost = f"rank {name}: nothing came, or went, within {self._timeout_s:.0f} s; {TOGETHER}"
+            raise LostRankError(self._lost)
+
     def raise_failure(self) -> None:
         """Raises RankFailedError where another rank has left the call by an error."""
         for key in (self._key("failed", rank) for rank in range(self.size) if rank != self.rank):

@@ -1,5 +1,6 @@
 """Sequences that leave a cache, and caches whose sequences are divided anew: of caches on the CPU, in memory or in a
-file. Where memory lies side by side, none of it is copied.
+file. Where memory lies side by side, none of it is copied. `regroup_slots.py` has the same for memory that is lent to
+caches on a GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.heads_on_disk import HeadsOnDisk
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.regroup_slots import keep_rows, regroup_slots
 
 
 def rows_left(rows: int, ended: Container[int]) -> list[int]:
@@ -28,6 +30,9 @@ def drop_rows(cache: KVCache, ended: Container[int]) -> None:
     """Takes sequences out of a cache; where the others are then, `rows_left` says."""
     left = rows_left(cache.batch_size, ended)
     moves = [(to, source) for to, source in enumerate(left) if to != source]
+    if cache.pool is not None and cache.elsewhere is None:
+        keep_rows(cache, moves, len(left))
+        return
 
     def kept(tensor: Tensor) -> Tensor:
         for to, source in moves:
@@ -40,8 +45,11 @@ def drop_rows(cache: KVCache, ended: Container[int]) -> None:
 def regroup_rows(held: Sequence[KVCache], caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
     """Divides the sequences of the caches `held`, which have the same length and capacity, anew among `caches`, in
     their order: so many to each. Whatever the others of these hold is forgotten. Of caches in files the first of those
-    held takes all.
+    held takes all. On a GPU capacities may differ.
     """
+    if held[0].pool is not None:
+        regroup_slots(held, caches, sizes)
+        return
     join_rows(held)
     if [cache for cache, size in zip(caches, sizes, strict=True) if size] != [held[0]]:
         divide_rows(held[0], caches, sizes)
