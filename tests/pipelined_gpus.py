@@ -44,8 +44,9 @@ def played_gpus() -> Iterator[None]:
         yield
 
 
-def piped(name: str, tp_size: int = 1, **pipeline: Any) -> Any:
+def piped(name: str, tp_size: int = 1, kv_offload: Any = None, **pipeline: Any) -> Any:
     options: dict[str, Any] = {
+        "kv_offload": kv_offload,
         "tensor_parallel": {"tp_size": tp_size},
         "pipeline_parallel": {"pp_size": dist.get_world_size() // tp_size} | pipeline,
     }
@@ -143,6 +144,32 @@ def played() -> dict[str, Any]:
     rows = how_rows_go(engine)
     found = {"rows": rows, "mistakes": mistakes(engine)}
     return found | {"equal": torch.equal(generated(engine), generated(alone("gpt2")))}
+
+
+def caches_on_host() -> dict[str, Any]:
+    """Whether tokens are those of one process; and how many rows a micro-batch of two had until one of them ended."""
+    torch.set_num_threads(1)
+    host = {"device": "cpu"}
+    ways: dict[str, dict[str, Any]] = {
+        "two": {"micro_batches": 2},
+        "fewer": {"micro_batches": {"prompt": 3, "decode": 2}},
+        "naive": {"schedule": "naive"},
+    }
+    ways = {name: way | {"kv_offload": host} for name, way in ways.items()}
+    tokens, engine = of_schedules("llama", ways), piped("llama", kv_offload=host)
+    text, rows = generated(engine)[:, -NEW:], dict[int, list[int]]()
+    begin = engine.module.runner.inner.begin
+
+    def noted(step: StepInput) -> Any:
+        rows.setdefault(id(step.cache), []).append(step.cache.batch_size)
+        return begin(step)
+
+    leaves = mock.patch("labkit.engine.memory.regroup.cost_of_leaving", return_value=0)
+    with leaves, mock.patch.object(engine.module.runner.inner, "begin", noted):
+        ended = generated(engine, eos_token_id=int(text[0, 1]))
+    tokens["leaving"] = torch.equal(ended, generated(alone("llama"), eos_token_id=int(text[0, 1])))
+    first, *_ = rows.values()
+    return {"tokens": tokens, "rows": [max(first), first[-1]]}
 
 
 def choosing() -> dict[str, tuple[bool, int | None]]:

@@ -89,7 +89,7 @@ class DeviceMailboxes:
         self._bytes = 0
         self._awaited: deque[tuple[Passed, Tensor]] = deque()  # more than one only after a call that failed
         self._sent = self._asked_for = 0  # messages with rows, since the beginning
-        self._sizes: deque[int] = deque(maxlen=MOST_LEFT)  # numbers in each that was sent in the latest call
+        self._sizes: deque[int] = deque(maxlen=MOST_LEFT)  # numbers in each of those sent last
         self._failed = False
 
     def send(self, message: Message) -> None:
@@ -128,7 +128,6 @@ class DeviceMailboxes:
         if self._failed:
             self._empty()
             self._failed = False
-        self._sizes.clear()
 
     def await_computed(self) -> None:
         """Returns when the device has computed what it was told to. Raises what went wrong there."""

@@ -255,11 +255,6 @@ class Options(Strict):
             raise UserError(
                 "pipeline_parallel makes the groups of its ranks itself; leave tensor_parallel.tp_group out"
             )
-        if self.kv_offload is not None and self.kv_offload.device == "cpu":
-            raise UnsupportedError(
-                "kv_offload: got device='cpu', the memory beside a GPU, and stages of pipeline_parallel on GPUs keep "
-                "their keys and values there for now; leave one of them out, or run on the CPU with device='disk'"
-            )
         for name in ("offload", "save_mp_checkpoint_path"):
             if getattr(self, name) is not None:
                 raise UnsupportedError(f"{name} together with pipeline_parallel is not supported yet; leave one out")

@@ -190,7 +190,7 @@ def make_plan(request: Request) -> Plan:
     part = ranks.shard if ranks else shard(config, layers=layers)
     queues, elsewhere = queues_of(device), None
     if options.kv_offload is not None:
-        gather = gather_of(part.size, tp.tp_group)
+        gather = gather_of(part.size * (stage.count if stage else 1), None if stage else tp.tp_group)
         elsewhere = cache_place(options.kv_offload, dtype, device, ranks, gather, queues)
     saving = begin_saving(options, request.hf_config, config, dtype, impl, part)
     calls = SharedCalls([*([ranks.exchange] if ranks else []), *([stage.ring] if stage else [])])

@@ -134,7 +134,9 @@ def test_ranks_that_all_send_before_they_receive_get_everything_in_order(seed: i
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.usefixtures("looks_often")
 def test_rows_of_a_call_that_failed_do_not_come_in_the_next(seed: int) -> None:
-    """Two calls fail, at any point between what the ranks send and receive; then a call goes well."""
+    """Two calls fail, at any point between what the ranks send and receive, the second one also while what the first
+    has left is taken; then a call goes well.
+    """
     for ranks in (3, 2):
         boxes, random = ends(*[os.getpid()] * ranks, most_bytes=1 << 20, seed=seed), Random(seed)
         sent = [random.randint(0, 12) for _ in boxes]
@@ -144,8 +146,8 @@ def test_rows_of_a_call_that_failed_do_not_come_in_the_next(seed: int) -> None:
             rank: int, boxes: list[DeviceMailboxes] = boxes, sent: list[int] = sent, received: list[int] = received
         ) -> str:
             box, which = boxes[rank], seed % len(boxes)
-            box.begin_call()
             try:
+                box.begin_call()
                 for message in messages(sent[rank], seed + rank):
                     box.send(message)
                 for _ in range(received[rank] if rank == which else 100):

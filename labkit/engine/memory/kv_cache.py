@@ -15,6 +15,7 @@ from torch import Tensor
 from labkit.engine.memory.facade import CacheFacade
 from labkit.engine.memory.heads import StoredHeads, in_one
 from labkit.engine.memory.heads_on_disk import HeadsOnDisk
+from labkit.engine.memory.heads_on_host import HeadsOnHost
 from labkit.engine.memory.place import CachePlace, HeadStore
 from labkit.engine.memory.slots import BLOCK, Lent, SlotPool, Slots
 from labkit.engine.memory.tables import counted, widened
@@ -306,9 +307,9 @@ class KVCache(CacheFacade):
 
     def select(self, rows: Any, in_place: bool = False) -> None:
         """Puts what `rows` makes of each tensor, [B, ...], in its place. in_place: it makes no more sequences than
-        there are, for which a file needs no room; those in a file are lost if that fails.
+        there are, for which those that are elsewhere need little room; they are lost if that fails.
         """
-        if in_place and isinstance(self.heads, HeadsOnDisk):
+        if in_place and isinstance(self.heads, HeadsOnDisk | HeadsOnHost):
             self.heads.shrink(rows)
         elif self.heads is not None:
             self.heads.change(rows)

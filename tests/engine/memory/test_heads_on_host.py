@@ -14,6 +14,7 @@ from torch import Tensor
 
 from labkit.engine.memory.heads_on_host import HostMemory
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.regroup import drop_rows
 from labkit.engine.memory.slots import SlotPool
 from labkit.kernels.slot_stream.queues import CpuQueues
 from labkit.kernels.types import LayerCache
@@ -32,6 +33,7 @@ CHANGES: dict[str, Callable[[KVCache], object]] = {
     "select": lambda cache: cache.batch_select_indices(torch.tensor([1])),
     "select by mask": lambda cache: cache.batch_select_indices(torch.tensor([False, True])),
     "repeat": lambda cache: cache.batch_repeat_interleave(2),
+    "drop": lambda cache: drop_rows(cache, [0]),
     "grow": lambda cache: cache.reserve(2, 700),
 }
 pytestmark = pytest.mark.usefixtures("poisoned")

@@ -66,6 +66,14 @@ def test_rows_go_from_device_to_device_and_mistakes_to_all_ranks(where: str) -> 
 
 @pytest.mark.sweep
 @somewhere
+def test_keys_and_values_in_the_host_s_memory_give_the_tokens_of_one_process(where: str) -> None:
+    """Of rows that leave a micro-batch as they end, and of a prompt in no more micro-batches than what follows."""
+    for rank in launched(on_gpus.caches_on_host):
+        assert rank == {"tokens": dict.fromkeys(("two", "fewer", "naive", "leaving"), True), "rows": [2, 1]}
+
+
+@pytest.mark.sweep
+@somewhere
 def test_micro_batches_are_chosen_by_their_times(where: str) -> None:
     """Rows go to one micro-batch and back in the trial, and tokens are those of one process whatever is chosen."""
     for rank in launched(on_gpus.choosing):

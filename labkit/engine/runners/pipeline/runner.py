@@ -9,7 +9,7 @@ Keys and values may lie on the disk: each micro-batch has a file on every stage,
 as many bytes together as those of one batch. The stages read whenever they have a free slot. They could take turns, one
 at its odd layers and the next at its even ones, as DeepSpeed's article has GPUs do that share a link. That was measured
 once, on an AMD EPYC with a virtual disk, and not added: two readers at once got 0.95 GB/s, in turns 0.91 to 0.92, and a
-token took 564 ms against 621.
+token took 564 ms against 621. Beside a GPU they may lie in the host's memory, in the same way.
 
 Everything else that a model is asked for, one step at a time, every rank asks for alike: the rows go from the first
 stage to the last, and what comes of them goes on to all.
@@ -167,8 +167,8 @@ class PipelineRunner(Runner):
         wanted, stages, rows = self.stage.wanted, self.stage.count, texts.rows
         asked = wanted.micro_batches
         count = stages if asked == "auto" else asked if isinstance(asked, int) else asked.prompt
-        if isinstance(asked, MicroBatches) and texts.ends is None:  # whether a row has ended only its own loop knows
-            count = asked.decode
+        if isinstance(asked, MicroBatches) and (texts.ends is None or not _joinable(texts.cache)):
+            count = asked.decode  # without `ends` only its own loop knows whether a row has ended
         if asked != "auto" and count > rows:
             raise UserError(
                 f"got micro_batches={count} for a batch of {rows} row{'s' * (rows > 1)}; use at most {rows}, or 'auto'"
@@ -239,6 +239,11 @@ def _divisible(batches: list[MicroBatch]) -> bool:
     all of them would be written anew.
     """
     return len(batches) > 1 and all(batch.cache.elsewhere is None for batch in batches)
+
+
+def _joinable(cache: KVCache) -> bool:
+    """Whether several such caches can become one, for which those in the host's memory would be there twice."""
+    return cache.pool is None or cache.elsewhere is None
 
 
 def _flat(parts: object) -> list[object]:
