@@ -10,6 +10,7 @@ from typing import Any
 import pipelined_gpus as on_gpus
 import pytest
 import torch
+from failing_ranks import ON_GPUS, check_told, told
 from gpus import INTERPRETED, ON_GPU
 
 import labkit
@@ -78,6 +79,12 @@ def test_micro_batches_are_chosen_by_their_times(where: str) -> None:
     """Rows go to one micro-batch and back in the trial, and tokens are those of one process whatever is chosen."""
     for rank in launched(on_gpus.choosing):
         assert rank == {"one is faster": (True, 1), "several are faster": (True, 2), "rows end": (True, None)}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("where", [pytest.param("interpreted", marks=INTERPRETED)])
+def test_what_fails_on_one_stage_fails_on_all_and_they_go_on(where: str) -> None:
+    check_told(launched(told, 2, 1, tuple(ON_GPUS)))
 
 
 @pytest.mark.sweep
