@@ -122,11 +122,16 @@ class HostCache:
 
     def shrink(self, rows: Tensor, held: int) -> None:
         """Goes on with the sequences `rows`, no more than there are, of which `held` tokens count: layer by layer, so
-        that it needs room for one more. Raises UserError where there is none; everything is lost then.
+        that it needs room for one more. Raises UserError where there is none; everything is lost then. A cache without
+        sequences has no memory, and is not used again.
         """
         shape, capacity = self.shape, self.capacity
-        self._queues.finish_copies()
         self.shape = replace(shape, batch=len(rows))
+        if self.shape.batch == 0:
+            _closed(self._queues, self._layers)
+            self._layers.clear()
+            return
+        self._queues.finish_copies()
         for index, old in enumerate(self._layers):
             new = self._pinned(capacity)
             _copy_rows(shape, old[:held], self.shape, new[:held], rows)
