@@ -21,6 +21,9 @@ def keep_rows(cache: KVCache, moves: Sequence[tuple[int, int]], count: int) -> N
     The slots stay, since another number of them would need a graph of its own, recorded while texts are under way. What
     nobody asks for any more is still computed, but sees nothing of what was there.
     """
+    if not count:
+        _empty(cache)
+        return
     slots, length = cache.slots, cache.length
     assert isinstance(slots.heads, StoredHeads)
     if moves:
@@ -43,7 +46,7 @@ def regroup_slots(held: Sequence[KVCache], caches: Sequence[KVCache], sizes: Seq
     gather_rows([(cache, part) for cache, part in zip(caches, parts, strict=True) if part])
     for cache, size in zip(caches, sizes, strict=True):
         if not size and cache.is_initialized:
-            cache.select(lambda tensor: tensor.new_empty(0, *tensor.shape[1:]))  # and its slots go back to the pool
+            _empty(cache)
     pool = held[0].pool
     assert pool is not None
     pool.drop_unrecorded()  # of a prompt, while the next caches are divided
@@ -71,6 +74,11 @@ def gather_rows(wanted: Sequence[tuple[KVCache, Sequence[tuple[KVCache, int]]]])
         into.length, into.holes = length, holes
         into.mask = lent[0].visible if masked else None
         into.go_on_in(len(sequences), lent)
+
+
+def _empty(cache: KVCache) -> None:
+    """It has no sequences any more, and its slots go back to the pool."""
+    cache.select(lambda tensor: tensor.new_empty(0, *tensor.shape[1:]))
 
 
 def _fill(slots: Slots, sequences: Iterable[tuple[KVCache, int]]) -> None:

@@ -127,6 +127,17 @@ def test_sequences_that_are_divided_anew_go_on(where: str, name: str, sizes: tup
 
 
 @everywhere
+def test_a_cache_whose_sequences_have_all_ended_takes_others(where: str) -> None:
+    model = model_of("gpt2")
+    (first, _), (last, those) = begun(model, [0, 1, 2]), begun(model, [3, 4])
+    drop_rows(first, [0, 1, 2])
+    assert first.batch_size == 0
+    regroup_rows([last], [first, last], [1, 1])
+    found = torch.cat((continued(model, first, those[:1]), continued(model, last, those[1:])))
+    assert torch.equal(found, alone("gpt2")[3:])
+
+
+@everywhere
 def test_a_cache_can_go_on_with_some_sequences_of_others(where: str) -> None:
     model = model_of("bloom")
     (one, these), (other, those) = begun(model, [0, 1, 2]), begun(model, [3, 4])
