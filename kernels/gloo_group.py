@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import torch.distributed as dist
@@ -76,15 +76,28 @@ class GlooGroup:
                 raise
             with suppress(dist.DistError):  # the store may be lost
                 self.raise_failure()
-            name = self.names[self.rank]
-            self._lost = f"rank {name}: the messages between the ranks failed: {error}; {TOGETHER}"
-            raise LostRankError(self._lost) from error
+            self._give_up(f"the messages between the ranks failed: {error}")
+
+    def look(self, waited_s: float) -> None:
+        """Called by a rank that has waited for so long for something that does not go by gloo. Raises RankFailedError
+        as `raise_failure` does, and LostRankError where it has waited for too long, or the store of the run is lost.
+        """
+        try:
+            self.raise_failure()
+        except dist.DistError as error:
+            self._give_up(f"the store of the run is lost: {error}")
+        if waited_s > self._timeout_s:
+            self._give_up(f"nothing came, or went, within {self._timeout_s:.0f} s")
 
     def raise_failure(self) -> None:
         """Raises RankFailedError where another rank has left the call by an error."""
         for key in (self._key("failed", rank) for rank in range(self.size) if rank != self.rank):
             if self._store.check([key]):
                 raise RankFailedError(self._store.get(key).decode())
+
+    def _give_up(self, why: str) -> NoReturn:
+        self._lost = f"rank {self.names[self.rank]}: {why}; {TOGETHER}"
+        raise LostRankError(self._lost)
 
     def _connect(self) -> Any:
         """Connections to all other ranks, once they are there."""

@@ -1,6 +1,7 @@
 """What each rank is told when one of them fails in a call that all make, called through `labkit.launch`."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from cut_models import NEW, prompts
+from pipelined_gpus import played_gpus
 from pipelined_models import greedy, whole
 from small_models import small_model
 
@@ -18,6 +20,19 @@ KINDS: dict[str, dict[str, Any]] = {
     "shared memory": {"impl": "cpp"},
     "gloo": {"impl": "cpp", "apart": True},
     "reference": {"impl": "reference"},
+}
+REASONS = {
+    "argument": "ValueError: ",
+    "prompt": "TooMuchError: a prompt of two lines",
+    "step": "TooMuchError: a step",
+    "Ctrl-C": "KeyboardInterrupt",
+    "end": "TooMuchError: the end",
+    "forward": "TooMuchError: a step",
+    "load": "MemoryError",
+}
+ON_GPUS: dict[str, dict[str, Any]] = {
+    "gpus": {"impl": "triton", "played": True},
+    "gpus by gloo": {"impl": "triton", "played": True, "apart": True},
 }
 
 
@@ -32,9 +47,10 @@ def told(pp_size: int, tp_size: int, kinds: tuple[str, ...]) -> dict[str, dict[s
     torch.set_num_threads(1)
     wanted, found = greedy(whole("llama")), {}
     for kind in kinds:
-        options = dict(KINDS[kind])
+        options = dict((KINDS | ON_GPUS)[kind])
         of_its_own = mock.patch("labkit.kernels.shared_memory._system", return_value=(str(dist.get_rank()),))
-        with of_its_own if options.pop("apart", False) else nullcontext():
+        played, apart = options.pop("played", False), options.pop("apart", False)
+        with of_its_own if apart else nullcontext(), played_gpus() if played else nullcontext():
             made = Made(pp_size, tp_size, options)
             found[kind] = {
                 f"{way} on {which}": _said(call)
@@ -44,6 +60,20 @@ def told(pp_size: int, tp_size: int, kinds: tuple[str, ...]) -> dict[str, dict[s
             found[kind]["calls"] = _said(partial(greedy if dist.get_rank() else forward, made.engine))
             found[kind]["afterwards"] = str(torch.equal(greedy(made.engine), wanted))
     return found
+
+
+def check_told(ranks: Sequence[dict[str, dict[str, str]]]) -> None:
+    """Fails unless each rank of a run was `told` what it should be."""
+    for rank, by_kind in enumerate(ranks):
+        for kind, said in by_kind.items():
+            assert said.pop("afterwards") == "True", kind
+            assert re.search("RanksDifferError: the ranks make different calls: forward, .*generate", said.pop("calls"))
+            for what, message in said.items():
+                way, _, which = what.partition(" on ")
+                own = rank == int(which)
+                wanted = REASONS[way] if own else f"RankFailedError: rank {which}: {REASONS[way]}"
+                assert message.replace("\n", " ").startswith(wanted), f"{kind}, {what}, on rank {rank}: {message}"
+            assert len(said) == len(REASONS) * len(ranks), kind
 
 
 class Made:

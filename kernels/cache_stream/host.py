@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -113,20 +113,42 @@ class HostCache:
 
     def copied(self, rows: Tensor, held: int) -> HostCache:
         """A cache of the sequences `rows`, of which `held` tokens count. Raises UserError as a new one does."""
-        shape = TokenShape(len(rows), self.shape.heads, self.shape.dim, self.shape.dtype)
+        shape = replace(self.shape, batch=len(rows))
         made = HostCache(self._queues, shape, self.layers, self.capacity)
         self._queues.finish_copies()
         for mine, theirs in zip(self._layers, made._layers, strict=True):
-            sections = zip(self.shape.sections(mine[:held]), shape.sections(theirs[:held]), strict=True)
-            for old, new in sections:
-                new.copy_(old.index_select(1, rows))
+            _copy_rows(self.shape, mine[:held], shape, theirs[:held], rows)
         return made
+
+    def shrink(self, rows: Tensor, held: int) -> None:
+        """Goes on with the sequences `rows`, no more than there are, of which `held` tokens count: layer by layer, so
+        that it needs room for one more. Raises UserError where there is none; everything is lost then. A cache without
+        sequences has no memory, and is not used again.
+        """
+        shape, capacity = self.shape, self.capacity
+        self.shape = replace(shape, batch=len(rows))
+        if self.shape.batch == 0:
+            _closed(self._queues, self._layers)
+            self._layers.clear()
+            return
+        self._queues.finish_copies()
+        for index, old in enumerate(self._layers):
+            new = self._pinned(capacity)
+            _copy_rows(shape, old[:held], self.shape, new[:held], rows)
+            self._layers[index] = new
+            self._queues.unpin(old)
 
     def _pinned(self, capacity: int) -> Tensor:
         with torch.inference_mode(False):  # steps write to it outside of it
             memory = reserved(capacity * self.shape.token_bytes).view(capacity, self.shape.token_bytes)
         self._queues.pin(memory)
         return memory
+
+
+def _copy_rows(shape: TokenShape, source: Tensor, new_shape: TokenShape, to: Tensor, rows: Tensor) -> None:
+    """Copies some of the sequences of a layer. source, to: uint8 [T, token_bytes] of their shapes."""
+    for old, new in zip(shape.sections(source), new_shape.sections(to), strict=True):
+        new.copy_(old.index_select(1, rows))
 
 
 def _closed(queues: Queues, pinned: Sequence[Tensor]) -> None:

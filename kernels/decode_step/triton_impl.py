@@ -17,7 +17,7 @@ from ..cache_stream import CachePass
 from ..gemm.triton_impl import codes, gemm, tile_type
 from ..gpu import FEW_ROWS, Launcher, dot_type, optional, padded_rows
 from ..mlp_gemm.triton_impl import mlp_arguments, mlp_gemm, mlp_tiles
-from ..plain import argmax_or_minus_one
+from ..plain import argmax_or_minus_one, normalise
 from ..qkv_gemm.triton_impl import qkv_arguments, qkv_gemm, qkv_tiles
 from ..tuned import Tile
 from ..types import LayerCache, Linear, Norm, Rotary, Rows, check_heads
@@ -28,6 +28,7 @@ from .weights import FETCH, FETCH_KV, EmbeddingWeights, HeadWeights, LayerWeight
 PLAIN = Norm()
 ONE_PROGRAM = Tile(rows=1, depth=1024, warps=8)
 LEAST_ROWS = 4  # of a tile
+Best = tuple[int, int]  # programs that have each found its largest logits, and rows of each, padded
 Around = Callable[[str, int | None], AbstractContextManager[object]]  # of a stage and its layer
 
 
@@ -45,23 +46,28 @@ class Buffers:
 
     def __init__(self, model: ModelWeights, batch: int, device: torch.device) -> None:
         stored = model.cache_dtype
-        embedding, head = whole(model)
-        width, vocabulary = model.heads.query * model.heads.dim, head.matrix.outputs
+        embedding, head = model.embedding, model.head
+        width, vocabulary = model.heads.query * model.heads.dim, head.matrix.outputs if head else 0
 
         def rows(columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(batch, columns, dtype=dtype, device=device)
 
-        self.embedded = rows(embedding.size)
+        self.embedded = rows(embedding.size if embedding else 0)
         self.hidden = (rows(model.hidden), rows(model.hidden))
         self.residual = rows(model.hidden)
         self.queries, self.context = rows(width, stored), rows(width, stored)
         self.act = rows(model.intermediate, stored)
-        self.projected = rows(embedding.size)
+        self.projected = rows(head.matrix.inputs if head else 0)
         self.logits = rows(vocabulary)
         self.partials = Partials.of(batch, model.heads, device)
-        most_programs = triton.cdiv(vocabulary, LEAST_ROWS)
+        most_programs = max(1, triton.cdiv(vocabulary, LEAST_ROWS))
         self.best = torch.empty(most_programs * FEW_ROWS, device=device)
         self.where = torch.empty(most_programs * FEW_ROWS, dtype=torch.int32, device=device)
+
+    @property
+    def given(self) -> Tensor:
+        """float32 [B, H]: the rows that layers without an embedding begin with. A step writes over them."""
+        return self.hidden[0]
 
     def spare(self, hidden: Tensor) -> Tensor:
         """Of the two buffers for the residual stream, the other one."""
@@ -70,7 +76,8 @@ class Buffers:
 
 
 class TritonStep:
-    """One token for each of B sequences, from the embedding to the next token or the logits.
+    """One token for each of B sequences, through a range of layers: from the embedding, or from rows, to the next token
+    or the logits, or to rows where there is no head.
 
     streamed: layers that are in a slot of their stream when their turn is; None: all stay where they are.
     """
@@ -78,7 +85,6 @@ class TritonStep:
     def __init__(self, model: ModelWeights, launch: Launcher, streamed: StreamedLayers | None = None) -> None:
         check_heads(model.heads, "triton")
         self.model, self.launch, self.streamed = model, launch, streamed
-        self.embedding, self.head = whole(model)
 
     def __call__(
         self,
@@ -92,32 +98,47 @@ class TritonStep:
         greedy: bool,
         kv_pass: CachePass | None = None,
     ) -> Tensor:
-        """The chosen tokens, `state.tokens`, or logits float32 [B, V]. Keys and values go to slot `state.past`.
+        """The chosen tokens, `state.tokens`, or logits float32 [B, V]; rows float32 [B, H] without a head. Keys and
+        values go to slot `state.past`.
 
         Each stage is launched within `around(stage, layer)`. `rows.positions` must be `state.positions`. kv_pass: over
         keys and values that are in `caches` when it is their layer's turn; None: all of them always are.
         """
-        w = self.model
-        with around("embed", None):
-            hidden = self._embed(state, buffers)
+        w, hidden = self.model, buffers.given
+        if w.embedding is not None:
+            with around("embed", None):
+                hidden = self._embed(w.embedding, state, buffers)
         first_turn = self.streamed.stream.begin_pass() if self.streamed else 0
         for index, (layer, cache) in enumerate(zip(w.layers, caches, strict=True)):
             run = self._parallel_layer if self._joins(layer, len(hidden), cache) else self._layer
             fetched = nullcontext() if kv_pass is None else kv_pass.at_hand(index, around(FETCH_KV, index))
             with self._at_hand(index, layer, first_turn, around) as here, fetched:
                 hidden = run(here, index, hidden, buffers, rows, rotary, cache, around)
+        if w.head is None:
+            self._move_on(state, buffers, around)
+            return normalise(w.final_norm, hidden)
+        best = self._head(w.head, hidden, state, buffers, around, greedy)
+        self._move_on(state, buffers, around, best)
+        return state.tokens if greedy else buffers.logits
+
+    def _head(
+        self, head: HeadWeights, hidden: Tensor, state: StepState, buffers: Buffers, around: Around, greedy: bool
+    ) -> Best | None:
+        """The best logits of each program, of which the next tokens are still to be chosen; None where nothing is."""
         with around("lm_head", None):
-            norm = w.final_norm
-            if self.head.project_out is not None:
-                hidden, norm = gemm(hidden, self.head.project_out, buffers.projected, self.launch, norm=norm), PLAIN
-            chooses = greedy and len(hidden) <= FEW_ROWS
-            if chooses:
-                programs, padded = self._head_argmax(hidden, norm, buffers)
-            else:
-                gemm(hidden, self.head.matrix, buffers.logits, self.launch, norm=norm)
-                if greedy:
-                    state.tokens.copy_(argmax_or_minus_one(buffers.logits))
-                programs, padded = 0, 1
+            norm = self.model.final_norm
+            if head.project_out is not None:
+                hidden, norm = gemm(hidden, head.project_out, buffers.projected, self.launch, norm=norm), PLAIN
+            if greedy and len(hidden) <= FEW_ROWS:
+                return self._head_argmax(head.matrix, hidden, norm, buffers)
+            gemm(hidden, head.matrix, buffers.logits, self.launch, norm=norm)
+            if greedy:
+                state.tokens.copy_(argmax_or_minus_one(buffers.logits))
+            return None
+
+    def _move_on(self, state: StepState, buffers: Buffers, around: Around, best: Best | None = None) -> None:
+        """To the next slot and positions; with `best`, to the next tokens too."""
+        (programs, padded), batch = best or (0, 1), len(state.positions)
         with around("sample", None):
             self.launch(
                 next_step,
@@ -129,13 +150,12 @@ class TritonStep:
                 best_ptr=buffers.best,
                 where_ptr=buffers.where,
                 programs=programs,
-                M=len(hidden),
-                CHOOSE=chooses,
-                MB=triton.next_power_of_2(len(hidden)),
+                M=batch,
+                CHOOSE=best is not None,
+                MB=triton.next_power_of_2(batch),
                 MP=padded,
                 BLOCK=2048 if padded == 1 else 256,
             )
-        return state.tokens if greedy else buffers.logits
 
     def _at_hand(
         self, index: int, layer: LayerWeights, first_turn: int, around: Around
@@ -144,21 +164,28 @@ class TritonStep:
             return nullcontext(layer)
         return self.streamed.at_hand(index, layer, first_turn, around(FETCH, index))
 
-    def _embed(self, state: StepState, buffers: Buffers) -> Tensor:
-        w, (hidden, spare) = self.embedding, buffers.hidden
+    def _embed(self, w: EmbeddingWeights, state: StepState, buffers: Buffers) -> Tensor:
+        hidden, spare = buffers.hidden
         table = w.packed if w.table is None else _rows_of(w.table)
         assert table is not None
         if w.project_in is None:
-            return self._gather(hidden, table, w.norm, state, w.positions)
-        embedded = self._gather(buffers.embedded, table, w.norm, state, None)
+            return self._gather(hidden, table, w.norm, state, w.positions, w.position_offset)
+        embedded = self._gather(buffers.embedded, table, w.norm, state)
         places = None
         if w.positions is not None:
             at = StepState(state.positions, state.positions, state.past)
-            places = self._gather(spare, _rows_of(w.positions), PLAIN, at, None, begin=w.position_offset)
+            places = self._gather(spare, _rows_of(w.positions), PLAIN, at, begin=w.position_offset)
         return gemm(embedded, w.project_in, hidden, self.launch, residual=places)
 
     def _gather(
-        self, out: Tensor, table: Linear, norm: Norm, state: StepState, positions: Tensor | None, begin: int = 0
+        self,
+        out: Tensor,
+        table: Linear,
+        norm: Norm,
+        state: StepState,
+        positions: Tensor | None = None,
+        offset: int = 0,
+        begin: int = 0,
     ) -> Tensor:
         self.launch(
             embed,
@@ -171,7 +198,7 @@ class TritonStep:
             begin=begin,
             position_table_ptr=optional(positions, out),
             positions_ptr=state.positions,
-            offset=self.embedding.position_offset,
+            offset=offset,
             eps=norm.eps,
             gain_ptr=optional(norm.weight, out),
             shift_ptr=optional(norm.bias, out),
@@ -285,8 +312,7 @@ class TritonStep:
             DOT=dot_type(proj.weight.dtype),
         )
 
-    def _head_argmax(self, hidden: Tensor, norm: Norm, buffers: Buffers) -> tuple[int, int]:
-        head = self.head.matrix
+    def _head_argmax(self, head: Linear, hidden: Tensor, norm: Norm, buffers: Buffers) -> Best:
         tile = self.launch.tile("head_argmax", tile_type(head), len(hidden), head.outputs, head.inputs)
         programs, padded = triton.cdiv(head.outputs, tile.rows), padded_rows(len(hidden))
         assert programs * padded <= len(buffers.best), f"tiles of {tile.rows} rows are too small for this kernel"
@@ -316,13 +342,6 @@ class TritonStep:
             DOT=dot_type(head.weight.dtype),
         )
         return programs, padded
-
-
-def whole(model: ModelWeights) -> tuple[EmbeddingWeights, HeadWeights]:
-    """Embedding and head of a model that has both: a graph plays whole steps, from token to token."""
-    assert model.embedding is not None
-    assert model.head is not None
-    return model.embedding, model.head
 
 
 def _rows_of(table: Tensor) -> Linear:

@@ -66,6 +66,10 @@ class SharedMailboxes:
     def begin_call(self) -> None:
         self._others.begin_call(self._empty)
 
+    def look(self, waited_s: float) -> None:
+        """For those that wait for another rank in another way, and have for so long: raises as `receive` would."""
+        self._others.look(waited_s)
+
     def _empty(self) -> None:
         """Nothing of what came in is read any more; the rank before must not be writing."""
         written, read = (ctypes.c_int64.from_address(self._in + place) for place in (0, COUNTS // 2))

@@ -52,6 +52,10 @@ class GlooMailboxes:
     def begin_call(self) -> None:
         self._group.begin_call()
 
+    def look(self, waited_s: float) -> None:
+        """For those that wait for another rank in another way, and have for so long: raises as `receive` would."""
+        self._group.look(waited_s)
+
     def _finish_first(self) -> None:
         work, part = self._under_way.popleft()
         self._bytes -= part.nbytes

@@ -251,19 +251,9 @@ class Options(Strict):
     def _refuse_beside_pipeline(self) -> None:
         if self.pipeline_parallel.stages == 1:
             return
-        if self.impl == "triton" or self.use_triton:
-            raise UnsupportedError(
-                "pipeline_parallel runs on the CPU for now, got impl='triton'; leave it out, or cut the model with "
-                "tensor_parallel"
-            )
         if self.tensor_parallel.tp_group is not None:
             raise UserError(
                 "pipeline_parallel makes the groups of its ranks itself; leave tensor_parallel.tp_group out"
-            )
-        if self.kv_offload is not None and self.kv_offload.device == "cpu":
-            raise UnsupportedError(
-                "kv_offload: got device='cpu', the memory beside a GPU, and pipeline_parallel runs on the CPU for now; "
-                "use device='disk', or leave one of them out"
             )
         for name in ("offload", "save_mp_checkpoint_path"):
             if getattr(self, name) is not None:

@@ -50,7 +50,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.encoder_policies import ENCODERS, encoder_policy_for
 from labkit.models.policies import Policy, policy_for
 from labkit.models.shards import Shard, shard
-from labkit.system.errors import UnsupportedError, UserError, UserTypeError
+from labkit.system.errors import UserError, UserTypeError
 from labkit.weights.build import build_weights, check_weights
 from labkit.weights.checkpoint.described import described_source
 from labkit.weights.checkpoint.save import Saving, gather_of
@@ -185,12 +185,12 @@ def make_plan(request: Request) -> Plan:
     layers = None if stage is None else stage.layers[stage.number]
     tp = tp if stage is None else stage.tp
     ranks = join_ranks(config, tp, impl, device, CHUNK_ROWS, lambda: _facts(request, dtype), layers)
-    if ranks and device.type == "cuda":  # each rank has made a GPU of its own the current one when it joined
+    if (ranks or stage) and device.type == "cuda":  # each rank has made a GPU of its own the current one as it joined
         device = gpu.default_device()
     part = ranks.shard if ranks else shard(config, layers=layers)
     queues, elsewhere = queues_of(device), None
     if options.kv_offload is not None:
-        gather = gather_of(part.size, tp.tp_group)
+        gather = gather_of(part.size * (stage.count if stage else 1), None if stage else tp.tp_group)
         elsewhere = cache_place(options.kv_offload, dtype, device, ranks, gather, queues)
     saving = begin_saving(options, request.hf_config, config, dtype, impl, part)
     calls = SharedCalls([*([ranks.exchange] if ranks else []), *([stage.ring] if stage else [])])
@@ -202,11 +202,6 @@ def _join_stages(request: Request, dtype: torch.dtype, impl: str, device: torch.
     options, wanted = request.options, request.options.pipeline_parallel
     if wanted.stages == 1:
         return None
-    if impl == "triton":
-        raise UnsupportedError(
-            "pipeline_parallel runs on the CPU for now, with impl='cpp', and impl='auto' takes the GPU; on GPUs leave "
-            "it out: tensor_parallel={'tp_size': N} cuts the model over N of them, and one process has the whole of it"
-        )
     layers = split_layers(request.config, wanted.stages, dtype, options.quant, wanted.layers)
     most_bytes = 4 * CHUNK_ROWS * request.config.hidden_size
     tp = options.tensor_parallel
@@ -316,8 +311,9 @@ def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = No
 
 def choose_runner(plan: Plan, staged: StagedRunner) -> Runner:
     """Who runs the steps. This is the only place that asks for the implementation, the device or the ranks."""
-    held, options = staged.held, plan.request.options
-    if plan.impl == "triton" and plan.ranks is None:
+    held, options, ranks, calls = staged.held, plan.request.options, plan.ranks, plan.calls
+    runner: Runner
+    if plan.impl == "triton" and ranks is None:
         from labkit.engine.runners.cuda_graph import CudaGraphRunner, GpuDecoder
 
         still = not held.once_a_step  # a graph has weights, keys and values in one place
@@ -325,10 +321,10 @@ def choose_runner(plan: Plan, staged: StagedRunner) -> Runner:
         launch = replace(gpu.default_launcher(), pdl=options.dependent_launch, launched=[])
         watched = bool(options.enable_cuda_graph)
         decoder = GpuDecoder(held.weights, launch, plan.device, graphs=graphs, watched=watched, streamed=held.streamed)
-        return CudaGraphRunner(staged, decoder)
-    fast = OneCallRunner(held) if plan.impl == "cpp" else staged
-    ranks, calls = plan.ranks, plan.calls
-    runner = WatchedRunner(fast, staged) if ranks is None else RankedRunner(fast, staged, ranks, calls)
+        runner = CudaGraphRunner(staged, decoder)
+    else:
+        fast = OneCallRunner(held) if plan.impl == "cpp" else staged
+        runner = WatchedRunner(fast, staged) if ranks is None else RankedRunner(fast, staged, ranks, calls)
     return runner if plan.stage is None else PipelineRunner(runner, plan.stage, plan.request.config, ranks, calls)
 
 

@@ -118,7 +118,7 @@ def _take_gpu(local_rank: int) -> None:
     if local_rank >= count:
         raise UserError(
             f"rank {os.environ['RANK']} is number {local_rank} on a machine with {count} GPUs; start as many ranks as "
-            "it has GPUs, or more machines"
+            "it has GPUs, or more machines, or run on the CPU with impl='cpp'"
         )
     torch.cuda.set_device(local_rank)
 

@@ -26,7 +26,7 @@ from labkit.engine.hf.decode_loop import runs_in_decode_loop
 from labkit.engine.hf.packed import PackedModule
 from labkit.engine.hf.texts import GenerateTexts
 from labkit.engine.hf.validation import check_input_ids, check_prompt
-from labkit.engine.memory.adoption import adopt, hand_back
+from labkit.engine.memory.adoption import adopt, check_made_like, hand_back
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.checks import check_reach, check_step
 from labkit.engine.runners.layer import FusedLayer
@@ -157,7 +157,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         """
         own = self.new_cache()
         if isinstance(given, KVCache):
-            given.check_made_like(own)
+            check_made_like(given, own)
             return given
         if given is not None and self.runner.pipeline is not None:
             raise UnsupportedError(

@@ -1,4 +1,6 @@
-"""Keys and values that go from transformers' own caches into the engine's, and back."""
+"""Caches that are given to a model to go on from: the engine's own, and transformers', whose keys and values go into
+the engine's and back.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,18 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.tables import counted
 from labkit.kernels.int8_cache import read_heads, write_heads
 from labkit.system.errors import UserError
+
+
+def check_made_like(given: KVCache, own: KVCache) -> None:
+    """Raises ValueError unless a given cache is of the engine that made `own`."""
+    types = (given.dtype, given.kv_dtype) == (own.dtype, own.kv_dtype)
+    places = given.pool is own.pool and (given.elsewhere is None) == (own.elsewhere is None)
+    if given.config == own.config and types and places:
+        return
+    raise UserError(
+        f"past_key_values was made by another engine: it holds {_kind(given)}, this engine keeps {_kind(own)}; "
+        "give the cache that this engine returned, or None for a new one"
+    )
 
 
 def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> None:
@@ -50,3 +64,13 @@ def hand_back(own: KVCache, given: Cache) -> None:
         stored = ((mine.keys, mine.key_scales), (mine.values, mine.value_scales))
         keys, values = (read_heads(*each, new, dim).to(own.dtype) for each in stored)
         given.update(keys, values, index)
+
+
+def _kind(cache: KVCache) -> str:
+    config, where = cache.config, str(cache.device)
+    heads = f"{config.num_kv_heads} heads of {config.head_dim}"
+    if cache.elsewhere is not None:
+        where = cache.elsewhere.name
+    elif cache.pool is None:
+        where = "the CPU"
+    return f"{config.num_layers} layers of {config.architecture}, {heads}, {cache.types} on {where}"

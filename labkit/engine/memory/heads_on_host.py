@@ -116,6 +116,22 @@ class HeadsOnHost:
         self._host = self.memory.on_all_ranks(changed)
         self._stream = None
 
+    def shrink(self, made_of: Callable[[Tensor], Tensor]) -> None:
+        """As `change`, to no more sequences than there are, which needs room for a layer; all are lost if it fails."""
+        rows = made_of(torch.arange(self.batch, device=self.memory.device)).cpu()
+        shape = replace(self._host.shape, batch=len(rows))
+
+        def shrunk() -> None:
+            self.memory.require_room(shape, self.capacity, self.capacity * shape.token_bytes)
+            self._host.shrink(rows, self._held)
+
+        self.memory.on_all_ranks(shrunk)
+        self._stream = None
+
+    def pass_bytes(self, sequences: int) -> int:
+        """That a pass copies to the device of so many of the sequences."""
+        return self._host.layers * self._held * replace(self._host.shape, batch=sequences).token_bytes
+
     def grow(self, capacity: int) -> None:
         shape, host = self._host.shape, self._host
         new = host.layers * capacity * shape.token_bytes

@@ -6,7 +6,6 @@ writes it.
 
 import copy
 import ctypes
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +15,9 @@ from torch import Tensor
 from labkit.engine.memory.facade import CacheFacade
 from labkit.engine.memory.heads import StoredHeads, in_one
 from labkit.engine.memory.heads_on_disk import HeadsOnDisk
+from labkit.engine.memory.heads_on_host import HeadsOnHost
 from labkit.engine.memory.place import CachePlace, HeadStore
-from labkit.engine.memory.slots import BLOCK, SlotPool, Slots
+from labkit.engine.memory.slots import BLOCK, Lent, SlotPool, Slots
 from labkit.engine.memory.tables import counted, widened
 from labkit.kernels.abi import CCache
 from labkit.kernels.cache_stream import CachePass, PassedCaches
@@ -59,7 +59,7 @@ class KVCache(CacheFacade):
         self.positions: Tensor | None = None  # int32 [B, capacity], of each slot's token; counted on beyond `length`
         self.reach = 0  # 1 + the largest position so far
         self._c: ctypes.Array[CCache] | None = None
-        self._borrowed: tuple[Slots, weakref.finalize] | None = None
+        self._borrowed: Lent | None = None
 
     @property
     def slots(self) -> Slots:
@@ -88,29 +88,9 @@ class KVCache(CacheFacade):
             self._c = (CCache * len(layers))(*(self.layer(index).c for index in layers))
         return self._c
 
-    def check_made_like(self, other: "KVCache") -> None:
-        """Raises ValueError unless keys and values of the engine that made `other` fit into this cache."""
-        types = (self.dtype, self.kv_dtype) == (other.dtype, other.kv_dtype)
-        places = self.pool is other.pool and (self.elsewhere is None) == (other.elsewhere is None)
-        if self.config == other.config and types and places:
-            return
-        raise UserError(
-            f"past_key_values was made by another engine: it holds {self._kind}, this engine keeps {other._kind}; "
-            "give the cache that this engine returned, or None for a new one"
-        )
-
     @property
-    def _kind(self) -> str:
-        config, where = self.config, str(self.device)
-        heads = f"{config.num_kv_heads} heads of {config.head_dim}"
-        if self.elsewhere is not None:
-            where = self.elsewhere.name
-        elif self.pool is None:
-            where = "the CPU"
-        return f"{config.num_layers} layers of {config.architecture}, {heads}, {self._types} on {where}"
-
-    @property
-    def _types(self) -> str:
+    def types(self) -> str:
+        """As messages call them."""
         return f"in {self.dtype}" + ("" if self.kv_dtype == self.dtype else f" stored as {self.kv_dtype}")
 
     def layer(self, index: int, past: int | None = None) -> LayerCache:
@@ -183,6 +163,19 @@ class KVCache(CacheFacade):
             self.mask[:, :old] = mask[:, :old]
         self._count_on(old)
         if before is not None:
+            before[1]()
+
+    def go_on_in(self, batch: int, lent: Lent | None = None) -> None:
+        """With the first `batch` sequences of its slots, or of others, which have been lent to it and filled."""
+        before, lent = self._borrowed, lent or self._borrowed
+        assert lent is not None
+        slots, self._borrowed = lent[0], lent
+        assert isinstance(slots.heads, StoredHeads)
+        self.heads, self.first, self.positions = slots.heads.first(batch), slots.first[:batch], slots.positions[:batch]
+        self.mask = None if self.mask is None else slots.visible[:batch]
+        slots.at = -1
+        self._count_on(self.length)
+        if before is not None and before is not lent:
             before[1]()
 
     def place(
@@ -292,7 +285,7 @@ class KVCache(CacheFacade):
         return other
 
     def __repr__(self) -> str:
-        return f"KVCache(batch={self.batch_size}, length={self.length}, capacity={self.capacity}, {self._types})"
+        return f"KVCache(batch={self.batch_size}, length={self.length}, capacity={self.capacity}, {self.types})"
 
     def reset(self) -> None:
         self.length, self.mask, self.holes, self.reach = 0, None, False, 0
@@ -314,9 +307,9 @@ class KVCache(CacheFacade):
 
     def select(self, rows: Any, in_place: bool = False) -> None:
         """Puts what `rows` makes of each tensor, [B, ...], in its place. in_place: it makes no more sequences than
-        there are, for which a file needs no room; those in a file are lost if that fails.
+        there are, for which those that are elsewhere need little room; they are lost if that fails.
         """
-        if in_place and isinstance(self.heads, HeadsOnDisk):
+        if in_place and isinstance(self.heads, HeadsOnDisk | HeadsOnHost):
             self.heads.shrink(rows)
         elif self.heads is not None:
             self.heads.change(rows)

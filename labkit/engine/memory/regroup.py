@@ -1,5 +1,6 @@
 """Sequences that leave a cache, and caches whose sequences are divided anew: of caches on the CPU, in memory or in a
-file. Where memory lies side by side, none of it is copied.
+file. Where memory lies side by side, none of it is copied. `regroup_slots.py` has the same for memory that is lent to
+caches on a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.heads_on_disk import HeadsOnDisk
+from labkit.engine.memory.heads_on_host import HeadsOnHost
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.regroup_slots import keep_rows, regroup_slots
 
 
 def rows_left(rows: int, ended: Container[int]) -> list[int]:
@@ -28,11 +31,15 @@ def drop_rows(cache: KVCache, ended: Container[int]) -> None:
     """Takes sequences out of a cache; where the others are then, `rows_left` says."""
     left = rows_left(cache.batch_size, ended)
     moves = [(to, source) for to, source in enumerate(left) if to != source]
+    if cache.pool is not None and cache.elsewhere is None:
+        keep_rows(cache, moves, len(left))
+        return
 
     def kept(tensor: Tensor) -> Tensor:
         for to, source in moves:
             tensor[to] = tensor[source]
-        return tensor[: len(left)]
+        part = tensor[: len(left)]
+        return part if cache.pool is None else part.clone()  # slots that go back to the pool are cleared
 
     cache.select(kept, in_place=True)
 
@@ -40,8 +47,11 @@ def drop_rows(cache: KVCache, ended: Container[int]) -> None:
 def regroup_rows(held: Sequence[KVCache], caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
     """Divides the sequences of the caches `held`, which have the same length and capacity, anew among `caches`, in
     their order: so many to each. Whatever the others of these hold is forgotten. Of caches in files the first of those
-    held takes all.
+    held takes all. On a GPU capacities may differ.
     """
+    if held[0].pool is not None:
+        regroup_slots(held, caches, sizes)
+        return
     join_rows(held)
     if [cache for cache, size in zip(caches, sizes, strict=True) if size] != [held[0]]:
         divide_rows(held[0], caches, sizes)
@@ -90,10 +100,10 @@ def _share(whole: KVCache, rows: slice, cache: KVCache) -> None:
 
 
 def cost_of_leaving(cache: KVCache, count: int) -> int:
-    """Bytes that move in a file when `count` sequences are taken out of it: all are read, and those left are written.
-    None in memory, where few move.
+    """Bytes that move where `count` sequences are taken out of a file, or out of the memory beside a GPU: all are read,
+    and those left are written. None where they are computed with, where few move.
     """
-    if not isinstance(cache.heads, HeadsOnDisk):
+    if not isinstance(cache.heads, HeadsOnDisk | HeadsOnHost):
         return 0
     return cache.heads.pass_bytes(2 * cache.batch_size - count)
 
@@ -101,9 +111,9 @@ def cost_of_leaving(cache: KVCache, count: int) -> int:
 class EndedRows:
     """Sequences of a cache that have ended and are still in it.
 
-    To take them out of a file costs about as much as some steps, and nobody knows how many steps the others will take.
-    So they stay until steps have read as much in vain as it costs: which moves at most twice the least that would have
-    been enough.
+    To take them out of a file, or of the memory beside a GPU, costs about as much as some steps, and nobody knows how
+    many steps the others will take. So they stay until steps have read as much in vain as it costs: which moves at most
+    twice the least that would have been enough.
     """
 
     def __init__(self, cache: KVCache) -> None:
@@ -113,7 +123,7 @@ class EndedRows:
     def leaving(self, ended: Iterable[int], at_once: bool = False) -> list[int]:
         """Those that are to leave behind a step, in which these have ended. at_once: all, whatever that costs."""
         heads = self._cache.heads
-        if isinstance(heads, HeadsOnDisk):
+        if isinstance(heads, HeadsOnDisk | HeadsOnHost):
             self._in_vain += heads.pass_bytes(len(self._rows))
         self._rows.update(ended)
         leave = at_once or self._in_vain >= cost_of_leaving(self._cache, len(self._rows))

@@ -7,7 +7,7 @@ the next one of its size goes on with it, and with its graphs.
 import weakref
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -51,6 +51,9 @@ class Slots:
         return self.positions.shape[0], self.positions.shape[1]
 
 
+Lent: TypeAlias = tuple[Slots, weakref.finalize]  # and what gives them back
+
+
 class SlotPool:
     """Makes slots for one model on one device, and keeps those that came back. dtype: as keys and values are stored.
     memory: where they lie beside the device; None: they lie in the slots.
@@ -63,7 +66,7 @@ class SlotPool:
         self.free: list[Slots] = []
         self._one_at_a_time = Lock()
 
-    def take(self, owner: object, batch: int, capacity: int) -> tuple[Slots, weakref.finalize]:
+    def take(self, owner: object, batch: int, capacity: int) -> Lent:
         """Slots for at least `batch` sequences of `capacity` tokens. They come back when `owner` is collected, or when
         the finalizer that is returned with them is called.
         """
@@ -83,6 +86,10 @@ class SlotPool:
         slots.first.zero_()
         slots.positions.zero_()  # also of sequences that are only computed: tables are read there too
         return slots, weakref.finalize(owner, self.free.append, slots)
+
+    def drop_unrecorded(self) -> None:
+        """Keeps of what came back only what graphs were recorded on: other memory is soon made anew."""
+        self.free[:] = [slots for slots in self.free if slots.recordings]
 
     def settle(self, slots: Slots, heads: HeadStore | None, batch: int, capacity: int, length: int) -> HeadStore:
         """Keys and values of `batch` sequences in these slots, or passing through them: the first `length` tokens of

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from labkit.engine.options import PipelineParallel, TensorParallel
 from labkit.engine.parallel.micro_batch_counts import MicroBatchCounts
+from labkit.kernels import build, gpu
 from labkit.kernels.mailbox import LEAST_CAPACITY, Message, Ring
 from labkit.launcher.agreement import check_agreement, versions
 from labkit.launcher.group import ensure_process_group
@@ -62,14 +63,21 @@ class PipelineStage:
     """This rank's place: stage `number` of `count`, which holds `layers[number]`.
 
     tp: with the group of the stage's ranks. wanted: what was asked for; between two calls all ranks may ask for another
-    schedule and other micro-batches. counts: what was measured where the micro-batches are chosen.
+    schedule and other micro-batches. counts: what was measured where the micro-batches are chosen. device: that this
+    rank computes on.
     """
 
     def __init__(
-        self, number: int, layers: tuple[range, ...], ring: Ring, tp: TensorParallel, wanted: PipelineParallel
+        self,
+        number: int,
+        layers: tuple[range, ...],
+        ring: Ring,
+        tp: TensorParallel,
+        wanted: PipelineParallel,
+        device: torch.device,
     ) -> None:
         self.number, self.layers, self.ring, self.tp, self.wanted = number, layers, ring, tp, wanted
-        self.counts = MicroBatchCounts()
+        self.counts, self.device = MicroBatchCounts(), device
         self._spans: deque[PipelineSpan] = deque(maxlen=MOST_SPANS)
 
     @property
@@ -109,9 +117,10 @@ class PipelineStage:
 
     @contextmanager
     def computing(self, phase: Phase, micro_batch: int, step: int) -> Iterator[None]:
-        """What runs within is a span."""
+        """What runs within is a span, which ends when a GPU has computed it: what goes wrong there is raised here."""
         begin = perf_counter_ns()
         yield
+        self.ring.await_computed()
         self.note("compute", phase, micro_batch, step, begin)
 
     def note(self, kind: str, phase: Phase, micro_batch: int, step: int, begin_ns: int) -> None:
@@ -144,13 +153,25 @@ def join_stages(
     check_agreement(versions() | {"impl": impl} | dict(facts()))
     rank, size, world = dist.get_rank(), tp.ranks, range(wanted.stages * tp.ranks)
     of_stage = _group_of(rank, [list(world[begin : begin + size]) for begin in world[::size]]) if size > 1 else None
+    if device.type == "cuda":  # this rank has made a GPU of its own the current one
+        device = gpu.default_device()
     ring = Ring(
         _group_of(rank, [list(world[first::size]) for first in range(size)]),
         max(LEAST_CAPACITY, 2 * most_bytes),
-        transport="gloo" if impl == "reference" else None,
+        transport=None if impl == "cpp" or _all_have_a_compiler(impl) else "gloo",
+        gpu=device if device.type == "cuda" else None,
     )
     mine = tp.model_copy(update={"tp_group": of_stage})
-    return PipelineStage(rank // size, layers, ring, mine, wanted)
+    return PipelineStage(rank // size, layers, ring, mine, wanted, device)
+
+
+def _all_have_a_compiler(impl: str) -> bool:
+    """Whether every rank has the compiler that mailboxes in shared memory need, which kernels for a GPU do without."""
+    if impl == "reference":
+        return False
+    able: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(able, build.unavailable() is None)
+    return all(able)
 
 
 def _group_of(rank: int, parts: list[list[int]]) -> dist.ProcessGroup:

@@ -38,8 +38,9 @@ class Recording:
 
 
 class GpuDecoder:
-    """Runs one model's decode steps. `graphs`: record and play; else every step is launched kernel by kernel, as it has
-    to be where layers are `streamed`, or keys and values come from elsewhere: a graph has all of that in one place.
+    """Runs the decode steps of a range of layers. `graphs`: record and play; else every step is launched kernel by
+    kernel, as it has to be where layers are `streamed`, or keys and values come from elsewhere: a graph has all of that
+    in one place.
 
     A profiler sees launched steps, each kernel within the range of its stage, unless graphs are played `watched` too:
     the ranges are then announced once, while a graph is recorded, and its nodes lead back to them.
@@ -65,23 +66,25 @@ class GpuDecoder:
         """The kernels of the latest step, in the order of a graph's nodes, each with its stage."""
         return tuple(self.last.nodes) if self.last else ()
 
-    def __call__(self, tokens_B1: Tensor, cache: KVCache, rotary: Rotary | None, *, greedy: bool) -> Tensor:
-        """One more token for each sequence: the next tokens int64 [B, 1] if `greedy`, else logits float32 [B, 1, V].
+    def __call__(self, given_B1: Tensor, cache: KVCache, rotary: Rotary | None, *, greedy: bool) -> Tensor:
+        """One more token for each sequence: the next tokens int64 [B, 1] if `greedy`, else logits float32 [B, 1, V], or
+        rows float32 [B, 1, H] of layers without a head.
 
-        The caller counts the cache's length up.
+        given: tokens int64 [B, 1], or rows where there is no embedding. The caller counts the cache's length up.
         """
-        slots, batch = cache.slots, len(tokens_B1)
-        recording = self._recording(slots, cache, rotary, greedy)
+        slots, batch = cache.slots, len(given_B1)
+        recording = self._recording(slots, cache, rotary, greedy and self.weights.head is not None)
         if slots.at != cache.length:
             slots.past.fill_(cache.length)
             slots.next_positions.copy_(slots.positions[:, cache.length])
         slots.at = -1  # should the step fail, the next one sets everything anew
-        slots.tokens[:batch].copy_(tokens_B1[:, 0])
+        reads = recording.buffers.given if self.weights.embedding is None else slots.tokens
+        reads[:batch].copy_(given_B1[:, 0])
         if not self.graphs or (listening() and not self.watched):
             self._launch(recording, cache.begin_pass(range(cache.length, cache.length + 1)))
         else:
             if recording.graph is None:
-                self._record(recording, slots)
+                self._record(recording)
             assert recording.graph is not None
             recording.graph.replay()
         if self.streamed is not None:
@@ -98,6 +101,7 @@ class GpuDecoder:
             visible = slots.visible if cache.holes else None
             with torch.inference_mode(False):  # as the slots are
                 buffers = Buffers(self.weights, batch, self.device)
+                buffers.given.zero_()  # also of sequences that are only computed
             slots.recordings[key] = Recording(
                 state=StepState(slots.tokens, slots.next_positions, slots.past),
                 buffers=buffers,
@@ -135,9 +139,10 @@ class GpuDecoder:
         )
         recording.nodes = nodes
 
-    def _record(self, recording: Recording, slots: Slots) -> None:
+    def _record(self, recording: Recording) -> None:
         """A first run compiles the kernels; what it moved on is set back, its keys and values will be written again."""
-        moved = (slots.tokens, slots.next_positions, slots.past)
+        state = recording.state
+        moved = (state.tokens, state.positions, state.past, recording.buffers.given)
         before = [tensor.clone() for tensor in moved]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -147,7 +152,7 @@ class GpuDecoder:
                 tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's own thread asks for its events
             self._launch(recording)
         recording.graph = graph
 
@@ -175,10 +180,11 @@ class CudaGraphRunner(Runner):
         if not step.follows:
             return self.staged.begin(step)
         held, cache = self.staged.held, step.cache
-        assert step.tokens is not None
+        given = step.rows if step.tokens is None else step.tokens
+        assert given is not None
         with held.one_at_a_time:
             rotary = held.rotary.reaching(cache.reach + max(1, cache.capacity - cache.length))
-            result = self.decoder(step.tokens, cache, rotary, greedy=step.greedy)
+            found = self.decoder(given, cache, rotary, greedy=step.greedy)
         cache.reach += 1
         cache.length += 1
-        return StepOutput(result)
+        return StepOutput(rows=found) if held.weights.head is None else StepOutput(found)

@@ -134,7 +134,7 @@ class StagedRunner(Runner):
             return chunk.inputs
         assert chunk.tokens is not None
         with stage(chunk.phase, Stage.EMBED):
-            return self._embed(embedding, chunk.tokens, chunk.rows)
+            return self._embed(embedding, chunk.tokens.to(self.held.device), chunk.rows)
 
     def _embed(self, w: EmbeddingWeights, tokens_BT: Tensor, rows: Rows) -> Tensor:
         hidden = normalise(w.norm, self._look_up(w, tokens_BT.flatten()))

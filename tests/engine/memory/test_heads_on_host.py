@@ -12,8 +12,9 @@ import torch
 from engines import vanilla
 from torch import Tensor
 
-from labkit.engine.memory.heads_on_host import HostMemory
+from labkit.engine.memory.heads_on_host import HeadsOnHost, HostMemory
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.regroup import drop_rows
 from labkit.engine.memory.slots import SlotPool
 from labkit.kernels.slot_stream.queues import CpuQueues
 from labkit.kernels.types import LayerCache
@@ -32,6 +33,7 @@ CHANGES: dict[str, Callable[[KVCache], object]] = {
     "select": lambda cache: cache.batch_select_indices(torch.tensor([1])),
     "select by mask": lambda cache: cache.batch_select_indices(torch.tensor([False, True])),
     "repeat": lambda cache: cache.batch_repeat_interleave(2),
+    "drop": lambda cache: drop_rows(cache, [0]),
     "grow": lambda cache: cache.reserve(2, 700),
 }
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -89,6 +91,15 @@ def test_a_changed_cache_goes_on_as_one_in_one_place(name: str, kv_dtype: torch.
         found.append([cache.batch_size, cache.length, cache.reach, *held(cache), *held(first)])
     for mine, theirs in zip(*found, strict=True):
         assert torch.equal(torch.as_tensor(mine), torch.as_tensor(theirs))
+
+
+def test_a_cache_whose_sequences_have_all_ended_has_no_memory() -> None:
+    cache = cache_in(pool_of(torch.float32))
+    put(cache, 5, 0)
+    drop_rows(cache, [0, 1])
+    assert cache.batch_size == 0
+    assert isinstance(cache.heads, HeadsOnHost)
+    assert cache.heads.pass_bytes(2) == cache.heads._host.bytes == 0
 
 
 @pytest.mark.parametrize("slots", [2, 3, 9])

@@ -182,9 +182,7 @@ def test_pipelines_that_cannot_be_are_refused(options: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"impl": "triton"}, "pipeline_parallel runs on the CPU for now"),
         ({"offload": {"path": "layers"}}, "offload together with pipeline_parallel is not supported yet"),
-        ({"kv_offload": {"device": "cpu"}}, "kv_offload: got device='cpu', the memory beside a GPU, and pipeline_par"),
         ({"save_mp_checkpoint_path": "saved"}, "save_mp_checkpoint_path together with pipeline_parallel"),
         ({"tensor_parallel": {"tp_size": 2, "tp_group": "mine"}}, "leave tensor_parallel.tp_group out"),
         ({"injection_policy": {"LlamaDecoderLayer": ("mlp.down_proj",)}}, "pipeline_parallel needs kernels"),

@@ -11,10 +11,12 @@ import pytest
 import torch
 from engines import greedy, prompt, shallow
 from gpus import INTERPRETED
+from layer_ranges import CutModel
 from sweeps import swept
 
 import labkit
 from labkit.engine.runners.cuda_graph import GpuDecoder
+from labkit.engine.runners.step import StepInput
 
 pytestmark = INTERPRETED
 
@@ -39,10 +41,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             self.decoder._launch(self.decoder.last)
 
     @contextmanager
-    def recording(graph: Graph) -> Iterator[None]:
-        state = decoders[-1].last.state  # type: ignore[union-attr]
+    def recording(graph: Graph, capture_error_mode: str) -> Iterator[None]:
         graph.decoder = decoders[-1]
-        before = [(tensor, tensor.clone()) for tensor in (state.tokens, state.positions, state.past)]
+        recording = graph.decoder.last
+        assert recording is not None
+        state = recording.state
+        reads = (state.tokens, state.positions, state.past, recording.buffers.given)
+        before = [(tensor, tensor.clone()) for tensor in reads]
         graphs.append(graph)
         yield
         for tensor, value in before:
@@ -71,3 +76,17 @@ def test_a_step_is_recorded_once_and_played_for_every_token(name: str, recorded:
     for ids in (prompt(1, 5), prompt(3, 4), prompt(1, 7)):
         assert torch.equal(greedy(engine, ids, 4), greedy(shallow(name, 1), ids, 4))
     assert [graph.replays for graph in recorded] == [6, 3]  # of one sequence, played by two calls, and of four
+
+
+def test_rows_that_a_range_begins_with_are_there_when_its_graph_is_played(recorded: list[Any]) -> None:
+    """A step writes over them, also the one that is run before it is recorded."""
+    model, steps = shallow("gpt2", 2), prompt(1, 3)
+    found = []
+    for graphs in (False, True):
+        cut = CutModel(model, (0, 1, 2), "triton", graphs=graphs)
+        caches = cut.new_caches(9)
+        cut.step(StepInput(prompt(1, 4), caches[0]), caches)
+        for at in range(3):
+            found.append(cut.step(StepInput(steps[:, at, None], caches[0], follows=True), caches).result)
+    assert all(torch.equal(*both) for both in zip(found[:3], found[3:], strict=True))  # type: ignore[arg-type]
+    assert [graph.replays for graph in recorded] == [3, 3]

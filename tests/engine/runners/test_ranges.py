@@ -5,13 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from engines import error, prompt, vanilla
+from layer_ranges import CutModel
 from torch import Tensor
 
 from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.runners.layer_range import LayerRange
-from labkit.engine.runners.one_call import OneCallRunner
-from labkit.engine.runners.runner import Runner
-from labkit.engine.runners.staged import StagedRunner
 from labkit.engine.runners.step import StepInput
 from labkit.kernels import DecodeStep
 from labkit.kernels.decode_step import ChunkArgs
@@ -20,14 +18,14 @@ from labkit.kernels.memory import Arena, Heap
 from labkit.kernels.types import Norm
 from labkit.models.policies import model_config_of, policy_for
 from labkit.models.shards import Shard, shard
-from labkit.weights.build import Unsaved, build_weights
+from labkit.weights.build import Unsaved
 from labkit.weights.capacity import layer_bytes
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.quantise import Quantization
 from labkit.weights.records import Builder
 
 SAME = 1e-5  # of the range of the logits
-CUTS = (range(1), range(1, 2), range(2, 3))
+CUTS = (0, 1, 2, 3)
 NAMES = (
     "gpt2",
     "gptj",
@@ -35,18 +33,6 @@ NAMES = (
     "opt-post-norm",
     "mistral",
 )  # tied, parallel, with an embedding norm, post-norm, windows
-
-
-def runner_of(name: str, layers: range, impl: str) -> Runner:
-    model = vanilla(name)
-    policy = policy_for(model.config)
-    config = policy.model_config(model.config)
-    part = shard(config, layers=layers)
-    tensors = ModelTensors(model)
-    weights = build_weights(policy, config, tensors, torch.float32, impl, Quantization(), part=part)
-    assert (weights.embedding is None, weights.head is None) == (layers.start > 0, layers.stop < config.num_layers)
-    held = LayerRange(weights, part, impl, CPU)
-    return OneCallRunner(held) if impl == "cpp" else StagedRunner(held)
 
 
 @pytest.mark.parametrize("impl", ["cpp", "reference"])
@@ -61,19 +47,13 @@ def test_ranges_of_layers_one_after_the_other_are_the_model(name: str, impl: str
     with torch.no_grad():
         positions = {} if name == "bloom" else {"position_ids": places}
         want = vanilla(name)(ids, attention_mask=mask, **positions).logits
-    runners = [runner_of(name, layers, impl) for layers in CUTS]
-    caches = [runner.new_cache() for runner in runners]
-    found = []
+    model = CutModel(vanilla(name), CUTS, impl)
+    caches, found = model.new_caches(), []
     for begin, end in ((0, 6), (6, 7), (7, 9)):
-        rows: Tensor | None = None
-        for runner, cache in zip(runners, caches, strict=True):
-            given = ids[:, begin:end] if rows is None else None
-            step = StepInput(given, cache, mask[:, :end], places[:, begin:end], keep=end - begin, rows=rows)
-            out = runner.begin(step).collect()
-            assert (out.result is None) == (runner is not runners[-1])
-            rows = out.rows
-        assert out.result is not None
-        found.append(out.result)
+        step = StepInput(ids[:, begin:end], caches[0], mask[:, :end], places[:, begin:end], keep=end - begin)
+        result = model.step(step, caches).result
+        assert result is not None
+        found.append(result)
     assert error(torch.cat(found, dim=1)[mask.bool()], want[mask.bool()]) <= SAME
     assert [isinstance(each.heads, StoredHeads) and len(each.heads.keys) for each in caches] == [1, 1, 1]
     assert all(cache.length == 9 for cache in caches)

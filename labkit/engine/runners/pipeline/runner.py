@@ -9,7 +9,7 @@ Keys and values may lie on the disk: each micro-batch has a file on every stage,
 as many bytes together as those of one batch. The stages read whenever they have a free slot. They could take turns, one
 at its odd layers and the next at its even ones, as DeepSpeed's article has GPUs do that share a link. That was measured
 once, on an AMD EPYC with a virtual disk, and not added: two readers at once got 0.95 GB/s, in turns 0.91 to 0.92, and a
-token took 564 ms against 621.
+token took 564 ms against 621. Beside a GPU they may lie in the host's memory, in the same way.
 
 Everything else that a model is asked for, one step at a time, every rank asks for alike: the rows go from the first
 stage to the last, and what comes of them goes on to all.
@@ -39,7 +39,7 @@ from labkit.engine.runners.pipeline.micro_batch import MicroBatch, chunks_of, pi
 from labkit.engine.runners.pipeline.server import Server
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
-from labkit.engine.runners.step import CHUNK_ROWS, Pending, StepInput, StepOutput, joined
+from labkit.engine.runners.step import CHUNK_ROWS, Node, Pending, StepInput, StepOutput, joined
 from labkit.models.config import ModelConfig
 from labkit.models.shards import evenly
 from labkit.stages import Phase
@@ -70,6 +70,10 @@ class PipelineRunner(Runner):
         return self.inner.reading
 
     @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.inner.nodes
+
+    @property
     def pipeline(self) -> PipelineStage:
         return self.stage
 
@@ -82,12 +86,12 @@ class PipelineRunner(Runner):
     def before_generation(self) -> None:
         """All ranks draw the random numbers of rank 0."""
         self.inner.before_generation()
-        draw_alike(torch.device("cpu"), lambda state: self.stage.ring.gather(state)[0])
+        draw_alike(self.stage.device, lambda state: self.stage.ring.gather(state)[0])
 
     def after_generation(self, tokens: Tensor) -> None:
         """Only the last stage has drawn numbers; the others go on from there."""
         self.inner.after_generation(tokens)
-        draw_alike(torch.device("cpu"), lambda state: self.stage.ring.gather(state)[-1])
+        draw_alike(self.stage.device, lambda state: self.stage.ring.gather(state)[-1])
 
     def begin(self, step: StepInput) -> Pending:
         if self._leader is not None and (batch := self._leader.batch_of(step)) is not None:
@@ -111,7 +115,7 @@ class PipelineRunner(Runner):
             "the tokens", [(each.tokens, each.cache.length, each.attention_mask, each.position_ids) for each in prompts]
         )
         if not self.stage.is_last:
-            return Server(self.stage, self.inner).serve(batches)
+            return Server(self.stage, self.inner).serve(batches).to(texts.tokens.device)
         self._leader = Leader(self.stage, self.inner, batches, self._chooser(texts, batches))
         try:
             return self._leader.lead(begin)
@@ -127,24 +131,25 @@ class PipelineRunner(Runner):
             return [MicroBatch.of(0, texts, range(texts.rows), piece)]
         parts = evenly(texts.rows, count)
         batches = [MicroBatch.of(at, texts.part(rows, self.new_cache()), rows, piece) for at, rows in enumerate(parts)]
-        if _divisible(batches):
+        if _divisible(batches) and texts.cache.pool is None:  # a GPU's slots are lent to each by itself
             share_memory([batch.cache for batch in batches], list(map(len, parts)), texts.tokens.shape[1])
         return batches
 
     def _chooser(self, texts: TextBatch, batches: list[MicroBatch]) -> Chooser:
         """What divides the rows of a call, once they are in these micro-batches. One micro-batch is tried where it was
         not asked for a number of them, and where times may decide: with random draws, tokens would depend on them.
+        Where rows become fewer on a GPU they are not divided anew, for which graphs would have to be recorded.
         """
         asked, rows = self.stage.wanted.micro_batches, texts.rows
-        again = self.stage.wanted.schedule == "queue" and texts.ends is not None and _divisible(batches)
+        can = self.stage.wanted.schedule == "queue" and texts.ends is not None and _divisible(batches)
         count = asked.decode if isinstance(asked, MicroBatches) else len(batches)
         begun = Division(
             stages=self.stage.count,
             rows=rows,
             micro_batches=min(count, len(batches)),
             prompt=texts.tokens.shape[1],
-            again=again,
-            tries=again and asked == "auto" and not texts.draws,
+            again=can and texts.cache.pool is None,
+            tries=can and asked == "auto" and not texts.draws,
             longest=texts.longest,
         )
         return Chooser(begun, self.stage.counts, self._of_rank_0, self._tell)
@@ -162,8 +167,8 @@ class PipelineRunner(Runner):
         wanted, stages, rows = self.stage.wanted, self.stage.count, texts.rows
         asked = wanted.micro_batches
         count = stages if asked == "auto" else asked if isinstance(asked, int) else asked.prompt
-        if isinstance(asked, MicroBatches) and texts.ends is None:  # whether a row has ended only its own loop knows
-            count = asked.decode
+        if isinstance(asked, MicroBatches) and (texts.ends is None or not _joinable(texts.cache)):
+            count = asked.decode  # without `ends` only its own loop knows whether a row has ended
         if asked != "auto" and count > rows:
             raise UserError(
                 f"got micro_batches={count} for a batch of {rows} row{'s' * (rows > 1)}; use at most {rows}, or 'auto'"
@@ -222,7 +227,7 @@ class PipelineRunner(Runner):
         """The last stage's result, on all of them."""
         stage, batch = self.stage, step.shape[0]
         if not stage.is_last:
-            result = self._received(MessageKind.RESULT, step.phase)
+            result = self._received(MessageKind.RESULT, step.phase).to(stage.device)
         assert result is not None
         if stage.number != stage.count - 2:  # behind which is the last
             stage.send(MessageKind.RESULT, 0, 0, result.view(result.shape[0], -1), step.phase)
@@ -234,6 +239,11 @@ def _divisible(batches: list[MicroBatch]) -> bool:
     all of them would be written anew.
     """
     return len(batches) > 1 and all(batch.cache.elsewhere is None for batch in batches)
+
+
+def _joinable(cache: KVCache) -> bool:
+    """Whether several such caches can become one, for which those in the host's memory would be there twice."""
+    return cache.pool is None or cache.elsewhere is None
 
 
 def _flat(parts: object) -> list[object]:

@@ -1,0 +1,58 @@
+"""Links between ranks without GPUs: gloo, made to behave as NCCL does. What is begun goes on by itself, and the host
+asks how far it is.
+"""
+
+from threading import Thread
+
+import torch.distributed as dist
+from torch import Tensor
+
+from labkit.kernels.mailbox.device import PairLinks, Passed
+
+
+class GlooLinks(PairLinks):
+    """rows_sent: how many have gone this way."""
+
+    backend = "gloo"
+    rows_sent = 0
+
+    def send(self, rows: Tensor) -> Passed:
+        self.rows_sent += len(rows)
+        return super().send(rows)
+
+    def computed(self) -> Passed:
+        return lambda: True
+
+    def _gpu(self) -> object:
+        return dist.get_rank()
+
+    def _passed(self, work: dist.Work) -> Passed:
+        waiting = _Waiting(work)
+        waiting.start()
+
+        def passed() -> bool:
+            if waiting.is_alive():
+                return False
+            self._tried(waiting.result)
+            return True
+
+        return passed
+
+
+class _Waiting(Thread):
+    """Gloo moves data while somebody waits for it, and knows no other way to ask."""
+
+    def __init__(self, work: dist.Work) -> None:
+        super().__init__(daemon=True)
+        self._work = work
+        self._error: RuntimeError | None = None
+
+    def run(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
+
+    def result(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,66 @@
+"""Runners of a range of a small model's layers."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.memory.slots import SlotPool
+from labkit.engine.runners.layer_range import LayerRange
+from labkit.engine.runners.one_call import OneCallRunner
+from labkit.engine.runners.runner import Runner
+from labkit.engine.runners.staged import StagedRunner
+from labkit.engine.runners.step import StepInput, StepOutput
+from labkit.kernels import gpu
+from labkit.models.policies import policy_for
+from labkit.models.shards import shard
+from labkit.weights.build import build_weights
+from labkit.weights.model_tensors import ModelTensors
+from labkit.weights.quantise import Quantization
+
+
+def runner_of(model: PreTrainedModel, layers: range, impl: str, *, graphs: bool = False) -> Runner:
+    """On the GPU with impl="triton", if there is one. graphs: its decode steps are recorded and played."""
+    device = gpu.default_device() if impl == "triton" else gpu.CPU
+    policy = policy_for(model.config)
+    config = policy.model_config(model.config)
+    part, tensors = shard(config, layers=layers), ModelTensors(model)
+    weights = build_weights(policy, config, tensors, torch.float32, impl, Quantization(), part=part, device=device)
+    assert (weights.embedding is None, weights.head is None) == (layers.start > 0, layers.stop < config.num_layers)
+    pool = SlotPool(part.local, torch.float32, device) if impl == "triton" else None
+    held = LayerRange(weights, part, impl, device, pool=pool)
+    if impl == "cpp":
+        return OneCallRunner(held)
+    staged = StagedRunner(held)
+    if impl == "reference":
+        return staged
+    from labkit.engine.runners.cuda_graph import CudaGraphRunner, GpuDecoder
+
+    launch = replace(gpu.default_launcher(), launched=[])
+    return CudaGraphRunner(staged, GpuDecoder(weights, launch, device, graphs=graphs))
+
+
+class CutModel:
+    """A model in ranges of layers, one after the other: `ends` are those at which they meet, 0 and the last among them.
+
+    A batch of texts is continued on a cache for each range.
+    """
+
+    def __init__(self, model: PreTrainedModel, ends: tuple[int, ...], impl: str, *, graphs: bool = False) -> None:
+        self.runners = [runner_of(model, range(*layers), impl, graphs=graphs) for layers in pairwise(ends)]
+
+    def new_caches(self, capacity: int = 0) -> list[KVCache]:
+        return [runner.new_cache(capacity) for runner in self.runners]
+
+    def step(self, step: StepInput, caches: list[KVCache]) -> StepOutput:
+        """What comes of a step of the whole model, whose own cache counts for nothing."""
+        rows: Tensor | None = None
+        for runner, cache in zip(self.runners, caches, strict=True):
+            given = step._replace(cache=cache, rows=rows, tokens=step.tokens if rows is None else None)
+            found = runner.begin(given).collect()
+            assert (found.result is None) == (runner is not self.runners[-1])
+            rows = found.rows
+        return found

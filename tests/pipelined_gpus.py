@@ -1,0 +1,214 @@
+"""What each rank of a pipeline on GPUs does in the tests, called through `labkit.launch`: plain data comes back.
+
+Without GPUs the kernels are interpreted, and `played_gpus` sends rows as if they lay on some.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from cut_models import prompts
+from divided_batches import in_time
+from engines import shallow
+from gloo_links import GlooLinks
+from pipelined_models import SCHEDULES, said
+
+import labkit
+from labkit.engine import InferenceEngine
+from labkit.engine.runners.step import StepInput
+from labkit.kernels import gpu
+from labkit.kernels.mailbox import Ring
+
+NEW = 5
+LONG = 20  # tokens, behind which micro-batches have been chosen
+
+
+@contextmanager
+def played_gpus() -> Iterator[None]:
+    """Within, the stages of a pipeline send their rows from device to device, with gloo in the place of NCCL."""
+
+    def ring(*arguments: Any, **options: Any) -> Ring:
+        return Ring(*arguments, **options | {"gpu": gpu.CPU})
+
+    with (
+        mock.patch("labkit.engine.parallel.pipeline_stage.Ring", ring),
+        mock.patch("labkit.kernels.mailbox.PairLinks", GlooLinks),
+    ):
+        yield
+
+
+def piped(name: str, tp_size: int = 1, kv_offload: Any = None, **pipeline: Any) -> Any:
+    options: dict[str, Any] = {
+        "kv_offload": kv_offload,
+        "tensor_parallel": {"tp_size": tp_size},
+        "pipeline_parallel": {"pp_size": dist.get_world_size() // tp_size} | pipeline,
+    }
+    model = shallow(name, options["pipeline_parallel"]["pp_size"])
+    if torch.cuda.is_available():
+        return labkit.init_inference(model, impl="triton", **options)
+    with played_gpus():
+        return labkit.init_inference(model, impl="triton", **options)
+
+
+def alone(name: str, layers: int = 2) -> Any:
+    return labkit.init_inference(shallow(name, layers), impl="cpp")
+
+
+def generated(model: InferenceEngine, **options: Any) -> Any:
+    ids, mask = prompts()
+    arguments = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0} | options
+    return model.generate(ids, attention_mask=mask, **arguments)
+
+
+def of_schedules(name: str, schedules: dict[str, dict[str, Any]], tp_size: int = 1) -> dict[str, bool]:
+    """Whether the tokens of texts that end at different steps are those of one process."""
+    one = alone(name, dist.get_world_size() // tp_size)
+    text = generated(one)[:, -NEW:]
+    ends = [int(text[0, 1]), int(text[1, 3])]
+    wanted = generated(one, eos_token_id=ends)
+    return {
+        what: torch.equal(generated(piped(name, tp_size, **options), eos_token_id=ends), wanted)
+        for what, options in schedules.items()
+    }
+
+
+def other_calls(name: str) -> dict[str, bool]:
+    """What goes through the stages one batch at a time: logits, a cache that is given again, sampling."""
+    one, engine, (ids, mask) = alone(name), piped(name, schedule="naive"), prompts()
+    first = [model(ids, attention_mask=mask) for model in (one, engine)]
+    again = [
+        model(ids[:, :1], past_key_values=out.past_key_values).logits.cpu()
+        for model, out in zip((one, engine), first, strict=True)
+    ]
+    kept: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
+    scores = [generated(model, **kept).sequences.cpu() for model in (one, engine)]
+    torch.manual_seed(3 + dist.get_rank())
+    drawn = [generated(engine, do_sample=True) for _ in range(2)]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, drawn)
+    return {
+        "logits": float((first[0].logits - first[1].logits.cpu())[mask.bool()].abs().max()) < 1e-3,
+        "on a cache": float((again[0] - again[1]).abs().max()) < 1e-3,
+        "scores": torch.equal(*scores),
+        "sampled alike": all(torch.equal(*each) for each in zip(everyone[0], everyone[-1], strict=True)),
+        "sampled anew": not torch.equal(*drawn),
+    }
+
+
+def how_rows_go(engine: Any) -> tuple[int, int]:
+    """How many rows this rank has sent from device to device for a text, and how many it has when that ends."""
+    links = engine.pipeline.ring._ends._links
+    before = links.rows_sent
+    generated(engine)
+    return links.rows_sent - before, len(engine.pipeline.ring._ends._under_way)
+
+
+def mistakes(engine: InferenceEngine) -> dict[tuple[int, int], str]:
+    """What this rank is told when a step fails on a rank, in one call after the other."""
+    inner, found = engine.module.runner.inner, {}
+    for which, step in product(range(dist.get_world_size()), (1, 2, 4, 6)):
+        steps = count(1)
+
+        def fails(given: StepInput, last: int = step, steps: Iterator[int] = steps) -> Any:
+            if next(steps) == last:
+                raise ValueError(f"step {last} is too much")
+            return type(inner).begin(inner, given)
+
+        with mock.patch.object(inner, "begin", fails) if dist.get_rank() == which else mock.MagicMock():
+            found[which, step] = said(lambda: generated(engine))
+    return found
+
+
+def stages(name: str, tp_size: int = 1) -> dict[str, bool]:
+    """Of micro-batches that become fewer, on any number of stages."""
+    torch.set_num_threads(1)
+    return of_schedules(name, {"regrouped": {"micro_batches": {"prompt": 3, "decode": 2}}}, tp_size)
+
+
+def every_way() -> dict[str, dict[str, bool]]:
+    torch.set_num_threads(1)
+    ways: dict[str, dict[str, Any]] = {schedule: {"schedule": schedule} for schedule in SCHEDULES}
+    return {"schedules": of_schedules("llama", ways), "other calls": other_calls("llama")}
+
+
+def played() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    engine = piped("gpt2", micro_batches=3)
+    rows = how_rows_go(engine)
+    found = {"rows": rows, "mistakes": mistakes(engine)}
+    return found | {"equal": torch.equal(generated(engine), generated(alone("gpt2")))}
+
+
+def caches_on_host() -> dict[str, Any]:
+    """Whether tokens are those of one process; and how many rows a micro-batch of two had until one of them ended."""
+    torch.set_num_threads(1)
+    host = {"device": "cpu"}
+    ways: dict[str, dict[str, Any]] = {
+        "two": {"micro_batches": 2},
+        "fewer": {"micro_batches": {"prompt": 3, "decode": 2}},
+        "naive": {"schedule": "naive"},
+    }
+    ways = {name: way | {"kv_offload": host} for name, way in ways.items()}
+    tokens, engine = of_schedules("llama", ways), piped("llama", kv_offload=host)
+    text, rows = generated(engine)[:, -NEW:], dict[int, list[int]]()
+    begin = engine.module.runner.inner.begin
+
+    def noted(step: StepInput) -> Any:
+        rows.setdefault(id(step.cache), []).append(step.cache.batch_size)
+        return begin(step)
+
+    leaves = mock.patch("labkit.engine.memory.regroup.cost_of_leaving", return_value=0)
+    with leaves, mock.patch.object(engine.module.runner.inner, "begin", noted):
+        ended = generated(engine, eos_token_id=int(text[0, 1]))
+    tokens["leaving"] = torch.equal(ended, generated(alone("llama"), eos_token_id=int(text[0, 1])))
+    first, *_ = rows.values()
+    return {"tokens": tokens, "rows": [max(first), first[-1]]}
+
+
+def choosing() -> dict[str, tuple[bool, int | None]]:
+    """Whether tokens are those of one process; and how many micro-batches were chosen, and had the last token."""
+    torch.set_num_threads(1)
+    one, found = alone("gpt2"), {}
+    text = generated(one, max_new_tokens=LONG)[:, -LONG:]
+    for name, times, eos in (
+        ("one is faster", (2.0, 1.0), None),
+        ("several are faster", (1.0, 2.0), None),
+        ("rows end", (1.0, 1.0), int(text[0, 6])),
+    ):
+        engine = piped("gpt2")
+        arguments = {"max_new_tokens": LONG, "eos_token_id": eos}
+        with in_time(*times):
+            equal = torch.equal(generated(engine, **arguments), generated(one, **arguments))
+        computed = [span for span in engine.pipeline.take_spans() if span.kind == "compute"]
+        latest = max(span.step for span in computed)
+        chosen = [each.chosen for each in engine.pipeline.counts.compared]
+        last = {span.micro_batch for span in computed if span.step == latest}
+        assert not chosen or chosen == [len(last)]
+        found[name] = equal, chosen[0] if chosen else None
+    return found
+
+
+def lost(folder: str) -> None:
+    """The last stage is killed while rows are on their way to it."""
+    torch.set_num_threads(1)
+    engine = piped("gpt2")
+    receive = engine.pipeline.ring._ends._links.receive
+    received = 0
+
+    def killed(rows: Any) -> Any:
+        nonlocal received
+        received += 1
+        if received == 3:
+            Path(folder, "lost").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return receive(rows)
+
+    with mock.patch.object(engine.pipeline.ring._ends._links, "receive", killed):
+        generated(engine)
