@@ -96,9 +96,9 @@ def check_world(tp_size: int | None, pp_size: int, world_size: int) -> None:
     """Raises ValueError where there are not as many processes as the sizes ask for. tp_size None: any number does."""
     if tp_size is None or (wanted := pp_size * tp_size) == world_size:
         return
-    either = f"pass tp_size={world_size}" if pp_size == 1 else "pass sizes whose product that is"
+    either = f"pass tp_size={world_size}" if pp_size == 1 else f"pass sizes whose product is {world_size}"
     raise UserError(
-        f"got {_sizes(tp_size, pp_size)} in a run of {world_size} process{'es' * (world_size > 1)}; expected as many: "
+        f"got {_sizes(tp_size, pp_size)} in a run of {world_size} process{'es' * (world_size > 1)}, expected {wanted}: "
         f"{either}, or start {wanted} processes (labkit launch {_arguments(tp_size, pp_size)} -- script.py)"
     )
 
