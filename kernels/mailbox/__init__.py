@@ -65,12 +65,6 @@ class Ring:
         """The next message of the rank before."""
         return self._ends.receive()
 
-    def flush(self) -> None:
-        """Returns when all that was sent reaches the next rank whatever becomes of this one. It may wait until that
-        rank has received it.
-        """
-        self._ends.flush()
-
     def fail_call(self, reason: str) -> None:
         """This rank leaves the call by an error, so that the others do. It waits for nobody; what is under way nobody
         gets.
@@ -99,5 +93,5 @@ class Ring:
                 raise RunError(f"a rank has sent something else than all were to gather; {TOGETHER}")
             passing = message.payload
             parts[(self.rank - hop) % self.size] = passing.view(x.dtype).view(x.shape)
-        self.flush()
+        self._ends.flush()  # what was sent reaches the next rank now, whatever becomes of this one
         return torch.stack([parts[rank] for rank in range(self.size)])

@@ -95,7 +95,7 @@ def test_what_goes_wrong_on_one_rank_all_are_told_and_can_go_on(stages: Answers)
         "forward": ["RanksDifferError: the tokens of rank 1 differ from those of rank 0"] * 2,
         "vocabulary": ["UserError: token ids run from"] * 2,
         "many": ["UserError: got micro_batches=4 for a batch of 3 rows; use at most 3, or 'auto'"] * 2,
-        "world": [r"UserError: got pp_size=3, tp_size=1 in a run of 2 processes, expected 3: .*labkit launch --pp 3 --tp 1"] * 2,
+        "world": [r"UserError: got pp_size=3, tp_size=1 in a run of 2 processes, expected 3: .*--pp 3 --tp 1"] * 2,
         "stages": ["UserError: pp_size=4 stages for 3 layers; use pp_size <= 3"] * 2,
         "hidden": ["UnsupportedError: output_hidden_states: the layers are on several ranks"] * 2,
         "cache": ["UnsupportedError: past_key_values: got a cache of transformers', which has all layers"] * 2,
