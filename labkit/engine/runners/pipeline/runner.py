@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from math import prod
 
 import torch
 from torch import Tensor
@@ -123,10 +124,7 @@ class PipelineRunner(Runner):
             self._leader = None
 
     def _micro_batches(self, texts: TextBatch) -> list[MicroBatch]:
-        count, piece = self._count(texts), CHUNK_ROWS
-        in_file = texts.cache.elsewhere is not None  # from which each piece would read those before it
-        if self.stage.wanted.schedule != "naive" and not in_file:  # with "naive" the pieces go on together
-            piece = piece_rows(texts.tokens.numel(), self.stage.count)
+        count, piece = self._count(texts), self._piece(texts.tokens.numel(), texts.cache)
         if count == 1:
             return [MicroBatch.of(0, texts, range(texts.rows), piece)]
         parts = evenly(texts.rows, count)
@@ -134,6 +132,13 @@ class PipelineRunner(Runner):
         if _divisible(batches) and texts.cache.pool is None:  # a GPU's slots are lent to each by itself
             share_memory([batch.cache for batch in batches], list(map(len, parts)), texts.tokens.shape[1])
         return batches
+
+    def _piece(self, rows: int, cache: KVCache) -> int:
+        """How many of the rows of prompts go through the stages at a time."""
+        elsewhere = cache.elsewhere is not None  # from where each piece would read those before it
+        if self.stage.wanted.schedule == "naive" or elsewhere:  # with "naive" one stage works at a time
+            return CHUNK_ROWS
+        return piece_rows(rows, self.stage.count)
 
     def _chooser(self, texts: TextBatch, batches: list[MicroBatch]) -> Chooser:
         """What divides the rows of a call, once they are in these micro-batches. One micro-batch is tried where it was
@@ -202,7 +207,8 @@ class PipelineRunner(Runner):
             self._agree(
                 "the tokens", [step.tokens, step.cache.length, step.attention_mask, step.position_ids, step.keep]
             )
-        parts = [self._passed_through(part) for part in chunks_of(step)]
+        pieces = chunks_of(step, self._piece(prod(step.shape), step.cache))
+        parts = [self._passed_through(part) for part in pieces]
         return StepOutput(self._shared(joined([part for part in parts if part is not None]), step))
 
     def _passed_through(self, step: StepInput) -> Tensor | None:
