@@ -15,11 +15,12 @@ from pipelined_models import greedy, whole
 from small_models import small_model
 
 import labkit
+from labkit.kernels.build import BuildError
 
 KINDS: dict[str, dict[str, Any]] = {
     "shared memory": {"impl": "cpp"},
     "gloo": {"impl": "cpp", "apart": True},
-    "reference": {"impl": "reference"},
+    "reference": {"impl": "reference", "compiler": False},
 }
 REASONS = {
     "argument": "ValueError: ",
@@ -35,6 +36,8 @@ ON_GPUS: dict[str, dict[str, Any]] = {
     "gpus by gloo": {"impl": "triton", "played": True, "apart": True},
 }
 
+CIRCUMSTANCES = {"played": False, "apart": False, "compiler": True}
+
 
 class TooMuchError(Exception):
     pass
@@ -49,8 +52,13 @@ def told(pp_size: int, tp_size: int, kinds: tuple[str, ...]) -> dict[str, dict[s
     for kind in kinds:
         options = dict((KINDS | ON_GPUS)[kind])
         of_its_own = mock.patch("labkit.kernels.shared_memory._system", return_value=(str(dist.get_rank()),))
-        played, apart = options.pop("played", False), options.pop("apart", False)
-        with of_its_own if apart else nullcontext(), played_gpus() if played else nullcontext():
+        played, apart, compiler = (options.pop(name, default) for name, default in CIRCUMSTANCES.items())
+        needless = mock.patch("labkit.kernels.build.in_use", side_effect=BuildError("there is no compiler"))
+        with (
+            of_its_own if apart else nullcontext(),
+            played_gpus() if played else nullcontext(),
+            nullcontext() if compiler else needless,
+        ):
             made = Made(pp_size, tp_size, options)
             found[kind] = {
                 f"{way} on {which}": _said(call)

@@ -128,14 +128,6 @@ class Exchange:
             self.c.failed_calls, self.c.failure, self.error = self.gloo.failed_calls, 0, None
             self.c.round = self.gloo.failed_calls << ROUND_BITS
 
-    def gather(self, x: Tensor) -> Tensor:
-        """x, of one shape and type on all ranks: all of them call it. -> [ranks, the shape of x], by rank."""
-        if self._others is not None:
-            return all_of_ranks(x, self)
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        self.gloo.all_gather(parts, x)
-        return torch.stack(parts)
-
     def _gather_slots(self, turn: int, count: int) -> int:
         try:
             parts = [slot[:count] for slot in self._slots[turn]]

@@ -193,7 +193,7 @@ def make_plan(request: Request) -> Plan:
         gather = gather_of(part.size * (stage.count if stage else 1), None if stage else tp.tp_group)
         elsewhere = cache_place(options.kv_offload, dtype, device, ranks, gather, queues)
     saving = begin_saving(options, request.hf_config, config, dtype, impl, part)
-    calls = SharedCalls([*([ranks.exchange] if ranks else []), *([stage.ring] if stage else [])])
+    calls = SharedCalls([*([ranks] if ranks else []), *([stage.ring] if stage else [])])
     return Plan(request, dtype, kv_dtype, impl, device, part, ranks, stage, calls, saving, elsewhere, queues)
 
 

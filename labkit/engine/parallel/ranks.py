@@ -27,7 +27,9 @@ class RanksDifferError(RunError):
 
 
 class Ranks:
-    """This rank's part of the model, and the way to the others. Every method is called by all ranks alike."""
+    """This rank's part of the model, and the way to the others. Every method but `fail_call` is called by all ranks
+    alike.
+    """
 
     def __init__(self, shard: Shard, exchange: Exchange, impl: str, device: torch.device) -> None:
         self.shard, self.exchange, self.impl, self.device = shard, exchange, impl, device
@@ -71,6 +73,14 @@ class Ranks:
         """x of one shape and type on all ranks -> [ranks, *x.shape], by rank."""
         impl = "cpp" if self.impl == "cpp" else "reference"
         return all_gather(x, self.exchange, impl=impl)
+
+    def begin_call(self) -> None:
+        """Returns when all have left a call that failed."""
+        self.exchange.begin_call()
+
+    def fail_call(self, reason: str) -> None:
+        """Says to the others that this rank leaves the call by an error, and waits for nobody."""
+        self.exchange.fail_call(reason)
 
 
 def digest_of(*parts: object) -> Tensor:

@@ -17,7 +17,7 @@ NAME_BYTES = 32
 
 
 class Channel(Protocol):
-    """A way to other ranks: an exchange between those that share layers, or a ring between stages.
+    """A way to other ranks: to those that share layers, or round a ring of stages.
 
     Whoever waits on it for a rank that has left the call by an error gets RankFailedError with that rank's reason.
     """
