@@ -70,6 +70,14 @@ def result(model: FusedCausalLM, tokens: Tensor, cache: KVCache, **wanted: Any) 
     return found
 
 
+def greedy_steps(model: FusedCausalLM, cache: KVCache, tokens: Tensor, steps: int) -> Tensor:
+    """The tokens [B, 1], and as many greedy ones behind them as there are steps."""
+    texts = [tokens]
+    for _ in range(steps):
+        texts.append(result(model, texts[-1].contiguous(), cache, greedy=True, follows=True))
+    return torch.cat(texts, dim=1)
+
+
 def profiled(run: Callable[[], object]) -> list[str]:
     """The stage ranges that torch.profiler records, by start."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:

@@ -3,6 +3,9 @@
 With a GPU, TRITON_INTERPRET=1 chooses the interpreter. Test files that import this are skipped without Triton.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,3 +20,18 @@ ON_GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(gpu.interpreted() or not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
+
+
+def marked(marks: Sequence[pytest.MarkDecorator]) -> Callable[[Any], Any]:
+    """A decorator that gives a test all of the marks."""
+
+    def with_marks(test: Any) -> Any:
+        for mark in marks:
+            test = mark(test)
+        return test
+
+    return with_marks
+
+
+interpreted = marked([pytest.mark.usefixtures("poisoned"), *INTERPRETED])
+on_gpu = marked(ON_GPU)

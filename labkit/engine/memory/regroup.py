@@ -85,7 +85,11 @@ def divide_rows(whole: KVCache, caches: Sequence[KVCache], sizes: Sequence[int])
 
 
 def share_memory(caches: Sequence[KVCache], sizes: Sequence[int], slots: int) -> None:
-    """Gives empty caches room for `slots` tokens of so many sequences each, in one memory side by side."""
+    """Gives empty caches room for `slots` tokens of so many sequences each, in one memory side by side. On a GPU
+    memory is lent to each by itself.
+    """
+    if caches[0].pool is not None:
+        return
     caches[0].reserve(sum(sizes), slots)
     divide_rows(caches[0], caches, sizes)
 

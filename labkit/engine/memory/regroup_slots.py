@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, groupby
 
 import torch
-from torch import Tensor
 
 from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.kv_cache import KVCache
@@ -90,12 +89,10 @@ def _fill(slots: Slots, sequences: Iterable[tuple[KVCache, int]]) -> None:
         at, begin = slice(begin, begin + len(rows)), begin + len(rows)
         assert isinstance(cache.heads, StoredHeads)
 
-        def copy(mine: Tensor, theirs: Tensor | None, at: slice = at, rows: Tensor = rows) -> None:
-            if theirs is not None:
-                mine[at] = theirs[rows]
-
         for mine, theirs in zip(slots.heads.tensors, cache.heads.tensors, strict=True):
-            copy(mine[:, :, :length], theirs[:, :, :length])
-        copy(slots.first, cache.first)
-        copy(slots.positions[:, :length], None if cache.positions is None else cache.positions[:, :length])
-        copy(slots.visible[:, :length], None if cache.mask is None else cache.mask[:, :length])
+            mine[at, :, :length] = theirs[rows, :, :length]
+        if cache.first is not None:
+            slots.first[at] = cache.first[rows]
+        for table, given in ((slots.positions, cache.positions), (slots.visible, cache.mask)):
+            if given is not None:
+                table[at, :length] = given[rows, :length]

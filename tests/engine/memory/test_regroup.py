@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import fused, prompt, vanilla
+from engines import fused, greedy_steps, prompt, result, vanilla
 from offloaded import descriptors, kv_on_disk, kv_stream_of
 from sweeps import crossed
 from torch import Tensor
@@ -25,7 +25,6 @@ from labkit.engine.memory.regroup import (
     rows_left,
     share_memory,
 )
-from labkit.engine.runners.step import StepInput
 
 NAMES = ("gpt2", "bloom", "llama", "mistral")  # learned positions, ALiBi, rotary ones, windows
 PLACES = ("memory", "disk")
@@ -44,18 +43,11 @@ def placed(name: str, place: str, folder: Path) -> FusedCausalLM:
 def begun(model: FusedCausalLM, rows: slice) -> tuple[KVCache, Tensor]:
     """The cache of some texts and the tokens that follow."""
     cache = model.new_cache(16)
-    found = model.step(StepInput(IDS[rows], cache, MASK[rows], greedy=True)).result
-    assert found is not None
-    return cache, found
+    return cache, result(model, IDS[rows], cache, attention_mask=MASK[rows], greedy=True)
 
 
 def continued(model: FusedCausalLM, cache: KVCache, tokens: Tensor, steps: int = 5) -> Tensor:
-    texts = [tokens]
-    for _ in range(steps):
-        found = model.step(StepInput(texts[-1].contiguous(), cache, greedy=True, follows=True)).result
-        assert found is not None
-        texts.append(found)
-    return torch.cat(texts, dim=1)
+    return greedy_steps(model, cache, tokens, steps)
 
 
 def alone(name: str) -> Tensor:
@@ -142,9 +134,7 @@ def test_caches_side_by_side_are_divided_anew_where_they_lie() -> None:
     share_memory(caches, [3, 2, 1], 8)
     tokens = []
     for cache, part in zip(caches, (slice(0, 3), slice(3, 5), slice(5, 6)), strict=True):
-        found = model.step(StepInput(IDS[part], cache, MASK[part], greedy=True)).result
-        assert found is not None
-        tokens.append(found)
+        tokens.append(result(model, IDS[part], cache, attention_mask=MASK[part], greedy=True))
     place = caches[0].layer(0).keys.data_ptr()
     regroup_rows(caches, caches, [0, 6, 0])
     assert caches[1].layer(0).keys.data_ptr() == place

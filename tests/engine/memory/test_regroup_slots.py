@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import prompt, shallow
+from engines import greedy_steps, prompt, result, shallow
 from gpus import INTERPRETED, ON_GPU
 from sweeps import swept
 from torch import Tensor
@@ -21,7 +21,6 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.regroup import drop_rows, regroup_rows, rows_left
 from labkit.engine.memory.regroup_slots import gather_rows
 from labkit.engine.memory.slots import SlotPool
-from labkit.engine.runners.step import StepInput
 
 NAMES = ("gpt2", "bloom", "llama", "mistral")  # learned positions, ALiBi, rotary ones, windows
 ROWS, LONG, STEPS = 5, 6, 2
@@ -49,18 +48,11 @@ def pool_of(model: FusedCausalLM) -> SlotPool:
 def begun(model: FusedCausalLM, rows: list[int], capacity: int = 16) -> tuple[KVCache, Tensor]:
     """The cache of some texts and the tokens that follow."""
     cache = model.new_cache(capacity)
-    found = model.step(StepInput(IDS[rows], cache, MASK[rows], greedy=True)).result
-    assert found is not None
-    return cache, found
+    return cache, result(model, IDS[rows], cache, attention_mask=MASK[rows], greedy=True)
 
 
 def continued(model: FusedCausalLM, cache: KVCache, tokens: Tensor, steps: int = STEPS) -> Tensor:
-    texts = [tokens]
-    for _ in range(steps):
-        found = model.step(StepInput(texts[-1].contiguous(), cache, greedy=True, follows=True)).result
-        assert found is not None
-        texts.append(found)
-    return torch.cat(texts, dim=1)
+    return greedy_steps(model, cache, tokens, steps)
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engines import error, greedy, profiled, prompt, result, shallow, vanilla
-from gpus import INTERPRETED, ON_GPU
+from gpus import interpreted, on_gpu
 from offloaded import LEAST
 from small_models import SMALL_CONFIGS, small_model
 from sweeps import swept
@@ -31,18 +31,6 @@ from labkit.system.errors import UserError
 LAYERS = 3  # one more than there are slots for what is on its way
 SAME = 1e-4  # of the range of the logits
 HOST: dict[str, Any] = {"device": "cpu"}
-
-
-def interpreted(test: Any) -> Any:
-    for mark in (pytest.mark.usefixtures("poisoned"), *INTERPRETED):
-        test = mark(test)
-    return test
-
-
-def on_gpu(test: Any) -> Any:
-    for mark in ON_GPU:
-        test = mark(test)
-    return test
 
 
 def on_host(model: Any, **options: Any) -> FusedEngine:

@@ -2,7 +2,6 @@
 those that hold them. In Triton's interpreter, where a copy is done when it is handed on; the last tests need a GPU.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engines import error, greedy, profiled, prompt, result, shallow, vanilla
-from gpus import INTERPRETED, ON_GPU
+from gpus import INTERPRETED, interpreted, marked, on_gpu
 from offloaded import LEAST
 from small_models import small_model
 from sweeps import swept
@@ -27,7 +26,6 @@ from labkit.kernels.slot_stream.queues import CpuQueues
 from labkit.stages import Stage, parse
 from labkit.system.errors import UserError
 
-interpreted = [pytest.mark.usefixtures("poisoned"), *INTERPRETED]
 LAYERS = 3  # one more than there are slots
 TOLERANCE = 1e-4  # of the range of the logits, against transformers in float32
 MODELS = ("llama", "gptj", "gpt2", "opt-post-norm", "bloom-normed-residual", "qwen3", "gpt-neo")
@@ -40,15 +38,6 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "int4": {"quant": {"weight": {"num_bits": 4, "q_groups": 3, "q_type": "asymmetric"}}},
 }
 STORED = {f"{name}-{where}": (how, where) for name, how in PRECISIONS.items() for where in WHERE}
-
-
-def marked(marks: list[Any]) -> Callable[[Any], Any]:
-    def with_marks(test: Any) -> Any:
-        for mark in marks:
-            test = mark(test)
-        return test
-
-    return with_marks
 
 
 def offload_to(where: str, folder: Path) -> dict[str, Any]:
@@ -94,7 +83,7 @@ def change(file: Path, at: int) -> None:
         opened.write(bytes([byte[0] ^ 0xFF]))
 
 
-@marked(interpreted)
+@interpreted
 @pytest.mark.parametrize("case", swept(CASES, ["cpu-llama", "disk-gptj"]))
 def test_tokens_equal_vanilla(case: tuple[str, str], tmp_path: Path) -> None:
     """A padded prompt op by op, then steps of five kernels in a layer or three; each layer is fetched once for each."""
@@ -113,7 +102,7 @@ def test_tokens_equal_vanilla(case: tuple[str, str], tmp_path: Path) -> None:
     assert where == "disk" or not any(tmp_path.iterdir())
 
 
-@marked(interpreted)
+@interpreted
 @pytest.mark.parametrize("case", swept(STORED, ["int4-cpu"]))
 def test_logits_are_those_of_the_resident_engine_in_every_precision(
     case: tuple[dict[str, Any], str], tmp_path: Path
@@ -123,7 +112,7 @@ def test_logits_are_those_of_the_resident_engine_in_every_precision(
     assert torch.equal(logits(streamed(model, where, tmp_path, **options)), logits(resident))
 
 
-@marked(interpreted)
+@interpreted
 @pytest.mark.parametrize("where", swept(WHERE, []))
 def test_with_more_memory_more_layers_stay(where: str, tmp_path: Path) -> None:
     """And where all of them do, nothing is streamed."""
@@ -139,7 +128,7 @@ def test_with_more_memory_more_layers_stay(where: str, tmp_path: Path) -> None:
     assert torch.equal(logits(whole), want)
 
 
-@marked(interpreted)
+@interpreted
 def test_a_long_prompt_fetches_each_layer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks that go through a layer one after the other, each behind the tokens of those before it in the cache."""
     model = shallow("llama", LAYERS)
@@ -155,7 +144,7 @@ def test_a_long_prompt_fetches_each_layer_once(tmp_path: Path, monkeypatch: pyte
     assert LAYERS <= stream.blocks_read <= LAYERS + stream.slots
 
 
-@marked(interpreted)
+@interpreted
 def test_a_model_that_is_consumed_is_empty_afterwards(tmp_path: Path) -> None:
     model = small_model("gpt2", num_hidden_layers=LAYERS)
     engine = streamed(model, "cpu", tmp_path)
@@ -166,7 +155,7 @@ def test_a_model_that_is_consumed_is_empty_afterwards(tmp_path: Path) -> None:
     assert torch.equal(logits(consumed), logits(engine))
 
 
-@marked(interpreted)
+@interpreted
 @pytest.mark.parametrize("options", swept({"float32": {}, "int8": INT8}, []))
 def test_a_checkpoint_of_a_triton_engine_is_streamed_as_it_is(options: dict[str, Any], tmp_path: Path) -> None:
     """Nothing is written beside it; one for the C++ kernels has another layout and is packed anew."""
@@ -180,7 +169,7 @@ def test_a_checkpoint_of_a_triton_engine_is_streamed_as_it_is(options: dict[str,
         assert len(list((tmp_path / f"of {impl}").rglob("*.safetensors"))) == written
 
 
-@marked(interpreted)
+@interpreted
 def test_a_file_that_is_altered_is_noticed_and_the_engine_goes_on_when_it_is_whole(tmp_path: Path) -> None:
     """In a step that follows others, which leaves the cache as it was."""
     model, ids = shallow("gptj", LAYERS), prompt(1, 24)
@@ -209,7 +198,7 @@ def test_a_file_that_is_altered_is_noticed_and_the_engine_goes_on_when_it_is_who
     assert error(stepped(), want[:, cache.length - 1 : cache.length]) <= TOLERANCE
 
 
-@marked(interpreted)
+@interpreted
 def test_a_profiler_sees_the_fetches(tmp_path: Path) -> None:
     engine = streamed(shallow("gpt2", LAYERS), "cpu", tmp_path)
     names = profiled(lambda: greedy(engine, prompt(1, 17), 2))
@@ -287,7 +276,7 @@ def large(name: str) -> Any:
     return small_model(name, num_hidden_layers=8, **sizes)
 
 
-@marked(ON_GPU)
+@on_gpu
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", ["llama", "gptj"])
 @pytest.mark.parametrize("options", [{}, INT8], ids=["float32", "int8"])
@@ -302,7 +291,7 @@ def test_tokens_of_a_gpu_equal_those_of_the_resident_engine(
         assert torch.equal(greedy(engine, ids, 20), want)
 
 
-@marked(ON_GPU)
+@on_gpu
 @pytest.mark.parametrize("where", WHERE)
 def test_the_weights_on_a_gpu_take_no_more_than_what_was_given(where: str, tmp_path: Path) -> None:
     model, before = large("llama"), torch.cuda.memory_allocated()
@@ -311,7 +300,7 @@ def test_the_weights_on_a_gpu_take_no_more_than_what_was_given(where: str, tmp_p
     assert torch.cuda.memory_allocated() - before <= layers_of(engine).resident_bytes + vectors
 
 
-@marked(ON_GPU)
+@on_gpu
 def test_a_slot_is_filled_behind_its_use_and_used_when_it_is_filled(tmp_path: Path) -> None:
     """As the GPU's own clock has it, to a microsecond."""
     engine = streamed(large("llama"), "cpu", tmp_path)

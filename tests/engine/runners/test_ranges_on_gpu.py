@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 from engines import error, prompt, shallow, vanilla
-from gpus import INTERPRETED, ON_GPU
+from gpus import interpreted, on_gpu
 from layer_ranges import CutModel
 from sweeps import swept
 from torch import Tensor
@@ -22,18 +22,6 @@ from labkit.stages import Phase, Stage, message
 SAME = 1e-4  # of the range of the logits, against transformers in float32
 PAST, STEPS = 5, 3
 NAMES = ("gpt2", "gptj", "bloom", "opt-post-norm", "mistral")  # see test_ranges.py
-
-
-def interpreted(test: object) -> object:
-    for mark in (pytest.mark.usefixtures("poisoned"), *INTERPRETED):
-        test = mark(test)
-    return test
-
-
-def on_gpu(test: object) -> object:
-    for mark in ON_GPU:
-        test = mark(test)
-    return test
 
 
 def texts(rows: int) -> tuple[Tensor, Tensor]:

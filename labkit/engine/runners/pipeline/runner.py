@@ -129,7 +129,7 @@ class PipelineRunner(Runner):
             return [MicroBatch.of(0, texts, range(texts.rows), piece)]
         parts = evenly(texts.rows, count)
         batches = [MicroBatch.of(at, texts.part(rows, self.new_cache()), rows, piece) for at, rows in enumerate(parts)]
-        if _divisible(batches) and texts.cache.pool is None:  # a GPU's slots are lent to each by itself
+        if _divisible(batches):
             share_memory([batch.cache for batch in batches], list(map(len, parts)), texts.tokens.shape[1])
         return batches
 
