@@ -17,6 +17,7 @@ from labkit.nsys.capture.command import CaptureSource, RankReports
 from labkit.stages import Phase
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
+from labkit.system.whole_file import check_no_input
 
 if TYPE_CHECKING:
     from labkit.nsys.capture.result import Capture
@@ -163,6 +164,8 @@ def explain(
     from labkit.nsys.analysis.difference import explain as explained
     from labkit.nsys.reader.reading import read
 
+    if output is not None:
+        check_no_input(output, (vanilla, fused))
     first, second = _names(vanilla, fused)
     found = explained(read(vanilla), read(fused), phase, names=(first, second))
     out.print(found.text(), soft_wrap=True)
@@ -190,6 +193,7 @@ def timeline(
     from labkit.nsys.tables.selection import Selection
     from labkit.nsys.timeline.export import write_chrome
 
+    check_no_input(output, files)
     if output.name.endswith((".json", ".json.gz")):
         narrowing = {"--window": window, "--range": range_, "--rank": rank, "--lane": lane, "--steps": steps}
         given = [option for option, value in narrowing.items() if value]
