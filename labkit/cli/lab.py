@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from labkit.cli.words import Command
 from labkit.system.output_folder import RUNS
 
 MORE = "labkit.more"  # where the words behind -- are kept
 
 
-class LabCommand(TyperCommand):
+class LabCommand(Command):
     """A command that takes a folder, if any, before `--`, and words for another program behind it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

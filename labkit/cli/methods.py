@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Threads, WaitQuiet, output_option
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import progress_bar
+from labkit.system.terminal import terminal
 from labkit.system.whole_file import write_whole
 
-out = Console()
-err = Console(stderr=True)
+out = terminal()
+err = terminal(stderr=True)
 
 
 def bench_methods(

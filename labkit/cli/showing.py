@@ -9,16 +9,16 @@ from typing import Any
 
 import pandas as pd
 import typer
-from rich.console import Console
 
 from labkit.cli.forms import Form, Shown
 from labkit.cli.frames import escaped, fit, markdown, rows, terminal_table
 from labkit.nsys.tables.kernel_names import brief
 from labkit.system.csv_text import csv_text
+from labkit.system.terminal import terminal
 from labkit.system.whole_file import whole_file, write_whole
 
-out = Console(markup=False, highlight=False)
-err = Console(stderr=True, markup=False, highlight=False)
+out = terminal(markup=False, highlight=False)
+err = terminal(stderr=True, markup=False, highlight=False)
 
 TOP = 20
 MOST_UNREAD = 8

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.cli.forms import Form, Shown
+from labkit.cli.words import Command
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 from labkit.system.output_folder import RUNS
@@ -112,7 +113,7 @@ def window_of(text: str | None) -> tuple[int, int] | None:
 def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
     """Adds a command. All of them take the same options."""
 
-    @trace.command(name, help=help_, rich_help_panel=panel)
+    @trace.command(name, help=help_, rich_help_panel=panel, cls=Command)
     def command(
         files: Files,
         window: Window = None,

@@ -24,8 +24,8 @@ from papermill.parameterize import parameterize_notebook
 from traitlets.config import Config
 
 from labkit.notebooks.carried import find_notebook
-from labkit.notebooks.failure import Failure
-from labkit.notebooks.parameters import NotebookError, checked_values, read_parameters
+from labkit.notebooks.failure import Failure, NotebookError
+from labkit.notebooks.parameters import checked_values, read_parameters
 from labkit.notebooks.report import html_report
 from labkit.system.errors import RunError, UserError
 from labkit.system.json_file import parse_json

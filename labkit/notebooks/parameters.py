@@ -9,6 +9,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
+from labkit.notebooks.failure import NotebookError
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
@@ -19,10 +20,6 @@ _TYPES: dict[str, type] = {
 }
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _MODULES = ("typing.", "collections.abc.", "t.")
-
-
-class NotebookError(UserError):
-    """The notebook itself cannot be run as asked."""
 
 
 class ParameterError(UserError):

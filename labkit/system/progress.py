@@ -7,6 +7,8 @@ from typing import Any
 from rich import progress as bars
 from rich.console import Console
 
+from labkit.system.shown import shown
+
 MIME_TYPE = "application/vnd.labkit.progress+json"
 HEADLINE_MIME_TYPE = "application/vnd.labkit.headline"
 OUTCOME_MIME_TYPE = "application/vnd.labkit.outcome+json"
@@ -35,6 +37,6 @@ def progress_bar(console: Console) -> Iterator[Progress]:
         task = bar.add_task("starting", total=None)
 
         def follow(done: float, total: float, label: str) -> None:
-            bar.update(task, completed=done, total=total, description=label, refresh=True)
+            bar.update(task, completed=done, total=total, description=shown(label), refresh=True)
 
         yield follow
