@@ -45,7 +45,7 @@ HOMES = {
     "tune": Home("tune", "tune"),
     "models": Home("models", "models"),
     "run": Home("run", "run", settings=MORE_WORDS),
-    "profile": Home("trace", "profile", "typer.core:TyperCommand"),
+    "profile": Home("trace", "profile"),
     "doctor": Home("trace", "doctor"),
     "stages": Home("trace", "stages"),
     "explain": Home("trace", "explain"),

@@ -46,8 +46,10 @@ def lab(
     """
     from labkit.notebooks.copies import copy_notebooks
     from labkit.notebooks.lab import lab_command
+    from labkit.notebooks.start_page import write_start_page
 
     typer.echo(f"lab: {copy_notebooks(folder)}; Ctrl-C ends it")
+    write_start_page(folder)
     command = lab_command(folder, browser=not no_browser, port=port, ip=ip, more=call.meta[MORE])
     sys.stdout.flush()
     os.execv(command[0], command)

@@ -9,7 +9,9 @@ def main() -> None:
     """Runs the command line of this process."""
     try:
         from labkit.cli.app import app
+        from labkit.system.asked_from import from_command_line
         from labkit.system.command import run_command
     except KeyboardInterrupt:
         sys.exit(130)
-    run_command(lambda: app(standalone_mode=False))
+    with from_command_line():
+        run_command(lambda: app(standalone_mode=False))

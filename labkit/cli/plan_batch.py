@@ -20,7 +20,7 @@ err = terminal(stderr=True)
 def plan_batch(
     model: Model,
     memory_gb: Annotated[float, typer.Option(help="GB (1e9 bytes) for weights, slots, cache and workspace together.")],
-    precision: Precision = "bfloat16",
+    dtype: Precision = "bfloat16",
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
     slots: Annotated[int, typer.Option(help="Layers in memory at a time, of those that are read.")] = 3,
@@ -53,7 +53,7 @@ def plan_batch(
         plan = plan_streaming(
             model,
             memory_gb=memory_gb,
-            precision=precision,
+            precision=dtype,
             prompt=prompt,
             new=new,
             slots=slots,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 from typer.core import TyperCommand
@@ -23,18 +24,38 @@ BOUNDS = {  # of options by their names; what a model or a machine allows beside
 }
 
 
+FORMER = {  # names that options had, or have as parameters of notebooks; no help shows them
+    "--precision": "--dtype",
+    "--precisions": "--dtype",
+    "--cycles": "--rounds",
+    "--new-tokens": "--new",
+    "--prompt-tokens": "--prompt",
+}
+
+
 class Command(TyperCommand):
     """A command whose numbers are within BOUNDS, and whose texts are UTF-8. Names of files may be any bytes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        left = super().parse_args(ctx, args)
+        own = {name for parameter in self.params for name in parameter.opts}
+        at = args.index("--") if "--" in args else len(args)  # behind it stand another program's words
+        left = super().parse_args(ctx, [*(_present(word, own) for word in args[:at]), *args[at:]])
         for name, value in ctx.params.items():
+            if name == "command":  # of another program
+                continue
             for each in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(each, str):
                     check_text(each, name)
                 elif isinstance(each, int | float) and name in BOUNDS:
                     check_number(each, name)
         return left
+
+
+def _present(word: str, own: Collection[str]) -> str:
+    """A word with the present name of an option of the command that it calls by a former one."""
+    name, equals, value = word.partition("=")
+    present = FORMER.get(name.replace("_", "-"), "")
+    return f"{present}{equals}{value}" if present in own and name not in own else word
 
 
 def check_number(number: float, name: str) -> None:

@@ -33,7 +33,8 @@ def progress_bar(console: Console) -> Iterator[Progress]:
         bars.TimeElapsedColumn(),
         bars.TextColumn("{task.description}", markup=False),
     )
-    with bars.Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
+    shows = console.is_terminal or console.is_jupyter  # elsewhere it would leave an empty line
+    with bars.Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not shows) as bar:
         task = bar.add_task("starting", total=None)
 
         def follow(done: float, total: float, label: str) -> None:

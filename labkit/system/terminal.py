@@ -11,12 +11,16 @@ from rich.segment import Segment
 
 from labkit.system.shown import shown_lines
 
+LEAST_WIDTH = 60  # columns of a table of names and numbers; a terminal that is narrower breaks its lines itself
+
 
 def terminal(*, stderr: bool = False, **options: Any) -> Console:
     """A console for stdout, or for stderr. Names that strangers wrote reach it as they are: it writes their control
     characters out (`labkit.system.shown`). Tables show cells before, so that columns have the width of what is shown.
     """
     console = Console(stderr=stderr, **options)
+    if console.width < LEAST_WIDTH:
+        console.width = LEAST_WIDTH
     console.push_render_hook(_Shown())
     return console
 

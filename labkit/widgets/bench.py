@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from labkit.studies.outcome import Outcome
 from labkit.system.errors import RunError, UserError, UserTypeError
 from labkit.system.progress import HEADLINE_MIME_TYPE, OUTCOME_MIME_TYPE, Progress, as_output
-from labkit.widgets.controls import AMOUNTS, SIZES, Controls
+from labkit.widgets.controls import AMOUNTS, SIZES, Controls, setting_words
 from labkit.widgets.live import Execution, Slot, is_live
 
 Result = TypeVar("Result")
@@ -130,7 +130,7 @@ class Bench(ABC, Generic[Result]):
         if self._controls:
             return self._controls.box._repr_mimebundle_(**options)
         rows = (
-            f"<tr><th>{html.escape(name.replace('_', ' '))}</th><td>{html.escape(str(value))}</td></tr>"
+            f"<tr><th>{html.escape(name.replace('_', ' '))}</th><td>{html.escape(setting_words(name, value))}</td></tr>"
             for name, value in self.settings.items()
         )
         return {"text/html": f"<table><tbody>{''.join(rows)}</tbody></table>", "text/plain": str(self.settings)}
