@@ -11,7 +11,7 @@ from rich.markup import escape
 from labkit.cli.measuring import output_option
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
-from labkit.system.shown import shown_lines
+from labkit.system.shown import shown, shown_lines
 from labkit.system.terminal import terminal
 
 err = terminal(stderr=True)
@@ -32,7 +32,7 @@ def run(
         report = run_notebook(notebook, parameters, output, follow, timeout_s=timeout)
     for headline in report.headlines:
         typer.echo(shown_lines(headline))
-    typer.echo(f"{report.status} in {report.seconds:.0f} s: {report.html}")
+    typer.echo(f"{report.status} in {report.seconds:.0f} s: {shown(str(report.html))}")
     if report.failure:
         err.print(escape(str(report.failure)), style="red", highlight=False)
         raise typer.Exit(1)

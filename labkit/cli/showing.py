@@ -14,6 +14,7 @@ from labkit.cli.forms import Form, Shown
 from labkit.cli.frames import escaped, fit, markdown, rows, terminal_table
 from labkit.nsys.tables.kernel_names import brief
 from labkit.system.csv_text import csv_text
+from labkit.system.shown import shown_lines
 from labkit.system.terminal import terminal
 from labkit.system.whole_file import whole_file, write_whole
 
@@ -59,7 +60,7 @@ def show(
     else:
         text = _text(tables, people if form is Form.MARKDOWN else kept, form, about)
         if output is None:
-            typer.echo(text)
+            typer.echo(shown_lines(text) if out.is_terminal else text)  # programs get names as they are
         else:
             write_whole(output, text + "\n")
             out.print(str(output), soft_wrap=True)

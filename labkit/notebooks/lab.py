@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from labkit.notebooks.start_page import NAME, PREVIEW
+from labkit.notebooks.start_page import NAME
 from labkit.system.output_folder import runs_of
 
 
@@ -22,8 +22,8 @@ def lab_command(
     inside = "".join(f"{part}/" for part in folder.resolve().relative_to(root).parts)
     options = {
         "ServerApp.root_dir": str(root),
-        "LabApp.default_url": f"{quote(f'/lab/tree/{inside}{NAME}')}?factory={quote(PREVIEW)}",
-        "ServerApp.log_level": "ERROR",
+        "LabApp.default_url": quote(f"/lab/tree/{inside}{NAME}"),
+        "Application.log_level": "ERROR",
         "ServerApp.answer_yes": "True",
         "KernelManager.transport_encryption": "auto",
     }

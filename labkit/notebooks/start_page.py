@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from urllib.parse import quote
 
@@ -9,8 +10,7 @@ from labkit.notebooks.carried import ENDING, carried_notebooks, title
 from labkit.system.markdown import markdown_table
 from labkit.system.whole_file import write_whole
 
-NAME = "START.md"
-PREVIEW = "Markdown Preview"  # as which JupyterLab shows it instead of its source
+NAME = "00_start.ipynb"  # a notebook of one text, which JupyterLab shows and does not edit
 # Minutes of a run with the defaults on two cores, and what it needs beside labkit.
 NEEDS = {
     "01_vanilla_vs_fused": (2, "nothing more"),
@@ -38,6 +38,9 @@ def write_start_page(folder: Path) -> Path:
     for name, path in carried_notebooks().items():
         minutes, needs = NEEDS.get(name, ("", ""))
         rows.append((f"[{name}]({quote(name)}{ENDING})", title(path), str(minutes), needs))
+    text = PAGE.format(table=markdown_table(("notebook", "question", "minutes", "needs"), rows))
+    cell = {"cell_type": "markdown", "id": "start", "metadata": {}, "source": text}
+    about = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     page = folder / NAME
-    write_whole(page, PAGE.format(table=markdown_table(("notebook", "question", "minutes", "needs"), rows)))
+    write_whole(page, json.dumps({"cells": [cell], "metadata": about, "nbformat": 4, "nbformat_minor": 5}, indent=1))
     return page

@@ -15,7 +15,7 @@ from typer import BadParameter
 from labkit.system.errors import RunError, UserError
 from labkit.system.output_folder import reason
 from labkit.system.problem_words import problem_words
-from labkit.system.shown import shown
+from labkit.system.shown import shown, shown_lines
 from labkit.system.terminal import terminal
 
 REFUSED, FAILED, INTERRUPTED = 2, 1, 130
@@ -73,7 +73,7 @@ def _value(problem: Any) -> str:
 def _end(message: str, code: int) -> None:
     with suppress(OSError):  # a stderr that is full, too
         console = terminal(stderr=True, highlight=False)
-        console.print(f"error: {escape(message)}", style="red", soft_wrap=True)
+        console.print(f"error: {escape(shown_lines(message))}", style="red", soft_wrap=True)
     _leave(code)
 
 

@@ -8,14 +8,13 @@ import subprocess
 import time
 from pathlib import Path
 
+import nbformat
 import pytest
 from command_line import command_line
 
 from labkit.notebooks.carried import carried_notebooks
 from labkit.notebooks.lab import lab_command
 from labkit.notebooks.start_page import NEEDS
-
-PREVIEWED = "?factory=Markdown%20Preview"
 
 
 def test_the_command_copies_the_notebooks_and_hands_on_what_follows_the_dashes(
@@ -32,13 +31,13 @@ def test_the_command_copies_the_notebooks_and_hands_on_what_follows_the_dashes(
     code, said, _ = command_line(monkeypatch, capsys)("lab", "--port", "8890", "--", "--collaborative")
     assert code == 0
     assert said.startswith("lab: ")
-    assert {path.stem for path in (tmp_path / "runs" / "notebooks").glob("*.ipynb")} == {
+    assert {path.stem for path in (tmp_path / "runs" / "notebooks").glob("*.ipynb")} - {"00_start"} == {
         path.stem for path in carried_notebooks().values() if path.parent.name == "notebooks"
     }
     assert {"--ServerApp.port=8890", "--collaborative", f"--ServerApp.root_dir={tmp_path}"} <= set(started[0])
-    assert "--LabApp.default_url=/lab/tree/runs/notebooks/START.md?factory=Markdown%20Preview" in started[0]
-    page = (tmp_path / "runs" / "notebooks" / "START.md").read_text()
-    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert "--LabApp.default_url=/lab/tree/runs/notebooks/00_start.ipynb" in started[0]
+    (page,) = nbformat.read(tmp_path / "runs" / "notebooks" / "00_start.ipynb", as_version=4).cells
+    links = re.findall(r"\]\(([^)]+)\)", page.source)
     assert links == [f"{name}.ipynb" for name in carried_notebooks()]
     assert all((tmp_path / "runs" / "notebooks" / link).is_file() for link in links)
 
@@ -46,7 +45,7 @@ def test_the_command_copies_the_notebooks_and_hands_on_what_follows_the_dashes(
 def test_the_server_sees_the_folder_that_the_results_go_to(tmp_path: Path) -> None:
     """Beside copies in `runs` lies the checkout; copies elsewhere have their `runs` in them."""
     assert f"--ServerApp.root_dir={tmp_path}" in lab_command(tmp_path / "runs" / "my notebooks")
-    assert f"--LabApp.default_url=/lab/tree/runs/my%20notebooks/START.md{PREVIEWED}" in lab_command(
+    assert "--LabApp.default_url=/lab/tree/runs/my%20notebooks/00_start.ipynb" in lab_command(
         tmp_path / "runs" / "my notebooks"
     )
     assert f"--ServerApp.root_dir={tmp_path / 'mine'}" in lab_command(tmp_path / "mine")
@@ -70,8 +69,9 @@ def test_one_interrupt_ends_the_server(tmp_path: Path) -> None:
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0, (tmp_path / "log").read_text()
         told = (tmp_path / "log").read_text()
-        (said,) = told.splitlines()
-        assert re.fullmatch(r"lab: http://\S+:\d+/lab\S*\?\S*token=\w+", said)
+        said, *end = told.splitlines()
+        assert re.fullmatch(r"lab: http://\S+:\d+/lab\S*\?\S*token=\w+", said), told
+        assert all("Shutting down" in line or not line for line in end), told
     finally:
         server.kill()
         os.close(keyboard)
