@@ -18,8 +18,8 @@ BOUNDS = {  # of options by their names; what a model or a machine allows beside
     "temperature": (0, 1000),
     **dict.fromkeys(("rounds", "new", "prompt", "context", "tokens", "window", "stride", "rows"), (1, 10_000_000)),
     **dict.fromkeys(("tp", "pp", "ranks", "slots", "nth", "occurrence"), (1, 10_000)),
-    **dict.fromkeys(("memory_gb", "resident_gb", "disk_gb_s", "gflops"), (1e-6, MOST)),
-    **dict.fromkeys(("budget_s", "wait_quiet", "tolerance"), (0, MOST)),
+    **dict.fromkeys(("memory_gb", "resident_gb", "disk_gb_s", "gflops", "budget_s", "wait_quiet"), (0, MOST)),
+    "tolerance": (0, MOST),
     "batch": (1, 65_536),
 }
 
