@@ -183,7 +183,7 @@ def test_a_full_disk_behind_stdout_or_stderr_is_no_traceback(line: tuple[str, ..
 
 @pytest.mark.parametrize("delay_s", [0.3, pytest.param(0.6, marks=pytest.mark.sweep)])
 def test_ctrl_c_in_the_first_second_is_no_traceback(delay_s: float, place: Path) -> None:
-    """Behind Python's own start: `labkit` says nothing before its main function runs."""
+    """Python's own start is not labkit's: the signal comes after it."""
     announce = "import sys; sys.stdout.write('.'); sys.stdout.flush(); from labkit.cli.main import main; main()"
     words = [sys.executable, "-P", "-c", announce, "generate", "tiny-gpt2", "--prompt", "x" * 99, "--new", "1500"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
