@@ -23,7 +23,7 @@ from labkit.cli.words import Command
 
 @dataclass(frozen=True)
 class Home:
-    """The place of a command: a function of a module of `labkit.cli`, or a group. words: what reads its command line."""
+    """The place of a command: a function of a module of `labkit.cli`, or a group. words: what reads its line."""
 
     module: str
     name: str
