@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from labkit.system.errors import UserError
 
+PROBE = "answer"  # what an assistant says to find the end of its turn
 Message: TypeAlias = dict[str, str]  # "role": system, user or assistant; "content": what it said
 
 
@@ -38,3 +39,17 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> T
             "leave out a system prompt where it takes none, or correct the template"
         ) from error
     return cast(Tensor, found["input_ids"])
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that the chat template writes after what an assistant said; None where it is no token of its own."""
+    said = [("user", "Hello"), ("assistant", PROBE), ("user", "Hello")]
+    try:
+        ids = render(tokenizer, [{"role": role, "content": content} for role, content in said])[0].tolist()
+    except UserError:  # a template that refuses this conversation refuses the user's own, with its reason
+        return None
+    texts = [cast(str, tokenizer.decode(ids[:end])) for end in range(1, len(ids) + 1)]
+    begin = next((index for index, text in enumerate(texts, 1) if PROBE in text), len(ids))
+    after = (token for token in ids[begin:] if str(tokenizer.decode([token])).strip())
+    token = next(after, None)
+    return token if token in tokenizer.added_tokens_decoder else None
