@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TypeAlias, cast
 
 from jinja2 import TemplateError
@@ -11,7 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from labkit.system.errors import UserError
 
-PROBE = "answer"  # what an assistant says to find the end of its turn
+PROBE = "xyzzy"  # what an assistant says to find the end of its turn
+LONGEST_PIECE = 80  # letters of a token and a part of the probe
 Message: TypeAlias = dict[str, str]  # "role": system, user or assistant; "content": what it said
 
 
@@ -48,8 +50,8 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
         ids = render(tokenizer, [{"role": role, "content": content} for role, content in said])[0].tolist()
     except UserError:  # a template that refuses this conversation refuses the user's own, with its reason
         return None
-    texts = [cast(str, tokenizer.decode(ids[:end])) for end in range(1, len(ids) + 1)]
-    begin = next((index for index, text in enumerate(texts, 1) if PROBE in text), len(ids))
-    after = (token for token in ids[begin:] if str(tokenizer.decode([token])).strip())
-    token = next(after, None)
+    pieces = [str(tokenizer.decode([token])) for token in ids]
+    texts = enumerate(accumulate(pieces, lambda text, piece: (text + piece)[-LONGEST_PIECE:]), 1)
+    begin = next((index for index, text in texts if PROBE in text), len(ids))
+    token = next((token for token, piece in zip(ids[begin:], pieces[begin:], strict=True) if piece.strip()), None)
     return token if token in tokenizer.added_tokens_decoder else None

@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from labkit.models.config_checks import check_fields
 from labkit.system.errors import UserError
 from labkit.weights.gguf.header import StoredTensor
-from labkit.weights.gguf.metadata import TOKENIZER, Metadata
+from labkit.weights.gguf.metadata import Metadata
 
 ROTARY = ("llama", "qwen2", "qwen3")
 ARCHITECTURES = ("llama", "gpt2", "bloom", "qwen2", "qwen3")
@@ -32,15 +32,16 @@ def read_config(
     specials: the ids of its special tokens, by transformers' names. Raises UserError for metadata of a wrong type,
     that is out of bounds, or that asks for what transformers' model does not compute.
     """
+    vocabulary = _vocabulary(architecture, metadata, tensors)
     read = {"gpt2": _gpt2, "bloom": _bloom}.get(architecture, _llama_like)
     fields = read(architecture, metadata)
     fields |= {
-        "vocab_size": _vocabulary(architecture, metadata, tensors),
+        "vocab_size": vocabulary,
         "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
-        **specials,
+        **{name: number for name, number in specials.items() if number < vocabulary},
     }
     check_fields(fields, str(metadata.path))
     if architecture in ROTARY:
@@ -111,11 +112,17 @@ def _epsilon(metadata: Metadata, key: str) -> float:
 
 
 def _vocabulary(architecture: str, metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> int:
-    size = metadata.size(f"{architecture}.vocab_size") or metadata.count(f"{TOKENIZER}.tokens")
-    if size is None:
-        embedding = tensors.get("token_embd.weight")
-        size = 0 if embedding is None else embedding.shape[0]
-    return size
+    """The rows of the embedding."""
+    size, embedding = metadata.size(f"{architecture}.vocab_size"), tensors.get("token_embd.weight")
+    if embedding is None:
+        raise UserError(f"{metadata.path} has no tensor token_embd.weight; download or convert it again")
+    rows = embedding.shape[0]
+    if size not in (None, rows):
+        raise UserError(
+            f"{metadata.path}: token_embd.weight is of shape {list(embedding.shape)}, expected {size} rows by "
+            f"{architecture}.vocab_size; download or convert it again"
+        )
+    return rows
 
 
 def _rope(
