@@ -60,7 +60,7 @@ void score(const QueryTile& tile, const HeadSlots<T>& head, float scale, int64_t
         prefetch(into, reinterpret_cast<const char*>(keys + j * padded_dim) + ahead + line);
         prefetch(into, reinterpret_cast<const char*>(values + j * padded_dim) + line);
       }
-      if (HeadSlots<T>::kScaled && (j - begin) % int64_t(kLine / sizeof(fp16)) == 0) {
+      if (HeadSlots<T>::kScaled && (j - begin) % int64_t(kLine / sizeof(bf16)) == 0) {
         prefetch(into, reinterpret_cast<const char*>(head.key_scales + j));
         prefetch(into, reinterpret_cast<const char*>(head.value_scales + j));
       }
