@@ -27,6 +27,7 @@ from labkit.engine.hf.packed import PackedModule
 from labkit.engine.hf.texts import GenerateTexts
 from labkit.engine.hf.validation import check_input_ids, check_prompt
 from labkit.engine.memory.adoption import adopt, check_made_like, hand_back
+from labkit.engine.memory.keeping import KeptOnError
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.checks import check_reach, check_step
 from labkit.engine.runners.layer import FusedLayer
@@ -133,14 +134,15 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         cache = self.own_cache(past_key_values, attention_mask)
         keep, chosen = _kept(logits_to_keep, ids.shape[1])
         step = StepInput(ids, cache, attention_mask, position_ids, keep=keep, hidden_states=bool(output_hidden_states))
-        found = self.step(step)
-        assert found.result is not None
-        logits = found.result if chosen is None else found.result[:, chosen]
+        with KeptOnError(cache):
+            found = self.step(step)
+            assert found.result is not None
+            logits = found.result if chosen is None else found.result[:, chosen]
+            loss = None
+            if labels is not None:
+                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.model_config.vocab_size)
         if past_key_values is not None and past_key_values is not cache:
             hand_back(cache, past_key_values)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.model_config.vocab_size)
         output = CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -179,7 +181,8 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
             check_reach(step.cache.reach + 1, self.model_config)
         else:
             check_step(step, self.model_config)
-        pending = self.runner.begin(step)
+        with KeptOnError(step.cache, visible=step.follows):
+            pending = self.runner.begin(step)
         return pending if self.step_times_ms is None else _Timed(pending, start, self.step_times_ms.append)
 
     @_by_all_ranks
