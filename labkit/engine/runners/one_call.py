@@ -43,11 +43,12 @@ class OneCallRunner(Runner):
         """Of each chunk logits, argmax, or the rows behind the last layer here; None where it keeps nothing."""
         held, phase, shape = self.held, chunks[0].phase, chunks[0].rows
         choice = self.readings.of(shape.batch, shape.tokens)
+        chunks, rotary = held.rotated(chunks, step.cache)
         given = [self._with_room_for_results(step, chunk) for chunk in chunks]
         begun = perf_counter_ns()
         self.step(
             given,
-            held.rotary.reaching(step.cache.reach),
+            rotary,
             step.cache.c,
             threads=team_size(),
             own_logits=step.top is not None,

@@ -67,7 +67,7 @@ class StagedRunner(Runner):
     def _run(self, step: StepInput, chunks: list[Chunk], seen: list[Tensor]) -> list[Tensor | None]:
         """What each chunk gives; `seen` gets the hidden states of the only one, if they are wanted."""
         held, threads = self.held, team_size()
-        rotary = held.rotary.reaching(step.cache.reach)
+        chunks, rotary = held.rotated(chunks, step.cache)
         hidden = [self._first_rows(chunk) for chunk in chunks]
         counters = [_counter(step.cache, chunk.past, alone=len(chunks) == 1) for chunk in chunks]
         first_turn = held.streamed.stream.begin_pass() if held.streamed else 0
