@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TypeAlias, cast
 
 from torch import Tensor
@@ -12,6 +13,8 @@ from labkit.system.bounded_call import BoundedCallError, bounded_call
 from labkit.system.errors import UserError
 from labkit.system.shown import shown
 
+PROBE = "xyzzy"  # what an assistant says to find the end of its turn
+LONGEST_PIECE = 80  # letters of a token and a part of the probe
 Message: TypeAlias = dict[str, str]  # "role": system, user or assistant; "content": what it said
 
 
@@ -42,3 +45,17 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> T
         ) from error
     encoded = tokenizer(text, add_special_tokens=False, return_tensors="pt")
     return cast(Tensor, encoded["input_ids"])
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that the chat template writes after what an assistant said; None where it is no token of its own."""
+    said = [("user", "Hello"), ("assistant", PROBE), ("user", "Hello")]
+    try:
+        ids = render(tokenizer, [{"role": role, "content": content} for role, content in said])[0].tolist()
+    except UserError:  # a template that refuses this conversation refuses the user's own, with its reason
+        return None
+    pieces = [str(tokenizer.decode([token])) for token in ids]
+    texts = enumerate(accumulate(pieces, lambda text, piece: (text + piece)[-LONGEST_PIECE:]), 1)
+    begin = next((index for index, text in texts if PROBE in text), len(ids))
+    token = next((token for token, piece in zip(ids[begin:], pieces[begin:], strict=True) if piece.strip()), None)
+    return token if token in tokenizer.added_tokens_decoder else None
