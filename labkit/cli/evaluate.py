@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from labkit.cli.measuring import PRECISIONS, AsJson, Model, Output, Threads
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
+from labkit.system.terminal import terminal
 
-out = Console()
-err = Console(stderr=True)
+out = terminal()
+err = terminal(stderr=True)
 
 
 def evaluate(

@@ -13,6 +13,7 @@ from labkit.engine.runners.reading_choice import ReadingChoices
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import Chunk, StepInput, StepOutput, joined, written
+from labkit.engine.team_size import team_size
 from labkit.kernels import DecodeStep
 from labkit.kernels.decode_step import ChunkArgs
 
@@ -49,7 +50,7 @@ class OneCallRunner(Runner):
             given,
             rotary,
             step.cache.c,
-            threads=torch.get_num_threads(),
+            threads=team_size(),
             own_logits=step.top is not None,
             reading=choice.next,
             kv_pass=step.cache.begin_pass(written(step.cache, chunks)),

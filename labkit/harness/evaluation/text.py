@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from labkit.system.errors import UserError
 from labkit.system.output_folder import reason
 
+MOST_OF_A_STREAM = 1 << 24  # characters of a pipe or a device
 DEFAULT_TEXT = "Python's help topics"  # 65,000 words of English
 LEAST = 2  # tokens of a text: the first one predicts the second
 MARGIN = 16  # tokens at the end of a part of a text, which may be other ones in the whole text
@@ -24,11 +25,15 @@ def read_text(file: str | os.PathLike[str] | None) -> tuple[str, str]:
         return "\n".join(pydoc_data.topics.topics.values()), DEFAULT_TEXT
     path = Path(file).expanduser()
     try:
-        return path.read_text(encoding="utf-8"), path.name
+        with path.open(encoding="utf-8") as file:
+            text = file.read(-1 if path.is_file() else MOST_OF_A_STREAM + 1)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no UTF-8 text (byte {error.start}); expected plain text") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {reason(error)}") from None
+    if not path.is_file() and len(text) > MOST_OF_A_STREAM:
+        raise UserError(f"{path} gives more than {MOST_OF_A_STREAM:,} characters, as what has no end; name a file")
+    return text, path.name
 
 
 def encode(text: str, tokenizer: PreTrainedTokenizerBase, *, vocab: int, most: int) -> Tensor:
