@@ -17,7 +17,7 @@ class Overlap(NamedTuple):
 
     @classmethod
     def within(cls, begin: float, end: float, reads: Sequence[Interval], computed: Sequence[Interval]) -> Overlap:
-        """Of the spans between two times; of spans that reach further, the part between them."""
+        """Counts the spans between two times, and of longer spans the part between them."""
         parts = [[(max(one, begin), min(two, end)) for one, two in spans] for spans in (reads, computed)]
         read, compute = ([part for part in of_kind if part[1] > part[0]] for of_kind in parts)
         return cls(_covered(read), _covered(compute), _covered([*read, *compute]))

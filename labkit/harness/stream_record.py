@@ -32,7 +32,7 @@ class Overlapped(FrozenRecord):
 
     @classmethod
     def of(cls, steps: int, begin_ns: int, end_ns: int, spans: Sequence[StreamSpan]) -> Overlapped:
-        """Of what was done between two times of perf_counter_ns."""
+        """Counts what was done between two times of perf_counter_ns."""
         reads, computed = (
             [(span.begin_ns, span.end_ns) for span in spans if span.kind == kind] for kind in ("read", "compute")
         )
@@ -114,8 +114,8 @@ class StreamMeasurement(FrozenRecord):
         return float(np.median([(step - computing) / floor for step, computing, floor in times]))
 
     def hidden(self, phase: Literal["prompt", "decode"]) -> float | None:
-        """The part of the shorter of reading and computing that the other hides: the median of the rounds in which both
-        went on; None where there is none.
+        """The part of the shorter of reading and computing that the other hides: the median of the rounds with both. No
+        such round: None.
         """
         shares = [getattr(each, phase).hidden for each in self.rounds]
         shares = [share for share in shares if share is not None]

@@ -135,7 +135,7 @@ def _first(source: ModelSource, bos: bool | None) -> Tensor:
 
 
 def _window(source: ModelSource, positions: int | None, asked: int | None, tokens: int, before: int) -> int:
-    """Tokens of a window, where the text has so many, and so many stand in front of the window."""
+    """Tokens of a window of a text of `tokens` tokens, where `before` other tokens stand in front of the window."""
     most = tokens if positions is None else positions - before
     window = min(min(WINDOW, most) if asked is None else asked, tokens)
     if window > most:
@@ -165,8 +165,8 @@ def _check_sizes(tokens: int, window: int | None, stride: int | None, rows: int 
 def _scores(
     engines: tuple[Logits, Logits], ids: Tensor, first: Tensor, window: int, stride: int, follow: Progress
 ) -> tuple[list[WindowScore], float]:
-    """Of all windows of a text, and the seconds that the first of the engines, the other's candidate, computed. first:
-    what stands in front of every window.
+    """The scores of all windows of a text, and the seconds that the candidate computed. engines: candidate, reference.
+    first: the tokens in front of every window.
     """
     predict, reference = engines
     begins = starts(len(ids), window, stride, bos=bool(len(first)))
