@@ -99,6 +99,14 @@ class ModelSource:
             return self.weights.file.generation_config()
         return _generation_config(self.folder) if self.folder and (self.folder / GENERATION).exists() else None
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end an answer, by the generation config and by the tokenizer."""
+        config = self.generation_config
+        listed = None if config is None else config.eos_token_id
+        tokens = [*(listed if isinstance(listed, list) else [listed]), self.tokenizer.eos_token_id]
+        return frozenset(token for token in tokens if token is not None)
+
     def hf_model(self, dtype: torch.dtype) -> PreTrainedModel:
         """The vanilla Hugging Face model, in evaluation mode.
 

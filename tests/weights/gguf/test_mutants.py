@@ -53,7 +53,7 @@ model = cache(partial(gguf_model, "llama"))
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, int]:
-    """Where mutants lie, a whole file, and where its numbers begin."""
+    """The path of mutants, the bytes of a whole file, and the size of its header."""
     folder = tmp_path_factory.mktemp("mutants")
     whole = write_gguf(folder / "whole.gguf", model(), "Q4_1").read_bytes()
     assert examine(folder / "whole.gguf")

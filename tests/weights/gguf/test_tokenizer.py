@@ -1,4 +1,4 @@
-"""Tokens of a GGUF file's own vocabulary are those that llama.cpp makes of the same text and the same file.
+"""A GGUF file's tokenizer makes the same tokens as llama.cpp of the same text.
 
 Expected ids come from llama.cpp (llama-cpp-python 0.3.36, `vocab_only`) for files that these helpers write.
 """
@@ -50,11 +50,11 @@ NORMAL, UNKNOWN, CONTROL, USER = (
     gguf.TokenType.USER_DEFINED,
 )
 
-FIRST = 257  # the id after those of letters and of "Hi"
+FIRST = 257  # the id after the letters and "Hi"
 
 
 def metadata(path: Path, vocabulary: Any, **values: object) -> Metadata:
-    """Of a file that has a vocabulary and nothing else."""
+    """The metadata of a file with a vocabulary and nothing else."""
     writer = gguf.GGUFWriter(path, "llama")
     vocabulary(writer)
     for name, value in values.items():
