@@ -142,7 +142,7 @@ def no_mutant_of_metadata_breaks_anything(places: Any, metadata: Any, extra: Any
     file.unlink(missing_ok=True)
     try:
         vocabulary = sentencepiece if spm else None
-        write_gguf(file, model(), "Q4_1", metadata=metadata, extra=extra, tokenizer=vocabulary)
+        write_gguf(file, model(), metadata=metadata, extra=extra, tokenizer=vocabulary)
     except (ValueError, UnicodeError, struct.error):  # the writer refuses it
         return
     examine(file)
