@@ -52,7 +52,7 @@ docs: $(READY) $(EXECUTED) ## the documentation as a site in build/docs/, which 
 	@echo "docs: build/docs/index.html"
 
 build/pages/notebooks/%.html: notebooks/%.ipynb $(SOURCES) constraints.txt | $(READY)
-	@echo "docs: running notebooks/$*.ipynb for its page, which takes a minute or more"
+	@echo "docs: notebook $$(ls notebooks/*.ipynb | grep -nxF $< | cut -d: -f1) of $(words $(EXECUTED)), $*, runs for its page, which takes a minute or more"
 	@$(BIN)/labkit run $< --output $(@D) $(FOR_$*)
 
 bench: $(READY) ## measure this machine against the targets and write profiles/

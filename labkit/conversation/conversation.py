@@ -9,9 +9,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from labkit.conversation.answer import Answer, Write, speak, stop_tokens
-from labkit.conversation.template import Message, check_chat_template, end_of_turn, render
 from labkit.engine import InferenceEngine
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.models.chat_template import Message, check_chat_template, end_of_turn, render
 from labkit.system.errors import UserError, UserTypeError
 
 

@@ -9,11 +9,11 @@ from small_models import POSITIONS, small_model
 
 import labkit
 from labkit.conversation import Answer, ContextFullError, Conversation
-from labkit.conversation.template import end_of_turn
 from labkit.engine import InferenceEngine
 from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.step import StepInput
+from labkit.models.chat_template import end_of_turn
 from labkit.models.tokenizer import END_OF_TEXT, byte_tokenizer
 
 SAID = ("hello, who are you?", "and what is that?", "why?")

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TypeAlias, cast
 
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from labkit.system.bounded_call import BoundedCallError, bounded_call
 from labkit.system.errors import UserError
+from labkit.system.shown import shown
 
 PROBE = "xyzzy"  # what an assistant says to find the end of its turn
 LONGEST_PIECE = 80  # letters of a token and a part of the probe
@@ -29,18 +30,21 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Tensor:
     """Token ids [1, T] of the conversation, to its end and to where the answer of the model begins.
 
-    Raises UserError for a conversation that the template refuses.
+    A template is a program that came with the model. It runs in a process of its own, in bounded time and memory.
+    Raises UserError for a conversation that the template refuses, and for a template that fails in any other way.
     """
+    said = list(messages)
     try:
-        found = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
+        text = bounded_call(
+            lambda: str(tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False))
         )
-    except (TemplateError, ValueError) as error:
+    except BoundedCallError as error:
         raise UserError(
-            f"the model's chat template refuses the roles {', '.join(each['role'] for each in messages)} ({error}); "
-            "leave out a system prompt where it takes none, or correct the template"
+            f"the model's chat template refuses the roles {', '.join(each['role'] for each in said)} "
+            f"({shown(str(error))}); leave out a system prompt where it takes none, or correct the template"
         ) from error
-    return cast(Tensor, found["input_ids"])
+    encoded = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+    return cast(Tensor, encoded["input_ids"])
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
