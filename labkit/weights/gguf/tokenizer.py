@@ -142,7 +142,10 @@ def _kinds(metadata: Metadata, tokens: Sequence[str]) -> Sequence[float]:
 
 
 def _splits(metadata: Metadata) -> Splits:
-    name = metadata.text(f"{TOKENIZER}.pre") or "default"
+    name = metadata.text(f"{TOKENIZER}.pre")
+    if not name:
+        name = "default"
+        log.warning("labkit: %s does not say how its text is split; the split is llama.cpp's default", metadata.path)
     if name not in SPLITS:
         raise UserError(
             f"{metadata.path} splits text by the rules of {name!r} ({TOKENIZER}.pre){did_you_mean(name, SPLITS)}; "

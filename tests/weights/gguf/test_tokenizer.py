@@ -94,10 +94,11 @@ def test_text_is_split_by_the_rules_of_the_name(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["", "smolm", "made-up"])
-def test_an_unknown_name_is_refused(name: str, tmp_path: Path) -> None:
+def test_an_unknown_name_is_refused(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     read = metadata(tmp_path / "v.gguf", letters_and(pre=name))
     if not name:
-        assert ids(read_tokenizer(read), "1")  # a file that names no split has llama.cpp's default
+        assert ids(read_tokenizer(read), "1")
+        assert "the split is llama.cpp's default" in caplog.text
         return
     with pytest.raises(UserError, match=rf"rules of '{name}'.*expected one of .*smollm"):
         read_tokenizer(read)
@@ -203,9 +204,9 @@ def test_named_roles_end_an_answer(tmp_path: Path) -> None:
         (byte_level(["a", "a"], [1, 1], [], "gpt-2"), {}, "has 'a' twice"),
         (byte_level(["a", "b"], [1], [], "gpt-2"), {}, "has 2 tokens and kinds of 1"),
         (byte_level(["a", "b"], [1, 1], ["a b"], "gpt-2"), {}, "merges 'a b', of which no token is made"),
-        (byte_level(["a", "b"], [1, 1], ["a"], "gpt-2"), {"add_bos_token": 3}, "add_bos_token is 3, expected true"),
+        (sentencepiece, {"add_bos_token": 3}, "add_bos_token is 3, expected true"),
         (
-            byte_level(["a", "b"], [1, 1], ["a"], "gpt-2"),
+            sentencepiece,
             {"eos_token_id": "b"},
             "eos_token_id is b'b', expected a whole",
         ),
