@@ -134,7 +134,7 @@ def _tokens(metadata: Metadata) -> list[str]:
 
 
 def _kinds(metadata: Metadata, tokens: Sequence[str]) -> Sequence[float]:
-    """The kind of each token. The ends of an answer are control tokens, whatever the file says."""
+    """The kind of each token. Ends of an answer are control tokens even if the file has another kind for them."""
     kinds = metadata.numbers(f"{TOKENIZER}.token_type") or list(repeat(NORMAL, len(tokens)))
     if len(kinds) < len(tokens):
         raise UserError(f"{metadata.path} has {len(tokens)} tokens and kinds of {len(kinds)}; convert it again")
