@@ -10,6 +10,7 @@ from labkit.engine.offload.deepspeed import offload_of
 from labkit.engine.offload.options import KvOffload, Offload
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
+from labkit.system.home import expanded
 from labkit.system.json_file import read_json
 from labkit.system.validation import Strict, all_problems
 from labkit.weights.quantise import Quantization
@@ -324,7 +325,7 @@ def _as_dict(config: dict[str, Any] | str | Path | None) -> dict[str, Any]:
     if not isinstance(config, str | Path):
         raise UserTypeError(f"config: expected a dict or the path of a JSON file, got {type(config).__name__}")
     try:
-        loaded = read_json(Path(config), "an object of options")
+        loaded = read_json(expanded(config), "an object of options")
     except FileNotFoundError:
         raise UserError(f"config file {str(config)!r} does not exist") from None
     if not isinstance(loaded, dict):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 from labkit.models.presets import PRESETS, find_preset
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.nearest import did_you_mean
 from labkit.weights.box import HOW_TO_GET, NAME, boxed_file, boxed_source
 from labkit.weights.gguf.file import SUFFIX
@@ -27,7 +27,7 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSour
     Raises UserError for an unknown name, and for a checkpoint that is damaged or does not fit its config.
     """
     name = os.fspath(name_or_path)
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     preset = find_preset(name)
     if folder.suffix == SUFFIX:
         return gguf_source(folder, name=name, origin=f"GGUF file {folder}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import pydoc_data.topics
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.output_folder import reason
 
 DEFAULT_TEXT = "Python's help topics"  # 65,000 words of English
@@ -20,7 +20,7 @@ def read_text(file: str | os.PathLike[str] | None) -> tuple[str, str]:
     """A text and its name: of a UTF-8 file, or of `pydoc_data.topics`. UserError for a file that cannot be read."""
     if file is None:
         return "\n".join(pydoc_data.topics.topics.values()), DEFAULT_TEXT
-    path = Path(file).expanduser()
+    path = expanded(file)
     try:
         return path.read_text(encoding="utf-8"), path.name
     except UnicodeDecodeError as error:
