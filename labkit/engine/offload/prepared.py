@@ -135,6 +135,8 @@ def _found(folder: Path, wanted: Wanted) -> SavedWeights | None:
     """What an earlier engine has made, if it is whole."""
     try:
         saved = saved_weights(folder, wanted.policy, wanted.config)
+        if saved is not None:
+            saved.check_headers()
     except UserError as error:
         log.warning("labkit: the streamed weights are made anew: %s", error)
         return None
