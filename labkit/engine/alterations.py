@@ -30,8 +30,9 @@ ROUNDING = 1e-4  # of the formulas of one activation; GELU and its approximation
 def refuse_alterations(model: PreTrainedModel, policy: Policy, config: ModelConfig) -> None:
     """Raises UserError, naming the module, where the engine would compute something else than the model does.
 
-    That is a forward hook, a `forward` of its own, a class that is none of torch or transformers, and an activation, an
-    epsilon or a scale other than the config's. Of an encoder only the layers are looked at: the rest is kept.
+    It looks for forward hooks, a `forward` that replaces the class's, classes from outside torch and transformers, and
+    activations, epsilons and scales that differ from the config's. An encoder is looked at in its layers alone, because
+    everything else of it is kept.
     """
     root = model if config.causal else model.base_model
     start = "" if config.causal else policy.layers.split(".")[0]

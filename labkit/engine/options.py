@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
-from labkit.engine.offload.deepspeed import offload_of
+from labkit.engine.offload.deepspeed import offload_of, without_training
 from labkit.engine.offload.options import KvOffload, Offload
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
@@ -273,6 +273,7 @@ def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str,
                 raise UserError(f"{name} was given twice: {merged[name]!r} and {value!r}; give it once")
             merged[name] = value
     _translate_zero(merged)
+    merged = without_training(merged)
     unknown = sorted(set(merged) - set(Options.model_fields))
     if unknown:
         raise UserError(

@@ -21,6 +21,8 @@ from labkit.weights.checkpoint.described import described_source
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource, has_own_head
 
+TOKEN_IDS = ("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id")
+
 
 @dataclass(frozen=True)
 class Request:
@@ -43,7 +45,7 @@ class Request:
 
 
 def hf_config_of(model: Any, options: Options) -> PretrainedConfig:
-    """The config of whatever was given as a model. Raises TypeError for what is none."""
+    """The config of whatever was given as a model. Raises TypeError for anything else."""
     if isinstance(model, PretrainedConfig) and options.checkpoint is not None:
         return model
     holds_tensors = isinstance(model, PreTrainedModel) or all(hasattr(model, name) for name in ("names", "get"))
@@ -70,7 +72,7 @@ def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Reques
         source = described_source(options.checkpoint, hf_config, options.base_dir)
     elif isinstance(model, PreTrainedModel):
         source = ModelTensors(model.base_model, f"{policy.layers}.") if encoder else ModelTensors(model)
-    config, generation_config = policy.model_config(hf_config), getattr(model, "generation_config", None)
+    config, generation_config = policy.model_config(hf_config), _generation_config(model)
     policy.check(config, source.names())
     if isinstance(model, PreTrainedModel):
         refuse_alterations(model, policy, config)
@@ -78,3 +80,23 @@ def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Reques
         hf_config, config = copy.deepcopy(hf_config), replace(config, tied_head=False)
         hf_config.tie_word_embeddings = False
     return Request(model, hf_config, policy, config, source, as_saved(options, source), generation_config)
+
+
+def _generation_config(model: Any) -> GenerationConfig | None:
+    """A copy of the model's, whose token ids are Python's integers, as JSON and ranks want them; None: it has none."""
+    given = getattr(model, "generation_config", None)
+    if given is None:
+        return None
+    config = copy.deepcopy(given)
+    for name in TOKEN_IDS:
+        value = getattr(config, name, None)
+        if isinstance(value, list | tuple):
+            setattr(config, name, [_plain(item) for item in value])
+        else:
+            setattr(config, name, _plain(value))
+    return config
+
+
+def _plain(value: Any) -> Any:
+    """A tensor, an array or a number of numpy as Python has it."""
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -144,7 +144,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def find_policy(hf_config: PretrainedConfig) -> Policy | None:
-    """The row of a Hugging Face config as `policy_for` finds it, or None where there is none."""
+    """The row of a Hugging Face config as `policy_for` finds it. None: the config has no row."""
     return next((policy for policy in POLICIES.values() if policy.model_type == hf_config.model_type), None)
 
 

@@ -159,8 +159,8 @@ class Policy:
         return "check that the checkpoint and its config.json belong together"
 
     def current_name(self, stored: str) -> str:
-        """Today's name of a tensor in a checkpoint. Older checkpoints have other names, those of a bare decoder lack
-        its prefix, and those of a compiled or distributed model have one more.
+        """Today's name of a tensor in a checkpoint. Older checkpoints have other names. A bare decoder's lack its
+        prefix, and a compiled or distributed model's have one more.
         """
         stored = unwrapped(stored)
         while stored.startswith("module."):

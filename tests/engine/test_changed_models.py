@@ -1,9 +1,11 @@
 """What a user changed in a model counts, or is refused by name: nothing is dropped in silence."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import accelerate
+import numpy as np
 import pytest
 import torch
 from encoders import in_groups
@@ -55,7 +57,7 @@ def test_a_head_of_its_own_is_kept_in_every_type(dtype: str) -> None:
         assert (got - model(ids).logits).abs().max() < 0.5
 
 
-def test_a_head_of_its_own_is_saved_with_the_model(tmp_path: Any) -> None:
+def test_a_head_of_its_own_is_saved_with_the_model(tmp_path: Path) -> None:
     model, ids = with_own_head("qwen2"), prompt(1, 7)
     engine = labkit.init_inference(model, save_mp_checkpoint_path=tmp_path)
     assert torch.equal(labkit.init_inference(tmp_path)(ids).logits, engine(ids).logits)
@@ -196,3 +198,38 @@ def test_hooks_on_the_layers_of_an_encoder_are_refused_and_others_kept() -> None
     model.encoder.layer[1].output.register_forward_hook(lambda module, args, output: 2 * output)
     with pytest.raises(UserError, match=r"encoder\.layer\.1\.output has the forward hook"):
         labkit.init_inference(model)
+
+
+@pytest.mark.parametrize("kind", [np.int64, torch.tensor, lambda token: np.array([token, 9]), lambda t: [np.int64(t)]])
+def test_an_end_of_text_of_any_integer_type_ends_texts_and_is_saved(kind: Callable[[int], Any], tmp_path: Path) -> None:
+    model, ids = small_model("gpt2"), prompt(2, 7)
+    end = int(greedy(model, ids, 8)[0, 10])
+    model.generation_config.eos_token_id = kind(end)
+    engine = labkit.init_inference(model, save_mp_checkpoint_path=tmp_path)
+    made = engine.generate(ids, max_new_tokens=8, do_sample=False)
+    assert made[0, 10] == end
+    assert not made[0, 11:].any()
+    saved = labkit.resolve(tmp_path).generation_config
+    assert saved is not None
+    assert saved.eos_token_id in (end, [end], [end, 9])
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_pad_token_of_minus_one_is_none(beams: int) -> None:
+    """As in the configs of LLaMA. A text that has ended goes on with the token that ended it."""
+    model, ids = small_model("llama"), prompt(2, 7)
+    end = int(greedy(model, ids, 8)[0, 10])
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": end, "num_beams": beams}
+    want = model.generate(ids, pad_token_id=end, **options)
+    model.generation_config.pad_token_id = -1
+    engine = labkit.init_inference(model)
+    assert torch.equal(engine.generate(ids, **options), want)
+    with pytest.raises(UserError, match="pad_token_id = 131; the model's vocabulary is 0 to 130: pass the id of one"):
+        engine.generate(ids, pad_token_id=131, **options)
+
+
+def test_a_name_stands_for_its_model() -> None:
+    named, ids = labkit.init_inference("tiny-gpt2"), prompt(1, 7)
+    assert torch.equal(named(ids).logits, labkit.init_inference(labkit.resolve("tiny-gpt2"))(ids).logits)
+    with pytest.raises(UserError, match="unknown model 'tiny-gpt'"):
+        labkit.init_inference("tiny-gpt")

@@ -93,7 +93,7 @@ class TensorFile:
                 f"{self.path} holds more than tensors and numbers ({_reason(error)}); labkit runs no code of a "
                 "checkpoint: have its author save the state dict alone, or as safetensors"
             ) from None
-        except Exception as error:  # torch's reader of pickles raises whatever the bytes make of it
+        except Exception as error:  # torch's reader of pickles can raise errors of any kind
             raise self._damaged(error) from error
 
     @contextmanager
