@@ -15,7 +15,7 @@ from labkit.weights.hub import checkpoint_folder
 from labkit.weights.source import ModelSource, RandomWeights, checkpoint_source, gguf_source
 
 
-def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSource:
+def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0, any_architecture: bool = False) -> ModelSource:
     """The model of this name; nothing is loaded yet.
 
     What is tried, in this order: a GGUF file, by its suffix; a local folder is read as a checkpoint; smollm2-135m is
@@ -23,6 +23,8 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSour
     from the local cache, or from a hub that answers; any other preset gets random weights drawn from `seed`. The
     result's `origin` says which of these it was. Presets are found by their name or hub id, in any spelling of dots,
     dashes and capitals.
+
+    any_architecture: take a checkpoint without a row among the policies, too, which transformers alone can run.
 
     Raises UserError for an unknown name, and for a checkpoint that is damaged or does not fit its config.
     """
@@ -32,7 +34,7 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSour
     if folder.suffix == SUFFIX:
         return gguf_source(folder, name=name, origin=f"GGUF file {folder}")
     if (folder / "config.json").is_file() or (folder.is_dir() and preset is None):
-        return checkpoint_source(folder, name=name, origin=f"checkpoint {folder}")
+        return checkpoint_source(folder, name=name, origin=f"checkpoint {folder}", any_architecture=any_architecture)
 
     if preset is not None and preset.name == NAME and (file := boxed_file()):
         return boxed_source(file)
@@ -40,7 +42,8 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSour
     if hub_id and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", hub_id) and (preset or "/" in hub_id):
         downloaded = checkpoint_folder(hub_id)
         if downloaded:
-            return checkpoint_source(downloaded, name=preset.name if preset else name, origin=f"hub {hub_id}")
+            known = preset.name if preset else name
+            return checkpoint_source(downloaded, name=known, origin=f"hub {hub_id}", any_architecture=any_architecture)
     if preset is None:
         raise UserError(_unknown(name))
     shape = f"of the published {preset.name} shape" if preset.hub_id else f"of the {preset.name} shape"

@@ -23,7 +23,7 @@ from transformers import (
 from labkit.models.config import ModelConfig
 from labkit.models.config_file import read_config
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
-from labkit.models.policies import policy_for
+from labkit.models.policies import find_policy, policy_for
 from labkit.models.policy import Policy, some_of
 from labkit.models.shards import Cut, cut_of
 from labkit.models.tokenizer import byte_tokenizer
@@ -35,6 +35,7 @@ from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.tensors import FLOATS, GgufTensors
 from labkit.weights.identity import identity_of_files
 from labkit.weights.listed_files import index_files
+from labkit.weights.of_transformers import OfTransformers
 from labkit.weights.protocol import TensorSource, require_tied
 
 CHUNK = 1 << 20  # random numbers that are drawn at once, in a buffer beside the tensor
@@ -106,6 +107,8 @@ class ModelSource:
         It is built without memory and filled tensor by tensor, so it never needs more than its weights and one tensor.
         """
         dtype_of(dtype, FLOAT_DTYPES)
+        if isinstance(self.weights, OfTransformers):
+            return self.weights.model(dtype)
         model = empty_model(self.hf_config, dtype)
         for name, parameter in list(model.named_parameters()):
             module, _, leaf = name.rpartition(".")
@@ -199,10 +202,16 @@ class Checkpoint:
         return tensor if dtype is None else tensor.to(dtype, copy=True)
 
 
-def checkpoint_source(folder: Path, *, name: str, origin: str) -> ModelSource:
-    """The model in a folder that transformers wrote. Raises UserError where it is unknown, incomplete or damaged."""
+def checkpoint_source(folder: Path, *, name: str, origin: str, any_architecture: bool = False) -> ModelSource:
+    """The model in a folder that transformers wrote. Raises UserError where it is unknown, incomplete or damaged.
+
+    any_architecture: take a model without a row, too, for `hf_model` alone.
+    """
     refuse_adapter(folder)
     hf_config = read_config(folder)
+    if any_architecture and find_policy(hf_config) is None:
+        weights = OfTransformers(folder, some_weight_files(folder))
+        return ModelSource(name, origin, hf_config, weights, folder)
     policy = policy_for(hf_config)
     config = policy.model_config(hf_config)
     if saved := saved_weights(folder, policy, config):
