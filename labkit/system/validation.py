@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from labkit.system.problem_words import problem_words
+
 OF_PYDANTIC = frozenset(name for name in dir(BaseModel) if not name.startswith("_"))
 
 
@@ -34,11 +36,14 @@ class Strict(Listed):
 def first_problem(error: ValidationError, whole: str) -> str:
     """The field and what is wrong with it; `whole`: what to name where no field is to blame."""
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {problem_words(first)}"
 
 
 def all_problems(error: ValidationError) -> str:
     """Every field, what was got and what is wrong with it."""
     return "; ".join(
-        f"{'.'.join(map(str, item['loc']))}: got {item['input']!r}, {item['msg']}" for item in error.errors()
+        f"{'.'.join(map(str, item['loc']))}: "
+        + ("" if item["type"] == "missing" else f"got {item['input']!r}, ")
+        + problem_words(item)
+        for item in error.errors()
     )
