@@ -58,14 +58,15 @@ def _changed_code(module: nn.Module) -> str | None:
     kind = type(module)
     if kind.__module__.partition(".")[0] not in LIBRARIES:
         return f"is a {kind.__name__} of {kind.__module__}"
-    if not _is_own(module, vars(module).get("_old_forward", vars(module).get("forward"))):
+    if _library(kind.forward) not in LIBRARIES or not _is_own(module):
         return "has a forward that replaces its own"
     hook = next((hook for hook in _hooks(module) if _library(hook) not in WATCHING), None)
     return None if hook is None else f"has the forward hook {getattr(hook, '__qualname__', type(hook).__name__)}"
 
 
-def _is_own(module: nn.Module, forward: Any) -> bool:
-    """Whether a `forward` of an instance is its class's, compiled or not. None: the instance has none."""
+def _is_own(module: nn.Module) -> bool:
+    """Whether a module's `forward` is its class's, compiled or not. accelerate keeps it under another name."""
+    forward = vars(module).get("_old_forward", vars(module).get("forward"))
     compiled = getattr(forward, "_torchdynamo_orig_callable", forward)
     wrapper = "_orig_mod" in module._modules  # of torch.compile, around a module that is looked at as well
     return forward is None or wrapper or getattr(compiled, "__func__", None) is type(module).forward

@@ -14,6 +14,7 @@ from small_models import small_model
 from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 import labkit
 from labkit.system.errors import UserError
@@ -145,6 +146,14 @@ def test_a_change_that_the_kernels_would_leave_out_is_refused_by_name(change: Ch
     model = small_model("llama")
     change(model)
     with pytest.raises(UserError, match=REFUSED[change]):
+        labkit.init_inference(model)
+
+
+def test_a_forward_that_a_class_was_given_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model("llama")
+    own = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda module, x: 2 * own(module, x))
+    with pytest.raises(UserError, match=r"model\.layers\.0\.mlp has a forward that replaces its own"):
         labkit.init_inference(model)
 
 
