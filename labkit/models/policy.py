@@ -221,7 +221,7 @@ class Policy:
         if self.transposed and role in LINEARS:
             parts = [part.T if part.ndim == 2 else part for part in parts]
         tensor = parts[0] if len(parts) == 1 else self._joined(name, parts)
-        if self.interleaved_qkv and role == "qkv" and tensor.shape[0] == 3 * config.num_heads * config.head_dim:
+        if self.interleaved_qkv and role == "qkv" and tensor.shape[:1] == (3 * config.num_heads * config.head_dim,):
             by_head = tensor.view(config.num_heads, 3, config.head_dim, *tensor.shape[1:])
             tensor = by_head.transpose(0, 1).reshape(tensor.shape)
         return tensor

@@ -29,7 +29,7 @@ class OfTransformers:
             model, loaded = AutoModelForCausalLM.from_pretrained(
                 self.folder, dtype=dtype, trust_remote_code=False, local_files_only=True, output_loading_info=True
             )
-        except Exception as error:  # whatever the code of any architecture makes of its files
+        except Exception as error:  # the code of an architecture can raise errors of any kind
             raise UserError(f"transformers cannot load the model in {self.folder} ({first_line(error)})") from error
         if missing := sorted(loaded["missing_keys"]):
             raise UserError(

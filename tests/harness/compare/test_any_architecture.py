@@ -16,7 +16,14 @@ from labkit.weights.resolve import resolve
 
 PROMPT = torch.arange(40, 49).repeat(2, 1)
 ARGS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5}
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 
 
 def case(folder: Path) -> Case:
@@ -25,7 +32,7 @@ def case(folder: Path) -> Case:
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
-    config = Gemma2Config(**TOKENS, **SIZES, intermediate_size=64, max_position_embeddings=64)
+    config = Gemma2Config(**(TOKENS | SIZES), intermediate_size=64, max_position_embeddings=64)
     return randomised(AutoModelForCausalLM.from_config(config))
 
 

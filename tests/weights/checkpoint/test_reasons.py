@@ -67,6 +67,15 @@ def test_tensors_of_wrong_shapes_are_named(
         labkit.init_inference(folder, dtype=dtype)
 
 
+def test_joined_rows_of_no_shape_are_named(tmp_path: Path) -> None:
+    model = small_model("bloom")
+    name = "transformer.h.0.self_attention.query_key_value.bias"
+    model.config.save_pretrained(tmp_path)
+    torch.save({**model.state_dict(), name: torch.tensor(1.0)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match=rf"{name} gives qkv.bias of shape \[\], expected \[180\]"):
+        labkit.init_inference(tmp_path)
+
+
 @pytest.mark.parametrize(
     "content",
     [
