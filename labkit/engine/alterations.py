@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from labkit.models.config import ModelConfig
@@ -17,7 +17,7 @@ from labkit.system.errors import UserError
 
 LIBRARIES = ("torch", "transformers")  # whose modules compute what a config says
 WATCHING = ("labkit", "transformers")  # whose hooks change nothing
-FUNCTIONS = {
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,

@@ -135,13 +135,14 @@ class Participant:
         case, config, spec, said = self._prepared.case, self._prepared.config, self.spec, dict(self._said)
         own = {"threads": spec.threads, "tp": spec.tp, "pp": spec.pp}
         weights = from_plain(said.pop("weights"))
+        sizes = case.batch, case.prompt_tokens, case.new_tokens
         first = self._staged[0] if self._staged else None
         stages = [STAGES.validate_python(rank["stages"]) for rank in self._staged]
         return Measurement(
             name=self.name,
             case=case.model_copy(update=own | {"schedule": spec.schedule if spec.pp > 1 else ""}),
             environment=self._environment,
-            work=config and count_work(config, weights, case.batch, case.prompt_tokens, case.new_tokens),
+            work=None if config is None else count_work(config, weights, *sizes),
             runs=tuple(run.model_copy(update={"others_cores": others_cores[run.round]}) for run in self._runs),
             weights=name_of(weights),
             reading=self._reading,
