@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic._internal._model_construction import ModelMetaclass
 
 from labkit.system.problem_words import problem_words
 
 OF_PYDANTIC = frozenset(name for name in dir(BaseModel) if not name.startswith("_"))
 
 
-class ListedType(type(BaseModel)):  # type: ignore[misc]
+class ListedType(ModelMetaclass):
     """A class whose `dir()` has what it declares, without the 30 names that pydantic adds."""
 
     def __dir__(cls) -> list[str]:

@@ -29,7 +29,7 @@ from labkit.weights.resolve import resolve
 IDS = torch.arange(1, 9)[None]
 SECONDS = 10
 NAMES = ("gpt2", "llama", "opt", "bloom", "gpt-neox-parallel")
-JUNK = (
+JUNK: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 2, 1.5, 10**12, float("inf"), float("nan"), "", "x", "~", "../x", "\0", [], [1], {}),
     *({"a": 1}, [[]], [None], ["model.safetensors"], "model.safetensors", {"rope_type": "yarn"}, "int8", "9" * 400),
 )

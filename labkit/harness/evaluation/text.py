@@ -25,8 +25,8 @@ def read_text(file: str | os.PathLike[str] | None) -> tuple[str, str]:
         return "\n".join(pydoc_data.topics.topics.values()), DEFAULT_TEXT
     path = expanded(file)
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(-1 if path.is_file() else MOST_OF_A_STREAM + 1)
+        with path.open(encoding="utf-8") as opened:
+            text = opened.read(-1 if path.is_file() else MOST_OF_A_STREAM + 1)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no UTF-8 text (byte {error.start}); expected plain text") from None
     except OSError as error:
