@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from transformers import PretrainedConfig
 
@@ -11,6 +9,7 @@ from labkit.engine.options import Options
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.weights.build import has_codes, saved_in
 from labkit.weights.checkpoint.save import Saved, Saving, gather_of
 from labkit.weights.protocol import TensorSource
@@ -54,4 +53,4 @@ def begin_saving(
         quant=options.quant,
     )
     gather = gather_of(part.size, options.tensor_parallel.tp_group)
-    return Saving.begin(Path(options.save_mp_checkpoint_path), what, part, gather)
+    return Saving.begin(expanded(options.save_mp_checkpoint_path), what, part, gather)

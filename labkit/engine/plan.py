@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -10,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from labkit.engine.checkpoints import as_saved, begin_saving
+from labkit.engine.checkpoints import begin_saving
 from labkit.engine.choices import chosen_impl, own_dtype, stored_dtype
 from labkit.engine.engine import EncoderEngine, FusedEngine, InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import fused_encoder_model
-from labkit.engine.hf.encoder_refusals import refuse_what_encoders_lack
 from labkit.engine.memory.heads_on_host import HostMemory
 from labkit.engine.memory.place import CachePlace
 from labkit.engine.memory.slots import SlotPool
@@ -26,10 +26,11 @@ from labkit.engine.offload.held import on_host
 from labkit.engine.offload.options import Offload
 from labkit.engine.offload.prepared import Wanted, prepared
 from labkit.engine.offload.streaming import opened
-from labkit.engine.options import DTYPES, Options, read_options
+from labkit.engine.options import DTYPES, read_options
 from labkit.engine.parallel.pipeline_stage import PipelineStage, join_stages
 from labkit.engine.parallel.ranks import Ranks, join_ranks
 from labkit.engine.parallel.shared_calls import SharedCalls
+from labkit.engine.request import Request, hf_config_of, resolve
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.one_call import OneCallRunner
 from labkit.engine.runners.pipeline.runner import PipelineRunner
@@ -46,21 +47,18 @@ from labkit.engine.without_kernels import (
 from labkit.kernels import ModelWeights, gpu
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.slot_stream.queues import Queues, queues_of
-from labkit.models.config import ModelConfig
-from labkit.models.encoder_policies import ENCODERS, encoder_policy_for
-from labkit.models.policies import Policy, policy_for
 from labkit.models.shards import Shard, shard
-from labkit.system.errors import UserError, UserTypeError
+from labkit.system.errors import UserError
 from labkit.weights.build import build_weights, check_weights
-from labkit.weights.checkpoint.described import described_source
 from labkit.weights.checkpoint.save import Saving, gather_of
 from labkit.weights.layer_split import split_layers
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource
+from labkit.weights.resolve import resolve as resolve_name
 
 
 def init_inference(
-    model: PreTrainedModel | TensorSource | PretrainedConfig,
+    model: PreTrainedModel | TensorSource | PretrainedConfig | str | os.PathLike[str],
     config: dict[str, Any] | str | Path | None = None,
     **options: Any,
 ) -> InferenceEngine:
@@ -70,8 +68,8 @@ def init_inference(
     unless `consume_model=True`; those that are on the GPU already, in the right type, are shared), or a
     `weights.source.ModelSource`, whose weights are packed as they are read, so that they are in memory once. Or a model
     around BertModel, RobertaModel or DistilBertModel: its layers are fused, and it keeps its class, embeddings and
-    heads. With the option `checkpoint` the weights come from there, and `model` may be a model without memory or its
-    config.
+    heads. Or a name, folder or file as `labkit.resolve` takes it. With the option `checkpoint` the weights come from
+    there, and `model` may be a model without memory or its config.
 
     config, options: DeepSpeed-Inference's, see `Options`; a dict, a JSON file, keywords, or both.
 
@@ -80,32 +78,13 @@ def init_inference(
     compiled.
     """
     read = read_options(config, options)
+    model = resolve_name(model) if isinstance(model, str | os.PathLike) else model
     hf_config = hf_config_of(model, read)
     if runs_without_kernels(model, read, hf_config):
         return sliced_engine(model, read)
     plan = make_plan(resolve(model, read, hf_config))
     with plan.calls.one("init_inference"):
         return wrap(plan, *build_planned(plan))
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for: a model of a known architecture, where its tensors come from, and the options.
-
-    generation_config: the given model's; None where none was given with it.
-    """
-
-    model: Any
-    hf_config: PretrainedConfig
-    policy: Policy
-    config: ModelConfig
-    source: TensorSource
-    options: Options
-    generation_config: GenerationConfig | None
-
-    @property
-    def is_encoder(self) -> bool:
-        return not self.config.causal
 
 
 @dataclass(frozen=True)
@@ -136,32 +115,6 @@ class Plan:
         """The given model's tensors, where they are to be taken out of it while they are packed."""
         source = self.request.source
         return source if self.request.options.consume_model and isinstance(source, ModelTensors) else None
-
-
-def hf_config_of(model: Any, options: Options) -> PretrainedConfig:
-    """The config of whatever was given as a model. Raises TypeError for what is none."""
-    if isinstance(model, PretrainedConfig) and options.checkpoint is not None:
-        return model
-    holds_tensors = isinstance(model, PreTrainedModel) or all(hasattr(model, name) for name in ("names", "get"))
-    found = getattr(model, "hf_config", None) or getattr(model, "config", None)
-    if not (holds_tensors and isinstance(found, PretrainedConfig)):  # an engine has a config too
-        raise UserTypeError(f"model: expected a transformers model or a labkit ModelSource, got {type(model).__name__}")
-    return found
-
-
-def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Request:
-    """The model's row among the policies, and where its tensors are."""
-    encoder = encoder_policy_for(model)
-    policy = encoder or policy_for(hf_config, also=ENCODERS)
-    if encoder:
-        refuse_what_encoders_lack(options, policy.architecture)
-    source: TensorSource = model
-    if options.checkpoint is not None:
-        source = described_source(options.checkpoint, hf_config, options.base_dir)
-    elif isinstance(model, PreTrainedModel):
-        source = ModelTensors(model.base_model, f"{policy.layers}.") if encoder else ModelTensors(model)
-    config, generation_config = policy.model_config(hf_config), getattr(model, "generation_config", None)
-    return Request(model, hf_config, policy, config, source, as_saved(options, source), generation_config)
 
 
 def make_plan(request: Request) -> Plan:

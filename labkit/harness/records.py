@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.environment import Environment
@@ -17,6 +17,7 @@ from labkit.harness.timing import CLOCK, Times
 from labkit.stages import EXCHANGES, Phase
 from labkit.statistics import ShareOfLimit, Summary, first_is_slow, remarks, summarise, taken_cores
 from labkit.system.result_table import ResultTable, Tabular
+from labkit.system.validation import Listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +27,7 @@ METRICS = ("ttft", "per_token", "end_to_end")
 FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # the phases of samples, in words
 
 
-class FrozenRecord(BaseModel):
+class FrozenRecord(Listed):
     """A record that cannot be changed, and that refuses unknown fields when it is read back."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

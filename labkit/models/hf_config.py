@@ -206,7 +206,6 @@ def read_llama(hf: PretrainedConfig) -> Fields:
 
 
 def read_mistral(hf: PretrainedConfig) -> Fields:
-    _require(hf, model_type="mistral")  # transformers reads a config with layer_types as Ministral, another model
     return _llama_like(hf, windows=(hf.sliding_window,) * hf.num_hidden_layers)
 
 

@@ -32,6 +32,7 @@ from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.studies.outcome import Outcome
 from labkit.system.asked_from import setting
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.owned_folder import owned_folder
 from labkit.system.progress import Progress, unheard
@@ -242,7 +243,7 @@ def compared_case(plan: StreamingPlan, batch: int) -> Case:
 @contextmanager
 def _folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     if os.fspath(path):
-        given = Path(path).expanduser()
+        given = expanded(path)
         if not given.is_dir():
             raise UserError(
                 f"got path = {os.fspath(path)!r}, which is no folder; expected one on the disk that layers are to be "

@@ -26,7 +26,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from labkit.engine.hf.decode_loop import runs_in_decode_loop
 from labkit.engine.hf.packed import PackedModule
 from labkit.engine.hf.texts import GenerateTexts
-from labkit.engine.hf.validation import check_input_ids, check_keywords, check_prompt, check_tensors
+from labkit.engine.hf.validation import check_input_ids, check_keywords, check_prompt, check_tensors, usable_pad
 from labkit.engine.memory.adoption import adopt, check_made_like, hand_back
 from labkit.engine.memory.keeping import KeptOnError
 from labkit.engine.memory.kv_cache import KVCache
@@ -200,6 +200,11 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         out = super().generate(inputs, *args, **kwargs)
         self.runner.after_generation(out if isinstance(out, Tensor) else out.sequences)
         return out
+
+    def _prepare_special_tokens(self, generation_config: GenerationConfig, *rest: Any, **named: Any) -> None:
+        """As transformers does, once the pad token is one of the vocabulary or none."""
+        generation_config.pad_token_id = usable_pad(generation_config.pad_token_id, self.model_config.vocab_size)
+        super()._prepare_special_tokens(generation_config, *rest, **named)
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *rest: Any, **named: Any

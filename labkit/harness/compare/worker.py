@@ -66,7 +66,7 @@ class Worker:
         """
         self._asked = perf_counter()
         self._name, self._seed, self._dtype = name, seed, FLOAT_DTYPES[dtype]
-        self._source = resolve(model, seed=seed)
+        self._source = resolve(model, seed=seed, any_architecture=True)  # the parent has refused what cannot run
         _ = self._source.tokenizer
         self._options = options
         if join is not None:

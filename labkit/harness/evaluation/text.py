@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import pydoc_data.topics
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.output_folder import reason
 
 MOST_OF_A_STREAM = 1 << 24  # characters of a pipe or a device
@@ -23,10 +23,10 @@ def read_text(file: str | os.PathLike[str] | None) -> tuple[str, str]:
     """A text and its name: of a UTF-8 file, or of `pydoc_data.topics`. UserError for a file that cannot be read."""
     if file is None:
         return "\n".join(pydoc_data.topics.topics.values()), DEFAULT_TEXT
-    path = Path(file).expanduser()
+    path = expanded(file)
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(-1 if path.is_file() else MOST_OF_A_STREAM + 1)
+        with path.open(encoding="utf-8") as opened:
+            text = opened.read(-1 if path.is_file() else MOST_OF_A_STREAM + 1)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no UTF-8 text (byte {error.start}); expected plain text") from None
     except OSError as error:

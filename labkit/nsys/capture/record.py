@@ -6,14 +6,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from labkit.nsys.capture.tax import Tax
 from labkit.nsys.trace import TraceError
-from labkit.system.validation import first_problem
+from labkit.system.validation import Listed, first_problem
 
 
-class CaptureRecord(BaseModel):
+class CaptureRecord(Listed):
     """One capture: the command, what it is of, what took it, on which machine, and what profiling cost."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

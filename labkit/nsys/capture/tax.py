@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from statistics import median
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from labkit.stages import Phase
+from labkit.system.validation import Listed
 
 
-class Tax(BaseModel):
+class Tax(Listed):
     """Medians over the steps of `phase` as labkit times them itself, in milliseconds, or, of a program that announces
     no steps, wall times from start to end (phase None): under nsys with nsys's own start and its export.
     """
