@@ -53,7 +53,7 @@ OPS: list[Callable[..., object]] = [attend, project, expand, add, multiply]
 @pytest.mark.parametrize("call", OPS)
 def test_no_thread_at_all_is_refused(call: Callable[..., object]) -> None:
     call()
-    with pytest.raises(ValueError, match="got threads = 0, expected 1 or more"):
+    with pytest.raises(ValueError, match="got threads = 0, expected 1 to"):
         call(threads=0)
 
 
