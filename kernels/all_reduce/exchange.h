@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 

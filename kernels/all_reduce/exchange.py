@@ -29,6 +29,7 @@ BRING = ctypes.CFUNCTYPE(c_int32, c_int32, c_int64)
 Transport = Literal["shared memory", "gloo"]
 
 
+@build.mirrors("Exchange")
 class CExchange(ctypes.Structure):
     _fields_ = [
         ("rank", c_int32),

@@ -13,7 +13,7 @@ from .reference import attention as reference
 
 __all__ = ["attention"]
 
-build.declare("labkit_attention", *[POINTER] * 6, INT)
+build.declare("labkit_attention", *[POINTER] * 6, INT, allocates=True)
 
 
 @checks.checked(

@@ -47,7 +47,7 @@ __all__ = [
     "unpack_words",
 ]
 
-build.declare("labkit_gemm", POINTER, POINTER, LONG, POINTER, INT)
+build.declare("labkit_gemm", POINTER, POINTER, LONG, POINTER, INT, allocates=True)
 
 
 @checked(linear=linear_fits, x=floats("rows", "width"))

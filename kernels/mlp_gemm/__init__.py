@@ -14,7 +14,7 @@ from .reference import mlp_gemm as reference
 
 __all__ = ["mlp_gemm"]
 
-build.declare("labkit_mlp_gemm", *[POINTER] * 4, INT, LONG, POINTER, POINTER, INT)
+build.declare("labkit_mlp_gemm", *[POINTER] * 4, INT, LONG, POINTER, POINTER, INT, allocates=True)
 
 
 @checked(

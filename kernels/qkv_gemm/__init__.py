@@ -13,7 +13,7 @@ from .reference import qkv_gemm as reference
 
 __all__ = ["qkv_gemm"]
 
-build.declare("labkit_qkv_gemm", *[POINTER] * 6, INT, POINTER, POINTER, INT)
+build.declare("labkit_qkv_gemm", *[POINTER] * 6, INT, POINTER, POINTER, INT, allocates=True)
 
 
 @checks.checked(

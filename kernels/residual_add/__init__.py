@@ -12,7 +12,7 @@ from .reference import residual_add as reference
 
 __all__ = ["residual_add"]
 
-build.declare("labkit_residual_add", *[POINTER] * 5, LONG, LONG, POINTER, INT)
+build.declare("labkit_residual_add", *[POINTER] * 5, LONG, LONG, POINTER, INT, allocates=True)
 
 
 @checked(

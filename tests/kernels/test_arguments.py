@@ -37,3 +37,15 @@ def test_arguments_that_do_not_fit_are_refused_and_others_give_the_reference(tmp
 @pytest.mark.parametrize("op", OPS)
 def test_many_arguments_that_do_not_fit_are_refused(op: str, tmp_path: Path) -> None:
     check_mutants(tmp_path, MANY, op)
+
+
+def test_a_kernel_that_gets_no_memory_raises_and_ends_no_process() -> None:
+    script = SCRIPT.with_name("scarce_memory.py")
+    done = subprocess.run(
+        [sys.executable, "-P", str(script)],
+        env=os.environ | {"PYTHONPATH": str(script.parent.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 3
