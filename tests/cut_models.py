@@ -155,7 +155,7 @@ def in_low_precision(ranks: int) -> dict[str, Any]:
 
 def by_gloo() -> tuple[bool, float, str]:
     of_its_own = (str(dist.get_rank()),)
-    with mock.patch("labkit.kernels.shared_memory._system", return_value=of_its_own):
+    with mock.patch("labkit.kernels.shared_memory.system", return_value=of_its_own):
         found = against_one_process(2, torch.float32, "cpp", {"gptj": {}, "llama": {}})
     each = found["llama"]
     return all(one.tokens_equal for one in found.values()), each.logits, each.transport

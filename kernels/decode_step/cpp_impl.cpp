@@ -210,5 +210,5 @@ int64_t labkit_step(const Model* model, const StepArgs* args) {
 }  // extern "C"
 
 #if defined(LABKIT_LAYOUTS)
-LABKIT_LAYOUTS  // that the structs of Python lie in memory as those of C++ (build.layouts)
+LABKIT_LAYOUTS  // compares the structs with their mirrors in Python (build.layouts)
 #endif

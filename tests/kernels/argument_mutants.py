@@ -142,7 +142,7 @@ OPS: Mapping[str, Op] = {
 
 
 def leaves(value: Any, path: Place = ()) -> Iterator[Place]:
-    """Where there is something to replace: every argument, every field of its records."""
+    """Places of values that can be replaced: every argument, every field of its records."""
     if path:
         yield path
     if isinstance(value, dict):

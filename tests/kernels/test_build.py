@@ -144,7 +144,7 @@ def test_an_edited_kernel_is_the_one_that_runs_next(tmp_path: Path, monkeypatch:
         entry.read_text()
         + "\n#undef labkit_gemm\n"
         + 'extern "C" int64_t labkit_gemm(const Linear* l, const float*, int64_t rows, float* out, int32_t) {\n'
-        + "  for (int64_t i = 0; i < rows * l->outputs; ++i) out[i] = 42;\n}\n"
+        + "  for (int64_t i = 0; i < rows * l->outputs; ++i) out[i] = 42;\n  return 0;\n}\n"
     )
     sleep(build.RECHECK_S)
     assert gemm(x, packed, impl="cpp").eq(42).all()

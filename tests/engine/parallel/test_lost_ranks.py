@@ -31,7 +31,7 @@ def test_a_rank_that_fails_at_any_meeting_or_step_gives_its_reason_to_the_others
 @pytest.mark.parametrize("way", lost_ranks.WAYS)
 @pytest.mark.parametrize("model", MEETINGS)
 def test_the_survivor_of_a_kill_at_any_meeting_names_the_lost_rank(model: str, way: str) -> None:
-    """Of both ranks in turn, and of numbers of meetings that are odd (gptj) and even."""
+    """Each rank is killed in turn. A step of gptj has an odd number of meetings, one of gpt2 an even number."""
     meetings = BEFORE + MEETINGS[model] * (1 if way == "forward" else STEPS)
     script = Path(lost_ranks.__file__)
     lines = subprocess.run(
