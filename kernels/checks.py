@@ -18,6 +18,7 @@ from labkit.system.errors import UserError, UserTypeError
 
 from .codes import BLOCK, FINEST, PACKED, WORD, packed_shape
 from .dispatch import MOST_THREADS
+from .int8_cache import SCALE_DTYPE
 from .types import (
     ACTIVATIONS,
     NORM_KINDS,
@@ -314,7 +315,7 @@ def _cache(name: str, cache: LayerCache, call: Call) -> None:
     parts = [cache.keys, cache.values]
     for part, scales in (("key_scales", cache.key_scales), ("value_scales", cache.value_scales)):
         if cache.keys.dtype == torch.int8:
-            call.tensor(f"{name}.{part}", scales, torch.float16, *shape[:3])
+            call.tensor(f"{name}.{part}", scales, SCALE_DTYPE, *shape[:3])
             parts.append(scales)
         elif scales is not None:
             raise UserError(f"{name}.{part}: expected None beside {cache.keys.dtype}, got {type(scales).__name__}")
