@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 
 from labkit.cli.forms import Form, Shown
-from labkit.cli.frames import escaped, fit, markdown, rows, terminal_table
+from labkit.cli.frames import fit, markdown, rows, terminal_table
 from labkit.nsys.tables.kernel_names import brief
 from labkit.system.csv_text import csv_text
+from labkit.system.markdown import as_text
 from labkit.system.whole_file import whole_file, write_whole
 
 out = Console(markup=False, highlight=False)
@@ -82,7 +83,7 @@ def _text(
     titled = (
         f"### {shown.title}\n\n"
         + (
-            "\n".join(map(escaped, shown.lines(kept[name])))
+            "\n".join(map(as_text, shown.lines(kept[name])))
             if shown.sentences
             else markdown(kept[name], _present(shown, frame))
         )
