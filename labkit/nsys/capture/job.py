@@ -181,11 +181,15 @@ class CaptureJob:
             environment = environment_of(self.environment)
         except RunError as error:
             remarks.append(self.clean(str(error)))
+        case = self._shared(self.case)
+        words = without_secrets(self.command)
+        self.clean.replaced["the command"] += words != list(self.command)
+        command = tuple(map(self._shared, words))
         record = CaptureRecord(
             created=datetime.now(UTC),
             files=tuple(file.name for file in files),
-            command=tuple(self._shared(word) for word in without_secrets(self.command)),
-            case=self._shared(self.case),
+            command=command,
+            case=case,
             window=self.window.name,
             profiler=self.profiler,
             exit_code=ended.exit_code,
@@ -193,6 +197,7 @@ class CaptureJob:
             tax=self._tax(ended, plain) if plain is not None and plain.well else None,
             environment=environment,
             remarks=tuple(remarks),
+            redacted=dict(sorted((+self.clean.replaced).items())),
         )
         record_file = self.output / f"{self.name}.json"
         write_whole(record_file, record.model_dump_json(indent=2) + "\n")
@@ -239,7 +244,7 @@ class CaptureJob:
 
     def _keep_report(self, report: Path, target: Path) -> None:
         if self.nsys:
-            scrub(report, target, self.environment, command=self.command)
+            self.clean.replaced.update(scrub(report, target, self.environment, command=self.command))
         else:
             write_chrome(scrub_trace(read(report, cache=False), self.clean), target)
         if self.keep_raw and (raw := report.with_suffix(".nsys-rep")).exists():
