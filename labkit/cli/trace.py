@@ -91,6 +91,8 @@ def _show(taken: Capture) -> None:
         out.print(f"profiling tax {taken.record.tax}")
     for file in (*taken.files, taken.record_file):
         out.print(str(file), soft_wrap=True)
+    for remark in taken.record.remarks:
+        err.print(f"note: {remark}", style="yellow", soft_wrap=True)
 
 
 def _take(command: list[str], **options: Any) -> Capture:

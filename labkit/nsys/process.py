@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,7 +72,8 @@ def run(
             env=dict(environment) | {MARK: mark},
             start_new_session=True,
         )
-        reader = AppendedLines(output.fileno(), _without_nsys(echo) if echo else None)
+        said: deque[str] = deque(maxlen=TAIL_LINES)
+        reader = AppendedLines(output.fileno(), _without_nsys(said.append, echo))
         try:
             while process.poll() is None:
                 if late := timeout_s is not None and time.monotonic() - started > timeout_s:
@@ -85,14 +87,18 @@ def run(
         if process.returncode or interrupted or late:
             end_marked(mark)
         reader.read(last=True)
-    lines = reader.lines
-    own = [line for line in lines if not NSYS_LINES.fullmatch(line) and line.strip()]
-    seconds = time.monotonic() - started
-    return Ended(process.returncode, seconds, tuple(own[-TAIL_LINES:]), interrupted, late)
+    return Ended(process.returncode, time.monotonic() - started, tuple(said), interrupted, late)
 
 
-def _without_nsys(echo: Callable[[str], None]) -> Callable[[str], None]:
-    return lambda line: echo(line) if line.strip() and not NSYS_LINES.fullmatch(line) else None
+def _without_nsys(*listeners: Callable[[str], None] | None) -> Callable[[str], None]:
+    """Passes the command's own lines on to `listeners`."""
+
+    def hear(line: str) -> None:
+        if line.strip() and not NSYS_LINES.fullmatch(line):
+            for listen in filter(None, listeners):
+                listen(line)
+
+    return hear
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

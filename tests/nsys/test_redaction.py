@@ -41,7 +41,8 @@ def test_they_are_replaced_in_all_other_texts() -> None:
 
 
 def test_what_the_user_is_shown_keeps_the_own_folders() -> None:
-    clean = Redaction.of_secrets([("HOME", "/home/ada"), ("API_TOKEN", "hushhush")], ["x.py", "--key=tiger"])
+    folders = [("HOME", "/home/ada"), ("PWD", "/home/ada"), ("OLDPWD", "/home")]
+    clean = Redaction.of_secrets([*folders, ("API_TOKEN", "hushhush")], ["x.py", "--key=tiger"])
     assert clean("/home/ada: hushhush, tiger") == f"/home/ada: {REDACTED}, {REDACTED}"
     assert Redaction.of_secrets([], ["x.py"])("nothing to hide") == "nothing to hide"
 

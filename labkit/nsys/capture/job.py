@@ -22,7 +22,7 @@ from labkit.nsys.capture.record import CaptureRecord
 from labkit.nsys.capture.redaction import Redaction, without_secrets
 from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.capture.scrubbing import scrub
-from labkit.nsys.capture.tax import Tax, count_steps, tax_of_runs, tax_of_steps
+from labkit.nsys.capture.tax import Tax, count_forked, count_steps, tax_of_runs, tax_of_steps
 from labkit.nsys.capture.trace_scrubbing import scrub_trace
 from labkit.nsys.capture.verify import Contents, cause, contents, full, lost
 from labkit.nsys.process import Ended, run
@@ -174,6 +174,8 @@ class CaptureJob:
         remarks = ["interrupted by Ctrl-C"] * ended.interrupted
         if damaged:
             remarks.append(f"left out, because the run ended before they were whole: {', '.join(sorted(damaged))}")
+        if forked := count_forked(self.place.folder / PROFILED):
+            remarks.append(f"{forked} processes were forked, which no profiler sees: start workers with spawn")
         if plain is not None and not plain.well:
             remarks.append("the unprofiled run did not end well, so what profiling costs is not known")
         environment = None

@@ -17,6 +17,7 @@ REDACTED = "<redacted>"
 LONG_ENOUGH = 8  # shorter values, such as "1" or "python", are part of every file
 SECRET_LENGTH = 4  # shorter secrets are taken out of the command alone: in a report they would be parts of other words
 PUBLIC = ("LABKIT_IMPL",)  # a name of labkit's own, which its records need
+FOLDERS = ("PWD", "OLDPWD")  # no passwords
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)  # in names of variables
 NAMES = re.compile(  # in names of variables, of whose values no part is a name
@@ -163,6 +164,8 @@ def _secrets_of(
         if name in PUBLIC:
             continue
         secrets |= dict.fromkeys(command_secrets(value.split()), name)
+        if name in FOLDERS:
+            continue
         if _names_secret(name) or (SECRET.search(name) and not _is_words(value)):
             secrets[value] = name
     secrets |= dict.fromkeys(command_secrets(command), "the command")
