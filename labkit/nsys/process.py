@@ -52,8 +52,8 @@ def run(
 
     echo: is given each line that the command prints, without its end. mark: of a run that the caller ends with itself
     (`labkit.system.marked_run`); by default this one ends if this process does. On Ctrl-C, and after `timeout_s`, the
-    command gets the interrupt and GRACE_S to end, then is killed. What it leaves running when it did not end well is
-    killed too: nsys's agent, for one, is a daemon that goes on profiling where nsys was interrupted while it started.
+    command gets the interrupt and GRACE_S to end, then is killed. What it leaves running is ended too, also where it
+    ended well: nsys's agent, for one, is a daemon that may go on for hours.
 
     Raises FileNotFoundError for a program that is not there.
     """
@@ -84,8 +84,7 @@ def run(
             interrupted = True
         if process.poll() is None:
             _end(process)
-        if process.returncode or interrupted or late:
-            end_marked(mark)
+        end_marked(mark)
         reader.read(last=True)
     return Ended(process.returncode, time.monotonic() - started, tuple(said), interrupted, late)
 

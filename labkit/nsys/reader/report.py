@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from labkit.nsys.process import run
 from labkit.nsys.reader.sqlite import read_sqlite
 from labkit.nsys.tool import find_nsys
 from labkit.nsys.trace import Trace, TraceError
@@ -23,10 +24,10 @@ def read_report(path: Path) -> Trace:
         raise TraceError(f"{path.name} is a report of nsys itself, which only nsys reads, and there is none; {by_hand}")
     with tempfile.TemporaryDirectory(prefix="labkit-export-") as folder:
         export = Path(folder, "report.sqlite")
-        command: list[str | Path] = [nsys.path, *EXPORT[1:], "--output", export, path.resolve()]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-        if done.returncode or not export.exists():
-            said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+        command = [str(nsys.path), *EXPORT[1:], "--output", str(export), str(path.resolve())]
+        ended = run(command, os.environ)
+        if not ended.well or not export.exists():
+            said = ended.said or (f"exit code {ended.exit_code}",)
             raise TraceError(
                 f"{path.name}: nsys {nsys.version_text} cannot export it ({said[-1]}); a report of a newer version "
                 f"needs that version: {by_hand}"
