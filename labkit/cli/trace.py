@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -21,6 +22,7 @@ from labkit.system.progress import progress_bar
 if TYPE_CHECKING:
     from labkit.nsys.capture.result import Capture
 
+SUFFIX = re.compile(r"\.(sqlite|nsys-rep|json(\.gz)?)$")  # of traces; what is before may have dots, too
 out = Console(markup=False, highlight=False)  # a "[" in a path or in a name of a capture is a "["
 err = Console(stderr=True, markup=False, highlight=False)
 
@@ -215,5 +217,5 @@ def timeline(
 
 
 def _names(*files: Path) -> tuple[str, ...]:
-    names = [file.name.partition(".")[0] for file in files]
+    names = [SUFFIX.sub("", file.name) for file in files]
     return tuple(names) if len(set(names)) == len(names) else tuple(str(file) for file in files)
