@@ -13,7 +13,7 @@ from labkit.statistics import Trust
 class Outcome:
     """The result in a line, how far it can be trusted, in words and as a yes or no, and what it was measured on.
 
-    `of`: settings that it is of where these are not those that were asked for.
+    `of`: the settings of the result, as far as the request had others.
     """
 
     claim: str

@@ -69,7 +69,7 @@ def swept_up(tmp_path: Path) -> Iterator[None]:
 
 
 def processes(folder: Path) -> list[psutil.Process]:
-    """Those that have this test's folder in their words or their environment, as all of a capture have."""
+    """Processes of the capture: all of them have this test's folder in their words or their environment."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

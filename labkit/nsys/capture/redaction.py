@@ -52,11 +52,11 @@ SIZE = re.compile(r"[-+]?\d{1,4}(?:\.\d+)?")  # --num-key-value-heads 8
 
 
 class Redaction:
-    """Replaces the values of `anywhere` wherever they stand in a text, and those of `words` where they are words of
-    their own. Both have where each value comes from, such as the name of a variable, and `replaced` says of how many
-    texts the values of each of these were taken out.
+    """Replaces private values in texts.
 
-    Names of labkit's stages and ranges and of PyTorch's operators are public, so they stay whatever the values are.
+    `anywhere` and `words` map each value to its source, such as the name of a variable. The values of `anywhere` are
+    replaced in any place, those of `words` as whole words. `replaced` counts the changed texts of each source. Names of
+    labkit's stages and ranges and of PyTorch's operators are public: they always stay.
     """
 
     def __init__(self, anywhere: Mapping[str, str], words: Mapping[str, str] | None = None) -> None:
@@ -92,7 +92,7 @@ class Redaction:
 
     @classmethod
     def of_secrets(cls, variables: Collection[tuple[str, str]], command: Sequence[str]) -> Redaction:
-        """The secrets alone, for what the user of this machine is shown: the own folders are none."""
+        """The secrets alone, for the user of this machine, who may see the own folders."""
         return cls(*_secrets_of(variables, command))
 
     def __call__(self, text: str) -> str:
@@ -155,9 +155,9 @@ def _is_words(value: str) -> bool:
 def _secrets_of(
     variables: Collection[tuple[str, str]], command: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The secrets that are replaced anywhere, and those that are replaced as words, with where they come from.
+    """Secrets that are replaced anywhere, and secrets that are replaced as words; each with its source.
 
-    The value of a variable that is named like a secret is one; if it is a word, its name must say so in whole words.
+    A variable that is named like a secret holds one. If the value is a word, the name must say so in whole words.
     """
     secrets: dict[str, str] = {}
     for name, value in variables:

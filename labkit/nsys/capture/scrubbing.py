@@ -49,8 +49,8 @@ def scrub(
     Kept are the tables of TEXT_COLUMNS, the strings that they use, the version rows, and of the processes and threads
     those that did something. In every string that is kept, the values of the environment variables of the run (found
     in the report) and of `environment` (default: this process's) are replaced; so are its user, its host and the
-    secrets in the words of `command`. Values that are short or words stay, and so do names of labkit's stages and of
-    PyTorch's operators. Returns how many strings were changed, by the variable whose value they held.
+    secrets in the words of `command`. Short values and words stay, and so do names of labkit's stages and of PyTorch's
+    operators. Returns how many strings were changed for each variable.
 
     Raises TraceError for what is no SQLite file, RunError where the disk is full, OSError for a target that cannot be.
     """
