@@ -18,6 +18,7 @@ from rich.table import Table
 
 from labkit.nsys.tables.kernel_names import cut
 from labkit.system.markdown import as_text
+from labkit.system.shown import shown
 
 NAMES = (  # columns of texts that may be cut
     *("name", "awaited", "next", "before", "path", "evidence", "shapes"),
@@ -133,7 +134,7 @@ def _column(name: str, values: pd.Series, unit_of_group: TimeUnit | None) -> tup
     elif _is_numeric(values):
         form = "{:,}".format
     else:
-        form = str
+        form = lambda each: shown(str(each))  # noqa: E731
     return f"{title} {unit}".strip(), ["" if pd.isna(each) else form(each) for each in values.tolist()]
 
 
