@@ -61,7 +61,7 @@ def model_shape(name: str) -> Markdown:
         "MLP size": f"{config.intermediate_size:,}" + (", gated" if config.gated else ""),
         "vocabulary": f"{config.vocab_size:,}; the head {'is' if config.tied_head else 'is not'} the embedding",
     }
-    return Markdown(markdown_table(("", as_text(name)), ((row, as_text(value)) for row, value in rows.items())))
+    return Markdown(markdown_table(("", as_text(name)), ((row, as_text(str(value))) for row, value in rows.items())))
 
 
 def check_limit(comparison: Comparison, read_mb: object, limit_ms: object) -> Markdown:

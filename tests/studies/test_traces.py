@@ -47,7 +47,7 @@ def test_the_bundled_captures_are_whole_and_say_where_they_come_from() -> None:
     assert "not on this machine" in found.remarks[0]
     assert found.outcome.of == found.of
     assert (found.of["model"], found.of["baseline"], found.of["steps"]) == ("gpt2", "hf-eager", found.decode_steps)
-    assert TraceBench(model="tiny-gpt2", source="bundled").settings == found.of | {"source": "bundled"}
+    assert TraceBench(model="tiny-gpt2", source="bundled").settings == {**found.of, "source": "bundled"}
     assert all(side.record.tax for side in (found.vanilla, found.fused))
 
 

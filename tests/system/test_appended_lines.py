@@ -43,7 +43,11 @@ def test_what_was_read_takes_no_room(tmp_path: Path) -> None:
 
 def test_a_file_that_grows_faster_than_it_is_read_holds_nobody_up(tmp_path: Path) -> None:
     with (tmp_path / "said").open("w+b", buffering=0) as file:
-        reader = AppendedLines(file.fileno(), lambda line: file.write(b"more\n" * 2) and None)
+
+        def hear(line: str) -> None:
+            file.write(b"more\n" * 2)
+
+        reader = AppendedLines(file.fileno(), hear)
         file.write(b"more\n")
         for _ in range(5):
             reader.read()
