@@ -33,6 +33,7 @@ PAPER, PUBLISHED_PAPER = "#ffffff", "#faf6ec"
 
 TITLE, SUBTITLE, LINE_HEIGHT = 17, 13, 18  # pixels: the sizes of letters, and of a line of the subtitle
 LIVE = 540  # pixels that a notebook's output has in a window of 1000, beside JupyterLab's list of files
+MODEBAR = 32  # pixels at the top that its buttons take where a page has the title outside of the figure
 TOP, RIGHT = 34, 20  # pixels: above the axes, for a heading; right of the axes
 META = "labkit"  # the layout's own place for what a page has to know of a figure
 CONFIG = {"displaylogo": False, "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]]}

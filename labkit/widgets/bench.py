@@ -109,7 +109,8 @@ class Bench(ABC, Generic[Result]):
 
     def _measure(self, settings: dict[str, Any], follow: Progress) -> Result:
         self._found = self.measure(settings, follow)
-        self.settings = settings
+        of = self.outcome(self._found).of
+        self.settings = settings | {name: value for name, value in of.items() if name in settings}
         for view in self._views:
             view.slot.replace(view.draw())
         if self._controls:

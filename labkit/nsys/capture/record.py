@@ -30,6 +30,9 @@ class CaptureRecord(Listed):
     tax: Tax | None
     environment: dict[str, Any] | None
     remarks: tuple[str, ...] = ()
+    redacted: dict[
+        str, int
+    ] = {}  # how many texts held the value of a variable, or another secret of the run, by its name
 
 
 def read_record(path: Path) -> CaptureRecord:
