@@ -16,6 +16,12 @@ from labkit.engine import InferenceEngine
 from labkit.harness.timing import TokenClock
 
 Write: TypeAlias = Callable[[str], object]
+
+
+def silent(piece: str) -> None:
+    """Where the pieces of an answer go that is read when it is whole."""
+
+
 Ended: TypeAlias = Literal["stop", "length", "interrupted"]
 
 

@@ -64,7 +64,7 @@ def bubble_figure(study: PipelineStudy) -> go.Figure:
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(tickformat=".0%", range=[0, 1.45 * most], title="of the stages' time, behind the prompt")
     far = study.farthest
-    title = f"Bubbles: within {abs(far.points_over):.1f} points of the formula"
+    title = f"Bubbles against their formulas: {far.name} differs most, by {abs(far.points_over):.1f} points"
     explained = (
         "bars measured, with the least and the most of all rounds; what the diamond adds to the line is what unequal "
         "stages cost: all wait for the slowest. Stages that were filled while prompts were under way save a little"
@@ -210,7 +210,7 @@ def pipeline_notes(study: PipelineStudy) -> str:
         lines.append(f"Not measured: {study.measured.left_out}.")
     if case.batch == 1:
         lines.append("A batch of one keeps one stage at work, whatever the schedule.")
-    doubts = [f"- {doubt}" for doubt in study.doubts]
+    doubts = [f"- {doubt.why}" for doubt in study.trust.doubts]
     trust = ["", "Before you trust these figures:", "", *doubts] if doubts else []
     return "\n".join([f"- {line}" for line in lines] + trust)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,14 +22,30 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION: Literal[1] = 1
+MOST_SHOWN = 80  # characters of a field in the `repr` of its record
 METRICS = ("ttft", "per_token", "end_to_end")
 FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # the phases of samples, in words
+
+
+class _Cut:
+    """A text for `repr`, of which the beginning is enough."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text if len(self._text) <= MOST_SHOWN else f"{self._text[:MOST_SHOWN]}…"
 
 
 class FrozenRecord(BaseModel):
     """A record that cannot be changed, and that refuses unknown fields when it is read back."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """The fields for `repr`, long ones cut short: a record holds every raw sample."""
+        for name, value in super().__repr_args__():
+            yield name, _Cut(repr(value))
 
 
 class Case(FrozenRecord):
@@ -298,9 +314,13 @@ class Measurement(Tabular, FrozenRecord):
         }
 
     def sample_rows(self) -> list[dict[str, Any]]:
-        """Every raw sample: whose it is, of which run, and of which new token, from 0."""
+        """Every raw sample: of which case and on which machine, whose it is, of which run, and of which new token, from
+        0.
+        """
+        head = {"machine": self.environment.machine, **self.case.model_dump()}
         return [
-            {
+            head
+            | {
                 "side": self.name,
                 "impl": self.impl,
                 "round": run.round,

@@ -78,6 +78,11 @@ class Trust:
         """The grade for a line of its own; empty for a trustworthy ratio."""
         return "" if self.trustworthy else f"not trustworthy: {self.why}. To mend it: {self.remedy}."
 
+    @property
+    def short(self) -> str:
+        """The grade beside figures whose result says why it has it; empty for a trustworthy ratio."""
+        return "" if self.trustworthy else "not trustworthy, for the reasons that stand with the result"
+
     def verdict(self, found: Verdict) -> Verdict:
         """`found`, or UNDECIDED where it is withheld."""
         return found if self.trustworthy else Verdict.UNDECIDED
@@ -96,6 +101,11 @@ def taken_cores(others: float, *, needed: int, cores: int) -> float:
     return max(0.0, min(others - max(0, cores - needed), float(needed)))
 
 
+def busy(taken_cores: Sequence[float]) -> bool:
+    """Whether other programs took more of the processors than a figure bears, in the median round."""
+    return len(taken_cores) > 0 and float(np.median(taken_cores)) > MOST_TAKEN
+
+
 def grade(
     found: Ratio, rounds: int, *, taken_cores: Sequence[float] = (), shares: Iterable[ShareOfLimit] = ()
 ) -> Trust:
@@ -106,10 +116,12 @@ def grade(
     """
     doubts = []
     if rounds < FEWEST_ROUNDS:
-        doubts.append(Doubt(f"{rounds} rounds, fewer than {FEWEST_ROUNDS}", (MORE_ROUNDS,)))
-    if not found.high <= WIDEST * found.low:
+        count = f"{rounds} {'round' if rounds == 1 else 'rounds'}"
+        doubts.append(Doubt(f"{count}, fewer than {FEWEST_ROUNDS}", (MORE_ROUNDS,)))
+    if rounds > 1 and not found.high <= WIDEST * found.low:
         doubts.append(Doubt(f"the interval [{found.low:.2f}, {found.high:.2f}] is wide", (MORE_ROUNDS, QUIET)))
-    if len(taken_cores) and (taken := float(np.median(taken_cores))) > MOST_TAKEN:
+    if busy(taken_cores):
+        taken = float(np.median(taken_cores))
         doubts.append(Doubt(f"other programs used {taken:.1f} of the processors that it was measured on", (QUIET,)))
     for side in shares:
         if side.share > 1 + min(max(SHARE_ERROR, side.probe_noise), MOST_SHARE_ERROR):

@@ -13,12 +13,15 @@ from labkit.studies.pipeline import (
     parse_schedules,
     study_pipeline,
 )
+from labkit.system.partly import Show
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
 
 
 class PipelineBench(Bench[PipelineStudy]):
     """Runs `study_pipeline`."""
+
+    kind = PipelineStudy
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class PipelineBench(Bench[PipelineStudy]):
         sizes = {"stages": stages, "batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
         super().__init__(texts | sizes | {"rounds": rounds, "threads": threads}, {"dtype": FLOAT_DTYPES})
 
-    def measure(self, settings: dict[str, Any], follow: Progress) -> PipelineStudy:
+    def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> PipelineStudy:
         return study_pipeline(
             settings["model"],
             dtype=settings["dtype"],
@@ -54,6 +57,7 @@ class PipelineBench(Bench[PipelineStudy]):
             rounds=settings["rounds"],
             threads=settings["threads"] or None,
             progress=follow,
+            show=show,
         )
 
     def headline(self, found: PipelineStudy) -> str:

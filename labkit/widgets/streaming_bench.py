@@ -11,6 +11,7 @@ from labkit.studies.larger_than_memory import (
     study_larger_than_memory,
 )
 from labkit.studies.outcome import Outcome
+from labkit.system.partly import Show
 from labkit.system.progress import Progress
 from labkit.weights.precision import precision_of
 from labkit.widgets.bench import Bench
@@ -20,6 +21,8 @@ PRECISIONS = ("bfloat16", "float32", "int8-32+head", "int4-64+head8")
 
 class StreamingBench(Bench[StreamingStudy]):
     """Runs `study_larger_than_memory`."""
+
+    kind = StreamingStudy
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class StreamingBench(Bench[StreamingStudy]):
         sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
         super().__init__(texts | {"memory_gb": memory_gb} | sizes, {"precision": PRECISIONS})
 
-    def measure(self, settings: dict[str, Any], follow: Progress) -> StreamingStudy:
+    def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> StreamingStudy:
         return study_larger_than_memory(
             settings["model"],
             precision=settings["precision"],
@@ -57,6 +60,7 @@ class StreamingBench(Bench[StreamingStudy]):
             path=settings["path"],
             threads=settings["threads"] or None,
             progress=follow,
+            show=show,
         )
 
     def headline(self, found: StreamingStudy) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
+from typing import Any
 
 from labkit.engine.parallel.pipeline_stage import PipelineSpan
 from labkit.harness.environment import read_environment
@@ -16,6 +17,7 @@ from labkit.launcher.shares import threads_each
 from labkit.launcher.spawn import launch
 from labkit.stages import Phase
 from labkit.system.errors import RunError, UserError
+from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
 from labkit.weights.resolve import resolve
 
@@ -38,12 +40,13 @@ def measure_pipeline(
     rounds: int = 3,
     threads: int | None = None,
     progress: Progress | None = None,
+    show: Show = unseen,
 ) -> PipelineMeasurement:
     """Generates with each schedule, and each number of micro-batches where it has several, in turns and `rounds` times.
 
     beside: batches at which the queue and naive are also held against tensor parallelism on as many ranks; none: no
     ranks are started for that. threads: of each rank; None: its share of the processors. The model is given by a name
-    as for `resolve`, and every rank reads its part of it.
+    as for `resolve`, and every rank reads its part of it. show: given the schedules once they are measured.
 
     UserError for numbers that cannot be, and what `labkit.launch` raises for ranks that fail.
     """
@@ -65,6 +68,22 @@ def measure_pipeline(
     runs = _runs(turns, found)
     mine = [_chosen(runs[number]) for number in range(len(settings))]
     ways = _ways(turns, runs, beside)
+    known = [each.others_cores for each in found if each.others_cores is not None]
+    case = PipelineCase(
+        model=model, origin=origin, dtype=dtype, stages=stages, batch=batch, prompt_tokens=prompt, new_tokens=new,
+        threads=threads,
+    )  # fmt: skip
+    measured: dict[str, Any] = {
+        "case": case,
+        "environment": environment,
+        "layers": found[0].layers,
+        "pinned": all(each.pinned for each in found),
+        "others_cores": median(known) if known else None,
+        "runs": tuple(mine),
+        "bubbles": tuple(tuple(run.bubble for run in runs[number]) for number in range(len(settings))),
+        "rates": tuple(tuple(run.tokens_per_s for run in runs[number]) for number in range(len(settings))),
+    }
+    show(so_far(PipelineMeasurement, **measured))
     left_out = ""
     if beside:
         try:
@@ -76,22 +95,7 @@ def measure_pipeline(
             RunError,
         ) as error:  # a model that cannot be cut that way has its pipeline shown all the same
             left_out = f"tensor parallelism: {str(error).partition(chr(10))[0]}"
-    known = [each.others_cores for each in found if each.others_cores is not None]
-    case = PipelineCase(
-        model=model, origin=origin, dtype=dtype, stages=stages, batch=batch, prompt_tokens=prompt, new_tokens=new,
-        threads=threads,
-    )  # fmt: skip
-    return PipelineMeasurement(
-        case=case,
-        environment=environment,
-        layers=found[0].layers,
-        pinned=all(each.pinned for each in found),
-        others_cores=median(known) if known else None,
-        runs=tuple(mine),
-        bubbles=tuple(tuple(run.bubble for run in runs[number]) for number in range(len(settings))),
-        ways=tuple(ways),
-        left_out=left_out,
-    )
+    return PipelineMeasurement(ways=tuple(ways), left_out=left_out, **measured)
 
 
 def settings_of(schedules: Sequence[str], micro_batches: Sequence[int], batch: int, stages: int) -> tuple[Setting, ...]:
