@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from labkit.figures.beside import MEASURED_HERE, add_published, told, write_behind
 from labkit.figures.frames import number
 from labkit.figures.pipeline_timeline import pipeline_subtitle
-from labkit.figures.room import left_of, legend_below
+from labkit.figures.room import left_of, legend_below, shares_axis
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, finish, heading, in_lines
 from labkit.published import published
 
@@ -62,7 +62,7 @@ def bubble_figure(study: PipelineStudy) -> go.Figure:
                               xshift=12, showarrow=False)  # fmt: skip
     left = left_of(names)
     figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(tickformat=".0%", range=[0, 1.45 * most], title="of the stages' time, behind the prompt")
+    figure.update_xaxes(**shares_axis(1.45 * most), title="of the stages' time, behind the prompt")
     far = study.farthest
     title = f"Bubbles against their formulas: {far.name} differs most, by {abs(far.points_over):.1f} points"
     explained = (

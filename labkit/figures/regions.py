@@ -77,7 +77,9 @@ def regions_figure(study: KernelStudy) -> go.Figure:
             range=[0, bars_end(highs, texts, left, size=13)], ticksuffix=" µs", nticks=6, row=index, col=1
         )
     figure.update_yaxes(autorange="reversed")
-    dashed = "dashed: the least time that reading the region's bytes takes here"
+    dashed = (
+        "dashed: the least time that reading the region's bytes takes here; each region has an axis of its own length"
+    )
     subtitle = in_lines(case_line(rows[0].case), rows[0].environment.machine, dashed)
     finish(figure, "Each region, unfused and fused", subtitle, height=40 + 230 * len(rows))
     return figure.update_layout(margin_l=left)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.environment import Environment
@@ -17,35 +17,20 @@ from labkit.harness.timing import CLOCK, Times
 from labkit.stages import EXCHANGES, Phase
 from labkit.statistics import ShareOfLimit, Summary, first_is_slow, remarks, summarise, taken_cores
 from labkit.system.result_table import ResultTable, Tabular
+from labkit.system.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION: Literal[1] = 1
-MOST_SHOWN = 80  # characters of a field in the `repr` of its record
 METRICS = ("ttft", "per_token", "end_to_end")
 FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # the phases of samples, in words
 
 
-class _Cut:
-    """A text for `repr`, of which the beginning is enough."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text if len(self._text) <= MOST_SHOWN else f"{self._text[:MOST_SHOWN]}…"
-
-
-class FrozenRecord(BaseModel):
+class FrozenRecord(ShortRepr):
     """A record that cannot be changed, and that refuses unknown fields when it is read back."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """The fields for `repr`, long ones cut short: a record holds every raw sample."""
-        for name, value in super().__repr_args__():
-            yield name, _Cut(repr(value))
 
 
 class Case(FrozenRecord):
@@ -314,9 +299,7 @@ class Measurement(Tabular, FrozenRecord):
         }
 
     def sample_rows(self) -> list[dict[str, Any]]:
-        """Every raw sample: of which case and on which machine, whose it is, of which run, and of which new token, from
-        0.
-        """
+        """Every raw sample: its case, machine, side and run, and its new token, counted from 0."""
         head = {"machine": self.environment.machine, **self.case.model_dump()}
         return [
             head
@@ -334,7 +317,7 @@ class Measurement(Tabular, FrozenRecord):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each new token of each run, in milliseconds: `sample_rows`."""
-        import pandas as pd  # half a second, which is not for every process that measures
+        import pandas as pd  # half a second
 
         return pd.DataFrame(self.sample_rows())
 
@@ -364,5 +347,4 @@ class Measurement(Tabular, FrozenRecord):
 
 
 def _median(shares: Sequence[float | None]) -> float | None:
-    known = [share for share in shares if share is not None]
-    return float(np.median(known)) if known else None
+    return float(np.median(known)) if (known := [share for share in shares if share is not None]) else None

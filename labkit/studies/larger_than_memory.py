@@ -129,7 +129,8 @@ class StreamingStudy(Study, FrozenRecord):
         gains = f"batch {first.batch:,} gives {three_digits(first.tokens_per_s)} tokens/s"
         if best.batch != first.batch:
             gains += f" and batch {best.batch:,} gives {three_digits(best.tokens_per_s)}"
-        return f"{case.model}, {case.precision}, {self.times_larger:.2f} times its memory: {gains}{streamed}{overlap}"
+        larger = three_digits(self.times_larger)
+        return f"{case.model}, {case.precision}, {larger} times its memory: {gains}{streamed}{overlap}"
 
     @property
     def headline(self) -> str:

@@ -20,7 +20,9 @@ PULSE = f"""
 """
 OWN, BOX, CLOCK = "labkit-own", "labkit-box", "labkit-clock"  # classes of widgets
 DEAD = f"""
-.{OWN}.jupyter-widgets-disconnected::before, .{OWN} .jupyter-widgets-disconnected::before {{ display: none !important; }}
+.{OWN}.jupyter-widgets-disconnected::before, .{OWN} .jupyter-widgets-disconnected::before {{
+  display: none !important;
+}}
 .{CLOCK}.jupyter-widgets-disconnected {{ display: none; }}
 .{BOX}.jupyter-widgets-disconnected::before {{
   display: block !important; align-self: start; padding: 4px 0; color: var(--jp-ui-font-color1);

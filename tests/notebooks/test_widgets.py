@@ -11,6 +11,7 @@ from comparisons import comparison
 from ipywidgets import Label
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
+from notebook_runs import FAKE, SETTINGS
 
 from labkit import figures
 from labkit.notebooks.report import PLOTLY_MIME_TYPE
@@ -20,22 +21,7 @@ from labkit.widgets.bench import NOT_YET, UNDER_WAY
 from labkit.widgets.controls import STOPPED, Controls, Stopped
 from labkit.widgets.live import Execution, Slot, is_live
 
-TESTS = Path(__file__).parents[1]
-SETTINGS: dict[str, Any] = {
-    "model": "tiny-gpt2", "dtype": "float32", "batch": 1, "prompt_tokens": 16, "new_tokens": 8, "baseline": "hf-eager",
-    "threads": 0, "rounds": 3,
-}  # fmt: skip
 CHOICES = {"dtype": ["float32", "bfloat16"], "baseline": ["hf-eager", "hf-compile"]}
-FAKE = f"""
-import sys; sys.path.insert(0, {str(TESTS)!r})
-from comparisons import comparison
-from labkit import figures, widgets
-def compare(*, progress, **settings):
-    progress(1, 2, "round 1 of 2"); asked.append(settings)
-    return comparison(dtype=settings["dtype"])
-asked = []; widgets.workbench.compare = compare
-bench = widgets.Workbench(**{SETTINGS})
-"""
 
 
 class Client(NotebookClient):
