@@ -38,8 +38,8 @@ class StreamingBench(Bench[StreamingStudy]):
         path: str = "",
         threads: int = 0,
     ) -> None:
-        """With `threads` 0 there are as many as torch would use. rounds: of each baseline. path: a folder on the disk
-        that layers are read from; empty: a temporary one.
+        """With `threads` 0 there are as many as torch would use. rounds: of each batch and baseline. path: a folder on
+        the disk that layers are read from; empty: a temporary one.
         """
         parse_batches(batches)
         precision_of(precision)
