@@ -88,7 +88,7 @@ def ratio_axis(
     powers = range(math.floor(low), math.ceil(high) + 1)
     ticks = [step * 10.0**power for power in powers for step in STEPS]
     shown = [tick for tick in ticks if low <= math.log10(tick) <= high]
-    title = {"text": "log scale", "standoff": 0}
+    title = {"text": "(log)", "standoff": 0}
     return {
         "type": "log",
         "title": title,

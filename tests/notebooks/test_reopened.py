@@ -59,7 +59,7 @@ def test_figures_follow_the_runs_whatever_became_of_the_page(tmp_path: Path) -> 
     hold, name = folder / "hold", write_notebook(folder, *CELLS)
     hold.write_text("")
     with jupyterlab(folder, home=home) as lab:
-        page = lab.page
+        page, lab.patience_s = lab.page, 300
         lab.open(name)
         lab.run_all()
         press(lab, "Run")
