@@ -9,16 +9,17 @@ from typing import Any
 
 import pandas as pd
 import typer
-from rich.console import Console
 
 from labkit.cli.forms import Form, Shown
 from labkit.cli.frames import escaped, fit, markdown, rows, terminal_table
 from labkit.nsys.tables.kernel_names import brief
 from labkit.system.csv_text import csv_text
+from labkit.system.shown import shown_lines
+from labkit.system.terminal import terminal
 from labkit.system.whole_file import whole_file, write_whole
 
-out = Console(markup=False, highlight=False)
-err = Console(stderr=True, markup=False, highlight=False)
+out = terminal(markup=False, highlight=False)
+err = terminal(stderr=True, markup=False, highlight=False)
 
 TOP = 20
 MOST_UNREAD = 8
@@ -59,7 +60,7 @@ def show(
     else:
         text = _text(tables, people if form is Form.MARKDOWN else kept, form, about)
         if output is None:
-            typer.echo(text)
+            typer.echo(shown_lines(text) if out.is_terminal else text)  # programs get names as they are
         else:
             write_whole(output, text + "\n")
             out.print(str(output), soft_wrap=True)

@@ -110,3 +110,35 @@ def test_a_request_that_cannot_be_served_says_what_was_expected(
     code, said, errors = labkit("trace", "kernels", recorded, *arguments)
     assert (code, said) == (2, "")
     assert message in errors.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trace", "kernels", "made.json", "--csv"),
+        ("trace", "kernels", "made.json", "--parquet"),
+        ("trace", "compare", "made.json", "other.json", "--json"),
+        ("trace", "compare", "other.json", "made.json", "--json"),
+        ("trace", "replay", "made.json", "--op", "mm"),
+        ("trace", "merge", "made.json", "other.json"),
+        ("timeline", "made.json"),
+        ("explain", "made.json", "other.json"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("output", ["made.json", "link.json"])
+def test_no_command_replaces_what_it_reads(
+    words: tuple[str, ...], output: str, labkit: Labkit, recorded: str, tmp_path: Path
+) -> None:
+    before = Path(recorded).read_bytes()
+    (tmp_path / "link.json").symlink_to("made.json")
+    (tmp_path / "other.json").write_text("{}")
+    code, _, errors = labkit(*words, "--output", output)
+    assert code == 2
+    assert "is the input made.json; name another file" in errors
+    assert Path(recorded).read_bytes() == before
+
+
+def test_a_table_goes_to_a_device_as_to_a_file(labkit: Labkit, recorded: str) -> None:
+    assert labkit("trace", "kernels", recorded, "--csv", "--output", "/dev/null")[0] == 0
+    assert Path("/dev/null").is_char_device()
