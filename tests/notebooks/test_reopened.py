@@ -81,6 +81,7 @@ def test_figures_follow_the_runs_whatever_became_of_the_page(tmp_path: Path) -> 
         page.wait_for_function(SAVED, timeout=120_000)
         assert no_errors(lab)
     with jupyterlab(folder, home=home, theme=DARK) as lab:
+        lab.patience_s = 300
         lab.open(name)
         wait_for(lab.page, "float16")
         assert "Error displaying widget" not in lab.page.inner_text("body")

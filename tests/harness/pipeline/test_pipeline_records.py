@@ -63,7 +63,7 @@ def test_without_small_steps_nobody_knows_where_weights_are_the_limit() -> None:
     ("change", "doubt"),
     [
         ({"bubbles": ((0.1, 0.1),) * 5}, "2 rounds, fewer than 6"),
-        ({"rates": ((400.0, 500.0, 600.0, 900.0, 300.0, 500.0),) * 5}, "is wide"),
+        ({"rates": ((400.0, 900.0, 400.0, 900.0, 300.0, 500.0), *((500.0,) * 6,) * 4)}, "is wide"),
         ({"rates": ()}, "is wide"),  # of an older record, which has no rounds
         ({"pinned": False}, "no cores of their own"),
         ({"others_cores": 1.0}, "other programs used 1.0"),
