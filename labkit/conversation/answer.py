@@ -19,7 +19,7 @@ Write: TypeAlias = Callable[[str], object]
 
 
 def silent(piece: str) -> None:
-    """Where the pieces of an answer go that is read when it is whole."""
+    """Ignores a piece of an answer, for callers that read the whole answer."""
 
 
 Ended: TypeAlias = Literal["stop", "length", "interrupted"]

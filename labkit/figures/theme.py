@@ -34,7 +34,7 @@ PAPER, PUBLISHED_PAPER = "#ffffff", "#faf6ec"
 TITLE, SUBTITLE, LINE_HEIGHT = 17, 13, 18  # pixels: the sizes of letters, and of a line of the subtitle
 LIVE = NARROW - 2 * EDGE  # pixels of the lines of a title
 TOP, RIGHT = 34, 20  # pixels: above the axes, for a heading; right of the axes
-LOG = " (log)"  # behind the title of such an axis: it may stand beside a linear one
+LOG = " (log)"  # ends the title of a logarithmic axis: its neighbour may be linear
 META = "labkit"  # the layout's own place for what a page has to know of a figure
 CONFIG = {"displaylogo": False, "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]]}
 

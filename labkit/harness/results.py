@@ -119,7 +119,7 @@ def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
     a measurement or a method, with its share of the limit; one for each "method" that could not be measured, with the
     reason; one for each "evaluation" of quality. Each has its case and its machine.
 
-    Records that have no such row, as those of regions and of plans, are left out with a warning.
+    Other records, such as those of regions and of plans, are left out with a warning.
     """
     import pandas as pd  # half a second, which is not for every process that measures
 
@@ -133,7 +133,7 @@ def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Those of JSON lines, by their names, which begin with their times; hidden folders are of work that goes on."""
+    """The files of JSON lines, sorted by their names, which begin with times. Hidden folders hold unfinished work."""
     found = (file for file in folder.rglob("*.jsonl") if not any(map(_hidden, file.relative_to(folder).parts)))
     return sorted(found, key=lambda file: (file.name, file))
 

@@ -145,7 +145,7 @@ class Bench(ABC, Generic[Result]):
         self._busy = True
         try:
             if self._controls:
-                self._controls.page.results += 1  # whoever opens the page during the run finds its figures there
+                self._controls.page.results += 1  # a page that is opened during the run finds its figures
                 self._redraw()
             self._last = Last(settings, now(), self.measure(settings, follow, self._show_part))
         except BaseException:

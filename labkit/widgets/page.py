@@ -12,7 +12,7 @@ from labkit.figures.dark import dark_rules
 
 HERE = Path(__file__).parent
 DARK_PAGE = 'body[data-jp-theme-light="false"] .js-plotly-plot'
-WAITING = "labkit-waiting"  # a bar of which nothing is done yet
+WAITING = "labkit-waiting"  # a bar before the first part is done
 PULSE = f"""
 @keyframes {WAITING} {{ 50% {{ opacity: 0.25; }} }}
 .{WAITING} .progress-bar {{ animation: {WAITING} 1.6s ease-in-out infinite; }}
@@ -45,7 +45,7 @@ class Clock(anywidget.AnyWidget):
     """The time since a run began, and about how much it still takes. The browser counts the seconds: a thread of the
     kernel that did would disturb what is timed.
 
-    Times are in seconds: `begun` and `estimated`, when `left` was true, since 1970; 0 or below: there is none.
+    Times are in seconds: `begun` and `estimated`, when `left` was true, since 1970. 0 or less: unknown.
     """
 
     _esm = HERE / "clock.js"

@@ -1,5 +1,5 @@
-"""A live notebook whose page is loaded again, closed during a run, or opened on a new server, in a real JupyterLab:
-its figures are those of the latest run.
+"""A live notebook whose page is loaded again, closed during a run, or opened on a new server, in a real JupyterLab.
+Its figures show the latest run.
 """
 
 from pathlib import Path

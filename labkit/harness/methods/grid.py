@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OOM, NONE = "oom", "–"
-DOUBTED = " ?"  # behind a figure that is not trustworthy
+DOUBTED = " ?"  # follows a figure that is not trustworthy
 AT_BATCH = "method, at batch"
 LARGE, SMALL = "bloom176b-8xa100", "bloom7b1-8xa6000"  # of the published tables
 UNITS = (

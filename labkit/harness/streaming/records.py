@@ -84,7 +84,7 @@ class BatchPoint(FrozenRecord):
         return float(np.median(self.decode_ms))
 
     def trust(self, threads: int, cores: int) -> Trust:
-        """Whether its time is to be trusted, of a machine with so many cores."""
+        """The grade of its time. threads: of the engine; cores: of the machine."""
         runs = self.runs_ms or (self.step_ms,)
         others = () if self.others_cores is None else (taken_cores(self.others_cores, needed=threads, cores=cores),)
         return grade(median_ratio(runs), len(runs), taken_cores=others)

@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
 def no_gpu_and_no_peers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
-        patch.setattr(cell, "busy", lambda taken: False)  # whatever else this machine does
+        patch.setattr(cell, "busy", lambda taken: False)  # the load of this machine changes nothing here
         patch.setenv("LABKIT_LLAMA_CPP_PYTHON", str(tmp_path_factory.mktemp("none") / "python"))
         yield
 

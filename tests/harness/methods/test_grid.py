@@ -49,7 +49,7 @@ def figure(cell: MethodCell) -> str:
 
 
 def loaded(found: MethodCell, others: float, rounds: int) -> MethodCell:
-    """A cell of so many rounds beside programs that kept so many processors busy."""
+    """A cell with this number of rounds, measured while other programs kept `others` processors busy."""
     assert found.measured is not None
     runs = tuple(run.model_copy(update={"others_cores": others}) for run in found.measured.runs[:rounds])
     return found.model_copy(update={"measured": found.measured.model_copy(update={"runs": runs})})
