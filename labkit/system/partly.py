@@ -17,6 +17,8 @@ class NotMeasuredError(RunError):
 
 class _Partly:
     def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # what Python and IPython look for, and may miss
+            raise AttributeError(name)
         raise NotMeasuredError(f"{name} is not measured yet; wait for the end of the run")
 
 

@@ -39,8 +39,8 @@ class Bench(ABC, Generic[Result]):
     """Measures with settings that controls change, and keeps every view up to date.
 
     Live, showing it gives the controls, whose Run button measures, and nothing is measured before it is pressed;
-    without anybody at the kernel it gives the table of the settings, and `run` measures. The last result is kept in
-    `runs`, and offered when nothing has been measured yet.
+    without anybody at the kernel it gives the table of the settings, and `run` measures. Live, the last result
+    is kept in `runs`, and offered while nothing has been measured yet.
     """
 
     kind: ClassVar[type]  # of its results
@@ -135,6 +135,10 @@ class Bench(ABC, Generic[Result]):
             if self._controls is None:
                 raise
             return UNDER_WAY if self._busy else NOT_YET
+        except Exception as error:
+            if self._partly is None:
+                raise
+            return f"*This is drawn when the run has ended ({type(error).__name__}).*"  # the run goes on
 
     def _redraw(self) -> None:
         for view in self._views:
@@ -154,8 +158,8 @@ class Bench(ABC, Generic[Result]):
         finally:
             self._busy, self._partly = False, None
             self._redraw()
-        keep_last(self._last, self.kind, self._name, RUNS)
         if self._controls:
+            keep_last(self._last, self.kind, self._name, RUNS)
             self._controls.page.results += 1
             self._controls.say("done; every figure and check shows this run")
             self._newest[self._name]._offer()
