@@ -101,7 +101,7 @@ class Trust:
 
 def _told(remedy: str) -> str:
     """With what can be given for it from where it is read: notebooks have a parameter for the rounds alone."""
-    names = (OPTIONS if on_command_line() else SETTINGS)[remedy]
+    names = (OPTIONS if on_command_line() else SETTINGS).get(remedy, ())
     return f"{remedy} ({setting(*names)})" if names else remedy
 
 

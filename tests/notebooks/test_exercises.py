@@ -12,15 +12,10 @@ import torch
 from comparisons import BANDWIDTH_GB_S, comparison
 from precision_studies import NUMBERS, study
 
-from labkit.harness.records import Measurement
-from labkit.harness.regions.case import layer_case
-from labkit.harness.regions.counting import region_bytes
-from labkit.models.policies import model_config_of
 from labkit.notebooks.exercises import (
     BATCH,
     CONTEXT,
     byte_budget,
-    check_batches,
     check_gap,
     check_groups,
     check_limit,
@@ -29,9 +24,7 @@ from labkit.notebooks.exercises import (
     model_shape,
     try_kernel,
 )
-from labkit.stages import Stage
 from labkit.system.errors import UserError
-from labkit.weights.resolve import resolve
 
 GPT2 = 768, 12, 50_257  # width, layers, words
 CACHE_MB = 2 * GPT2[0] * GPT2[1] * 2 * CONTEXT / 1e6  # of one sequence: keys and values of two bytes
@@ -317,46 +310,3 @@ def test_names_of_another_type_are_refused(name: Any) -> None:
 def test_ranks_of_another_type_are_refused(ranks: Any) -> None:
     with pytest.raises(UserError, match="expected a number of ranks"):
         model_cut("tiny-gpt2", ranks)
-
-
-def kernel_study() -> Any:
-    """What `check_batches` looks at of a study."""
-    case = layer_case("tiny-llama", batch=4, context=32, threads=1, layers=1)
-    return SimpleNamespace(ladder=SimpleNamespace(case=case))
-
-
-def test_predictions_about_the_batch_are_judged_by_the_bytes_of_the_run() -> None:
-    config, context = model_config_of(resolve("tiny-llama").hf_config), 32
-
-    def grows(region: Stage) -> float:
-        one, many = (region_bytes(config, region, torch.float32, batch, context) for batch in (1, 8))
-        return many / one
-
-    mlp, attention = grows(Stage.MLP), grows(Stage.ATTENTION)
-    assert mlp < 1.5 < attention
-    right = check_batches(kernel_study(), mlp, attention).data
-    assert right.count("**right**") == 2
-    wrong = check_batches(kernel_study(), 8, 1.0).data
-    assert "reads the weights once" in wrong
-    assert "keys and values of its own" in wrong
-    assert check_batches(kernel_study(), None, "many").data.count("not") >= 2
-
-
-def test_yours_is_the_model_that_was_run() -> None:
-    text = sum_verdicts({"yours": 1, "tiny-llama": 2}, model="tiny-gptj")
-    assert text.count("**right**") == 2
-    assert "a layer of tiny-gptj" in text
-
-
-@pytest.mark.parametrize("digits", [0, 1])
-def test_a_limit_worked_out_from_the_bandwidth_as_it_is_shown_is_right(digits: int) -> None:
-    found = comparison()
-    slow = found.model_copy(update={side: _at(getattr(found, side), 24.4) for side in ("baseline", "candidate")})
-    assert slow.read_bandwidth_gb_s == pytest.approx(24.4)
-    text = check_limit(slow, 1.0, READ_MB / round(24.4, digits)).data
-    assert "least ms per step: **right**" in text
-
-
-def _at(side: Measurement, gb_s: float) -> Measurement:
-    runs = tuple(run.model_copy(update={"bandwidth_gb_s": (gb_s, gb_s)}) for run in side.runs)
-    return side.model_copy(update={"runs": runs})

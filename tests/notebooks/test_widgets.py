@@ -217,7 +217,7 @@ def test_one_run_at_a_time(controls: Controls) -> None:
         pass
 
 
-@pytest.mark.parametrize(("name", "value", "expected"), [("batch", "8", "int"), ("model", 8, "str")])
+@pytest.mark.parametrize(("name", "value", "expected"), [("batch", "8", "int"), ("model", None, "str")])
 def test_a_setting_of_the_wrong_type_is_refused(name: str, value: object, expected: str) -> None:
     with pytest.raises(TypeError, match=f"got {name} = .*, expected {expected}"):
         Workbench(**(SETTINGS | {name: value}))  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.harness.methods.cell import MethodCell
 from labkit.published import NOT_MEASURED_HERE, published
+from labkit.statistics import Trust
 from labkit.system.result_table import ResultTable, Tabular
 
 if TYPE_CHECKING:
@@ -118,13 +119,12 @@ class MethodGrid(Tabular):
     def _doubts(self) -> list[str]:
         """Why figures are not trustworthy, once for all that share the reasons, and what mends it."""
         places: dict[str, list[str]] = {}
-        remedies: dict[str, None] = {}
+        doubts = tuple(doubt for cell in self.cells for doubt in cell.trust.doubts)
         for cell in self.cells:
             if cell.trust.doubts:
                 places.setdefault(cell.trust.why, []).append(f"{cell.method}, batch {cell.case.batch}")
-                remedies |= dict.fromkeys(cell.trust.remedies)
         told = [f"?: not trustworthy: {why} ({'; '.join(cells)})" for why, cells in places.items()]
-        return [*told, f"to mend it: {'; '.join(remedies)}"] if told else []
+        return [*told, f"to mend it: {Trust(doubts).remedy}"] if told else []
 
     def _impls(self) -> dict[str, str]:
         return {cell.method: cell.measured.impl for cell in self.cells if cell.measured is not None}

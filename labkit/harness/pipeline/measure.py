@@ -67,22 +67,12 @@ def measure_pipeline(
     found = _launched(turns, threads, lambda done, total, label: follow(0.75 * done, total, label))
     runs = _runs(turns, found)
     mine = [_chosen(runs[number]) for number in range(len(settings))]
-    ways = _ways(turns, runs, beside)
-    known = [each.others_cores for each in found if each.others_cores is not None]
     case = PipelineCase(
         model=model, origin=origin, dtype=dtype, stages=stages, batch=batch, prompt_tokens=prompt, new_tokens=new,
         threads=threads,
     )  # fmt: skip
-    measured: dict[str, Any] = {
-        "case": case,
-        "environment": environment,
-        "layers": found[0].layers,
-        "pinned": all(each.pinned for each in found),
-        "others_cores": median(known) if known else None,
-        "runs": tuple(mine),
-        "bubbles": tuple(tuple(run.bubble for run in runs[number]) for number in range(len(settings))),
-        "rates": tuple(tuple(run.tokens_per_s for run in runs[number]) for number in range(len(settings))),
-    }
+    ways = _ways(turns, runs, beside)
+    measured = _measured(turns, found, runs, mine) | {"case": case, "environment": environment}
     show(so_far(PipelineMeasurement, **measured))
     left_out = ""
     if beside:
@@ -96,6 +86,25 @@ def measure_pipeline(
         ) as error:  # a model that cannot be cut that way has its pipeline shown all the same
             left_out = f"tensor parallelism: {str(error).partition(chr(10))[0]}"
     return PipelineMeasurement(ways=tuple(ways), left_out=left_out, **measured)
+
+
+def _measured(
+    turns: PipelineTurns,
+    found: Sequence[RankFindings],
+    runs: dict[int, list[ScheduleRun]],
+    chosen: Sequence[ScheduleRun],
+) -> dict[str, Any]:
+    """The fields of a measurement that its schedules give. chosen: a run of each of the first settings."""
+    known = [each.others_cores for each in found if each.others_cores is not None]
+    rounds = [runs[number] for number in range(len(chosen))]
+    return {
+        "layers": found[0].layers,
+        "pinned": all(each.pinned for each in found),
+        "others_cores": median(known) if known else None,
+        "runs": tuple(chosen),
+        "bubbles": tuple(tuple(run.bubble for run in of_setting) for of_setting in rounds),
+        "rates": tuple(tuple(run.tokens_per_s for run in of_setting) for of_setting in rounds),
+    }
 
 
 def settings_of(schedules: Sequence[str], micro_batches: Sequence[int], batch: int, stages: int) -> tuple[Setting, ...]:
