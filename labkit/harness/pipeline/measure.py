@@ -66,13 +66,13 @@ def measure_pipeline(
     follow = progress or unheard
     found = _launched(turns, threads, lambda done, total, label: follow(0.75 * done, total, label))
     runs = _runs(turns, found)
-    mine = [_chosen(runs[number]) for number in range(len(settings))]
+    chosen = [_chosen(runs[number]) for number in range(len(settings))]
     case = PipelineCase(
         model=model, origin=origin, dtype=dtype, stages=stages, batch=batch, prompt_tokens=prompt, new_tokens=new,
         threads=threads,
     )  # fmt: skip
     ways = _ways(turns, runs, beside)
-    measured = _measured(turns, found, runs, mine) | {"case": case, "environment": environment}
+    measured = _measured(found, runs, chosen) | {"case": case, "environment": environment}
     show(so_far(PipelineMeasurement, **measured))
     left_out = ""
     if beside:
@@ -80,19 +80,13 @@ def measure_pipeline(
             ways += _tensor_parallel(
                 turns, beside, threads, lambda done, total, label: follow(0.75 * total + 0.25 * done, total, label)
             )
-        except (
-            UserError,
-            RunError,
-        ) as error:  # a model that cannot be cut that way has its pipeline shown all the same
+        except (UserError, RunError) as error:  # a model that cannot be cut that way keeps its pipeline
             left_out = f"tensor parallelism: {str(error).partition(chr(10))[0]}"
     return PipelineMeasurement(ways=tuple(ways), left_out=left_out, **measured)
 
 
 def _measured(
-    turns: PipelineTurns,
-    found: Sequence[RankFindings],
-    runs: dict[int, list[ScheduleRun]],
-    chosen: Sequence[ScheduleRun],
+    found: Sequence[RankFindings], runs: dict[int, list[ScheduleRun]], chosen: Sequence[ScheduleRun]
 ) -> dict[str, Any]:
     """The fields of a measurement that its schedules give. chosen: a run of each of the first settings."""
     known = [each.others_cores for each in found if each.others_cores is not None]
