@@ -300,11 +300,11 @@ def _model(study: PrecisionStudy) -> str:
 
 
 def _subtitle(study: PrecisionStudy) -> str:
-    """What was measured, on which machine, and why its times are not trustworthy if they are not."""
+    """What was measured, on which machine, and that its times are not trustworthy if they are not."""
     side = study.first
     case, text = side.measurement.case, side.evaluation.case
     runs = f"batch 1, {case.prompt_tokens} prompt + {case.new_tokens} new tokens, {len(side.measurement.runs)} rounds"
     what = f"{_model(study)}; {runs}; quality on {text.tokens:,} tokens of {text.text}"
     lines = [what, side.measurement.environment.machine]
-    doubts = [found.trust().sentence for found in study.comparisons.values() if not found.trust().trustworthy]
+    doubts = [short for found in study.comparisons.values() if (short := found.trust().short)]
     return in_lines(*lines, *doubts[:1])

@@ -27,8 +27,8 @@ def case_line(comparison: Comparison) -> str:
 
 
 def subtitle_of(comparison: Comparison) -> str:
-    """What a figure shows, and why its ratio is not trustworthy if it is not."""
-    return in_lines(case_line(comparison), comparison.trust().sentence)
+    """What a figure shows, and that its ratio is not trustworthy if it is not."""
+    return in_lines(case_line(comparison), comparison.trust().short)
 
 
 def stages_subtitle(comparison: Comparison) -> str:

@@ -23,6 +23,7 @@ from labkit.studies.outcome import Outcome
 from labkit.system.carried import carried
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
+from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
 
 SOURCES = (*get_args(CaptureSource), "bundled")
@@ -99,12 +100,14 @@ def capture_pair(
     tax: bool = True,
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
+    show: Show = unseen,
 ) -> CapturePair:
     """Capture `steps` decode steps of both sides after a prompt of `prompt` random tokens, each in its own process.
 
     vanilla, fused: names of `labkit.harness.compare.baselines`. source: "nsys", "torch", "bundled" for the captures
     that come with labkit, or "auto": nsys where it is installed, else torch.profiler, and the bundled captures, with a
     remark, where neither can capture here. tax: run each side once more, unprofiled, to tell what profiling costs.
+    show: given the pair of what is captured so far.
 
     Raises ValueError for a request that cannot be served, CommandFailedError where a side's own command fails,
     CaptureError where "nsys" or "torch" captured nothing.
@@ -132,7 +135,9 @@ def capture_pair(
         )
 
     try:
-        return CapturePair(take(0, vanilla), take(1, fused))
+        first = take(0, vanilla)
+        show(so_far(CapturePair, vanilla=first))
+        return CapturePair(first, take(1, fused))
     except CaptureError as error:
         if source != "auto" or isinstance(error, CommandFailedError):  # captures of another model would hide a failure
             raise

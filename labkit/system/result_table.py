@@ -120,6 +120,12 @@ class Tabular(ABC):
     def __rich__(self) -> RenderableType:
         return self.table()
 
+    def __repr__(self) -> str:
+        """In a line: what holds figures may hold thousands of samples."""
+        table = self.table()
+        claim = f": {table.claim.words} {table.claim.rest.partition(chr(10))[0]}" if table.claim else ""
+        return f"<{type(self).__name__} {table.title}{claim}>"
+
     def __str__(self) -> str:
         return str(self.table())
 

@@ -75,7 +75,7 @@ const dark = window.matchMedia("(prefers-color-scheme: dark)");
 colour(dark.matches);
 dark.addEventListener("change", () => colour(dark.matches));
 
-unpackedFrom("packed").then(
+const drawn = unpackedFrom("packed").then(
   (bytes) => {
     const end = bytes.indexOf(10); // of a line of JSON; the columns are behind it
     const { scene, ...header } = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
@@ -98,3 +98,4 @@ unpackedFrom("packed").then(
   },
   (error) => (place.textContent = `The timeline could not be drawn: ${error}`),
 );
+delayed(drawn);
