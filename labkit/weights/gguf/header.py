@@ -104,7 +104,7 @@ def read_header(path: Path) -> Header:
             f"{path} is of GGUF version {version}{order}; expected {' or '.join(map(str, VERSIONS))} in little-endian "
             "order: convert it again"
         )
-    walk = _Walk(memoryview(data), 8)
+    walk = _Walk(data.data, 8)
     try:
         tensors, keys = walk.size(MOST_TENSORS, "tensors"), walk.size(MOST_KEYS, "keys")
         metadata = dict(_unique((walk.text(MOST_NAME).decode(), walk.value()) for _ in range(keys)))

@@ -175,7 +175,7 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str], kinds: Sequence[float
     return backend
 
 
-def _spelled(tokens: Sequence[str], kinds: Sequence[float]) -> list[decoders.Decoder]:
+def _spelled(tokens: Sequence[str], kinds: Sequence[float]) -> Sequence[decoders.Decoder]:
     """Spells whole tokens such as `<é>` in the letters of a byte-level vocabulary, in which é is a byte of its own."""
     letters = bytes_to_unicode()
     alphabet = set(letters.values())

@@ -132,7 +132,7 @@ VALUES = st.one_of(
 )
 METADATA = st.dictionaries(st.sampled_from(KEYS.split()), VALUES, min_size=1, max_size=3)
 SHAPES = st.lists(st.sampled_from([0, 1, 8, 16, 32, 64, 96]), min_size=1, max_size=3)
-EXTRA = st.one_of(
+EXTRA: st.SearchStrategy[dict[str, torch.Tensor]] = st.one_of(
     st.just({}), st.fixed_dictionaries({"rope_freqs.weight": SHAPES.map(lambda shape: torch.ones(shape))})
 )
 

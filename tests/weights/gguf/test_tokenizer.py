@@ -53,7 +53,7 @@ NORMAL, UNKNOWN, CONTROL, USER = (
 FIRST = 257  # the id after the letters and "Hi"
 
 
-def metadata(path: Path, vocabulary: Any, **values: object) -> Metadata:
+def metadata(path: Path, vocabulary: Any, **values: Any) -> Metadata:
     """The metadata of a file with a vocabulary and nothing else."""
     writer = gguf.GGUFWriter(path, "llama")
     vocabulary(writer)
