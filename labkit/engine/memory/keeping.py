@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from labkit.engine.memory.kv_cache import KVCache
 
 
@@ -16,7 +18,8 @@ class KeptOnError:
 
     def __init__(self, cache: KVCache, *, visible: bool = False) -> None:
         self._cache, self._length, self._holes = cache, cache.length, cache.holes
-        self._first = self._mask = None
+        self._first: Tensor | None = None
+        self._mask: Tensor | None = None
         if not visible and cache.first is not None:
             self._first = cache.first.clone()
             self._mask = None if cache.mask is None else cache.mask[:, : cache.length].clone()

@@ -262,8 +262,10 @@ class KVCache(CacheFacade):
         """Hides again what these tables of an earlier time hide. first: None: of a time when there were no tokens."""
         if self.first is not None:
             self.first.zero_() if first is None else self.first.copy_(first)
-        self.mask = None if mask is None else self.mask if self.mask is not None else self._all_visible()
-        if self.mask is not None:
+        if mask is None:
+            self.mask = None
+        else:
+            self.mask = self._all_visible() if self.mask is None else self.mask
             self.mask[:, : self.length] = mask
         self.holes = holes
 
