@@ -28,7 +28,7 @@ from labkit.engine.offload.prepared import Wanted, prepared
 from labkit.engine.offload.streaming import opened
 from labkit.engine.options import DTYPES, read_options
 from labkit.engine.parallel.pipeline_stage import PipelineStage, join_stages
-from labkit.engine.parallel.ranks import Ranks, join_ranks
+from labkit.engine.parallel.ranks import Ranks, asked_to_join, join_ranks
 from labkit.engine.parallel.shared_calls import SharedCalls
 from labkit.engine.request import Request, hf_config_of, resolve
 from labkit.engine.runners.layer_range import LayerRange
@@ -50,7 +50,7 @@ from labkit.kernels.slot_stream.queues import Queues, queues_of
 from labkit.models.shards import Shard, shard
 from labkit.system.errors import UserError
 from labkit.weights.build import build_weights, check_weights
-from labkit.weights.checkpoint.save import Saving, gather_of
+from labkit.weights.checkpoint.save import Saving
 from labkit.weights.layer_split import split_layers
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource
@@ -77,12 +77,13 @@ def init_inference(
     NotImplementedError for options that labkit does not have yet; BuildError with impl="cpp" where the kernels can't be
     compiled.
     """
-    read = read_options(config, options)
-    model = resolve_name(model) if isinstance(model, str | os.PathLike) else model
-    hf_config = hf_config_of(model, read)
-    if runs_without_kernels(model, read, hf_config):
-        return sliced_engine(model, read)
-    plan = make_plan(resolve(model, read, hf_config))
+    with asked_to_join(config, options):
+        read = read_options(config, options)
+        model = resolve_name(model) if isinstance(model, str | os.PathLike) else model
+        hf_config = hf_config_of(model, read)
+        if runs_without_kernels(model, read, hf_config):
+            return sliced_engine(model, read)
+        plan = make_plan(resolve(model, read, hf_config))
     with plan.calls.one("init_inference"):
         return wrap(plan, *build_planned(plan))
 
@@ -141,12 +142,12 @@ def make_plan(request: Request) -> Plan:
     if (ranks or stage) and device.type == "cuda":  # each rank has made a GPU of its own the current one as it joined
         device = gpu.default_device()
     part = ranks.shard if ranks else shard(config, layers=layers)
-    queues, elsewhere = queues_of(device), None
-    if options.kv_offload is not None:
-        gather = gather_of(part.size * (stage.count if stage else 1), None if stage else tp.tp_group)
-        elsewhere = cache_place(options.kv_offload, dtype, device, ranks, gather, queues)
-    saving = begin_saving(options, request.hf_config, config, dtype, impl, part)
     calls = SharedCalls([*([ranks] if ranks else []), *([stage.ring] if stage else [])])
+    queues, elsewhere = queues_of(device), None
+    with calls.one("plan"):
+        if options.kv_offload is not None:
+            elsewhere = cache_place(options.kv_offload, dtype, device, ranks, calls.gather, queues)
+        saving = begin_saving(options, request.hf_config, config, dtype, impl, part, calls.gather)
     return Plan(request, dtype, kv_dtype, impl, device, part, ranks, stage, calls, saving, elsewhere, queues)
 
 
@@ -213,7 +214,7 @@ def _streamed(plan: Plan, offload: Offload) -> tuple[ModelWeights, StreamedLayer
         part=part,
         impl=plan.impl,
     )
-    gather = gather_of(part.size, request.options.tensor_parallel.tp_group)
+    gather = plan.calls.gather
     if offload.device == "cpu":
         found = on_host(wanted, offload, gather, plan.device, plan.queues, _taking_out(plan))
         if plan.consumed:

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from labkit.models.chat_template import end_of_turn
 from labkit.models.config import ModelConfig
 from labkit.models.config_file import read_config
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
@@ -100,6 +101,15 @@ class ModelSource:
         if isinstance(self.weights, GgufTensors):
             return self.weights.file.generation_config()
         return _generation_config(self.folder) if self.folder and (self.folder / GENERATION).exists() else None
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end an answer, by the generation config, the tokenizer and its chat template."""
+        config = self.generation_config
+        listed = None if config is None else config.eos_token_id
+        of_turn = None if self.tokenizer.chat_template is None else end_of_turn(self.tokenizer)
+        tokens = [*(listed if isinstance(listed, list) else [listed]), self.tokenizer.eos_token_id, of_turn]
+        return frozenset(token for token in tokens if token is not None)
 
     def hf_model(self, dtype: torch.dtype) -> PreTrainedModel:
         """The vanilla Hugging Face model, in evaluation mode.

@@ -125,8 +125,8 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         """input_ids [B, T] after what `past_key_values` holds -> logits float32 [B, T or logits_to_keep, V].
 
         attention_mask [B, past + T] hides padding anywhere. Without `position_ids` [B, T] the positions are those that
-        the model's own code in transformers takes: a count of the visible tokens, or of all. logits_to_keep: so many of
-        the last tokens, or the indices of those that are wanted. others: what transformers' loss takes beside `labels`;
+        the model's own code in transformers takes: a count of the visible tokens, or of all. logits_to_keep: a
+        number of last tokens, or the indices of tokens. others: what transformers' loss takes beside `labels`;
         keywords that would change the logits are refused, and so are unknown ones.
         The returned cache is a KVCache, which grows in place on the next call. A given cache of transformers is filled
         too, as vanilla models do, at the price of a copy on every call.

@@ -27,6 +27,7 @@ from labkit.harness.compare.stage_spans import SpanClock
 from labkit.harness.stored_weights import StoredWeights, Weights, stored_by
 from labkit.kernels import gpu
 from labkit.kernels.build import load, unavailable
+from labkit.kernels.checks import unchecked
 from labkit.kernels.gemm import gemm, packed
 from labkit.kernels.gpu import CPU
 from labkit.kernels.layer_stream import LayerStream
@@ -229,7 +230,7 @@ class PackedLinear(nn.Module):
         rows = x.flatten(0, -2)
         if len(rows) > FEW_ROWS:
             return self.original(x)
-        y = gemm(rows.float().contiguous(), self.packed, threads=torch.get_num_threads(), impl="cpp")
+        y = unchecked(gemm)(rows.float().contiguous(), self.packed, threads=torch.get_num_threads(), impl="cpp")
         return y.to(x.dtype).view(*x.shape[:-1], self.outputs)
 
 

@@ -37,7 +37,7 @@ def read_text(file: str | os.PathLike[str] | None) -> tuple[str, str]:
 
 
 def encode(text: str, tokenizer: PreTrainedTokenizerBase, *, vocab: int, most: int) -> Tensor:
-    """The first tokens of a text, `most` of them or as many as there are: int64 [tokens].
+    """The first `most` tokens of a text, or all of a shorter one: int64 [tokens].
 
     UserError for a text of fewer than LEAST tokens, and for a tokenizer with tokens that the model does not have.
     """
@@ -66,7 +66,7 @@ def beginning_of(tokenizer: PreTrainedTokenizerBase, *, wanted: bool | None) -> 
 
 
 def _first_tokens(text: str, tokenizer: PreTrainedTokenizerBase, most: int) -> list[int]:
-    """Of as much of a text as it takes: few characters make a token, but for long runs of one character."""
+    """The first `most` tokens. It reads more and more of the text: a token may be a long run of one character."""
     characters = 32 * (most + MARGIN)
     while True:
         ids: list[int] = tokenizer(text[:characters], add_special_tokens=False, verbose=False)["input_ids"]

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from labkit.nsys.capture.tax import Tax
 from labkit.nsys.trace import TraceError
@@ -30,6 +30,8 @@ class CaptureRecord(Listed):
     tax: Tax | None
     environment: dict[str, Any] | None
     remarks: tuple[str, ...] = ()
+    # How many texts held the value of a variable, or another secret of the run, by its name.
+    redacted: dict[str, int] = Field(default_factory=dict)
 
 
 def read_record(path: Path) -> CaptureRecord:
