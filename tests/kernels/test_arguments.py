@@ -11,6 +11,7 @@ from sweeps import sweep
 OPS = ("gemm", "residual_add", "mlp_gemm", "attention", "qkv_gemm")
 SCRIPT = Path(__file__).with_name("argument_mutants.py")
 FEW, MANY = 25, 1000
+pytestmark = pytest.mark.timeout(900)  # kernels of four types may have to be compiled first
 
 
 def check_mutants(folder: Path, examples: int, *ops: str) -> None:
@@ -33,7 +34,6 @@ def test_arguments_that_do_not_fit_are_refused_and_others_give_the_reference(tmp
 
 
 @sweep
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("op", OPS)
 def test_many_arguments_that_do_not_fit_are_refused(op: str, tmp_path: Path) -> None:
     check_mutants(tmp_path, MANY, op)
