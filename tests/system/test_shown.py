@@ -1,0 +1,45 @@
+import sys
+import unicodedata
+
+import pytest
+
+from labkit.system.shown import shown, shown_lines
+
+EVERY = "".join(map(chr, range(sys.maxunicode + 1)))
+DIRECTIONS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain [red]é 漢字 🙂\u200d🙂", "plain [red]é 漢字 🙂\u200d🙂"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("a\x1b[2Jb", r"a\x1b[2Jb"),
+        ("c1 \x9b2J", r"c1 \x9b2J"),
+        ("gpj.\u202eexe", r"gpj.\u202eexe"),
+        ("name\nerror: not mine\tx\r\x7f", r"name\nerror: not mine\tx\r\x7f"),
+        ("bytes\udcff", r"bytes\udcff"),
+    ],
+)
+def test_a_control_character_is_written_out(text, expected):
+    assert shown(text) == expected
+
+
+def test_no_character_that_moves_the_cursor_or_turns_text_is_left():
+    kinds = ("Cc", "Cs", "Zl", "Zp")
+    controls = {each for each in EVERY if each in DIRECTIONS or unicodedata.category(each) in kinds}
+    assert not controls & set(shown(EVERY))
+    harmless = "".join(each for each in EVERY if each not in controls)
+    assert shown(harmless) == harmless
+    assert all(shown(each).isascii() for each in controls)
+
+
+def test_what_was_shown_stays_as_it_is():
+    once = shown(EVERY)
+    assert shown(once) == once
+    once.encode()
+
+
+def test_lines_of_a_message_stay_lines():
+    assert shown_lines("one\n\ttwo\r\x1b[2J") == "one\n\ttwo\\r\\x1b[2J"
+    assert shown_lines(EVERY) == shown(EVERY).replace(r"\n", "\n", 1).replace(r"\t", "\t", 1)
