@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labkit.nsys.tables.kernel_names import cut
+from labkit.system.shown import shown
 
 NAMES = (  # columns of texts that may be cut
     *("name", "awaited", "next", "before", "path", "evidence", "shapes"),
@@ -93,7 +94,7 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 def escaped(text: str) -> str:
     """The text in one line, without anything that Markdown would take for its own."""
-    return re.sub(r"([\\|<>*_`\[\]])", r"\\\1", text).replace("\n", " ")
+    return re.sub(r"([\\|<>*_`\[\]])", r"\\\1", shown(text.replace("\n", " ")))
 
 
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -138,7 +139,7 @@ def _column(name: str, values: pd.Series, unit_of_group: TimeUnit | None) -> tup
     elif _is_numeric(values):
         form = "{:,}".format
     else:
-        form = str
+        form = lambda each: shown(str(each))  # noqa: E731
     return f"{title} {unit}".strip(), ["" if pd.isna(each) else form(each) for each in values.tolist()]
 
 

@@ -15,6 +15,8 @@ from labkit.cli.forms import Form, Shown
 from labkit.cli.frames import escaped, fit, markdown, rows, terminal_table
 from labkit.nsys.tables.kernel_names import brief
 from labkit.system.csv_text import csv_text
+from labkit.system.shown import shown as shown_text
+from labkit.system.shown import shown_lines
 from labkit.system.whole_file import whole_file, write_whole
 
 out = Console(markup=False, highlight=False)
@@ -39,16 +41,18 @@ def show(
     """
     limit = (TOP if form in (Form.TERMINAL, Form.MARKDOWN) else 0) if top is None else top
     kept = {name: frame.head(limit) if limit else frame for name, (_, frame) in tables.items()}
+    known = bool(about.get("ranks_known", True))
     people = {name: _brief(frame, tables[name][0]) for name, frame in kept.items()}
     if form is Form.TERMINAL:
         for name, (shown, frame) in tables.items():
             if len(frame) and shown.sentences:
                 out.print()
                 out.print(shown.title, style="bold")
-                out.print("\n".join(shown.lines(kept[name])))
+                out.print("\n".join(map(shown_text, shown.lines(kept[name]))))
             elif len(frame):
                 out.print()
-                out.print(terminal_table(people[name], _present(shown, frame), fit(out), shown.title))
+                table = _numbered(people[name], _present(shown, frame), known)
+                out.print(terminal_table(*table, fit(out), shown.title))
                 _say_cut(len(kept[name]), len(frame))
             elif len(tables) == 1:
                 out.print(f"{shown.title}: none")
@@ -77,14 +81,14 @@ def _text(
         return json.dumps({**about, **{name: rows(frame) for name, frame in kept.items()}})
     if form is Form.CSV:
         several = len(kept) > 1
-        told = ((f"{name}\n" if several else "") + csv_text(frame) for name, frame in kept.items())
+        told = ((f"{name}\n" if several else "") + csv_text(_printable(frame)) for name, frame in kept.items())
         return "\n".join(told).rstrip("\n")
     titled = (
         f"### {shown.title}\n\n"
         + (
             "\n".join(map(escaped, shown.lines(kept[name])))
             if shown.sentences
-            else markdown(kept[name], _present(shown, frame))
+            else markdown(*_numbered(kept[name], _present(shown, frame), bool(about.get("ranks_known", True))))
         )
         for name, (shown, frame) in tables.items()
         if len(frame)
@@ -106,6 +110,21 @@ def _present(shown: Shown, frame: pd.DataFrame) -> list[str]:
     ]
 
 
+def _numbered(frame: pd.DataFrame, columns: list[str], ranks_known: bool) -> tuple[pd.DataFrame, list[str]]:
+    """The frame and its columns under the names that people see: a process is no rank where nothing says so."""
+    if ranks_known or "rank" not in columns:
+        return frame, columns
+    named = frame[columns].rename(columns={"rank": "process"})
+    return named, list(named.columns)
+
+
+def _printable(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame without control characters in its texts, but for line feeds and tabs."""
+    plain = (pd.api.types.is_numeric_dtype, pd.api.types.is_bool_dtype)
+    texts = [name for name in frame if not any(is_plain(frame[name]) for is_plain in plain)]
+    return frame.assign(**{name: frame[name].map(shown_lines, na_action="ignore") for name in texts})
+
+
 def _write_parquet(kept: Mapping[str, pd.DataFrame], output: Path) -> None:
     """One file, or for several tables a folder with a file for each."""
     files = {output: next(iter(kept.values()))} if len(kept) == 1 else {}
@@ -123,12 +142,12 @@ def _say_cut(shown: int, there: int) -> None:
 
 def _say(about: Mapping[str, Any]) -> None:
     for remark in about.get("remarks", ()):
-        err.print(f"note: {remark}", style="yellow", soft_wrap=True)
+        err.print(f"note: {shown_text(remark)}", style="yellow", soft_wrap=True)
     skipped = about["skipped"]
     for line in skipped[:MOST_SKIPPED]:
-        err.print(f"skipped: {line}", style="dim", soft_wrap=True)
+        err.print(f"skipped: {shown_text(line)}", style="dim", soft_wrap=True)
     if len(skipped) > MOST_SKIPPED:
         err.print(f"skipped: {len(skipped) - MOST_SKIPPED} more; --json lists all", style="dim")
     if unread := about["unread"]:
         more = f" and {len(unread) - MOST_UNREAD} more kinds" if len(unread) > MOST_UNREAD else ""
-        err.print(f"not read: {', '.join(unread[:MOST_UNREAD])}{more}", style="dim", soft_wrap=True)
+        err.print(f"not read: {shown_text(', '.join(unread[:MOST_UNREAD]))}{more}", style="dim", soft_wrap=True)

@@ -13,7 +13,7 @@ import shutil
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -70,9 +70,7 @@ def _reader_digest() -> str:
 def _load(folder: Path, name: str) -> Trace:
     about = json.loads((folder / ABOUT).read_text())
     frames = {frame: _frame(frame, folder / f"{frame}.arrow", about["crc"][frame]) for frame in SCHEMA}
-    source = Source(**about["source"])
-    told = {each: tuple(getattr(source, each)) for each in ("skipped", "unread")}
-    return Trace(replace(source, files=(name,), skipped=told["skipped"], unread=told["unread"]), **frames)
+    return Trace(Source.kept(about["source"], (name,)), **frames)
 
 
 def _frame(frame: str, file: Path, crc: int) -> pd.DataFrame:

@@ -28,6 +28,7 @@ COPIES = (  # by copyKind
 MEMORIES = (  # by srcKind and dstKind
     *("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static"),
 )
+WORK_TABLE = re.compile(r"CUPTI_ACTIVITY_KIND_(?:CONCURRENT_)?(?:KERNEL|MEMCPY|MEMSET|GRAPH_TRACE)")
 GPUS, CUDA_DEVICES = "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE"
 GRID, BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
 SHARED = ("staticSharedMemory", "dynamicSharedMemory")

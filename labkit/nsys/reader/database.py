@@ -43,6 +43,10 @@ class Export:
     def rows(self, query: str) -> Iterator[tuple]:
         return self._connection.execute(query)
 
+    def count(self, table: str) -> int:
+        """How many rows a table has."""
+        return next(count for (count,) in self.rows(f'SELECT count(*) FROM "{table}"'))
+
     def read(
         self,
         table: str,

@@ -67,7 +67,8 @@ def read_ranks(export: Export) -> dict[int, int]:
 
 
 def _on_one_thread(export: Export, rows: Mapping[str, Column], is_range: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    homeless, moved = rows["globalTid"] == NULL, rows["endGlobalTid"] != NULL
+    homeless = rows["globalTid"] == NULL
+    moved = (rows["endGlobalTid"] != NULL) & (rows["endGlobalTid"] != rows["globalTid"]) & ~homeless
     for left_out, why in ((homeless, "without a thread"), (moved, "that ended on another thread than they began on")):
         if count := int((is_range & left_out).sum()):
             export.skipped.append(f"{count} NVTX ranges {why}: left out")

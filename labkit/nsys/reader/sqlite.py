@@ -37,8 +37,10 @@ def read_sqlite(path: Path) -> Trace:
         ranges = nvtx.read_ranges(export, last_of_all=OLD_META in export.tables)
         operations, calls, nodes = cuda.read_operations(export), cuda.read_calls(export), cuda.read_graph_nodes(export)
         processes, threads = _processes(export), _threads(export)
-        devices, unread = cuda.read_devices(export), tuple(_unread(export))
-        source = Source("nsys", version, (path.name,), _started(export), tuple(export.skipped), unread)
+        devices, unread = cuda.read_devices(export), dict(_unread(export))
+        work = [f"{count:,} {table}" for table, count in unread.items() if cuda.WORK_TABLE.match(table)]
+        others = tuple(f"{count:,} {table}" for table, count in unread.items() if table not in cuda.OPERATIONS)
+        source = Source("nsys", version, (path.name,), _started(export), tuple(export.skipped), others, tuple(work))
         return Trace(source, ranges, operations, calls, nodes, processes, threads, devices)
 
 
@@ -55,14 +57,16 @@ def _version(export: Export) -> str:
     return f"{values.get('EXPORT_PRODUCT_VERSION', 'unknown version')}, schema {schema}"
 
 
-def _unread(export: Export) -> Iterator[str]:
-    """The tables with events that a Trace has no place for, with how many there are."""
-    for table in sorted(export.tables - READ):
-        columns = export.nullable(table)
-        if columns.keys() & {"start", "timestamp", "rawTimestamp"}:
-            count = next(count for (count,) in export.rows(f'SELECT count(*) FROM "{table}"'))
-            if count:
-                yield f"{count:,} {table}"
+def _unread(export: Export) -> Iterator[tuple[str, int]]:
+    """The tables with events that a Trace has no place for, or that lack their times, and how many each has."""
+    for table in sorted(export.tables):
+        columns = export.nullable(table).keys()
+        if table in READ:
+            unread = table in cuda.OPERATIONS and not columns >= {"start", "end"}
+        else:
+            unread = bool(columns & {"start", "timestamp", "rawTimestamp"}) or bool(cuda.WORK_TABLE.match(table))
+        if unread and (count := export.count(table)):
+            yield table, count
 
 
 def _started(export: Export) -> int | None:

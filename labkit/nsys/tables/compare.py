@@ -129,7 +129,8 @@ def _idle(sides: tuple[Trace, Trace], selection: Selection) -> tuple[list[pd.Dat
     """The idle time of each side by cause: size and sum; none where it is not known of one of them."""
     empty = pd.DataFrame({"size": pd.Series(dtype="int64"), "sum": pd.Series(dtype="int64")})
     if any(budget(side, selection)["idle_ns"].isna().any() for side in sides):
-        return [empty, empty], ["idle time is not known where CUDA graphs lack their kernels: busy time is compared"]
+        why = "where CUDA graphs lack their kernels, or work of the GPU is not read: busy time is compared"
+        return [empty, empty], [f"idle time is not known {why}"]
     if selection.name is not None or selection.range is not None:
         return [empty, empty], ["busy time of the chosen operations is compared, without the idle time between them"]
     found = []

@@ -65,12 +65,9 @@ def _code_digest() -> str:
 
 def _load(folder: Path, files: Sequence[Path]) -> TraceSummary:
     about = json.loads((folder / ABOUT).read_text())
-    names = tuple(path.name for path in files)
-    source = {**about["source"], "files": names} | {
-        name: tuple(about["source"][name]) for name in ("skipped", "unread")
-    }
+    source = Source.kept(about["source"], tuple(path.name for path in files))
     frames = {name: pd.read_parquet(folder / f"{name}.parquet") for name in about["frames"]}
-    return TraceSummary(source=Source(**source), **frames, remarks=tuple(about["remarks"]))
+    return TraceSummary(source=source, **frames, remarks=tuple(about["remarks"]), ranks_known=about["ranks_known"])
 
 
 def _store(folder: Path, found: TraceSummary) -> None:
@@ -80,7 +77,8 @@ def _store(folder: Path, found: TraceSummary) -> None:
         written.mkdir()
         for name, frame in found.frames.items():
             frame.to_parquet(written / f"{name}.parquet", index=False)
-        about = {"source": asdict(found.source), "remarks": found.remarks, "frames": list(found.frames)}
+        about = {"source": asdict(found.source), "frames": list(found.frames)}
+        about |= {"remarks": found.remarks, "ranks_known": found.ranks_known}
         (written / ABOUT).write_text(json.dumps(about))
         for old in sorted(folder.parent.glob("[0-9a-f]*"), key=lambda each: each.stat().st_mtime)[: -MOST_KEPT + 1]:
             shutil.rmtree(old, ignore_errors=True)
