@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,10 +14,12 @@ from labkit.cli.forms import Form, Shown
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 from labkit.system.output_folder import RUNS
+from labkit.system.shown import shown as shown_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from labkit.nsys.tables.compare import TraceDifference
     from labkit.nsys.tables.selection import Selection
     from labkit.nsys.trace import Source
 
@@ -46,6 +49,7 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown.")]
 Parquet = Annotated[bool, typer.Option("--parquet", help="Parquet, with all columns; needs --output.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of the terminal.")]
 
+BY_UNIT = ("name", "a_count", "b_count", "a_unit_ns", "b_unit_ns", "unit_difference_ns", "unit_change")
 DIFFERENCE = ("name", "a_count", "b_count", "a_ns", "b_ns", "difference_ns", "change")
 OF_SUMMARY = 8  # rows of each of its tables
 TIMES = ("count", "total_ns", "share", "median_ns", "p95_ns")
@@ -179,14 +183,27 @@ def compare(
     tables = {"of ranges": found.ranges, "of kernels": found.kernels}
     sources = ((a.name, first.source), (b.name, second.source))
     about: dict[str, Any] = {"files": [str(a), str(b)], "a_ns": found.a_ns, "b_ns": found.b_ns}
-    about["remarks"] = found.remarks
+    about |= {"remarks": found.remarks, "units": asdict(found.units) if found.units else None, "ratio": found.ratio}
     for kind in ("skipped", "unread"):
         about[kind] = [f"{file}: {line}" for file, source in sources for line in getattr(source, kind)]
     if form is Form.TERMINAL:
-        took = [f"{time / 1e6:,.3f} ms" for time in (found.a_ns, found.b_ns)]
-        out.print(f"A {a.name}: {took[0]}\nB {b.name}: {took[1]}, {found.b_ns / max(found.a_ns, 1):.3f} of A")
-    named = {each: (SHOWN[each], frame) for each, frame in tables.items()}
+        out.print("\n".join(_sides(a.name, b.name, found)), soft_wrap=True)
+    by_unit = found.units is not None and found.units.differ
+    named = {
+        each: (replace(SHOWN[each], columns=BY_UNIT) if by_unit else SHOWN[each], frame)
+        for each, frame in tables.items()
+    }
     show(named, form, output=output, top=top, about=about)
+
+
+def _sides(a: str, b: str, found: TraceDifference) -> Iterator[str]:
+    """One line for each side, with the time of one unit where both have units but not as many."""
+    units = found.units if found.units and found.units.differ else None
+    counts = ((a, found.a_ns, units.a), (b, found.b_ns, units.b)) if units else ((a, found.a_ns, 1), (b, found.b_ns, 1))
+    of_a = (f", {found.ratio:.3f} of A" + (" for one of them" if units else ""),)
+    for letter, (name, time, count), end in zip("AB", counts, ("", *of_a), strict=True):
+        each = f", {count:,.4g} of {units.name!r}, each {time / count / 1e6:,.3f} ms" if units else ""
+        yield shown_text(f"{letter} {name}: {time / 1e6:,.3f} ms{each}{end}")
 
 
 @trace.command()

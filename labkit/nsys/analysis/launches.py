@@ -60,7 +60,7 @@ def _called(trace: Trace) -> tuple[Ints, NDArray[np.bool_]]:
     first[of_call[::-1]] = calls.index[::-1]
     call = first[of_operation]
     names = trace.calls["name"].cat
-    of_one = np.append([bool(ONE_KERNEL.search(str(name))) for name in names.categories], False)
+    of_one = np.array([*(bool(ONE_KERNEL.search(str(name))) for name in names.categories), False], bool)
     launches_one = of_one[np.append(names.codes, NONE)[call]] & (call != NONE)
     alone = (trace.operations["kind"] == "kernel").to_numpy() & (trace.operations["graph_node"] == 0).to_numpy()
     kernels = np.bincount(of_operation[alone & launches_one], minlength=len(first))[of_operation]
