@@ -159,3 +159,23 @@ def test_processes_of_no_known_rank_are_called_processes(labkit: Labkit, tmp_pat
         _, said, _ = labkit("trace", "summary", str(path))
         assert word in said
         assert {"rank": "process", "process": "rank"}[word] not in said
+
+
+def test_windows_in_which_less_was_done_are_compared_by_one_step(labkit: Labkit, tmp_path: Path) -> None:
+    paths = []
+    for pace in (40, 50):
+        recorder = Recorder()
+        for step in range(50):
+            recorder.range(f"ProfilerStep#{step}", pace * step, pace * step + 30, domain="")
+            recorder.kernel(pace * step, pace * step + 5, pace * step + 15, name="gemm")
+        paths.append(str(write_chrome(recorder.trace(), tmp_path / f"{pace}.json")))
+    code, said, errors = labkit("trace", "compare", *paths, "--window", "0:1")
+    assert code == 0, errors
+    assert "1.000 of A" not in said
+    assert "25 of 'ProfilerStep', each 0.0" in said
+    assert "of A for one of them" in said
+    assert "A has 25 and B 20 of 'ProfilerStep'" in errors
+    _, said, _ = labkit("trace", "compare", *paths, "--window", "0:1", "--json")
+    told = json.loads(said)
+    assert told["units"] == {"name": "ProfilerStep", "a": 25.0, "b": 20.0}
+    assert told["ratio"] == pytest.approx(1.25, rel=0.03)

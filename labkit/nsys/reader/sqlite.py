@@ -72,7 +72,9 @@ def _unread(export: Export) -> Iterator[tuple[str, int]]:
 def _started(export: Export) -> int | None:
     if "utcEpochNs" not in export.nullable(START_TIME):
         return None
-    started = next((started for (started,) in export.rows(f"SELECT utcEpochNs FROM {START_TIME}")), None)
+    started = next(
+        (started for (started,) in export.rows(f"SELECT CAST(utcEpochNs AS INTEGER) FROM {START_TIME}")), None
+    )
     check_times(started or 0, START_TIME)
     return started
 
@@ -81,7 +83,9 @@ def _processes(export: Export) -> pd.DataFrame:
     """The processes that something was recorded of, in the order of their numbers."""
     known: dict[int, str] = {}
     if {"globalPid", "name"} <= export.nullable("PROCESSES").keys():
-        query = "SELECT globalPid >> 24, name FROM PROCESSES WHERE globalPid IS NOT NULL AND name IS NOT NULL"
+        query = (
+            "SELECT globalPid >> 24, CAST(name AS TEXT) FROM PROCESSES WHERE globalPid IS NOT NULL AND name IS NOT NULL"
+        )
         known = dict(export.rows(query))  # type: ignore[arg-type]
     names, ranks = Names(), nvtx.read_ranks(export)
     keys = np.array(list(export.processes), np.int64)
@@ -94,7 +98,8 @@ def _threads(export: Export) -> pd.DataFrame:
     """The named threads of those processes."""
     if not {"globalTid", "nameId"} <= export.nullable("ThreadNames").keys():
         return typed("threads", {})
-    query = "SELECT globalTid, nameId FROM ThreadNames WHERE globalTid IS NOT NULL AND nameId IS NOT NULL"
+    columns = "CAST(globalTid AS INTEGER), CAST(nameId AS INTEGER)"
+    query = f"SELECT {columns} FROM ThreadNames WHERE globalTid IS NOT NULL AND nameId IS NOT NULL"
     rows: dict[int, int] = dict(export.rows(query))  # type: ignore[arg-type]
     rows = {tid: name for tid, name in rows.items() if tid >> 24 in export.processes}
     tids, names = np.array(list(rows), np.int64), Names()
