@@ -115,7 +115,7 @@ class Source:
     """Where a trace comes from. `skipped`: one line for each thing in the file that was left out, and why.
 
     `unread`: the kinds of events that a Trace has no place for, with their numbers: "4,262 python_function".
-    `unread_work`: those of them that are work of a device. With any, nobody can tell when the device was idle.
+    `unread_work`: the part of `unread` that is work of a device. With any, nobody can tell when the device was idle.
     """
 
     profiler: str  # "nsys", "torch.profiler" or "a Chrome trace"

@@ -14,7 +14,7 @@ DAY_S = 86_400
 
 @dataclass(frozen=True)
 class Bounds:
-    """What may be kept in one place: so many folders, so many bytes in all, none of them unused for longer."""
+    """What may be kept in one place: the number of folders, their bytes in all, and the days that one may be unused."""
 
     folders: int = 100
     size_bytes: int = 8 << 30

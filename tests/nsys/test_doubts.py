@@ -130,7 +130,7 @@ def test_overlaps_on_one_stream_are_remarked(columns: dict[str, int], doubtful: 
 
 
 def of_processes(ranks_of: tuple[int, ...]) -> Trace:
-    """Processes of falling ids, of which the first uses GPU 1, the second GPU 0, and the third none."""
+    """Three processes of falling ids: the first uses GPU 1, the second GPU 0, the third none."""
     recorder = Recorder()
     for process, device in ((0, 1), (1, 0)):
         for at in (0, 500):

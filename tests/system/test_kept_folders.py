@@ -12,7 +12,7 @@ from labkit.system.kept_folders import DAY_S, Bounds, remove_old, used
 
 
 def kept(parent: Path, name: str, days: float, size: int = 10) -> Path:
-    """A folder of one file, last used so many days ago."""
+    """A folder of one file, last used this number of days ago."""
     folder = parent / name
     folder.mkdir()
     (folder / "data").write_bytes(b"x" * size)

@@ -25,7 +25,7 @@ def ranks(trace: Trace) -> NDArray[np.int64]:
 
 
 def ranks_are_known(trace: Trace) -> bool:
-    """Whether `ranks` are those of the run."""
+    """Whether `ranks` are the ranks of the run."""
     known = trace.processes["rank"].to_numpy()
     return bool(len(known) and (known >= 0).all() and len(np.unique(known)) == len(known))
 

@@ -30,7 +30,7 @@ CALLS = {"cuda_runtime": "api", "cuda_driver": "api", "cpu_op": "op", "os": "os"
 OPERATIONS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "gpu_graph": "graph"} | {
     "concurrent_kernel": "kernel", "Kernel": "kernel", "Memcpy": "memcpy", "Memset": "memset"
 }  # fmt: skip
-# Of other devices than GPUs: the same category holds work, waits and what a queue on the CPU did.
+# Devices that are no GPUs: one category holds their work, their waits and what a queue on the CPU did.
 RUNTIMES = frozenset({"mtia_runtime", "xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"})
 DEVICE_WORK = frozenset({"mtia_ccp_events"})
 NO_PLACE = frozenset(  # of PyTorch's profiler: a Trace has no place for them
@@ -70,11 +70,13 @@ class Events:
     """Events of the kinds that a Trace has. The rows hold the numbers of texts, which are in `names`, `shapes` (grids,
     blocks, memories) and `told` (inputs of operators, arguments of collectives, as JSON).
 
-    labkit's own files say more than torch.profiler's: the domain of a range, which process launched an operation, and
-    the thread of what is drawn beside it. `count`: elements so far, `known`: those that are events of any kind,
-    `backwards`: those that end before they start, `untimed`: operations at time 0 without length, which CUPTI could not
-    time, `unread`: how many there are of each kind that a Trace has no place for, `of_kineto`: whether any has a
-    category of PyTorch's profiler. A begin and an end on one thread are one event.
+    labkit's own files say more than torch.profiler's: the domain of a range, the process that launched an operation,
+    and the real thread of an event that is drawn on another one.
+
+    `count`: elements so far. `known`: elements with a phase. `backwards`: events that end before they start.
+    `untimed`: operations at time 0 without length, which CUPTI could not time. `unread`: the number of events of each
+    kind that a Trace has no place for. `of_kineto`: whether any has a category of PyTorch's profiler. A begin and an
+    end on one thread are one event.
     """
 
     def __init__(self) -> None:

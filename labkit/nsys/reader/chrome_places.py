@@ -36,7 +36,7 @@ Columns = dict[str, Ints]
 
 
 def placed(events: Events) -> dict[str, Columns]:
-    """The rows of ranges, calls and operations, those of loose events with them. Adds to `events.unread` the others."""
+    """The rows of ranges, calls and operations, with loose events in their places. The others go to `events.unread`."""
     tables = {name: events.table(name) for name in COLUMNS}
     loose = tables.pop("loose")
     if len(loose["pid"]):

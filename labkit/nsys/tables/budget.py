@@ -26,8 +26,8 @@ def budget(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     - communication_ns, copy_ns: in which any ran; communication_hidden, copy_hidden: the share of them that is not
       exposed (<NA> where there is none);
     - graphs, graphs_unseen: launches of CUDA graphs by the process, and those of which the trace shows no kernel. With
-      any of these idle_ns is <NA>: the device may have been busy with them. Where work of the device was not read
-      (`Source.unread_work`), idle_ns is <NA>, and what is exposed and hidden, too.
+      any of these idle_ns is <NA>: the device may have been busy with them. Work of the device that was not read
+      (`Source.unread_work`) makes idle_ns, exposed and hidden times <NA>.
 
     Time before a device's first operation and after its last one counts for nobody. Where operations run at the same
     time on several streams, their time counts once.

@@ -60,7 +60,7 @@ class TraceDifference:
 def compare_traces(a: Trace, b: Trace, selection: Selection = EVERYTHING) -> TraceDifference:
     """What makes `b` take longer or shorter than `a`. TraceError where one of them has no GPU operation.
 
-    Where they do the same work, but not as often, units tell; where nothing does, `remarks` says that they may not.
+    Units tell how often each side does its work. Without units, `remarks` says that the sides may not do the same.
     """
     sides = (a, b)
     for side, letter in zip(sides, "AB", strict=True):

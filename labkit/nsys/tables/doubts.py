@@ -59,7 +59,7 @@ def _too_long(trace: Trace) -> Iterator[str]:
 def _overlapping(trace: Trace) -> int:
     """How many operations begin before the end of an earlier one of their stream, by more than times are rounded.
 
-    Those that CUDA graphs played are left out: their branches run beside each other under one stream.
+    Operations of CUDA graphs are left out: branches of a graph run at the same time under one stream.
     """
     rows = trace.operations[((trace.operations["graph_node"] == 0) & (trace.operations["kind"] != "graph")).to_numpy()]
     stream = rows.groupby(["process", "device", "stream"]).ngroup().to_numpy()

@@ -126,7 +126,7 @@ def _only(column: NDArray, wanted: tuple[int, ...], kept: Mask, what: str, of: s
 
 
 def _ranges_of(trace: Trace) -> tuple[str, str]:
-    """What ranges are called, and what was said of those that were left out."""
+    """What ranges are called, and the notes about ranges that the reader left out."""
     return WHAT["ranges"], "; ".join(line for line in trace.source.skipped if WHAT["ranges"] in line)
 
 

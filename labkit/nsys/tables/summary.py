@@ -28,7 +28,7 @@ class TraceSummary:
 
     `contents`: what (kernels, copies, ...), process, rank, count, start_ns, end_ns. The others are those of the modules
     here: `budget`, `idle`, `kernels`, `copies`, `calls`, `ranges`, `losses`. `remarks`: what a reader must know before
-    trusting them. `ranks_known`: whether the numbers of ranks are those of the run.
+    trusting them. `ranks_known`: whether the run itself named the ranks.
     """
 
     source: Source
