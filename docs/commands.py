@@ -10,7 +10,7 @@ import typer
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-from labkit.cli.main import app
+from labkit.cli.app import app
 
 
 class Commands(SphinxDirective):

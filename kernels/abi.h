@@ -6,7 +6,7 @@
 
 namespace labkit {
 
-struct fp16;  // simd.h
+struct bf16;  // simd.h
 
 enum NormKind : int32_t { kNoNorm = 0, kLayerNorm = 1, kRmsNorm = 2 };
 enum ActivationKind : int32_t { kGelu = 0, kGeluTanh = 1, kRelu = 2, kSilu = 3 };
@@ -48,8 +48,8 @@ struct Cache {
   void* keys;
   void* values;
   int64_t capacity, past;
-  fp16* key_scales;  // [batch][kv heads][capacity], of int8 keys and values (int8_cache.h); null: they are `Stored`
-  fp16* value_scales;
+  bf16* key_scales;  // [batch][kv heads][capacity], of int8 keys and values (int8_cache.h); null: they are `Stored`
+  bf16* value_scales;
 };
 
 struct Rotary {

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from labkit.system.errors import UserError
 
+from .int8_cache import SCALE_DTYPE
 from .types import LayerCache, Rows
 
 
@@ -32,11 +33,11 @@ def check_slots(rows: Rows, cache: LayerCache) -> None:
             f"cache of {cache.keys.shape[2]} slots can't take {rows.tokens} tokens after {cache.past}; grow it"
         )
     for name, slots_of, scales in (("key", cache.keys, cache.key_scales), ("value", cache.values, cache.value_scales)):
-        wanted = (torch.float16, slots_of.shape[:3]) if slots_of.dtype == torch.int8 else None
+        wanted = (SCALE_DTYPE, slots_of.shape[:3]) if slots_of.dtype == torch.int8 else None
         got = None if scales is None else (scales.dtype, scales.shape)
         if got != wanted:
             raise UserError(
-                f"{name}_scales: expected float16 {list(slots_of.shape[:3])} beside int8 and None beside other types, "
+                f"{name}_scales: expected bfloat16 {list(slots_of.shape[:3])} beside int8 and None beside other types, "
                 f"got {'None' if scales is None else f'{scales.dtype} {list(scales.shape)}'} beside {slots_of.dtype}"
             )
     for name, table in (("visible", rows.visible), ("key_positions", rows.key_positions)):

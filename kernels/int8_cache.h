@@ -1,9 +1,9 @@
-// Keys and values as int8: the numbers of a head in one slot share a scale in float16, x = scale * q with q =
+// Keys and values as int8: the numbers of a head in one slot share a scale in bfloat16, x = scale * q with q =
 // -127..127.
 //
-// The scale is the largest magnitude / 127, rounded up to float16: so no q is beyond 127, and no number is off by more
-// than half a scale, down to the smallest float16. A head that holds an infinity or NaN has a scale that is none either
-// and zeros, whose products are NaN. The same holds where the largest magnitude is beyond 127 * 65504.
+// The scale is the largest magnitude / 127, rounded up to bfloat16: so no q is beyond 127, and no number is off by more
+// than half a scale. bfloat16 has the range of float32, so that this holds for numbers of every size. A head that holds
+// an infinity or NaN has a scale that is none either and zeros, whose products are NaN.
 #pragma once
 
 #include <cmath>
@@ -15,15 +15,15 @@ namespace labkit {
 
 constexpr int kMostDim = 512;  // of a head, padded
 
-inline fp16 rounded_up(float x) {
-  fp16 half;
-  from_float(x, &half);
-  if (to_float(half) < x) ++half.bits;  // the next float16 of a positive number
-  return half;
+inline bf16 rounded_up(float x) {
+  bf16 scale;
+  from_float(x, &scale);
+  if (to_float(scale) < x) ++scale.bits;  // the next bfloat16 of a positive number
+  return scale;
 }
 
 // slot[padded_dim], *scale = x[dim], with zeros behind them.
-inline void quantise(const float* x, int dim, int padded_dim, int8_t* slot, fp16* scale) {
+inline void quantise(const float* x, int dim, int padded_dim, int8_t* slot, bf16* scale) {
   alignas(64) float row[kMostDim];
   std::memcpy(row, x, size_t(dim) * sizeof(float));
   std::memset(row + dim, 0, size_t(padded_dim - dim) * sizeof(float));

@@ -1,8 +1,8 @@
-"""Keys and values as int8 in torch: the numbers of a head in one slot share a scale in float16, x = scale * q.
+"""Keys and values as int8 in torch: the numbers of a head in one slot share a scale in bfloat16, x = scale * q.
 
-The scale is the largest magnitude / 127, rounded up to float16: so q is -127..127, and no number is off by more than
-half a scale, down to the smallest float16. A head that holds an infinity or NaN has a scale that is none either and
-zeros, whose products are NaN. The same holds where the largest magnitude is beyond 127 * 65504.
+The scale is the largest magnitude / 127, rounded up to bfloat16: so q is -127..127, and no number is off by more than
+half a scale. bfloat16 has the range of float32, so that this holds for numbers of every size. A head that holds an
+infinity or NaN has a scale that is none either and zeros, whose products are NaN.
 
 Letters: B batch, H KV heads, T tokens, D head_dim, C capacity. The other implementations follow this one: they may
 round a tie to the other side, where they divide less exactly.
@@ -11,11 +11,11 @@ round a tie to the other side, where they divide less exactly.
 import torch
 from torch import Tensor
 
-SCALE_DTYPE = torch.float16
+SCALE_DTYPE = torch.bfloat16
 
 
 def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Floats [..., D] -> (int8 [..., D], scales float16 [...])."""
+    """Floats [..., D] -> (int8 [..., D], scales bfloat16 [...])."""
     x = x.float()
     wanted = x.abs().amax(dim=-1) / 127
     scales = wanted.to(SCALE_DTYPE)

@@ -1,8 +1,7 @@
-// The threads of one call: a barrier that spins, the dealing of work, and the clock of the stage stamps.
+// The threads of one call: their barrier, the dealing of work, and the clock of the stage stamps.
 #pragma once
 
 #include <omp.h>
-#include <sched.h>
 
 #include <atomic>
 #include <chrono>
@@ -12,6 +11,7 @@
 #include <new>
 
 #include "reading.h"
+#include "waiting.h"
 
 namespace labkit {
 
@@ -30,35 +30,33 @@ class Team {
 
   Reading reading() const { return reading_; }
 
-  // Fixes the size to what the parallel region really got; called by every thread first.
-  void join() {
-    if (omp_get_thread_num() == 0) size_.store(omp_get_num_threads(), std::memory_order_release);
-#pragma omp barrier
-  }
+  // Fixes the size to what the parallel region really got; called by every thread first. All write the same number, so
+  // nobody has to wait for another.
+  void join() { size_.store(omp_get_num_threads(), std::memory_order_relaxed); }
   int size() const { return size_.load(std::memory_order_relaxed); }
 
   // Everyone waits here until all have arrived. It spins, because a stage lasts microseconds and to sleep and wake
-  // takes as long. After a while it yields, so that a team with more threads than cores makes progress: with another
-  // program on one of two cores (Zen 5, gpt2 in bf16), yielding at once made steps 6 times as long and never yielding
-  // 1.2 times. Stages need a barrier between them where one reads what other threads wrote.
+  // takes as long. A thread that still waits then sleeps: another program has the core of a late one. To go on spinning
+  // would use up this thread's own share of its core, and to yield gives it away for a whole time slice, so that every
+  // stage would last one. Who sleeps gets the core back as soon as it is woken. Stages need a barrier between them
+  // where one reads what other threads wrote.
   void barrier() {
     const int team = size();
     if (team == 1) return;
     const uint32_t phase = phase_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == team - 1) {
       arrived_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
+      phase_.store(phase + 1, std::memory_order_seq_cst);
+      if (sleeping_.load(std::memory_order_seq_cst)) wake_all(phase_);
       return;
     }
-    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-      if (spins < 4000) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
-      } else {
-        sched_yield();
-      }
+    for (int spins = 0; spins < kSpins; ++spins) {
+      if (phase_.load(std::memory_order_acquire) != phase) return;
+      pause();
     }
+    sleeping_.fetch_add(1, std::memory_order_seq_cst);
+    while (phase_.load(std::memory_order_seq_cst) == phase) sleep_while(phase_, phase);
+    sleeping_.fetch_sub(1, std::memory_order_relaxed);
   }
 
   Range share(int64_t items, int thread) const { return {items * thread / size(), items * (thread + 1) / size()}; }
@@ -106,6 +104,7 @@ class Team {
   alignas(64) std::atomic<int> size_{1};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};
+  std::atomic<int> sleeping_{0};
   std::unique_ptr<Hand[]> hands_;
 };
 

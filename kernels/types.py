@@ -203,7 +203,7 @@ class LayerCache:
     """Keys and values of one layer, [B, Hkv, C, padded D] each; `past` slots are filled before this call.
 
     `counter` int32 [1]: where the same number stands on the device, for kernels that read it there.
-    `key_scales`, `value_scales`: float16 [B, Hkv, C] of int8 keys and values (int8_cache.py), None for floating ones.
+    `key_scales`, `value_scales`: bfloat16 [B, Hkv, C] of int8 keys and values (int8_cache.py), None for floating ones.
     """
 
     keys: Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from labkit.models.policies import policy_for
 
 VOCAB, HI, END = 288, 256, 257  # tokens in all, and those of "Hi" and of an end
+PIECES = ["▁", *"hiterx", "▁▁", "▁h", "hi", "▁hi", "re", "th", "▁th", "▁▁▁", "▁t", "the", "there", "▁there"]
 TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -27,6 +28,13 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen3": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "use_sliding_window": False},
     "gpt2": {"n_embd": 64, "n_head": 4, "n_inner": 256},
     "bloom": {"hidden_size": 64, "n_head": 4},
+}
+_ADD: dict[type, Callable[[gguf.GGUFWriter, str, Any], None]] = {
+    bool: gguf.GGUFWriter.add_bool,
+    int: gguf.GGUFWriter.add_uint32,
+    float: gguf.GGUFWriter.add_float32,
+    str: gguf.GGUFWriter.add_string,
+    list: gguf.GGUFWriter.add_array,
 }
 for _sizes in (SIZES["llama"], SIZES["qwen2"], SIZES["qwen3"]):
     _sizes |= {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -49,14 +57,29 @@ def write_gguf(
     without: Collection[str] = (),
     architecture: str | None = None,
     tokens: int = VOCAB,
+    tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Tensor] | None = None,
+    split: int = 0,
 ) -> Path:
-    """Writes a model with the matrices of its layers as `kind`, those of `kinds` by GGUF's names otherwise."""
+    """Writes a model with the matrices of its layers as `kind`, those of `kinds` by GGUF's names otherwise.
+
+    metadata: further values by key, in place of those written by default; None: without the key. extra: further
+    tensors. tokenizer: writes the vocabulary. split: in parts of so many tensors, whose first is returned.
+    """
     config = model.config
     name = architecture or config.model_type
-    writer = gguf.GGUFWriter(path, name)
+    writer = gguf.GGUFWriter(path, name, split_max_tensors=split)
     _describe(writer, config)
-    _tokenizer(writer, tokens)
-    for stored, tensor in tensors_of(model).items():
+    if tokenizer is None:
+        _tokenizer(writer, tokens)
+    else:
+        tokenizer(writer)
+    for key, value in (metadata or {}).items():
+        writer.kv_data[0].pop(key, None)
+        if value is not None:
+            _ADD[type(value)](writer, key, value)
+    for stored, tensor in (tensors_of(model) | dict(extra or {})).items():
         if stored in without:
             continue
         matrix = tensor.ndim == 2 and stored.startswith(("blk.", "token_embd.weight", "output.weight"))
@@ -74,7 +97,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-00001-of-*")) if split else path
 
 
 def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -129,19 +152,40 @@ def _describe(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
 
 
 def _tokenizer(writer: gguf.GGUFWriter, tokens: int) -> None:
-    letters = gguf_letters()
-    known = [*letters, "Hi"]
+    known = [*gguf_letters(), "Hi"]
     listed = [*known, "<|end|>", *(f"<unused{index}>" for index in range(tokens - len(known) - 1))][:tokens]
     kinds = [gguf.TokenType.NORMAL] * len(known) + [gguf.TokenType.CONTROL] * (len(listed) - len(known))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(listed)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(["H i"])
+    byte_level(listed, kinds, ["H i"], "default")(writer)
     writer.add_bos_token_id(END)
     writer.add_eos_token_id(END)
     writer.add_pad_token_id(END)
     writer.add_chat_template(TEMPLATE)
+
+
+def byte_level(
+    tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[str], pre: str
+) -> Callable[[gguf.GGUFWriter], None]:
+    """Writes a vocabulary of GPT-2's kind, whose text is split by the rules of the name `pre`."""
+
+    def write(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(list(tokens))
+        writer.add_token_types(list(kinds))
+        writer.add_token_merges(list(merges))
+
+    return write
+
+
+def sentencepiece(writer: gguf.GGUFWriter) -> None:
+    """Writes a vocabulary of LLaMA's kind: bytes, PIECES by falling score, and tokens of other kinds."""
+    kinds = gguf.TokenType
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES, "<u>", "<|im_end|>"]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    listed = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL, *[kinds.BYTE] * 256, *[kinds.NORMAL] * len(PIECES)]
+    writer.add_token_types([*listed, kinds.USER_DEFINED, kinds.NORMAL])
+    writer.add_token_scores([0.0] * 259 + [-float(rank) for rank in range(len(PIECES))] + [0.0] * 2)
 
 
 def gguf_letters() -> list[str]:

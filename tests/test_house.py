@@ -1,7 +1,6 @@
 """The rules of the checkout itself: style, types, and lists that have to agree with each other."""
 
 import ast
-import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from source_tree import ROOT, circles, functions, imports, modules, room, tree
@@ -29,16 +27,6 @@ CPP = sorted(path for path in ROOT.glob("kernels/**/*") if path.suffix in {".cpp
 def check(*command: str | Path, cwd: Path = ROOT) -> None:
     done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, done.stdout
-
-
-def requirements() -> list[Requirement]:
-    extras = PROJECT["optional-dependencies"].values()
-    return [Requirement(line) for line in [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]]
-
-
-def constraints() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
 
 
 # Who may import whom: a room takes from its own level and from those above it in this list, never from one below.
@@ -125,46 +113,6 @@ def test_everything_imported_is_declared_and_everything_declared_is_used() -> No
     lines += [line for peer in PEERS.values() for line in peer.requirements]  # in this process once a test used one
     optional = {canonicalize_name(Requirement(line).name) for line in lines}
     assert imported - optional == declared - used_unimported
-
-
-def test_environment_equals_pyproject() -> None:
-    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    *conda, pip = environment["dependencies"]
-    extras = ",".join(sorted(PROJECT["optional-dependencies"]))
-    assert environment["name"] == PROJECT["name"]
-    assert f"python{PROJECT['requires-python']}" in conda
-    assert pip["pip"] == ["--constraint constraints.txt", f"--editable .[{extras}]"]
-
-
-def test_constraints_are_exact() -> None:
-    """A local part, as in 2.13.0+cpu, would not install from the ordinary index."""
-    exact = re.compile(r"[A-Za-z0-9._-]+==\d+(\.\w+)*")
-    assert not [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not exact.fullmatch(line)]
-
-
-def test_constraints_satisfy_pyproject() -> None:
-    pinned = constraints()
-    unmet = [str(r) for r in requirements() if not r.specifier.contains(pinned.get(canonicalize_name(r.name), ""))]
-    assert not unmet
-
-
-def test_constraints_cover_everything_installed() -> None:
-    """Follows the requirements of the installed packages, so that an unpinned one cannot change under us."""
-    pinned, seen, todo = constraints(), set(), requirements()
-    while todo:
-        requirement = todo.pop()
-        name = canonicalize_name(requirement.name)
-        try:
-            distribution = metadata.distribution(name)
-        except metadata.PackageNotFoundError:  # torch's CUDA libraries, where torch is the CPU build
-            continue
-        for extra in {"", *requirement.extras}:
-            if (name, extra) in seen:
-                continue
-            seen.add((name, extra))
-            wanted = [Requirement(line) for line in distribution.requires or ()]
-            todo += [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": extra})]
-    assert {name for name, _ in seen} <= pinned.keys()
 
 
 def test_the_top_level_holds_no_loose_modules() -> None:

@@ -16,7 +16,8 @@ import typer
 from sweeps import sweep
 
 import labkit
-from labkit.cli import main as cli
+from labkit.cli.app import app
+from labkit.cli.main import main
 from labkit.models.encoder_policies import ENCODERS
 from labkit.models.policies import POLICIES
 from labkit.notebooks import read_parameters
@@ -36,7 +37,7 @@ INLINE = [
     if "NAME" not in code and "NN_" not in code  # which stand for what a reader adds
 ]
 NOTEBOOK = re.compile(r'(?:labkit run|papermill) (\S+\.ipynb)(?: \S+\.ipynb)?((?: -p \S+ (?:"[^"]+"|\S+))*)')
-APP: Any = typer.main.get_command(cli.app)
+APP: Any = typer.main.get_command(app)
 ROOMS = ("docs", "kernels", "labkit", "notebooks", "profiles", "tests")
 
 
@@ -89,7 +90,7 @@ def test_command_runs(command: str, place: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(sys, "argv", shlex.split(command))
         assert sys.argv[0] == "labkit", "a command that is not run here stands in a block without a language"
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main()
         assert ended.value.code == 0
 
 

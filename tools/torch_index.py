@@ -16,7 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
-PATIENCE_S = 3.0
+PATIENCE_S = 30.0
+SILENT_S = 3.0  # after which the wait is announced
+LARGE = "with CUDA libraries that is about 2 GB to download and 6 GB on the disk"
+SMALL = "for the small build, name an index of CPU wheels: make TORCH_INDEX=URL"
 
 
 def choice(platform: str, driver: bool, pip_config: str, answers: Callable[[str], bool]) -> tuple[str, str]:
@@ -24,12 +27,9 @@ def choice(platform: str, driver: bool, pip_config: str, answers: Callable[[str]
     if platform != "linux" or driver:
         return "", ""
     if re.search(r"\.(extra-index-url|index-url|no-index)=", pip_config):
-        return "", "no NVIDIA driver; PyTorch comes from where pip is configured to look"
+        return "", f"no NVIDIA driver; PyTorch comes from where pip is configured to look: {LARGE}; {SMALL}"
     if not answers(CPU_WHEELS):
-        return "", (
-            f"no NVIDIA driver, but {CPU_WHEELS} did not answer within {PATIENCE_S:.0f} s: PyTorch comes as pip finds "
-            "it, perhaps with gigabytes of CUDA libraries; make TORCH_INDEX=... names another index"
-        )
+        return "", f"no NVIDIA driver, but {CPU_WHEELS} did not answer. PyTorch comes as pip finds it: {LARGE}; {SMALL}"
     return (
         CPU_WHEELS,
         f"no NVIDIA driver: PyTorch's CPU wheels, from {CPU_WHEELS}; make TORCH_INDEX= takes pip's choice",
@@ -37,20 +37,26 @@ def choice(platform: str, driver: bool, pip_config: str, answers: Callable[[str]
 
 
 def answers(index: str, patience_s: float = PATIENCE_S) -> bool:
-    """Whether an index lists PyTorch in time. A thread asks, as no time-out ends the look-up of a name."""
-    found: list[int] = []
+    """Whether an index lists PyTorch in time. A refusal ends the wait.
+
+    A thread asks, because no time-out ends the look-up of a name.
+    """
+    statuses: list[int] = []
 
     def ask() -> None:
         with (
             suppress(OSError, http.client.HTTPException),
             urllib.request.urlopen(f"{index}/torch/", timeout=patience_s) as answer,
         ):
-            found.append(answer.status)
+            statuses.append(answer.status)
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(patience_s)
-    return found == [200]
+    request = threading.Thread(target=ask, daemon=True)
+    request.start()
+    request.join(min(SILENT_S, patience_s))
+    if request.is_alive() and patience_s > SILENT_S:
+        sys.stderr.write(f"set-up: waiting for {index}, for {patience_s:.0f} s at most\n")
+        request.join(patience_s - SILENT_S)
+    return statuses == [200]
 
 
 def has_driver() -> bool:

@@ -14,7 +14,6 @@
 namespace labkit {
 
 constexpr int kMostRanks = 64;
-constexpr int kSpins = 4000;                 // then others of the machine get their turn
 constexpr int64_t kLookEvery = 200'000'000;  // nanoseconds between two looks at whether a rank still lives
 constexpr int kLooksStopped = 15;            // in a row, before a stopped rank is given up
 
@@ -73,9 +72,7 @@ inline void wait_for_ranks(Exchange& exchange, uint64_t round) {
     int looks_stopped = 0;
     for (int spins = 0; other.rounds.load(std::memory_order_acquire) < round; ++spins) {
       if (spins < kSpins) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
+        pause();
         continue;
       }
       sched_yield();

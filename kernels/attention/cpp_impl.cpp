@@ -60,7 +60,7 @@ void score(const QueryTile& tile, const HeadSlots<T>& head, float scale, int64_t
         prefetch(into, reinterpret_cast<const char*>(keys + j * padded_dim) + ahead + line);
         prefetch(into, reinterpret_cast<const char*>(values + j * padded_dim) + line);
       }
-      if (HeadSlots<T>::kScaled && (j - begin) % int64_t(kLine / sizeof(fp16)) == 0) {
+      if (HeadSlots<T>::kScaled && (j - begin) % int64_t(kLine / sizeof(bf16)) == 0) {
         prefetch(into, reinterpret_cast<const char*>(head.key_scales + j));
         prefetch(into, reinterpret_cast<const char*>(head.value_scales + j));
       }
@@ -187,7 +187,7 @@ inline void attend_packed(const PackedHead& head, const QueryTile& tile, const f
 }
 
 // The region. qkv: [rows][qkv_stride] with the rotated queries first; context: [rows][context_stride], query heads side
-// by side. Ends behind a barrier.
+// by side, and zeros up to the deepest padding that a GEMM reads. Ends behind a barrier.
 //
 // The unit of work is one tile of queries of one sequence. With several new tokens a tile is neighbouring tokens of a
 // head. With one, it is the query heads of a KV head, which read the same keys and values. Units are dealt out, because
@@ -199,6 +199,7 @@ void attend_all(Team& team, int thread, const AttentionParams& params, const Hea
                 const Cache& cache, const float* qkv, int64_t qkv_stride, X* context, int64_t context_stride,
                 ThreadScratch& scratch) {
   const int group = heads.query / heads.kv;
+  const int64_t width = int64_t(heads.query) * heads.dim, padded = padded_depth<int8_t>(width);
   const bool over_tokens = rows.tokens > 1;
   const int64_t slots = cache.past + rows.tokens;
   const bool packs = rows.tokens > 2 * kMaxRows && slots <= kMostPacked;
@@ -244,8 +245,10 @@ void attend_all(Team& team, int thread, const AttentionParams& params, const Hea
       attend<T>(tile, slots_of_head, params.scale, visible, key_positions, over_tokens ? nullptr : &cold, scores,
                 stride, out);
     }
-    for (int r = 0; r < tile.count; ++r)
-      to_activation(out[r], heads.dim, heads.dim, context + row_of[r] * context_stride + head_of[r] * heads.dim);
+    for (int r = 0; r < tile.count; ++r) {
+      const int64_t at = head_of[r] * heads.dim, end = at + heads.dim == width ? padded : at + heads.dim;
+      to_activation(out[r], heads.dim, end - at, context + row_of[r] * context_stride + at);
+    }
   });
   team.barrier();
 }

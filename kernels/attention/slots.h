@@ -12,7 +12,7 @@ template <class T>
 struct HeadSlots {
   static constexpr bool kScaled = std::is_same_v<T, int8_t>;
   const T *keys, *values;
-  const fp16 *key_scales, *value_scales;
+  const bf16 *key_scales, *value_scales;
   int padded_dim;
 
   // Number `id` of the heads of all sequences.
@@ -27,7 +27,7 @@ struct HeadSlots {
   vf value(int64_t slot, int d) const { return numbers(values, value_scales, slot, d); }
 
  private:
-  vf numbers(const T* all, const fp16* scales, int64_t slot, int d) const {
+  vf numbers(const T* all, const bf16* scales, int64_t slot, int d) const {
     const vf stored = load(all + slot * padded_dim + d);
     if constexpr (kScaled) return stored * to_float(scales[slot]);
     return stored;
@@ -35,7 +35,7 @@ struct HeadSlots {
 };
 
 // row[j] *= scales[j] for `count` slots.
-inline void multiply_by_scales(const fp16* scales, int64_t count, float* row) {
+inline void multiply_by_scales(const bf16* scales, int64_t count, float* row) {
   int64_t j = 0;
   for (; j + kWidth <= count; j += kWidth) store(row + j, load(row + j) * load(scales + j));
   for (; j < count; ++j) row[j] *= to_float(scales[j]);

@@ -87,8 +87,8 @@ inline Cache cache_of(const StepArgs& args, const Chunk& chunk, int64_t layer, c
   if (!slot) return cache;
   cache.keys = slot + (static_cast<char*>(cache.keys) - args.kv_slot);
   cache.values = slot + (static_cast<char*>(cache.values) - args.kv_slot);
-  for (fp16** scales : {&cache.key_scales, &cache.value_scales})
-    if (*scales) *scales = reinterpret_cast<fp16*>(slot + (reinterpret_cast<char*>(*scales) - args.kv_slot));
+  for (bf16** scales : {&cache.key_scales, &cache.value_scales})
+    if (*scales) *scales = reinterpret_cast<bf16*>(slot + (reinterpret_cast<char*>(*scales) - args.kv_slot));
   return cache;
 }
 

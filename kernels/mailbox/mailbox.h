@@ -33,9 +33,7 @@ int64_t move_bytes(std::atomic<int64_t>& mine, const std::atomic<int64_t>& base,
     int64_t now = available(at);
     if (now <= 0) {
       if (++spins < kMailSpins) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
+        pause();
         continue;
       }
       sched_yield();

@@ -107,15 +107,15 @@ def _qkv_gemm(
 
 @triton.jit
 def quantised(a, b):
-    """(int8, int8, scale in float16 [rows]) of heads whose numbers are the pairs a, b [rows, D / 2]: see int8_cache.py.
+    """(int8, int8, scales bfloat16 [rows]) of heads whose numbers are the pairs a, b [rows, D / 2]: see int8_cache.py.
 
     Magnitudes are compared as integers, which are in the same order, with infinity and NaN above all others.
     """
     bits = tl.maximum(a.to(tl.int32, bitcast=True) & 0x7FFFFFFF, b.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
     wanted = tl.max(bits, axis=1).to(tl.float32, bitcast=True) / 127.0
-    nearest = wanted.to(tl.float16)
+    nearest = wanted.to(tl.bfloat16)
     up = (nearest.to(tl.float32) < wanted).to(tl.int16)
-    scale = (nearest.to(tl.int16, bitcast=True) + up).to(tl.float16, bitcast=True)
+    scale = (nearest.to(tl.int16, bitcast=True) + up).to(tl.bfloat16, bitcast=True)
     step = scale.to(tl.float32)
     usable = (step > 0) & (step < float("inf"))
     step = tl.where(usable, step, 1.0)[:, None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,11 +24,14 @@ from labkit.cli.speaking import (
     sampling,
     write,
 )
+from labkit.cli.words import check_text
+from labkit.system.errors import UserError
 
 if TYPE_CHECKING:
     from labkit.conversation import Answer, Conversation
 
 BYE, NEW = "/bye", "/new"
+MOST_OF_A_LINE = 1 << 20  # characters
 
 
 def chat(
@@ -45,7 +49,7 @@ def chat(
     Ctrl-C stops an answer.
     """
     from labkit.conversation import ContextFullError, Conversation
-    from labkit.conversation.template import check_chat_template
+    from labkit.models.chat_template import check_chat_template
 
     source = find_model(model, dtype=dtype, threads=threads, new=new, temperature=temperature, seed=seed)
     check_chat_template(source.tokenizer)
@@ -59,18 +63,28 @@ def chat(
             remark("a new conversation")
         elif line:
             try:
+                check_text(line, "a message")
                 answer = conversation.say(line, write)
             except ContextFullError as error:
                 remark(f"{error} ({NEW})")
+            except UserError as error:  # of this message alone: the conversation stays
+                remark(f"error: {error}")
             else:
                 typer.echo()
                 remark(_summary(conversation, answer))
 
 
 def _lines() -> Iterator[str]:
-    """What the user says, line by line, to the end of the input."""
+    """What the user says, line by line, to the end of the input. Bytes that are no UTF-8 become lone surrogates."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     if not sys.stdin.isatty():
-        yield from (line.strip() for line in sys.stdin)
+        while line := sys.stdin.readline(MOST_OF_A_LINE):
+            if len(line) == MOST_OF_A_LINE:
+                raise UserError(
+                    f"got a line of more than {MOST_OF_A_LINE:,} characters, expected messages line by line"
+                )
+            yield line.strip()
         return
     with suppress(ImportError):  # which gives input() its history and its arrow keys
         import readline  # noqa: F401

@@ -6,14 +6,14 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Output, Threads, WaitQuiet
 from labkit.system.progress import progress_bar
+from labkit.system.terminal import terminal
 
-out = Console()
-err = Console(stderr=True)
+out = terminal()
+err = terminal(stderr=True)
 
 Ranks = Annotated[
     int, typer.Option(help="Cut the candidate for as many ranks, of --threads threads each; the baseline is whole.")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from labkit.cli.measuring import AsJson
+from labkit.system.terminal import terminal
 
-out = Console()
+out = terminal()
 RECORDS = "a file of JSON lines, or a folder of such files."
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from labkit.cli.measuring import PRECISIONS, AsJson, Model, Output, Threads
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
+from labkit.system.terminal import terminal
 
-out = Console()
-err = Console(stderr=True)
+out = terminal()
+err = terminal(stderr=True)
 
 
 def evaluate(
@@ -33,8 +33,16 @@ def evaluate(
     ] = "float32",
     text: Annotated[Path | None, typer.Option(help="A UTF-8 text file. Default: Python's help topics.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of the text, from its beginning.")] = 4096,
-    window: Annotated[int, typer.Option(help="Tokens that are read at once.")] = 512,
+    window: Annotated[
+        int | None, typer.Option(help="Tokens that are read at once. Default: 512, or as many as model and text have.")
+    ] = None,
     stride: Annotated[int | None, typer.Option(help="From one window to the next. Default: a whole window.")] = None,
+    bos: Annotated[
+        bool | None,
+        typer.Option(
+            "--bos/--no-bos", help="A beginning-of-text token before every window. Default: as the tokenizer."
+        ),
+    ] = None,
     threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
     *,
@@ -58,6 +66,7 @@ def evaluate(
             tokens=tokens,
             window=window,
             stride=stride,
+            bos=bos,
             threads=threads,
             seed=seed,
             output=output,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.system.errors import UserError
+from labkit.system.whole_file import check_no_input
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,8 +42,10 @@ class Form(StrEnum):
     PARQUET = "parquet"
 
     @classmethod
-    def of(cls, *, output: Path | None, **wanted: bool) -> Form:
-        """The one form that is wanted. UserError for two, and for a form that needs a file without one."""
+    def of(cls, *, output: Path | None, inputs: Iterable[Path], **wanted: bool) -> Form:
+        """The one form that is wanted. UserError for two, for a form that needs a file without one, and for a file that
+        is one of the inputs.
+        """
         asked = [name for name, on in wanted.items() if on]
         if len(asked) > 1:
             raise UserError(f"got {' and '.join(f'--{name}' for name in asked)}; give one of them")
@@ -50,4 +54,6 @@ class Form(StrEnum):
             raise UserError("got --parquet without --output; a file of bytes needs a name: add --output NAME.parquet")
         if form is cls.TERMINAL and output is not None:
             raise UserError(f"got --output {output} without a form; add --json, --csv, --markdown or --parquet")
+        if output is not None:
+            check_no_input(output, inputs)
         return form

@@ -99,7 +99,7 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 def escaped(text: str) -> str:
     """The text in one line, without anything that Markdown would take for its own."""
-    return re.sub(r"([\\|<>*_`\[\]])", r"\\\1", shown(text.replace("\n", " ")))
+    return re.sub(r"([\\|<>*_`\[\]])", r"\\\1", shown(" ".join(text.split("\n"))))
 
 
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from labkit.cli.measuring import AsJson, Output, Threads, WaitQuiet
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
+from labkit.system.terminal import terminal
 
-out = Console()
-err = Console(stderr=True)
+out = terminal()
+err = terminal(stderr=True)
 OF_REGIONS, OF_SUMS = ("impl", "model", "dtype", "batch", "context", "threads"), ("ranks",)
 
 

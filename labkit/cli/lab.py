@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from labkit.cli.words import Command
 from labkit.system.output_folder import RUNS
 
 MORE = "labkit.more"  # where the words behind -- are kept
 
 
-class LabCommand(TyperCommand):
+class LabCommand(Command):
     """A command that takes a folder, if any, before `--`, and words for another program behind it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -46,8 +46,10 @@ def lab(
     """
     from labkit.notebooks.copies import copy_notebooks
     from labkit.notebooks.lab import lab_command
+    from labkit.notebooks.start_page import write_start_page
 
     typer.echo(f"lab: {copy_notebooks(folder)}; Ctrl-C ends it")
+    write_start_page(folder)
     command = lab_command(folder, browser=not no_browser, port=port, ip=ip, more=call.meta[MORE])
     sys.stdout.flush()
     os.execv(command[0], command)

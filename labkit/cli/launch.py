@@ -7,14 +7,11 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from labkit.launcher.command import World, environment, program, torchrun_arguments
-from labkit.launcher.rendezvous import Rendezvous
-from labkit.launcher.start import start_timeout as check_start_timeout
 from labkit.system.errors import RunError, UserError
+from labkit.system.terminal import terminal
 
-err = Console(stderr=True, markup=False, highlight=False)
+err = terminal(stderr=True, markup=False, highlight=False)
 
 
 def launch(
@@ -43,6 +40,10 @@ def launch(
 
     There are --pp times --tp ranks in all, those of one stage with numbers that follow each other.
     """
+    from labkit.launcher.command import World, environment, program, torchrun_arguments
+    from labkit.launcher.rendezvous import Rendezvous
+    from labkit.launcher.start import start_timeout as check_start_timeout
+
     if tp is None and pp is None:
         raise UserError("got no number of ranks; expected --tp N, --pp N or both, as the script's tp_size and pp_size")
     meeting = None if rendezvous is None else Rendezvous.parse(rendezvous)

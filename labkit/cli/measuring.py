@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from labkit.cli.words import Command
 from labkit.system.output_folder import RUNS
 
 WAIT_S = 300.0
@@ -46,7 +46,7 @@ WaitQuiet = Annotated[
 ]
 
 
-class MeasuringCommand(TyperCommand):
+class MeasuringCommand(Command):
     """A command whose `--wait-quiet` may stand without its number of seconds, which typer's options cannot."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

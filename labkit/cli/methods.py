@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from labkit.cli.measuring import AsJson, Dtype, MemoryGb, Model, Threads, WaitQuiet, output_option
+from labkit.system.asked_from import setting
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import progress_bar
+from labkit.system.terminal import terminal
 from labkit.system.whole_file import write_whole
 
-out = Console()
-err = Console(stderr=True)
+out = terminal()
+err = terminal(stderr=True)
 
 
 def bench_methods(
@@ -31,7 +32,7 @@ def bench_methods(
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 100,
     memory_gb: MemoryGb = None,
     threads: Threads = None,
-    cycles: Annotated[int, typer.Option(help="Timed calls of each method and batch size, behind one that is not.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Timed calls of each method and batch size, behind one that is not.")] = 5,
     seed: Annotated[int, typer.Option(help="Of random weights and prompts.")] = 0,
     scratch: Annotated[
         Path | None,
@@ -47,7 +48,7 @@ def bench_methods(
     from labkit.harness.methods.bench import bench_methods as run_bench
 
     if page is not None:
-        check_output_folder(page.parent, what="tables", option="--page")
+        check_output_folder(page.parent, what="tables", option=setting("page"))
     with progress_bar(err) as follow:
         grid = run_bench(
             model,
@@ -59,7 +60,7 @@ def bench_methods(
             new=new,
             memory_gb=memory_gb,
             threads=threads,
-            cycles=cycles,
+            cycles=rounds,
             seed=seed,
             wait_quiet_s=wait_quiet,
             scratch=scratch,

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-out = Console()
+from labkit.system.terminal import terminal
+
+out = terminal()
 
 notebooks = typer.Typer(help="The notebooks that labkit brings along: list them, copy them.")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from labkit.system.progress import progress_bar
+from labkit.system.terminal import terminal
 
-out = Console()
-err = Console(stderr=True)
+out = terminal()
+err = terminal(stderr=True)
 
 peers = typer.Typer(help="Other runtimes to measure against: list them, install one.")
 

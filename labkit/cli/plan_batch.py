@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from labkit.cli.measuring import AsJson, Model, Output, Precision, Threads
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
+from labkit.system.terminal import terminal
 
-out = Console()
-err = Console(stderr=True)
+out = terminal()
+err = terminal(stderr=True)
 
 
 def plan_batch(
     model: Model,
     memory_gb: Annotated[float, typer.Option(help="GB (1e9 bytes) for weights, slots, cache and workspace together.")],
-    precision: Precision = "bfloat16",
+    dtype: Precision = "bfloat16",
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
     slots: Annotated[int, typer.Option(help="Layers in memory at a time, of those that are read.")] = 3,
@@ -53,7 +53,7 @@ def plan_batch(
         plan = plan_streaming(
             model,
             memory_gb=memory_gb,
-            precision=precision,
+            precision=dtype,
             prompt=prompt,
             new=new,
             slots=slots,

@@ -9,18 +9,17 @@ from typing import Any
 
 import pandas as pd
 import typer
-from rich.console import Console
 
 from labkit.cli.forms import Form, Shown
 from labkit.cli.frames import escaped, fit, markdown, rows, terminal_table
 from labkit.nsys.tables.kernel_names import brief
 from labkit.system.csv_text import csv_text
-from labkit.system.shown import shown as shown_text
 from labkit.system.shown import shown_lines
+from labkit.system.terminal import terminal
 from labkit.system.whole_file import whole_file, write_whole
 
-out = Console(markup=False, highlight=False)
-err = Console(stderr=True, markup=False, highlight=False)
+out = terminal(markup=False, highlight=False)
+err = terminal(stderr=True, markup=False, highlight=False)
 
 TOP = 20
 MOST_UNREAD = 8
@@ -48,7 +47,7 @@ def show(
             if len(frame) and shown.sentences:
                 out.print()
                 out.print(shown.title, style="bold")
-                out.print("\n".join(map(shown_text, shown.lines(kept[name]))))
+                out.print("\n".join(shown.lines(kept[name])))
             elif len(frame):
                 out.print()
                 table = _numbered(people[name], _present(shown, frame), known)
@@ -63,7 +62,7 @@ def show(
     else:
         text = _text(tables, people if form is Form.MARKDOWN else kept, form, about)
         if output is None:
-            typer.echo(text)
+            typer.echo(shown_lines(text) if out.is_terminal else text)  # programs get names as they are
         else:
             write_whole(output, text + "\n")
             out.print(str(output), soft_wrap=True)
@@ -81,7 +80,7 @@ def _text(
         return json.dumps({**about, **{name: rows(frame) for name, frame in kept.items()}})
     if form is Form.CSV:
         several = len(kept) > 1
-        told = ((f"{name}\n" if several else "") + csv_text(_printable(frame)) for name, frame in kept.items())
+        told = ((f"{name}\n" if several else "") + csv_text(frame) for name, frame in kept.items())
         return "\n".join(told).rstrip("\n")
     titled = (
         f"### {shown.title}\n\n"
@@ -118,13 +117,6 @@ def _numbered(frame: pd.DataFrame, columns: list[str], ranks_known: bool) -> tup
     return named, list(named.columns)
 
 
-def _printable(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame without control characters in its texts, but for line feeds and tabs."""
-    plain = (pd.api.types.is_numeric_dtype, pd.api.types.is_bool_dtype)
-    texts = [name for name in frame if not any(is_plain(frame[name]) for is_plain in plain)]
-    return frame.assign(**{name: frame[name].map(shown_lines, na_action="ignore") for name in texts})
-
-
 def _write_parquet(kept: Mapping[str, pd.DataFrame], output: Path) -> None:
     """One file, or for several tables a folder with a file for each."""
     files = {output: next(iter(kept.values()))} if len(kept) == 1 else {}
@@ -142,12 +134,12 @@ def _say_cut(shown: int, there: int) -> None:
 
 def _say(about: Mapping[str, Any]) -> None:
     for remark in about.get("remarks", ()):
-        err.print(f"note: {shown_text(remark)}", style="yellow", soft_wrap=True)
+        err.print(f"note: {remark}", style="yellow", soft_wrap=True)
     skipped = about["skipped"]
     for line in skipped[:MOST_SKIPPED]:
-        err.print(f"skipped: {shown_text(line)}", style="dim", soft_wrap=True)
+        err.print(f"skipped: {line}", style="dim", soft_wrap=True)
     if len(skipped) > MOST_SKIPPED:
         err.print(f"skipped: {len(skipped) - MOST_SKIPPED} more; --json lists all", style="dim")
     if unread := about["unread"]:
         more = f" and {len(unread) - MOST_UNREAD} more kinds" if len(unread) > MOST_UNREAD else ""
-        err.print(f"not read: {shown_text(', '.join(unread[:MOST_UNREAD]))}{more}", style="dim", soft_wrap=True)
+        err.print(f"not read: {', '.join(unread[:MOST_UNREAD])}{more}", style="dim", soft_wrap=True)

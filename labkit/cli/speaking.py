@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from labkit.system.errors import UserError
+from labkit.system.shown import shown, shown_lines
+from labkit.system.terminal import terminal
 
 if TYPE_CHECKING:
     from labkit.engine import InferenceEngine
@@ -29,7 +29,7 @@ OffloadPath = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Of random weights and of sampling.")]
 
-err = Console(stderr=True)
+err = terminal(stderr=True)
 
 
 def remark(text: str) -> None:
@@ -39,7 +39,7 @@ def remark(text: str) -> None:
 
 def write(text: str) -> None:
     """Text of a model, at once on stdout."""
-    typer.echo(text, nl=False)
+    typer.echo(shown_lines(text), nl=False)
 
 
 def find_model(
@@ -55,16 +55,10 @@ def find_model(
     from labkit.weights.resolve import resolve
 
     precision_of(dtype)
-    if threads is not None and threads < 1:
-        raise UserError(f"got threads = {threads}, expected at least 1")
-    if new is not None and new < 1:
-        raise UserError(f"got new = {new}, expected at least 1")
-    if temperature < 0:
-        raise UserError(f"got temperature = {temperature}, expected 0 (greedy) or more")
     if threads is not None:
         torch.set_num_threads(threads)
     wanted = model or default_model()
-    with err.status(f"finding {escape(wanted)}"):
+    with err.status(f"finding {escape(shown(wanted))}"):
         return resolve(wanted, seed=seed)
 
 
@@ -82,7 +76,7 @@ def load_engine(
 
     options: dict[str, Any] = {"replace_with_kernel_inject": True, **precision_of(dtype).options}
     if resident_gb is None and offload is None:
-        with err.status(f"loading {escape(source.name)}"):
+        with err.status(f"loading {escape(shown(source.name))}"):
             engine = init_inference(source, **options)
     else:  # packing shows a bar of its own
         engine = init_inference(source, offload={"resident_gb": resident_gb, "path": offload}, **options)

@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.console import Console
 
 from labkit.cli.measuring import output_option
 from labkit.cli.traces import Range, Rank, Window, window_of
-from labkit.nsys.capture.command import CaptureSource, RankReports
 from labkit.stages import Phase
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
+from labkit.system.terminal import terminal
+from labkit.system.whole_file import check_no_input
 
 if TYPE_CHECKING:
+    from labkit.nsys.capture.command import CaptureSource, RankReports
     from labkit.nsys.capture.result import Capture
 
-out = Console(markup=False, highlight=False)  # a "[" in a path or in a name of a capture is a "["
-err = Console(stderr=True, markup=False, highlight=False)
+out = terminal(markup=False, highlight=False)  # a "[" in a path or in a name of a capture is a "["
+err = terminal(stderr=True, markup=False, highlight=False)
 
 Captures = Annotated[list[Path], typer.Argument(help="An nsys export (.sqlite) or a Chrome trace; one for each rank.")]
 PhaseOption = Annotated[Phase, typer.Option("--phase", help="Which steps are looked at.")]
@@ -75,8 +76,8 @@ def profile(
         output=output,
         case=case,
         window=window,
-        ranks=cast(RankReports, ranks),
-        source=cast(CaptureSource, source),
+        ranks=cast("RankReports", ranks),
+        source=cast("CaptureSource", source),
         tax=tax,
         sampling=sampling,
         keep_raw=keep_raw,
@@ -163,6 +164,8 @@ def explain(
     from labkit.nsys.analysis.difference import explain as explained
     from labkit.nsys.reader.reading import read
 
+    if output is not None:
+        check_no_input(output, (vanilla, fused))
     first, second = _names(vanilla, fused)
     found = explained(read(vanilla), read(fused), phase, names=(first, second))
     out.print(found.text(), soft_wrap=True)
@@ -190,6 +193,7 @@ def timeline(
     from labkit.nsys.tables.selection import Selection
     from labkit.nsys.timeline.export import write_chrome
 
+    check_no_input(output, files)
     if output.name.endswith((".json", ".json.gz")):
         narrowing = {"--window": window, "--range": range_, "--rank": rank, "--lane": lane, "--steps": steps}
         given = [option for option, value in narrowing.items() if value]

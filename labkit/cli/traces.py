@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.cli.forms import Form, Shown
+from labkit.cli.words import Command
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 from labkit.system.output_folder import RUNS
-from labkit.system.shown import shown as shown_text
+from labkit.system.whole_file import check_no_input
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +117,7 @@ def window_of(text: str | None) -> tuple[int, int] | None:
 def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
     """Adds a command. All of them take the same options."""
 
-    @trace.command(name, help=help_, rich_help_panel=panel)
+    @trace.command(name, help=help_, rich_help_panel=panel, cls=Command)
     def command(
         files: Files,
         window: Window = None,
@@ -137,7 +138,7 @@ def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
         from labkit.cli.showing import show
         from labkit.nsys.tables.selection import Selection
 
-        form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output)
+        form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output, inputs=files)
         ranks, devices, streams = (tuple(each or ()) for each in (rank, device, stream))
         selection = Selection(window_of(window), pattern, ranks, devices, streams, range_)
         source, tables, remarks, ranks_known = build(files, selection)
@@ -176,7 +177,7 @@ def compare(
     from labkit.nsys.tables.compare import compare_traces
     from labkit.nsys.tables.selection import Selection
 
-    form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output)
+    form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output, inputs=(a, b))
     selection = Selection(window_of(window), pattern, tuple(rank or ()), range=range_)
     first, second = read(a), read(b)
     found = compare_traces(first, second, selection)
@@ -206,7 +207,7 @@ def _sides(a: str, b: str, found: TraceDifference) -> Iterator[str]:
     of_a = (f", {found.ratio:.3f} of A" + (" for one of them" if units else ""),)
     for letter, (name, time, count), end in zip("AB", counts, ("", *of_a), strict=True):
         each = f", {count:,.4g} of {units.name!r}, each {time / count / 1e6:,.3f} ms" if units else ""
-        yield shown_text(f"{letter} {name}: {time / 1e6:,.3f} ms{each}{end}")
+        yield f"{letter} {name}: {time / 1e6:,.3f} ms{each}{end}"
 
 
 @trace.command()
@@ -222,6 +223,7 @@ def replay(
     from labkit.nsys.tables.replay import write_replay
 
     target = output or Path(RUNS, f"replay_{op.rpartition('::')[2]}.py")
+    check_no_input(target, files)
     out.print(str(write_replay(read(files), op, target, nth=nth)), soft_wrap=True)
 
 
@@ -238,6 +240,7 @@ def merge(
 
     if not output.name.endswith((".json", ".json.gz")):
         raise UserError(f"got --output {output}, expected a name that ends in .json or .json.gz")
+    check_no_input(output, files)
     merged = on_one_clock(read(files))
     for line in merged.source.skipped:
         err.print(f"note: {line}", style="yellow", soft_wrap=True)

@@ -9,9 +9,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from labkit.conversation.answer import Answer, Write, speak, stop_tokens
-from labkit.conversation.template import Message, check_chat_template, render
 from labkit.engine import InferenceEngine
 from labkit.engine.memory.kv_cache import KVCache
+from labkit.models.chat_template import Message, check_chat_template, end_of_turn, render
 from labkit.system.errors import UserError, UserTypeError
 
 
@@ -55,6 +55,8 @@ class Conversation:
         self._engine, self._tokenizer = engine, tokenizer
         self._system, self._new, self._generation = system, new, generation
         self._stops = stop_tokens(engine, tokenizer)
+        if (end := end_of_turn(tokenizer)) is not None:
+            self._stops.add(end)
         self.start_over()
 
     @property

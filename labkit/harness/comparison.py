@@ -10,6 +10,7 @@ from labkit.harness.records import FIRST_TOKEN, METRICS, PER_TOKEN, SCHEMA_VERSI
 from labkit.statistics import CONFIDENCE, Ratio, Trust, Verdict, grade, ratio
 from labkit.statistics.sequential import ERROR, more_rounds, more_rounds_text, sequential_ratio
 from labkit.statistics.trust import FEWEST_ROUNDS
+from labkit.system.asked_from import on_command_line, setting
 from labkit.system.result_table import Claim, ResultTable, Tabular
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Comparison(Tabular, FrozenRecord):
         if not trust.trustworthy:
             found.append(trust.sentence)
         if self.verdict is Verdict.UNDECIDED and trust.mended_by_rounds:
-            found.append(f"undecided after {self.rounds} rounds: {more_rounds_text(self.more_rounds)} (--budget-s)")
+            found.append(f"undecided after {self.rounds} rounds: {more_rounds_text(self.more_rounds)}{_budget()}")
         return tuple(found)
 
     def to_frame(self) -> pd.DataFrame:
@@ -227,3 +228,8 @@ class Comparison(Tabular, FrozenRecord):
 
 def _number(value: float | None, form: str) -> str:
     return "unknown" if value is None else f"{value:{form}}"
+
+
+def _budget() -> str:
+    """What a command can be given to find out."""
+    return f" ({setting('budget_s')})" if on_command_line() else ""

@@ -14,6 +14,7 @@ from time import monotonic, sleep
 import psutil
 
 from labkit.statistics.trust import MOST_TAKEN, taken_cores
+from labkit.system.asked_from import setting
 from labkit.system.errors import RunError, UserError
 from labkit.system.progress import Progress
 
@@ -109,8 +110,8 @@ def wait_until_quiet(limit_s: float, *, needed: int | None = None, progress: Pro
         if waited >= limit_s:
             raise NotQuietError(
                 f"the machine was not quiet within {limit_s:.0f} s: other programs kept {others:.1f} processors busy "
-                f"({names}); close them, wait longer (--wait-quiet SECONDS), or measure without waiting and have the "
-                "figures graded"
+                f"({names}); close them, wait longer ({setting('wait_quiet')}), or measure without waiting and have "
+                "the figures graded"
             )
         if progress:
             now = "quiet so far" if quiet else f"waiting for a quiet machine: {names}"

@@ -16,12 +16,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from labkit.statistics import summarise
 from labkit.system.command import run_command
 from labkit.system.errors import UserError
+from labkit.system.terminal import terminal
 
 DTYPES = {
     "float": torch.float32, "double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
@@ -69,7 +69,7 @@ def replay(call: RecordedCall) -> None:
         device: Annotated[str, typer.Option(help="cuda or cpu; by default cuda where there is one.")] = "",
     ) -> None:
         found = measure(call, device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        Console().print(_table(call, found))
+        terminal().print(_table(call, found))
 
     run_command(lambda: typer.run(main))
 

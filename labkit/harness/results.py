@@ -21,6 +21,7 @@ from labkit.harness.records import SCHEMA_VERSION, Measurement
 from labkit.harness.regions.records import LadderMeasurement, RegionMeasurement
 from labkit.harness.stream_record import StreamMeasurement
 from labkit.harness.streaming.plan import StreamingPlan
+from labkit.system.asked_from import setting
 from labkit.system.errors import RunError, UserError
 from labkit.system.output_folder import reason
 from labkit.system.validation import first_problem
@@ -86,7 +87,7 @@ def save_lines(target: Path, records: Iterable[BaseModel]) -> Path:
     try:
         write_whole(target, "".join(record.model_dump_json() + "\n" for record in records))
     except OSError as error:
-        raise SaveError(f"the result could not be saved as {target}: {reason(error)} (--output)") from error
+        raise SaveError(f"the result could not be saved as {target}: {reason(error)} ({setting('output')})") from error
     return target
 
 

@@ -259,7 +259,8 @@ def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> Ro
     """
     rope = hf.rope_parameters or {}
     kind = rope.get("rope_type")
-    if kind not in CONSTANT_ROPES:
+    same = kind == "longrope" and rope.get("short_factor") == rope.get("long_factor")
+    if kind not in CONSTANT_ROPES and not same:
         raise UserError(f"rope_parameters with rope_type = {kind!r} is not supported; expected one of {CONSTANT_ROPES}")
     factor = rope.get("partial_rotary_factor", 1.0)
     if factor != 1.0 and not partial:

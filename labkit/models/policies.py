@@ -42,6 +42,7 @@ GPT2 = Policy(
     positions="transformer.wpe",
     final_norm="transformer.ln_f",
     transposed=True,
+    token_types=True,
 )
 GPTJ = replace(
     GPT2,

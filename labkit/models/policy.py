@@ -57,6 +57,7 @@ class Policy:
     interleaved_qkv: bool = False  # QKV rows are stored [heads, 3, head_dim] (NeoX, BLOOM)
     renamed: tuple[tuple[str, str], ...] = ()  # module names of older checkpoints -> today's
     positions_from_mask: bool = False
+    token_types: bool = False  # `forward` takes token_type_ids, and adds their embeddings to those of the tokens
 
     def model_config(self, hf_config: PretrainedConfig) -> ModelConfig:
         """The engine's description of the model.

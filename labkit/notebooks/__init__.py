@@ -1,8 +1,13 @@
 """Notebooks as commands: typed parameters in, an executed notebook and one self-contained HTML report out."""
 
-from labkit.notebooks.execution import RunReport, run_notebook
-from labkit.notebooks.failure import Failure
-from labkit.notebooks.parameters import NotebookError, Parameter, ParameterError, checked_values, read_parameters
+from typing import TYPE_CHECKING
+
+from labkit.system.lazy import lazy_parts
+
+if TYPE_CHECKING:
+    from labkit.notebooks.execution import RunReport, run_notebook
+    from labkit.notebooks.failure import Failure, NotebookError
+    from labkit.notebooks.parameters import Parameter, ParameterError, checked_values, read_parameters
 
 __all__ = [
     "Failure",
@@ -14,3 +19,16 @@ __all__ = [
     "read_parameters",
     "run_notebook",
 ]
+
+_HOME = {
+    "Failure": "labkit.notebooks.failure",
+    "NotebookError": "labkit.notebooks.failure",
+    "Parameter": "labkit.notebooks.parameters",
+    "ParameterError": "labkit.notebooks.parameters",
+    "RunReport": "labkit.notebooks.execution",
+    "checked_values": "labkit.notebooks.parameters",
+    "read_parameters": "labkit.notebooks.parameters",
+    "run_notebook": "labkit.notebooks.execution",
+}
+
+__getattr__, __dir__ = lazy_parts(__name__, _HOME)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbformat
-
-from labkit.notebooks.parameters import NotebookError
-from labkit.notebooks.report import split_heading
+from labkit.notebooks.failure import NotebookError
 from labkit.system.carried import carried
+from labkit.system.json_file import read_json
 from labkit.system.nearest import did_you_mean
 
 ENDING = ".ipynb"
@@ -27,8 +25,9 @@ def carried_notebooks() -> dict[str, Path]:
 
 def title(path: Path) -> str:
     """The heading that a notebook begins with; empty where it has none."""
-    heading, _ = split_heading(nbformat.read(path, as_version=4))
-    return heading or ""
+    cells = read_json(path, "a Jupyter notebook").get("cells", [])
+    first = "".join(cells[0]["source"]) if cells and cells[0]["cell_type"] == "markdown" else ""
+    return first.partition("\n")[0].removeprefix("# ").strip() if first.startswith("# ") else ""
 
 
 def find_notebook(name: str | Path) -> Path:

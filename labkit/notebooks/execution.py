@@ -4,10 +4,11 @@ import asyncio
 import math
 import os
 import signal
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,11 +24,12 @@ from papermill.parameterize import parameterize_notebook
 from traitlets.config import Config
 
 from labkit.notebooks.carried import find_notebook
-from labkit.notebooks.failure import Failure
-from labkit.notebooks.parameters import NotebookError, checked_values, read_parameters
+from labkit.notebooks.failure import Failure, NotebookError
+from labkit.notebooks.parameters import checked_values, read_parameters
 from labkit.notebooks.report import html_report
-from labkit.system.errors import UserError
-from labkit.system.output_folder import RUNS
+from labkit.system.errors import RunError, UserError
+from labkit.system.json_file import parse_json
+from labkit.system.output_folder import RUNS, check_output_folder, reason
 from labkit.system.progress import HEADLINE_MIME_TYPE, MIME_TYPE, Progress
 from labkit.system.whole_file import whole_file
 
@@ -68,7 +70,8 @@ def run_notebook(
     Raises:
         NotebookError: not a notebook, no parameters cell, no such kernel, or an output that would replace the input.
         ParameterError: an unknown parameter or a value of the wrong type.
-        UserError: a timeout that is no positive number.
+        UserError: a timeout that is no positive number, or an output folder that cannot be written to.
+        RunError: the report cannot be made or written; the message says where the executed notebook is kept.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the kernel is stopped and nothing is written.
     """
     if timeout_s is not None and not 0 < timeout_s < math.inf:
@@ -78,32 +81,41 @@ def run_notebook(
     declared = read_parameters(notebook)
     given = checked_values(declared, parameters or {})
     values = {parameter.name: parameter.default for parameter in declared} | given
-    if path.resolve().parent == output_dir.resolve():
+    check_output_folder(output_dir)
+    targets = {failed: _targets(path, output_dir, failed=failed) for failed in (False, True)}
+    if any(target.exists() and target.samefile(path) for names in targets.values() for target in names):
         raise NotebookError(f"the output would replace {path}; choose an output folder other than {output_dir}")
-    output_dir.mkdir(parents=True, exist_ok=True)
     if given:
         notebook = parameterize_notebook(notebook, given, kernel_name="python3", language="python")
 
     started = time.perf_counter()
     failure = _execute(notebook, progress, timeout_s)
     seconds = time.perf_counter() - started
-    suffix = ".failed" if failure else ""
-    executed, html = (output_dir / f"{path.stem}{suffix}.{kind}" for kind in ("ipynb", "html"))
-    _write_whole(
-        {
-            executed: nbformat.writes(notebook),
-            html: html_report(notebook, title=path.stem, parameters=values, seconds=seconds, failure=failure),
-        }
-    )
+    executed, html = targets[failure is not None]
+    content = nbformat.writes(notebook)
+    with _kept_where_it_fails(executed.name, content):
+        page = html_report(notebook, title=path.stem, parameters=values, seconds=seconds, failure=failure)
+        _write_whole({executed: content, html: page})
     status: Literal["passed", "failed"] = "failed" if failure else "passed"
     return RunReport(status, executed, html, values, seconds, failure, _headlines(notebook))
 
 
 def _read(path: Path) -> NotebookNode:
+    expected = "a Jupyter notebook"
     try:
-        return load_notebook_node(str(path))
-    except (nbformat.reader.NotJSONError, nbformat.ValidationError, KeyError, AttributeError) as error:
-        raise NotebookError(f"{path} is not a Jupyter notebook: {error}") from error
+        content = parse_json(path.read_bytes(), path, expected)
+        if not isinstance(content, dict) or not isinstance(content.get("nbformat"), int):
+            raise UserError(f"{path} is not {expected}: it does not say which version of the format it has")
+        if content["nbformat"] >= 4 and not isinstance(content.get("cells"), list):
+            raise UserError(f"{path} is not {expected}: it has no list of cells")
+        notebook = load_notebook_node(str(path))
+        nbformat.validate(notebook)
+    except UserError as error:
+        raise NotebookError(str(error)) from None
+    except (ValueError, KeyError, AttributeError, TypeError, nbformat.ValidationError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise NotebookError(f"{path} is not {expected}: {said}") from error
+    return notebook
 
 
 class _Client(NotebookClient):
@@ -226,6 +238,29 @@ def _headlines(notebook: NotebookNode) -> tuple[str, ...]:
 
 def _first_line(cell: NotebookNode) -> str:
     return next((line.strip() for line in cell.source.splitlines() if line.strip()), "")
+
+
+def _targets(path: Path, folder: Path, *, failed: bool) -> tuple[Path, Path]:
+    """The executed notebook and its report."""
+    stem = f"{path.stem}.failed" if failed else path.stem
+    return folder / f"{stem}.ipynb", folder / f"{stem}.html"
+
+
+@contextmanager
+def _kept_where_it_fails(name: str, content: str) -> Iterator[None]:
+    """What took hours to run is not lost by its last write: the executed notebook stays in a temporary folder."""
+    try:
+        yield
+    except Exception as error:
+        said = (
+            f"{reason(error)} ({error.filename})" if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        )
+        try:
+            kept = Path(tempfile.mkdtemp(prefix="labkit-run-"), name)
+            kept.write_text(content, encoding="utf-8")
+        except OSError:
+            raise error from None
+        raise RunError(f"the report could not be written: {said}; the executed notebook is kept as {kept}") from error
 
 
 def _write_whole(files: Mapping[Path, str]) -> None:

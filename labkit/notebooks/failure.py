@@ -1,6 +1,12 @@
-"""Why a run of a notebook failed."""
+"""Why a notebook cannot be run, or why its run failed."""
 
 from dataclasses import dataclass
+
+from labkit.system.errors import UserError
+
+
+class NotebookError(UserError):
+    """The notebook itself cannot be run as asked."""
 
 
 @dataclass(frozen=True)

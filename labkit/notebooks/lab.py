@@ -8,20 +8,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from labkit.notebooks.start_page import NAME
 from labkit.system.output_folder import runs_of
 
 
 def lab_command(
     folder: Path, *, browser: bool = True, port: int | None = None, ip: str | None = None, more: Sequence[str] = ()
 ) -> list[str]:
-    """The command that opens a folder of copies. The server sees the folder that the copies' `runs` is in; one Ctrl-C
-    ends it with its kernels. more: further words for `jupyter lab`.
+    """The command that opens the start page in a folder of copies. The server sees the folder that the copies' `runs`
+    is in; one Ctrl-C ends it with its kernels. more: further words for `jupyter lab`.
     """
     root = runs_of(folder.resolve()).parent
-    inside = folder.resolve().relative_to(root).as_posix()
+    inside = "".join(f"{part}/" for part in folder.resolve().relative_to(root).parts)
     options = {
         "ServerApp.root_dir": str(root),
-        "LabApp.default_url": quote(f"/lab/tree/{'' if inside == '.' else inside}"),
+        "LabApp.default_url": quote(f"/lab/tree/{inside}{NAME}"),
+        "Application.log_level": "ERROR",
         "ServerApp.answer_yes": "True",
         "KernelManager.transport_encryption": "auto",
     }
@@ -34,4 +36,4 @@ def lab_command(
     if os.geteuid() == 0:
         options["ServerApp.allow_root"] = "True"
     words = (f"--{name}={value}" for name, value in options.items())
-    return [sys.executable, "-P", "-m", "jupyterlab", *words, *more]
+    return [sys.executable, "-P", "-m", "labkit.notebooks.lab_server", *words, *more]

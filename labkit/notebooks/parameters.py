@@ -9,27 +9,34 @@ from typing import Any
 
 from nbformat import NotebookNode
 
+from labkit.notebooks.failure import NotebookError
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
 TAG = "parameters"
-_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}
+_TYPES: dict[str, type] = {
+    **{"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict, "tuple": tuple, "set": set},
+    **{"List": list, "Dict": dict, "Tuple": tuple, "Set": set, "Sequence": list, "Iterable": list, "Mapping": dict},
+}
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-class NotebookError(UserError):
-    """The notebook itself cannot be run as asked."""
+_MODULES = ("typing.", "collections.abc.", "t.")
 
 
 class ParameterError(UserError):
     """A parameter is unknown, or its value has the wrong type."""
 
 
+class Expression(str):
+    """The source of a default that is computed where the notebook runs, such as `Path("runs")`."""
+
+    __repr__ = str.__str__
+
+
 @dataclass(frozen=True)
 class Parameter:
     name: str
-    types: tuple[str, ...]  # alternatives; empty: not stated, so any literal
-    default: Any
+    types: tuple[str, ...]  # alternatives, "Literal['a', 'b']" among them; empty: not stated, so any literal
+    default: Any  # an Expression where it is no literal
     help: str
 
     @property
@@ -45,21 +52,21 @@ class Parameter:
         Raises:
             ValueError: the value is of none of the parameter's types.
         """
-        for name in self.types:
+        # A text is anything, so that it comes last: `str | None` takes "none" for None.
+        for name in sorted(self.types, key="str".__eq__):
             try:
                 return _convert(value, name)
-            except (ValueError, SyntaxError):
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
                 continue
         if not self.types:
-            return value
+            return _literal(value) if isinstance(value, str) else value
         raise UserError(value)
 
 
 def read_parameters(notebook: NotebookNode) -> tuple[Parameter, ...]:
     """The parameters of the first cell tagged `parameters`, in order.
 
-    Each is a top-level assignment of a literal; the annotation (else the default) gives the type and a trailing
-    comment the help.
+    Each is a top-level assignment; the annotation (else the default) gives the type and a trailing comment the help.
 
     Raises:
         NotebookError: no such cell, or one that is not Python.
@@ -74,6 +81,8 @@ def read_parameters(notebook: NotebookNode) -> tuple[Parameter, ...]:
         statements = ast.parse(cell.source).body
     except SyntaxError as error:
         raise NotebookError(f"the parameters cell is not valid Python: line {error.lineno}: {error.msg}") from error
+    except (ValueError, MemoryError, RecursionError) as error:  # a null byte; brackets by the thousand
+        raise NotebookError(f"the parameters cell is not valid Python: {error}") from error
     comments = _trailing_comments(cell.source)
     found = []
     for node in statements:
@@ -86,9 +95,9 @@ def read_parameters(notebook: NotebookNode) -> tuple[Parameter, ...]:
                 continue
         try:
             default = ast.literal_eval(value)
-        except ValueError:
-            continue
-        if not types and default is not None:
+        except (ValueError, TypeError, MemoryError, RecursionError):
+            default = Expression(ast.unparse(value))
+        if not types and default is not None and not isinstance(default, Expression):
             types = (type(default).__name__,)
         found.append(Parameter(name, types, default, comments.get(node.end_lineno or node.lineno, "")))
     return tuple(found)
@@ -121,6 +130,12 @@ def _convert(value: object, type_name: str) -> Any:
         if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
             return None
         raise UserError(value)
+    if type_name.startswith("Literal["):
+        choices = ast.literal_eval(f"({type_name[len('Literal[') : -1]},)")
+        same = [each for each in choices if type(each) is type(value) and each == value]
+        for choice in same or [each for each in choices if isinstance(value, str) and str(each) == value]:
+            return choice
+        raise UserError(value)
     kind = _TYPES.get(type_name)
     if kind is None:
         return value
@@ -132,25 +147,54 @@ def _convert(value: object, type_name: str) -> Any:
         value = kind(value) if kind in (int, float) else ast.literal_eval(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind in (list, tuple, set) and isinstance(value, list | tuple):
+        return kind(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise UserError(value)
     return value
 
 
+def _literal(text: str) -> Any:
+    """The value that a text writes out, or the text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
 def _type_names(annotation: ast.expr) -> tuple[str, ...]:
-    """Alternatives of an annotation: `int | None` and `Optional[int]` give ("int", "None"), `list[int]` ("list",)."""
+    """Alternatives of an annotation: `int | None`, `Optional[int]` and `Union[int, None]` give ("int", "None"),
+    `list[int]` ("list",), `Literal["a", "b"]` ("Literal['a', 'b']",), `Annotated[int, ...]` ("int",).
+    """
     match annotation:
         case ast.Constant(value=None):
             return ("None",)
         case ast.Constant(value=str() as text):
-            return _type_names(ast.parse(text, mode="eval").body)
+            try:
+                return _type_names(ast.parse(text, mode="eval").body)
+            except SyntaxError:
+                return (text,)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return _type_names(left) + _type_names(right)
-        case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
-            return (*_type_names(inner), "None")
-        case ast.Subscript(value=outer):
+        case ast.Subscript(value=outer, slice=inner):
+            inside = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            match _plain(outer):
+                case "Optional":
+                    return (*_type_names(inner), "None")
+                case "Union":
+                    return tuple(name for each in inside for name in _type_names(each))
+                case "Annotated":
+                    return _type_names(inside[0])
+                case "Literal" if all(isinstance(each, ast.Constant) for each in inside):
+                    return (f"Literal[{', '.join(map(ast.unparse, inside))}]",)
             return _type_names(outer)
-    return (ast.unparse(annotation),)
+    return (_plain(annotation),)
+
+
+def _plain(name: ast.expr) -> str:
+    """`typing.Literal` as `Literal`."""
+    text = ast.unparse(name)
+    return next((text.removeprefix(module) for module in _MODULES if text.startswith(module)), text)
 
 
 def _trailing_comments(source: str) -> dict[int, str]:

@@ -15,6 +15,7 @@ from labkit.figures.page import POLICY, Figures, stylesheet
 from labkit.notebooks.contained import contained
 from labkit.notebooks.failure import Failure
 from labkit.system.progress import OUTCOME_MIME_TYPE
+from labkit.widgets.controls import setting_words
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
 # The template shows nothing for the last two: a page without a kernel cannot run them.
@@ -57,7 +58,11 @@ def html_report(
     facts = {
         "title": heading or title,
         "outcomes": _outcomes(notebook),
-        "parameters": {name.replace("_", " "): value for name, value in parameters.items() if value not in (None, "")},
+        "parameters": {
+            name.replace("_", " "): setting_words(name, value)
+            for name, value in parameters.items()
+            if value not in (None, "")
+        },
         "seconds": seconds,
         "failure": failure,
         "made": f"{datetime.now():%Y-%m-%d %H:%M}",

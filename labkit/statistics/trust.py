@@ -16,14 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.statistics.ratios import Ratio, Verdict
+from labkit.system.asked_from import on_command_line, setting
 
 FEWEST_ROUNDS = 6  # the range of n rounds holds the ratio with probability 1 - 2 * 0.5 ** n: 97 % of 6, 94 % of 5
 WIDEST = 1.25  # upper end of the interval over its lower end: beyond, the figure may be off by an eighth either way
 MOST_TAKEN = 0.1  # processors: a step that waits for one thread is slowed by a tenth where other programs take this
 SHARE_ERROR, MOST_SHARE_ERROR = 0.10, 0.25  # how far past 100 % of the limit noise of the probes may lead
 
-MORE_ROUNDS = "measure more rounds (--rounds, or --budget-s of compare)"
-QUIET = "close other programs, or wait until they are done (--wait-quiet)"
+MORE_ROUNDS = "measure more rounds"
+QUIET = "close other programs, or wait until they are done"
+SETTINGS = {MORE_ROUNDS: ("rounds",), QUIET: ()}
+OPTIONS = {MORE_ROUNDS: ("rounds", "budget_s"), QUIET: ("wait_quiet",)}
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Trust:
     @property
     def remedy(self) -> str:
         """The same in one line."""
-        return "; ".join(self.remedies)
+        return "; ".join(map(_told, self.remedies))
 
     @property
     def sentence(self) -> str:
@@ -89,6 +92,12 @@ class Trust:
     def explained(self, claim: str) -> str:
         """`claim`, which says itself that it is not trustworthy where it is not, with the reasons and the remedy."""
         return claim if self.trustworthy else f"{claim}. The reason: {self.why}. To mend it: {self.remedy}."
+
+
+def _told(remedy: str) -> str:
+    """With what can be given for it from where it is read: notebooks have a parameter for the rounds alone."""
+    names = (OPTIONS if on_command_line() else SETTINGS)[remedy]
+    return f"{remedy} ({setting(*names)})" if names else remedy
 
 
 def taken_cores(others: float, *, needed: int, cores: int) -> float:

@@ -30,6 +30,7 @@ from labkit.harness.streaming.spans import hidden_share
 from labkit.harness.streaming.table import free_sentence, three_digits
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.studies.outcome import Outcome
+from labkit.system.asked_from import setting
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.owned_folder import owned_folder
@@ -249,7 +250,7 @@ def _folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             )
         yield given
         return
-    parent = check_output_folder(folder_for(None), what="streamed weights", option="path")
+    parent = check_output_folder(folder_for(None), what="streamed weights", option=setting("path"))
     with owned_folder("study-", parent) as folder:
         yield folder
 

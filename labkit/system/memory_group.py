@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from labkit.system.cgroups import own_groups
+
 PREFIX = "labkit-"
 NUMBERS = itertools.count()
 EMPTY_S = 5.0  # how long the system may take to note that the last process of a group has ended
@@ -118,22 +120,8 @@ def _parents() -> Iterator[tuple[Path, Files]]:
     """Where a group may be made: in the cgroup of this process, then in those that it is in. One of version 2 that
     holds processes has no memory control to give away, so that the next one is tried.
     """
-    own = {}
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers or "memory" in controllers.split(","):
-                own[V1 if controllers else V2] = Path(path)
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            fields, _, kind = line.partition(" - ")
-            root, mounted = map(Path, fields.split()[3:5])
-            system, _, options = kind.split(" ", 2)
-            version = {"cgroup": V1, "cgroup2": V2}.get(system)
-            if version is None or version not in own or (version is V1 and "memory" not in re.split("[ ,]", options)):
-                continue
-            inside = own[version].relative_to(root) if own[version].is_relative_to(root) else Path()
-            for below in (inside, *inside.parents):
-                yield mounted / below, version
+    for folder, version in own_groups("memory"):
+        yield folder, V1 if version == 1 else V2
 
 
 def _remove_abandoned(parent: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from labkit.system.asked_from import setting
 from labkit.system.errors import UserError
 
 COPIES = ".labkit-copies.json"  # marks a folder as one of copies of the notebooks
@@ -48,13 +49,14 @@ def runs_of(copies: Path) -> Path:
 
 
 def check_output_folder(
-    folder: str | os.PathLike[str], *, room_bytes: int = ROOM_BYTES, what: str = "results", option: str = "--output"
+    folder: str | os.PathLike[str], *, room_bytes: int = ROOM_BYTES, what: str = "results", option: str = ""
 ) -> Path:
-    """The folder, which exists from now on, can be written to, and has room for `what`, named by `option`.
+    """The folder, which exists from now on, can be written to, and has room for `what`. option: what named it, by
+    default the parameter output.
 
     UserError names what is in the way.
     """
-    path = Path(folder)
+    path, option = Path(folder), option or setting("output")
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path, prefix=".labkit-"):

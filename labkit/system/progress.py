@@ -7,6 +7,8 @@ from typing import Any
 from rich import progress as bars
 from rich.console import Console
 
+from labkit.system.shown import shown
+
 MIME_TYPE = "application/vnd.labkit.progress+json"
 HEADLINE_MIME_TYPE = "application/vnd.labkit.headline"
 OUTCOME_MIME_TYPE = "application/vnd.labkit.outcome+json"
@@ -31,10 +33,11 @@ def progress_bar(console: Console) -> Iterator[Progress]:
         bars.TimeElapsedColumn(),
         bars.TextColumn("{task.description}", markup=False),
     )
-    with bars.Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
+    shows = console.is_terminal or console.is_jupyter  # elsewhere it would leave an empty line
+    with bars.Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not shows) as bar:
         task = bar.add_task("starting", total=None)
 
         def follow(done: float, total: float, label: str) -> None:
-            bar.update(task, completed=done, total=total, description=label, refresh=True)
+            bar.update(task, completed=done, total=total, description=shown(label), refresh=True)
 
         yield follow

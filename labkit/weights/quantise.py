@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from labkit.kernels.codes import check_flat, codes_of, cut_groups, flat_scales, group_size, scales_of
+from labkit.kernels.codes import FINEST, check_flat, codes_of, cut_groups, flat_scales, group_size, scales_of
 from labkit.models.shards import SUMMED, Shard
 from labkit.system.errors import UserError
 from labkit.system.validation import Strict
@@ -137,6 +137,8 @@ def check_schemes(part: Shard, quant: Quantization) -> None:
                 f"{' or '.join(fitting) or 'no group_size: none of 32, 64 and 128 divides them'}, or q_groups=1, which "
                 "makes a whole row a group"
             )
+        if scheme.flat is None and scheme.how.group_size is None:
+            _check_groups(name, inputs, scheme)
         if scheme.flat is not None:
             try:
                 check_flat(outputs, inputs, scheme.flat, scheme.bits)
@@ -149,6 +151,22 @@ def check_schemes(part: Shard, quant: Quantization) -> None:
             ((begin, end),) = cut.ranges
             group = scheme.group(outputs, inputs)
             cut_groups(begin, end, group, -(-inputs // group), scheme.bits)
+
+
+def _check_groups(name: str, inputs: int, scheme: Scheme) -> None:
+    """Raises UserError unless the rows of a matrix can be cut into `q_groups`."""
+
+    def can_be(groups: int) -> bool:
+        return inputs % groups == 0 and -(-inputs // group_size(inputs, groups, scheme.bits)) == groups
+
+    asked = scheme.how.q_groups
+    if not can_be(asked):
+        most = inputs // FINEST[scheme.bits] + 1
+        fitting = [groups for groups in range(1, most + 1) if can_be(groups)]
+        raise UserError(
+            f"q_groups={asked} does not divide the {inputs} inputs of {name} into groups of {FINEST[scheme.bits]} or "
+            f"more; expected one of {', '.join(map(str, fitting))}"
+        )
 
 
 def _check_extra(name: str, outputs: int, inputs: int) -> None:

@@ -10,27 +10,27 @@ from labkit.models.presets import PRESETS, find_preset
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 from labkit.weights.box import HOW_TO_GET, NAME, boxed_file, boxed_source
-from labkit.weights.gguf.file import SUFFIX
+from labkit.weights.gguf.file import gguf_in
 from labkit.weights.hub import checkpoint_folder
-from labkit.weights.source import ModelSource, RandomWeights, checkpoint_source, gguf_source
+from labkit.weights.source import ModelSource, RandomWeights, checkpoint_source, gguf_source, weight_files
 
 
 def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSource:
     """The model of this name; nothing is loaded yet.
 
-    What is tried, in this order: a GGUF file, by its suffix; a local folder is read as a checkpoint; smollm2-135m is
-    taken from the package that holds it; the weights of a preset or hub id are taken
-    from the local cache, or from a hub that answers; any other preset gets random weights drawn from `seed`. The
-    result's `origin` says which of these it was. Presets are found by their name or hub id, in any spelling of dots,
-    dashes and capitals.
+    What is tried, in this order: a GGUF file, by its first bytes or its suffix, or a folder that holds one and no
+    checkpoint; a local folder is read as a checkpoint; smollm2-135m is taken from the package that holds it; the
+    weights of a preset or hub id are taken from the local cache, or from a hub that answers; any other preset gets
+    random weights drawn from `seed`. The result's `origin` says which of these it was. Presets are found by their name
+    or hub id, in any spelling of dots, dashes and capitals.
 
     Raises UserError for an unknown name, and for a checkpoint that is damaged or does not fit its config.
     """
     name = os.fspath(name_or_path)
     folder = Path(name).expanduser()
     preset = find_preset(name)
-    if folder.suffix == SUFFIX:
-        return gguf_source(folder, name=name, origin=f"GGUF file {folder}")
+    if not weight_files(folder) and (file := gguf_in(folder)):
+        return gguf_source(file, name=name, origin=f"GGUF file {file}")
     if (folder / "config.json").is_file() or (folder.is_dir() and preset is None):
         return checkpoint_source(folder, name=name, origin=f"checkpoint {folder}")
 

@@ -217,7 +217,7 @@ def gguf_source(path: Path, *, name: str, origin: str) -> ModelSource:
     The origin says which matrices are of types that are dequantised.
     """
     file = GgufFile(path)
-    tensors = GgufTensors(file, policy_for(file.config))
+    tensors = GgufTensors(file, policy_for(file.config), hf_shapes)
     if not tensors.quantised:
         file.config.dtype = FLOATS[tensors.kind(f"{tensors.policy.tokens}.weight")]
     if tensors.inexact:

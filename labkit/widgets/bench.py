@@ -11,11 +11,14 @@ from typing import Any, Generic, TypeVar
 from labkit.studies.outcome import Outcome
 from labkit.system.errors import RunError, UserError, UserTypeError
 from labkit.system.progress import HEADLINE_MIME_TYPE, OUTCOME_MIME_TYPE, Progress, as_output
-from labkit.widgets.controls import AMOUNTS, SIZES, Controls
+from labkit.widgets.controls import AMOUNTS, SIZES, Controls, setting_words
 from labkit.widgets.live import Execution, Slot, is_live
 
 Result = TypeVar("Result")
 NOT_YET = "*Nothing has been measured yet: press Run.*"
+
+
+NO_CHECKS: Mapping[str, Callable[[str], object]] = {}
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,22 @@ class Bench(ABC, Generic[Result]):
     without anybody at the kernel it gives the table of the settings, and `run` measures.
     """
 
-    def __init__(self, settings: dict[str, Any], choices: Mapping[str, Iterable[str]]) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        choices: Mapping[str, Iterable[str]],
+        checks: Mapping[str, Callable[[str], object]] = NO_CHECKS,
+    ) -> None:
+        """choices: what may be chosen of a setting. checks: what raises UserError for the text of a setting."""
+        self.settings = settings = {name: _as_control(name, value) for name, value in settings.items()}
         for name, value in settings.items():
             expected = int if name in SIZES else float if name in AMOUNTS else str
             if type(value) is not expected:
                 raise UserTypeError(f"got {name} = {value!r}, expected {expected.__name__}")
             if (limits := SIZES.get(name) or AMOUNTS.get(name)) and not limits[0] <= settings[name] <= limits[1]:
                 raise UserError(f"got {name} = {value}, expected {limits[0]} to {limits[1]}")
+        for name, check in checks.items():
+            check(settings[name])
         self._found: Result | None = None
         self._views: list[View] = []
         self._controls = Controls(settings, choices, self._measure) if is_live() else None
@@ -119,7 +130,20 @@ class Bench(ABC, Generic[Result]):
         if self._controls:
             return self._controls.box._repr_mimebundle_(**options)
         rows = (
-            f"<tr><th>{html.escape(name.replace('_', ' '))}</th><td>{html.escape(str(value))}</td></tr>"
+            f"<tr><th>{html.escape(name.replace('_', ' '))}</th><td>{html.escape(setting_words(name, value))}</td></tr>"
             for name, value in self.settings.items()
         )
         return {"text/html": f"<table><tbody>{''.join(rows)}</tbody></table>", "text/plain": str(self.settings)}
+
+
+def _as_control(name: str, value: object) -> object:
+    """A value that papermill gave, as the control of that setting has it: `-p batches 4` is a number there, and
+    `-p memory_gb 1` no float.
+    """
+    if isinstance(value, bool) or name in SIZES:
+        return value
+    if name in AMOUNTS:
+        return float(value) if isinstance(value, int) else value
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return str(value) if isinstance(value, int | float) else value

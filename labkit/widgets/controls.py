@@ -64,6 +64,11 @@ OFFER = "Nothing has been measured yet: Run takes the settings as they are."
 STOPPED = "Stopped; what is shown is from the run before, if there was one."
 
 
+def setting_words(name: str, value: object) -> str:
+    """The value of a setting or a parameter for people: 0 threads are none that run."""
+    return "chosen for this machine" if name == "threads" and value == 0 else str(value)
+
+
 class Stopped(BaseException):
     """The Stop button was pressed. Like KeyboardInterrupt it is no Exception, so that nothing on its way keeps it."""
 

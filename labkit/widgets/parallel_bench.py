@@ -28,10 +28,10 @@ class ParallelBench(Bench[ParallelStudy]):
         threads: int = 0,
     ) -> None:
         """Each rank has `threads` threads; with 0, the cores are shared out among the largest number of ranks."""
-        parse_sizes(tp_sizes)
         texts = {"model": model, "tp_sizes": tp_sizes, "dtype": dtype}
         sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
-        super().__init__(texts | sizes, {"dtype": FLOAT_DTYPES, "tp_sizes": SIZES})
+        choices = {"dtype": FLOAT_DTYPES, "tp_sizes": SIZES}
+        super().__init__(texts | sizes, choices, {"tp_sizes": parse_sizes})
 
     def measure(self, settings: dict[str, Any], follow: Progress) -> ParallelStudy:
         return study_parallel(

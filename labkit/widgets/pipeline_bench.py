@@ -35,11 +35,10 @@ class PipelineBench(Bench[PipelineStudy]):
         threads: int = 0,
     ) -> None:
         """Each rank has `threads` threads; with 0, the cores are shared out among the stages."""
-        parse_schedules(schedules)
-        parse_parts(micro_batches)
         texts = {"model": model, "dtype": dtype, "schedules": schedules, "micro_batches": micro_batches}
         sizes = {"stages": stages, "batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-        super().__init__(texts | sizes | {"rounds": rounds, "threads": threads}, {"dtype": FLOAT_DTYPES})
+        checks = {"schedules": parse_schedules, "micro_batches": parse_parts}
+        super().__init__(texts | sizes | {"rounds": rounds, "threads": threads}, {"dtype": FLOAT_DTYPES}, checks)
 
     def measure(self, settings: dict[str, Any], follow: Progress) -> PipelineStudy:
         return study_pipeline(

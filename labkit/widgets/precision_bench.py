@@ -25,10 +25,9 @@ class PrecisionBench(Bench[PrecisionStudy]):
         question: str = "",
     ) -> None:
         """With `threads` 0 there are as many as torch would use. question: for models that hold conversations."""
-        parse_precisions(precisions)
         texts = {"model": model, "precisions": precisions, "question": question}
         sizes = {"tokens": tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
-        super().__init__(texts | sizes, {})
+        super().__init__(texts | sizes, {}, {"precisions": parse_precisions})
 
     def measure(self, settings: dict[str, Any], follow: Progress) -> PrecisionStudy:
         return study_precision(

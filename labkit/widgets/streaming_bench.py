@@ -38,11 +38,10 @@ class StreamingBench(Bench[StreamingStudy]):
         """With `threads` 0 there are as many as torch would use. rounds: of each baseline. path: a folder on the disk
         that layers are read from; empty: a temporary one.
         """
-        parse_batches(batches)
-        precision_of(precision)
         texts = {"model": model, "precision": precision, "batches": batches, "baselines": baselines, "path": path}
         sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
-        super().__init__(texts | {"memory_gb": memory_gb} | sizes, {"precision": PRECISIONS})
+        checks = {"batches": parse_batches, "precision": precision_of}
+        super().__init__(texts | {"memory_gb": memory_gb} | sizes, {"precision": PRECISIONS}, checks)
 
     def measure(self, settings: dict[str, Any], follow: Progress) -> StreamingStudy:
         return study_larger_than_memory(

@@ -152,7 +152,7 @@ def test_ctrl_c_keeps_what_was_said(
         (("--prompt", "a", "--new", "0"), "got new = 0"),
         (("--prompt", "a", "--new", "3000"), "use a shorter prompt or fewer new tokens"),
         (("--prompt", "a", "--threads", "0"), "got threads = 0"),
-        (("--prompt", "a", "--temperature", "-1"), "got temperature = -1.0"),
+        (("--prompt", "a", "--temperature", "-1"), "got temperature = -1"),
         (("--prompt", "a", "--dtype", "int3"), "expected one of float32, bfloat16, float16, int8"),
         (("--prompt", "a", "--system", "b"), "leave it out, or use a chat model without --raw"),
     ],

@@ -1,5 +1,8 @@
 """What the command line says of itself."""
 
+import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,7 @@ import typer
 from command_line import Labkit, command_line
 
 import labkit as package
-from labkit.cli import main as cli
+from labkit.cli import app as cli
 from labkit.system.output_folder import COPIES
 
 
@@ -44,3 +47,34 @@ def test_results_go_by_default_to_the_folder_that_copies_of_the_notebooks_share(
     found = vars(typer.main.get_command(cli.app))["commands"][command]
     words = [] if command == "kernels" else ["tiny-gpt2"]
     assert found.make_context(command, words).params["output"] == tmp_path / "runs"
+
+
+HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "pandas",
+    "numpy",
+    "nbformat",
+    "nbconvert",
+    "papermill",
+    "psutil",
+    "plotly",
+}
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "models", "notebooks list", "compare --help", "trace"])
+def test_what_only_says_something_loads_no_library_that_works(command: str) -> None:
+    """Each takes less than half a second of processor, most of it for Python itself, typer and rich."""
+    watch = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+    line = [sys.executable, "-P", "-c", f"{watch}from labkit.cli.main import main; main()", *command.split()]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == (2 if command == "trace" else 0)
+    loaded = {name.partition(".")[0] for name in done.stderr.splitlines()[-1].split()}
+    assert "labkit" in loaded
+    assert not HEAVY & loaded
+
+
+def test_the_list_of_commands_says_what_they_say() -> None:
+    for name, home in cli.HOMES.items():
+        assert cli._says(home) == inspect.cleandoc(typer.main.get_command(cli.app).commands[name].help)  # type: ignore[attr-defined]

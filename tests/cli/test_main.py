@@ -24,7 +24,8 @@ from rich.console import Console
 
 from labkit.cli import compare as compare_cli
 from labkit.cli import kernels as kernels_cli
-from labkit.cli import main as cli
+from labkit.cli import models as models_cli
+from labkit.cli import tune as tune_cli
 from labkit.harness import Case, Comparison
 from labkit.harness.compare.plan import Schedule
 from labkit.kernels import gpu
@@ -49,7 +50,7 @@ ENVIRONMENT |= {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 def labkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labkit:
     """Runs a command line in the test's folder: (exit code, stdout, stderr)."""
     monkeypatch.setenv("HF_HUB_OFFLINE", ENVIRONMENT["HF_HUB_OFFLINE"])
-    for module in (cli, compare_cli, kernels_cli):
+    for module in (models_cli, tune_cli, compare_cli, kernels_cli):
         monkeypatch.setattr(module, "out", Console(width=200))
     monkeypatch.chdir(tmp_path)
     return command_line(monkeypatch, capsys)

@@ -142,7 +142,7 @@ def test_nothing_that_strangers_wrote_reaches_the_terminal_as_a_command(labkit: 
     text = path.read_text().replace('"cat": "cpu_op"', json.dumps({"cat": evil})[1:-1], 1)
     path.write_text(text)
     for command in (*COMMANDS, "operators", "short", "cuda_gpu_kern_sum"):
-        for form in ((), ("--csv",), ("--markdown",), ("--name", "gone" + evil)):
+        for form in ((), ("--markdown",), ("--name", "gone" + evil)):
             _, said, errors = labkit("trace", command, str(path), *form)
             assert not set(said + errors) & set("\x1b\x07\x9b\u202e\r"), (command, form)
     _, said, _ = labkit("trace", "kernels", str(path), "--json")
@@ -179,3 +179,35 @@ def test_windows_in_which_less_was_done_are_compared_by_one_step(labkit: Labkit,
     told = json.loads(said)
     assert told["units"] == {"name": "ProfilerStep", "a": 25.0, "b": 20.0}
     assert told["ratio"] == pytest.approx(1.25, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trace", "kernels", "made.json", "--csv"),
+        ("trace", "kernels", "made.json", "--parquet"),
+        ("trace", "compare", "made.json", "other.json", "--json"),
+        ("trace", "compare", "other.json", "made.json", "--json"),
+        ("trace", "replay", "made.json", "--op", "mm"),
+        ("trace", "merge", "made.json", "other.json"),
+        ("timeline", "made.json"),
+        ("explain", "made.json", "other.json"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("output", ["made.json", "link.json"])
+def test_no_command_replaces_what_it_reads(
+    words: tuple[str, ...], output: str, labkit: Labkit, recorded: str, tmp_path: Path
+) -> None:
+    before = Path(recorded).read_bytes()
+    (tmp_path / "link.json").symlink_to("made.json")
+    (tmp_path / "other.json").write_text("{}")
+    code, _, errors = labkit(*words, "--output", output)
+    assert code == 2
+    assert "is the input made.json; name another file" in errors
+    assert Path(recorded).read_bytes() == before
+
+
+def test_a_table_goes_to_a_device_as_to_a_file(labkit: Labkit, recorded: str) -> None:
+    assert labkit("trace", "kernels", recorded, "--csv", "--output", "/dev/null")[0] == 0
+    assert Path("/dev/null").is_char_device()

@@ -4,7 +4,7 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from chat_models import TEMPLATE, chat_model, chat_tokenizer
+from chat_models import TEMPLATE, VOCABULARY, chat_model, chat_tokenizer
 from small_models import POSITIONS, small_model
 
 import labkit
@@ -13,7 +13,8 @@ from labkit.engine import InferenceEngine
 from labkit.engine.memory.heads import StoredHeads
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.step import StepInput
-from labkit.models.tokenizer import END_OF_TEXT
+from labkit.models.chat_template import end_of_turn
+from labkit.models.tokenizer import END_OF_TEXT, byte_tokenizer
 
 SAID = ("hello, who are you?", "and what is that?", "why?")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -176,6 +177,23 @@ def test_sampling_and_penalties_see_the_whole_conversation() -> None:
     for message in SAID[:2]:
         answer = conversation.say(message, unheard)
         assert list(answer.tokens) == without_a_cache(model, conversation, 9, repetition_penalty=3.0)
+
+
+def test_the_token_with_which_the_template_ends_a_turn_ends_an_answer() -> None:
+    """Whatever its name, and though the model's own settings do not list it."""
+    tokenizer = byte_tokenizer(VOCABULARY - 1)
+    tokenizer.chat_template = TEMPLATE.replace("eos_token", "'\\n[over]'")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[over]"]})
+    over = tokenizer.convert_tokens_to_ids("[over]")
+    assert over not in (tokenizer.eos_token_id, END_OF_TEXT)
+    conversation = Conversation(engine("llama"), tokenizer, new=9, sequence_bias={(over,): 1e4})
+    answer = conversation.say("hello", unheard)
+    assert (answer.tokens, answer.ended) == ((over,), "stop")
+
+
+@pytest.mark.parametrize("template", ["{{ 1 }}", "{{ messages[0]['content'] }}", "{{ raise_exception('no') }}"])
+def test_a_template_without_an_end_of_a_turn_adds_none(template: str) -> None:
+    assert end_of_turn(chat_tokenizer(template)) is None
 
 
 def test_a_model_that_cannot_hold_a_conversation_is_refused() -> None:

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from engines import fused, greedy, prompt
+from engines import error, fused, greedy, prompt, vanilla
 from small_models import VOCAB
 from transformers import pipeline
 
+import labkit
 from labkit.models.tokenizer import byte_tokenizer
 
 
@@ -69,6 +70,81 @@ def test_tokens_that_are_no_integers_are_refused() -> None:
 def test_embeddings_instead_of_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match=r"inputs_embeds: .* pass input_ids"):
         fused("gpt2")(inputs_embeds=torch.zeros(1, 2, 60))
+
+
+def test_embeddings_beside_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"inputs_embeds: .* pass input_ids, and not both"):
+        fused("gpt2")(prompt(1, 2), inputs_embeds=torch.zeros(1, 2, 60))
+
+
+@pytest.mark.parametrize("name", ["head_mask", "encoder_hidden_states", "encoder_attention_mask"])
+def test_what_the_fused_layers_do_not_compute_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}: .*; leave it out, or use the vanilla model"):
+        fused("llama")(prompt(1, 2), **{name: torch.ones(3, 3)})
+    fused("llama")(prompt(1, 2), **{name: None})
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "gpt-neo", "llama", "opt", "bloom"])
+def test_token_types_are_refused_where_they_change_the_logits(name: str) -> None:
+    ids = prompt(1, 3)
+    with torch.no_grad():
+        changed = not torch.equal(vanilla(name)(ids).logits, vanilla(name)(ids, token_type_ids=ids).logits)
+    if changed:
+        with pytest.raises(ValueError, match="token_type_ids: the fused model adds no embeddings of token types"):
+            fused(name)(ids, token_type_ids=ids)
+    else:
+        assert torch.equal(fused(name)(ids, token_type_ids=ids).logits, fused(name)(ids).logits)
+    assert changed == (name in ("gpt2", "gptj", "gpt-neo"))
+
+
+@pytest.mark.parametrize("name", ["nonsense", "num_logits_to_keep", "input_id"])
+def test_unknown_keywords_are_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'"):
+        fused("gpt2")(prompt(1, 2), **{name: 1})
+
+
+def test_what_the_loss_takes_reaches_it() -> None:
+    ids = prompt(2, 6)
+    for more in ({"num_items_in_batch": 3}, {"ignore_index": int(ids[0, 2])}, {"shift_labels": ids.roll(2)}):
+        with torch.no_grad():
+            want = vanilla("gpt2")(ids, labels=ids, **more).loss
+        assert torch.allclose(fused("gpt2")(ids, labels=ids, **more).loss, want, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "position_ids", "labels"])
+def test_lists_in_place_of_tensors_are_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"{name}: expected a tensor, got list"):
+        fused("gpt2")(prompt(1, 2), **{name: [[1, 1]]})
+
+
+@pytest.mark.parametrize("keep", [-1, 1.5, torch.tensor([0.0]), torch.tensor([True])], ids=str)
+def test_numbers_of_logits_that_cannot_be_are_refused(keep: object) -> None:
+    with pytest.raises(ValueError, match=r"logits_to_keep: expected .*, got"):
+        fused("gpt2")(prompt(1, 4), logits_to_keep=keep)
+
+
+def test_a_mask_of_logits_to_keep_is_vanillas() -> None:
+    ids, mask = prompt(2, 4), torch.tensor([False, True, False, True])
+    with torch.no_grad():
+        want = vanilla("gpt2")(ids, logits_to_keep=mask).logits
+    assert error(fused("gpt2")(ids, logits_to_keep=mask).logits, want) < 1e-4
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_state_dict_that_would_change_nothing_is_refused(*, strict: bool) -> None:
+    state = vanilla("gpt2").state_dict()
+    for model in (fused("gpt2"), fused("gpt2").module):
+        with pytest.raises(NotImplementedError, match="load_state_dict would change none, strict or not"):
+            model.load_state_dict(state, strict=strict)
+
+
+@pytest.mark.parametrize(("kv_dtype", "warns"), [(None, True), (torch.int8, False)], ids=["float", "int8"])
+def test_a_quantised_cache_that_is_none_is_said(
+    kv_dtype: torch.dtype | None, *, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = labkit.init_inference(vanilla("gpt2"), kv_dtype=kv_dtype)
+    greedy(engine, prompt(1, 3), 2, cache_implementation="quantized")
+    assert ("kv_dtype=torch.int8) makes one whose cache has 8 bits" in caplog.text) == warns
 
 
 def test_attention_weights_are_refused() -> None:

@@ -26,7 +26,7 @@ QUANT = {
     "asymmetric": {"weight": {"q_type": "asymmetric"}, "lm_head": {"q_groups": 2}},
     "flat": {"flat": {"groups": 4}},
 }
-FOUR = {"weight": {"num_bits": 4, "q_groups": 8, "q_type": "asymmetric"}, "lm_head": True}
+FOUR = {"weight": {"num_bits": 4, "q_groups": 2, "q_type": "asymmetric"}, "lm_head": True}
 quants = pytest.mark.parametrize("quant", QUANT.values(), ids=QUANT)
 
 
@@ -67,6 +67,21 @@ def test_groups_that_do_not_divide_a_matrix_are_named_with_what_does(asked: dict
     )
     with pytest.raises(ValueError, match=r"does not divide the 96 inputs of qkv.weight; expected 32, or q_groups=1"):
         labkit.init_inference(model, quant={"weight": asked})
+
+
+@pytest.mark.parametrize(
+    ("asked", "fitting"),
+    [
+        ({"q_groups": 7}, "1, 2, 3, 4, 6"),
+        ({"q_groups": 10**9}, "1, 2, 3, 4, 6"),
+        ({"q_groups": 72}, "1, 2, 3, 4, 6"),
+        ({"num_bits": 4, "q_groups": 6}, "1, 2, 3"),
+    ],
+)
+def test_groups_that_a_row_cannot_be_cut_into_are_refused(asked: dict[str, int], fitting: str) -> None:
+    """Also where rounding to what the kernels take would give fewer of them than were asked for."""
+    with pytest.raises(ValueError, match=rf"the 72 inputs of qkv.weight into .* one of {fitting}"):
+        int8("llama", {"weight": asked})
 
 
 def test_a_cut_between_ranks_within_a_group_is_refused() -> None:

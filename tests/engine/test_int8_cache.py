@@ -1,5 +1,6 @@
 """Engines that store keys and values in int8: near those that do not, and alike in every way to run them."""
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -99,6 +100,18 @@ def test_reordered_repeated_cropped_and_copied_rows_go_on_as_themselves() -> Non
     kept = cache.__deepcopy__({})
     check(cache, (0, 1))
     check(kept, (0, 1))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_the_size_of_keys_and_values_does_not_matter(impl: str) -> None:
+    """Values 2^30 times smaller, and an output projection that makes up for it: the same logits."""
+    scaled = copy.deepcopy(vanilla("llama"))
+    for layer in scaled.model.layers:
+        layer.self_attn.v_proj.weight.data *= 2.0**-30
+        layer.self_attn.o_proj.weight.data *= 2.0**30
+    ids = prompt(2, 9)
+    got = labkit.init_inference(scaled, kv_dtype=torch.int8, impl=impl)(ids).logits
+    assert distance(got, engine("llama", impl)(ids).logits) < SAME
 
 
 def test_beams_are_the_references() -> None:

@@ -147,7 +147,7 @@ def test_an_undecided_comparison_says_how_many_more_rounds_it_takes() -> None:
     assert more is not None
     assert more > 1
     assert wavering.as_dict()["more_rounds"] == more
-    assert any(f"about {more} more rounds would decide it (--budget-s)" in remark for remark in wavering.remarks)
+    assert any(f"about {more} more rounds would decide it" in remark for remark in wavering.remarks)
 
 
 def test_more_rounds_are_not_promised_where_they_would_not_help() -> None:

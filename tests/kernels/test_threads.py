@@ -80,6 +80,18 @@ def test_results_do_not_depend_on_what_ran_before(dtype: torch.dtype, run: Run) 
     assert_bitwise_equal(run(dtype, 2), want)
 
 
+def test_more_threads_than_processors_wake_each_other() -> None:
+    """A thread that waits long sleeps; one that was not woken would hang here."""
+    one, rows = run_mlp(torch.float32, 1), 64
+    draw = Draw(torch.float32)
+    _, packed = draw.linear(96, HIDDEN)
+    inputs = draw.normal(rows, HIDDEN)
+    want = gemm(inputs, packed, impl="cpp", threads=1)
+    for _ in range(100):
+        assert_bitwise_equal(run_mlp(torch.float32, 9), one)
+        assert torch.equal(gemm(inputs, packed, impl="cpp", threads=9), want)
+
+
 def assert_bitwise_equal(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
     for mine, theirs in zip(got, want, strict=True):
         assert torch.equal(mine.nan_to_num(nan=77.0), theirs.nan_to_num(nan=77.0))

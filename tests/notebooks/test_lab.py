@@ -2,16 +2,19 @@
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import time
 from pathlib import Path
 
+import nbformat
 import pytest
 from command_line import command_line
 
 from labkit.notebooks.carried import carried_notebooks
 from labkit.notebooks.lab import lab_command
+from labkit.notebooks.start_page import NEEDS
 
 
 def test_the_command_copies_the_notebooks_and_hands_on_what_follows_the_dashes(
@@ -28,18 +31,28 @@ def test_the_command_copies_the_notebooks_and_hands_on_what_follows_the_dashes(
     code, said, _ = command_line(monkeypatch, capsys)("lab", "--port", "8890", "--", "--collaborative")
     assert code == 0
     assert said.startswith("lab: ")
-    assert {path.stem for path in (tmp_path / "runs" / "notebooks").glob("*.ipynb")} == {
+    assert {path.stem for path in (tmp_path / "runs" / "notebooks").glob("*.ipynb")} - {"00_start"} == {
         path.stem for path in carried_notebooks().values() if path.parent.name == "notebooks"
     }
     assert {"--ServerApp.port=8890", "--collaborative", f"--ServerApp.root_dir={tmp_path}"} <= set(started[0])
-    assert "--LabApp.default_url=/lab/tree/runs/notebooks" in started[0]
+    assert "--LabApp.default_url=/lab/tree/runs/notebooks/00_start.ipynb" in started[0]
+    (page,) = nbformat.read(tmp_path / "runs" / "notebooks" / "00_start.ipynb", as_version=4).cells
+    links = re.findall(r"\]\(([^)]+)\)", page.source)
+    assert links == [f"{name}.ipynb" for name in carried_notebooks()]
+    assert all((tmp_path / "runs" / "notebooks" / link).is_file() for link in links)
 
 
 def test_the_server_sees_the_folder_that_the_results_go_to(tmp_path: Path) -> None:
     """Beside copies in `runs` lies the checkout; copies elsewhere have their `runs` in them."""
     assert f"--ServerApp.root_dir={tmp_path}" in lab_command(tmp_path / "runs" / "my notebooks")
-    assert "--LabApp.default_url=/lab/tree/runs/my%20notebooks" in lab_command(tmp_path / "runs" / "my notebooks")
+    assert "--LabApp.default_url=/lab/tree/runs/my%20notebooks/00_start.ipynb" in lab_command(
+        tmp_path / "runs" / "my notebooks"
+    )
     assert f"--ServerApp.root_dir={tmp_path / 'mine'}" in lab_command(tmp_path / "mine")
+
+
+def test_each_notebook_says_its_minutes_and_needs_on_the_start_page() -> None:
+    assert set(NEEDS) == {name for name in carried_notebooks() if "/" not in name}
 
 
 def test_one_interrupt_ends_the_server(tmp_path: Path) -> None:
@@ -55,7 +68,10 @@ def test_one_interrupt_ends_the_server(tmp_path: Path) -> None:
             time.sleep(0.05)
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0, (tmp_path / "log").read_text()
-        assert "Shutting down" in (tmp_path / "log").read_text()
+        told = (tmp_path / "log").read_text()
+        said, *end = told.splitlines()
+        assert re.fullmatch(r"lab: http://\S+:\d+/lab\S*\?\S*token=\w+", said), told
+        assert all("Shutting down" in line or not line for line in end), told
     finally:
         server.kill()
         os.close(keyboard)

@@ -9,6 +9,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit.notebooks import NotebookError, ParameterError, checked_values, read_parameters
+from labkit.system.errors import UserError
+from labkit.widgets import ParallelBench, PipelineBench, PrecisionBench, StreamingBench
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 CELL = """
@@ -20,7 +22,15 @@ threads: int | None = None  # None: all
 sizes: list[int] = [1, 2]
 untyped = 3
 computed = max(1, 2)
+named: str | None = "gpt2"
+way: Literal["fast", "exact", 4] = "fast"
+pair: tuple[int, float] = (1, 2.0)
+several: typing.Optional[Union[int, List[int]]] = None
+seconds: int = 60 * 60
+place: Path = Path("runs") / "here"
+quoted: "int | None" = None
 """
+REST = ["computed", "named", "way", "pair", "several", "seconds", "place", "quoted"]
 
 
 def parameters(source: str = CELL) -> Any:
@@ -29,10 +39,14 @@ def parameters(source: str = CELL) -> Any:
 
 def test_name_type_default_and_help_are_read() -> None:
     found = {parameter.name: parameter for parameter in parameters()}
-    assert list(found) == ["model", "batch", "scale", "verbose", "threads", "sizes", "untyped"]
+    assert list(found) == ["model", "batch", "scale", "verbose", "threads", "sizes", "untyped", *REST]
     assert (found["batch"].type, found["batch"].default, found["batch"].help) == ("int", 1, "sequences at once")
     assert found["threads"].type == "int | None"
     assert found["untyped"].type == "int"
+    assert str(found["computed"]) == "computed: any = max(1, 2)"
+    assert found["way"].type == "Literal['fast', 'exact', 4]"
+    assert found["several"].type == "int | list | None".replace("list", "List")
+    assert str(found["place"]) == "place: Path = Path('runs') / 'here'"
 
 
 @pytest.mark.parametrize(
@@ -48,6 +62,20 @@ def test_name_type_default_and_help_are_read() -> None:
         ("threads", "4", 4),
         ("sizes", "[3, 4]", [3, 4]),
         ("untyped", "7", 7),
+        ("computed", "9", 9),
+        ("computed", "nine", "nine"),
+        ("named", "none", None),
+        ("named", "4", "4"),
+        ("way", "exact", "exact"),
+        ("way", "4", 4),
+        ("pair", "(3, 4.5)", (3, 4.5)),
+        ("pair", "[3, 4.5]", (3, 4.5)),
+        ("several", "8", 8),
+        ("several", "[8, 9]", [8, 9]),
+        ("several", "null", None),
+        ("seconds", "5", 5),
+        ("place", "/tmp", "/tmp"),
+        ("quoted", "none", None),
     ],
 )
 def test_text_from_a_command_line_becomes_the_type(name: str, text: str, value: object) -> None:
@@ -66,7 +94,13 @@ def test_text_from_a_command_line_becomes_the_type(name: str, text: str, value: 
         ("batch", None),
         ("verbose", "maybe"),
         ("threads", "many"),
-        ("sizes", "(1, 2)"),
+        ("sizes", "1, x"),
+        ("sizes", "{1: 2}"),
+        ("way", "slow"),
+        ("way", 5),
+        ("pair", "3"),
+        ("several", "eight"),
+        ("seconds", "long"),
         ("sizes", "[1,"),
         ("model", 3),
     ],
@@ -112,3 +146,39 @@ def test_plain_papermill_takes_every_parameter_of_ours(
     assert "unknown parameter" not in caplog.text
     (injected,) = [cell for cell in made.cells if "injected-parameters" in cell.metadata.get("tags", [])]
     assert all(f"{name} = {value!r}" in injected.source.replace('"', "'") for name, value in values.items())
+
+
+@pytest.mark.parametrize(
+    ("bench", "given", "expected"),
+    [
+        (StreamingBench, {"memory_gb": 1, "batches": 4}, {"memory_gb": 1.0, "batches": "4"}),
+        (StreamingBench, {"batches": [1, 4], "baselines": ["hf-disk"]}, {"batches": "1, 4", "baselines": "hf-disk"}),
+        (ParallelBench, {"tp_sizes": (1, 2)}, {"tp_sizes": "1, 2"}),
+        (PipelineBench, {"micro_batches": 4, "schedules": ["queue"]}, {"micro_batches": "4", "schedules": "queue"}),
+        (PrecisionBench, {"precisions": ["float32", "int8"], "question": 7}, {"precisions": "float32, int8"}),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_benches_take_values_as_papermill_types_them(bench: Any, given: Any, expected: dict[str, object]) -> None:
+    """`papermill -p batches 4` writes a number into the notebook, whatever is annotated there."""
+    settings = bench(model="tiny-gpt2", **given).settings
+    assert {name: settings[name] for name in expected} == expected
+    assert all(type(settings[name]) is type(value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("bench", "given"),
+    [
+        (StreamingBench, {"precision": 4}),
+        (StreamingBench, {"memory_gb": "much"}),
+        (StreamingBench, {"batches": {"a": 1}}),
+        (StreamingBench, {"rounds": True}),
+        (ParallelBench, {"tp_sizes": None}),
+        (PipelineBench, {"schedules": 3.5}),
+        (PrecisionBench, {"precisions": [["float32"]]}),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_bench_refuses_what_no_text_says(bench: Any, given: Any) -> None:
+    with pytest.raises(UserError):
+        bench(model="tiny-gpt2", **given)

@@ -1,13 +1,17 @@
 """A run tells the truth about how it went, and leaves whole files or none."""
 
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import psutil
@@ -16,8 +20,9 @@ from nbformat.v4 import new_code_cell, new_notebook
 from pages import Page
 
 from labkit.cli.main import main
-from labkit.notebooks import NotebookError, ParameterError, run_notebook
+from labkit.notebooks import NotebookError, ParameterError, execution, run_notebook
 from labkit.notebooks.execution import _Client
+from labkit.system.errors import RunError
 
 PARAMETERS = 'name: str = "world"  # whom to greet\ntimes: int = 1\n'
 
@@ -145,12 +150,6 @@ def test_wrong_parameters_run_nothing(tmp_path: Path, parameters: dict[str, str]
 def test_what_is_no_runnable_notebook_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotebookError, match="no notebook at"):
         run_notebook(tmp_path / "none.ipynb", None, tmp_path / "out")
-    (tmp_path / "text.ipynb").write_text("not JSON")
-    with pytest.raises(NotebookError, match="is not a Jupyter notebook"):
-        run_notebook(tmp_path / "text.ipynb", None, tmp_path / "out")
-    (tmp_path / "other.ipynb").write_text(json.dumps({"a": 1}))
-    with pytest.raises(NotebookError, match="is not a Jupyter notebook"):
-        run_notebook(tmp_path / "other.ipynb", None, tmp_path / "out")
     nbformat.write(new_notebook(cells=[new_code_cell("1")]), tmp_path / "bare.ipynb")
     with pytest.raises(NotebookError, match="no cell tagged 'parameters'"):
         run_notebook(tmp_path / "bare.ipynb", None, tmp_path / "out")
@@ -159,9 +158,59 @@ def test_what_is_no_runnable_notebook_is_refused(tmp_path: Path) -> None:
     assert names(tmp_path / "out") == []
 
 
+FOUR = {"metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (b"not JSON", "is not JSON (Expecting value"),
+        (b"", "is not JSON (Expecting value"),
+        (b'{"cells": [], "x": "\xff"}', "is not JSON ('utf-8' codec can't decode byte 0xff"),
+        (b"[" * 100_000, "nests deeper than 32 levels; expected a Jupyter notebook"),
+        (b"[1]", "is not a Jupyter notebook: it does not say which version"),
+        (json.dumps({"a": 1}).encode(), "is not a Jupyter notebook: it does not say which version"),
+        (json.dumps(FOUR).encode(), "is not a Jupyter notebook: it has no list of cells"),
+        (json.dumps(FOUR | {"cells": 3}).encode(), "is not a Jupyter notebook: it has no list of cells"),
+        (json.dumps(FOUR | {"cells": []}).encode(), "the notebook has no cell tagged 'parameters'"),
+        (json.dumps(FOUR | {"cells": [{"cell_type": "code"}]}).encode(), "is not a Jupyter notebook: "),
+        (json.dumps(FOUR | {"cells": [], "nbformat": 9}).encode(), "is not a Jupyter notebook: Unsupported nbformat"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_notebook_is_refused_in_one_line(tmp_path: Path, content: bytes, cause: str) -> None:
+    (tmp_path / "n.ipynb").write_bytes(content)
+    with pytest.raises(NotebookError, match=re.escape(cause)) as caught:
+        run_notebook(tmp_path / "n.ipynb", None, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+
+
 def test_the_output_never_replaces_the_notebook(tmp_path: Path) -> None:
-    with pytest.raises(NotebookError, match="would replace"):
-        run_notebook(write(tmp_path / "n.ipynb", "1"), None, tmp_path)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "n.html").symlink_to("../n.ipynb")
+    for folder in (tmp_path, tmp_path / "linked"):
+        with pytest.raises(NotebookError, match="would replace"):
+            run_notebook(write(tmp_path / "n.ipynb", "1"), None, folder)
+
+
+@pytest.mark.parametrize("broken", ["write", "report"])
+def test_a_run_whose_last_write_fails_keeps_its_notebook(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*rest: Any, **more: Any) -> str:
+        raise OSError(errno.ENOSPC, "", "out/n.html") if broken == "write" else RecursionError("too deep")
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(execution, "_execute", lambda *rest: None)
+    monkeypatch.setattr(execution, "_write_whole" if broken == "write" else "html_report", fails)
+    with pytest.raises(
+        RunError, match=r"the report could not be written: .*; the executed notebook is kept as "
+    ) as got:
+        run_notebook(write(tmp_path / "n.ipynb", "print('hours')"), None, tmp_path / "out")
+    kept = Path(str(got.value).rpartition(" ")[2])
+    assert nbformat.read(kept, as_version=4).cells[1].source == "print('hours')"
+    assert names(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from nsight import exported
 from rich.console import Console
 from typer.testing import CliRunner
 
-from labkit.cli.main import app
+from labkit.cli.app import app
 from labkit.nsys import agent, tool
 from labkit.nsys.doctor import examination as doctor
 from labkit.nsys.doctor import machine_checks, profiler_checks

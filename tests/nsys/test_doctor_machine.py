@@ -144,18 +144,6 @@ def test_threads_match_the_cores(
     assert all(f"{name}={value}" in check.finding for name, value in variables.items())
 
 
-def test_the_quota_of_both_generations_of_control_groups(tmp_path: Path) -> None:
-    assert machine_checks.cpu_quota(tmp_path) is None
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    for text, quota in (("-1\n", None), ("150000\n", 1.5)):
-        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(text)
-        assert machine_checks.cpu_quota(tmp_path) == quota
-    for text, quota in (("max 100000\n", None), ("400000 100000\n", 4.0)):
-        (tmp_path / "cpu.max").write_text(text)
-        assert machine_checks.cpu_quota(tmp_path) == quota
-
-
 def test_two_openmp_runtimes_in_one_process_are_announced() -> None:
     one, two = ["/torch/lib/libgomp.so.1"], ["/torch/lib/libgomp-a34b3233.so.1", "/usr/lib/libomp.so.5"]
     assert machine_checks.openmp(inventory(openmp={"libraries": one})).finding.startswith("GNU")

@@ -9,6 +9,7 @@ from simulated_machines import MACHINES, SimulatedMachine
 from labkit.harness import Comparison, load_records
 from labkit.statistics import Ratio, ShareOfLimit, Trust, Verdict, grade, ratio, taken_cores
 from labkit.statistics.trust import FEWEST_ROUNDS, MOST_SHARE_ERROR, MOST_TAKEN, SHARE_ERROR, WIDEST
+from labkit.system.asked_from import from_command_line
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 FASTER = Ratio(value=3.0, low=2.9, high=3.1, noise=0.02)
@@ -30,16 +31,16 @@ def test_a_quiet_run_keeps_its_verdict_and_its_headline() -> None:
 @pytest.mark.parametrize(
     ("found", "told", "reason", "remedy"),
     [
-        (FASTER, {"rounds": 5}, "5 rounds, fewer than 6", "--rounds"),
-        (Ratio(822.0, 2.73, 965.0, 0.02), {}, "the interval [2.73, 965.00] is wide", "--budget-s"),
+        (FASTER, {"rounds": 5}, "5 rounds, fewer than 6", "measure more rounds (the parameter rounds)"),
+        (Ratio(822.0, 2.73, 965.0, 0.02), {}, "the interval [2.73, 965.00] is wide", "measure more rounds"),
         (
             FASTER,
             {"taken_cores": [0.0, 0.9, 1.1, 1.2, 1.3, 1.2, 1.0]},
             "other programs used 1.1 of the",
-            "--wait-quiet",
+            "wait until they are done",
         ),
-        (FASTER, {"shares": [ShareOfLimit("fused", 6.43)]}, "fused is at 643% of a limit", "--wait-quiet"),
-        (Ratio(2.0, float("nan"), float("nan"), 0.02), {}, "is wide", "--wait-quiet"),
+        (FASTER, {"shares": [ShareOfLimit("fused", 6.43)]}, "fused is at 643% of a limit", "close other programs"),
+        (Ratio(2.0, float("nan"), float("nan"), 0.02), {}, "is wide", "close other programs"),
     ],
     ids=["rounds", "spread", "load", "share", "nothing"],
 )
@@ -54,6 +55,16 @@ def test_what_is_below_a_threshold_loses_its_verdict_and_says_why(
     assert headline.startswith("7.63x; not trustworthy: ")
     assert reason in headline
     assert remedy in headline
+
+
+def test_a_command_names_its_options_as_remedies() -> None:
+    trust = grade(Ratio(2.0, 1.0, 3.0, 0.02), 7)
+    with from_command_line():
+        assert trust.remedy == (
+            "measure more rounds (--rounds or --budget-s); close other programs, or wait until they are done "
+            "(--wait-quiet)"
+        )
+    assert "--" not in trust.remedy
 
 
 def test_a_burst_in_a_few_rounds_is_left_to_the_median() -> None:

@@ -1,13 +1,17 @@
 """Files that are written whole or not at all, and what killed writers leave behind."""
 
+import os
+import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from labkit.system.whole_file import remove_unfinished, whole_file
+from labkit.system.errors import UserError
+from labkit.system.whole_file import check_no_input, remove_unfinished, whole_file, write_whole
 
 WRITER = """
 import sys
@@ -55,3 +59,107 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
             remove_unfinished(tmp_path, ".bin")
             assert names(tmp_path) == sorted([ours.name, ".other.tmp.txt"])
     assert names(tmp_path) == [".other.tmp.txt", "ours.bin"]
+
+
+def mode_of(path: Path) -> str:
+    return f"{path.stat().st_mode & 0o7777:o}"
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "kept.txt").write_text("old")
+    (tmp_path / "middle").symlink_to("far/kept.txt")
+    (tmp_path / "link").symlink_to(tmp_path / "middle")
+    (tmp_path / "new").symlink_to("far/new.txt")
+    for link in ("link", "new"):
+        write_whole(tmp_path / link, link)
+        assert (tmp_path / link).is_symlink()
+    assert (tmp_path / "far" / "kept.txt").read_text() == "link"
+    assert (tmp_path / "far" / "new.txt").read_text() == "new"
+    assert (tmp_path / "middle").is_symlink()
+    assert names(tmp_path / "far") == ["kept.txt", "new.txt"]
+
+
+@pytest.mark.parametrize("umask", ["022", "077", "002"])
+def test_a_new_file_has_what_the_umask_leaves_and_a_replaced_one_its_mode(tmp_path: Path, umask: str) -> None:
+    command = "import os, sys; os.umask(int(sys.argv[2], 8)); exec(sys.argv[1])"
+    write = """
+from pathlib import Path
+from labkit.system.whole_file import whole_file
+Path("private").touch(mode=0o600)
+Path("open").touch(); Path("open").chmod(0o664)
+for name in ("new", "private", "open"):
+    with whole_file(Path(name)) as path:
+        path.write_text(name)
+        print(f"{path.stat().st_mode & 0o777:o}", end=" ")
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", command, write, umask], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    new = f"{0o666 & ~int(umask, 8):o}"
+    assert done.stdout.split() == [new, "600", "664"]  # while they are written, too
+    assert [mode_of(tmp_path / name) for name in ("new", "private", "open")] == done.stdout.split()
+
+
+def test_devices_and_pipes_are_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as beside:
+        got = beside.submit(pipe.read_text)
+        write_whole(pipe, "through the pipe")
+        assert got.result(10) == "through the pipe"
+    assert pipe.is_fifo()
+    link = tmp_path / "nowhere"
+    link.symlink_to("/dev/null")
+    for device in (Path("/dev/null"), link):
+        write_whole(device, "gone")
+        assert device.is_char_device()
+    assert names(tmp_path) == ["nowhere", "pipe"]
+
+
+@pytest.mark.parametrize("into", ["pipe", "file"])
+def test_its_own_stdout_gets_the_content_in_order(tmp_path: Path, into: str) -> None:
+    command = (
+        "from pathlib import Path; from labkit.system.whole_file import write_whole; print('before'); "
+        "write_whole(Path('/dev/stdout'), 'content\\n'); print('after')"
+    )
+    words = [sys.executable, "-P", "-c", command]
+    if into == "pipe":
+        said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    else:
+        with (tmp_path / "said").open("w") as file:
+            subprocess.run(words, stdout=file, check=True)
+        said = (tmp_path / "said").read_text()
+    assert said == "before\ncontent\nafter\n"
+
+
+def test_what_cannot_be_written_is_named_and_stays(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="which is a folder; name a file in it"):
+        write_whole(tmp_path, "no file")
+    (tmp_path / "round").symlink_to("round")
+    for target in (Path("/dev/full"), tmp_path / "round", Path("/dev/null/below"), Path("/proc/none")):
+        with pytest.raises(OSError, match=re.escape(str(target))):
+            write_whole(target, "no room" * 10_000)
+    assert names(tmp_path) == ["round"]
+
+
+def test_a_full_disk_names_the_target(tmp_path: Path) -> None:
+    def fill() -> None:
+        with whole_file(tmp_path / "a.txt"), Path("/dev/full").open("wb", buffering=0) as full:
+            full.write(b"too much")
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*a\.txt'"):
+        fill()
+    assert names(tmp_path) == []
+
+
+def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
+    trace, link, hard = tmp_path / "trace.json", tmp_path / "link.json", tmp_path / "hard.json"
+    trace.write_text("{}")
+    link.symlink_to(trace)
+    hard.hardlink_to(trace)
+    for output in (trace, link, hard, tmp_path / "." / "trace.json"):
+        with pytest.raises(UserError, match=r"which is the input .*; name another file"):
+            check_no_input(output, [tmp_path / "absent.json", trace])
+    check_no_input(tmp_path / "other.json", [trace, tmp_path / "absent.json"])
+    check_no_input(Path("/dev/null"), [Path("/dev/null")])

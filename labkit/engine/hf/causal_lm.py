@@ -1,6 +1,7 @@
 """The fused model as transformers knows models: it checks what it is given and hands steps to a runner."""
 
 import copy
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -25,8 +26,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from labkit.engine.hf.decode_loop import runs_in_decode_loop
 from labkit.engine.hf.packed import PackedModule
 from labkit.engine.hf.texts import GenerateTexts
-from labkit.engine.hf.validation import check_input_ids, check_prompt
+from labkit.engine.hf.validation import check_input_ids, check_keywords, check_prompt, check_tensors
 from labkit.engine.memory.adoption import adopt, check_made_like, hand_back
+from labkit.engine.memory.keeping import KeptOnError
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.runners.checks import check_reach, check_step
 from labkit.engine.runners.layer import FusedLayer
@@ -38,6 +40,9 @@ from labkit.models.policies import Policy
 from labkit.system.errors import UnsupportedError, UserError
 
 T = TypeVar("T")
+log = logging.getLogger("labkit")
+
+IN_INT8 = "init_inference(..., kv_dtype=torch.int8) makes one whose cache has 8 bits"
 
 
 def _by_all_ranks(call: Callable[..., T]) -> Callable[..., T]:
@@ -76,7 +81,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         super().__init__(hf_config)
         self.model_config, self.runner, self.weights = config, runner, weights
         self.step_times_ms: list[float] | None = None  # appended to by every step once somebody puts a list here
-        self._device = device
+        self._device, self._token_types = device, policy.token_types
         self._made_for_call: Callable[[], KVCache | None] = lambda: None  # by the latest call of `generate`
         _attach(self, policy.layers, nn.ModuleList(layers))
         self.eval()
@@ -115,32 +120,36 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **unused: object,
+        **others: object,
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
         """input_ids [B, T] after what `past_key_values` holds -> logits float32 [B, T or logits_to_keep, V].
 
         attention_mask [B, past + T] hides padding anywhere. Without `position_ids` [B, T] the positions are those that
         the model's own code in transformers takes: a count of the visible tokens, or of all. logits_to_keep: so many of
-        the last tokens, or the indices of those that are wanted.
+        the last tokens, or the indices of those that are wanted. others: what transformers' loss takes beside `labels`;
+        keywords that would change the logits are refused, and so are unknown ones.
         The returned cache is a KVCache, which grows in place on the next call. A given cache of transformers is filled
         too, as vanilla models do, at the price of a copy on every call.
         """
-        if input_ids is None and unused.get("inputs_embeds") is not None:
-            raise UserError("inputs_embeds: the fused model looks tokens up itself; pass input_ids")
+        of_loss = check_keywords(others, token_types=self._token_types)
+        check_tensors(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels)
         ids = check_input_ids(input_ids)
         if output_attentions:
             raise UserError("fused attention keeps no attention weights; use the vanilla model for output_attentions")
         cache = self.own_cache(past_key_values, attention_mask)
         keep, chosen = _kept(logits_to_keep, ids.shape[1])
         step = StepInput(ids, cache, attention_mask, position_ids, keep=keep, hidden_states=bool(output_hidden_states))
-        found = self.step(step)
-        assert found.result is not None
-        logits = found.result if chosen is None else found.result[:, chosen]
+        with KeptOnError(cache):
+            found = self.step(step)
+            assert found.result is not None
+            logits = found.result if chosen is None else found.result[:, chosen]
+            loss = None
+            if labels is not None:
+                loss = self.loss_function(
+                    logits=logits, labels=labels, vocab_size=self.model_config.vocab_size, **of_loss
+                )
         if past_key_values is not None and past_key_values is not cache:
             hand_back(cache, past_key_values)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.model_config.vocab_size)
         output = CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -179,7 +188,8 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
             check_reach(step.cache.reach + 1, self.model_config)
         else:
             check_step(step, self.model_config)
-        pending = self.runner.begin(step)
+        with KeptOnError(step.cache, visible=step.follows):
+            pending = self.runner.begin(step)
         return pending if self.step_times_ms is None else _Timed(pending, start, self.step_times_ms.append)
 
     @_by_all_ranks
@@ -194,11 +204,17 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *rest: Any, **named: Any
     ) -> None:
-        """One kind of cache, grown as needed, serves every `cache_implementation`; the caller's own stays."""
+        """One kind of cache, grown as needed, serves every `cache_implementation`; the caller's own stays. It is
+        quantised where `init_inference` was given `kv_dtype`: who asks for that here is told so.
+        """
         if model_kwargs.get("past_key_values") is not None:
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *rest, **named)
         elif generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = cache = self.new_cache()
+            if generation_config.cache_implementation == "quantized" and cache.kv_dtype != torch.int8:
+                log.warning(
+                    "labkit: cache_implementation='quantized': this engine's cache is %s; %s", cache.types, IN_INT8
+                )
             self._made_for_call = weakref.ref(cache)
 
     def _sample(
@@ -265,8 +281,15 @@ class _Timed:
 def _kept(logits_to_keep: int | Tensor, tokens: int) -> tuple[int, Tensor | None]:
     """How many of the last tokens to compute logits for, and which of those are wanted (None: all)."""
     if not isinstance(logits_to_keep, Tensor):
+        if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
+            raise UserError(f"logits_to_keep: expected a number of tokens from 0 on, got {logits_to_keep!r}")
         return logits_to_keep or tokens, None
-    indices = logits_to_keep.long()
+    if logits_to_keep.is_floating_point() or (logits_to_keep.dtype == torch.bool and len(logits_to_keep) != tokens):
+        raise UserError(
+            f"logits_to_keep: expected indices, or a mask of {tokens} tokens, got {logits_to_keep.dtype} of shape "
+            f"{list(logits_to_keep.shape)}"
+        )
+    indices = logits_to_keep.nonzero().flatten() if logits_to_keep.dtype == torch.bool else logits_to_keep.long()
     if indices.dim() != 1 or len(indices) == 0 or int(indices.min()) < -tokens or int(indices.max()) >= tokens:
         raise UserError(
             f"logits_to_keep: expected indices of {tokens} tokens in one dimension, got {logits_to_keep.tolist()}"

@@ -20,6 +20,7 @@ from labkit.engine.hf.packed import PackedModule
 from labkit.engine.runners.layer import FusedLayer, Wiring
 from labkit.engine.runners.stage_clock import StageClock, StageTime
 from labkit.engine.runners.step import CHUNK_ROWS
+from labkit.engine.team_size import team_size
 from labkit.kernels import DecodeStep, ModelWeights
 from labkit.kernels.abi import CCache
 from labkit.kernels.decode_step import ChunkArgs
@@ -114,7 +115,7 @@ class FusedEncoder(PackedModule, nn.Module):
 
         tapped_in: the type of the hidden states that hooks collect; None: nobody collects them.
         """
-        threads, seen_BTH = torch.get_num_threads(), inputs_BTH.to(tapped_in)
+        threads, seen_BTH = team_size(), inputs_BTH.to(tapped_in)
         hidden_NH = inputs_BTH.view(-1, inputs_BTH.shape[2])
         for index, (layer, tap) in enumerate(zip(self.layer, self.taps, strict=True)):
             hidden_NH = layer(hidden_NH, rows, None, slots, Phase.PREFILL, threads)
@@ -138,7 +139,7 @@ class AtOnce:
         self._step, self._clock = DecodeStep(weights), clock
 
     def __call__(self, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots") -> Tensor:
-        outputs_BTH, width, threads = torch.empty_like(inputs_BTH), inputs_BTH.shape[2], torch.get_num_threads()
+        outputs_BTH, width, threads = torch.empty_like(inputs_BTH), inputs_BTH.shape[2], team_size()
         inputs, outputs = inputs_BTH.view(-1, width), outputs_BTH.view(-1, width)
         self._step([ChunkArgs(rows, 0, inputs=inputs, outputs=outputs)], None, slots.c, threads=threads)
         self._clock.add(Phase.PREFILL, self._step.times, head=False)

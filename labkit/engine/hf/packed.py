@@ -37,6 +37,13 @@ class PackedModule:
             "save the engine with init_inference(..., save_mp_checkpoint_path=FOLDER)"
         )
 
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Where `load_state_dict` of this module, or of one around it, arrives."""
+        raise UnsupportedError(
+            "the weights are packed for the kernels, and load_state_dict would change none, strict or not; load "
+            "into the original model, and call init_inference again"
+        )
+
     def save_pretrained(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(
             "the weights are packed for the kernels, and a saved model would have none; save the original model, or "

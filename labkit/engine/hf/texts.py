@@ -23,7 +23,13 @@ PLAIN = (bool, int, float, str, list, tuple)
 BY_TOKEN = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
 BY_ROW = (*BY_TOKEN, StopStringCriteria)
 REMEMBERS = (processing.SynthIDTextWatermarkLogitsProcessor,)  # something of each row
-NOT_BY_ROW = (processing.PrefixConstrainedLogitsProcessor, processing.UnbatchedClassifierFreeGuidanceLogitsProcessor)
+CALLS_THE_MODEL = (processing.UnbatchedClassifierFreeGuidanceLogitsProcessor,)
+NOT_BY_ROW = (processing.PrefixConstrainedLogitsProcessor, *CALLS_THE_MODEL)
+ROWS_IN = {  # attributes with an entry for each row
+    processing.RepetitionPenaltyLogitsProcessor: "prompt_ignore_length",
+    processing.EncoderRepetitionPenaltyLogitsProcessor: "encoder_input_ids",
+    processing.EncoderNoRepeatNGramLogitsProcessor: "generated_ngrams",
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ class GenerateTexts:
 
     @property
     def wants_tokens_alone(self) -> bool:
-        return self.streamer is None and self.given is None and not self.config.return_dict_in_generate
+        calls = any(isinstance(each, CALLS_THE_MODEL) for each in self.processors)  # which all ranks must do alike
+        return not calls and self.streamer is None and self.given is None and not self.config.return_dict_in_generate
 
     @property
     def asked(self) -> str:
@@ -77,7 +84,7 @@ class GenerateTexts:
 
     @property
     def ends(self) -> frozenset[int] | None:
-        if any(isinstance(each, REMEMBERS) for each in self.processors):
+        if any(isinstance(each, REMEMBERS) or _rows_in(each) is not None for each in self.processors):
             return None
         if any(type(criterion) not in BY_TOKEN for criterion in self.criteria):
             return None
@@ -107,9 +114,26 @@ class GenerateTexts:
             self,
             cache=cache,
             input_ids=self.input_ids[of_rows].contiguous(),
-            processors=copy.deepcopy(self.processors),  # some remember what they have seen
+            processors=self._processors_of(of_rows),
             model_kwargs=kwargs,
         )
+
+    def _processors_of(self, rows: slice) -> LogitsProcessorList:
+        """Of some of the rows: some processors remember what they have seen, and some know the rows one by one."""
+        parts = copy.deepcopy(self.processors)
+        for each in parts:
+            name = ROWS_IN.get(type(each), "")
+            if not isinstance(getattr(each, name, None), Tensor | list):
+                continue
+            known = _rows_in(each)
+            if known is not None:  # with several texts of a prompt, the rows of a prompt stand for all of them
+                texts = self.rows // len(known)
+                chosen = [row // texts for row in range(rows.start, rows.stop)]
+                known = known[chosen] if isinstance(known, Tensor) else [known[row] for row in chosen]
+            setattr(each, name, known)
+            if isinstance(each, processing.EncoderNoRepeatNGramLogitsProcessor):
+                each.batch_size = rows.stop - rows.start
+        return parts
 
     def continued(self, tokens: Tensor) -> GenerateTexts:
         return replace(self, input_ids=tokens, model_kwargs={"attention_mask": torch.ones_like(tokens)})
@@ -125,3 +149,11 @@ class GenerateTexts:
             given=self.given,
             **self.model_kwargs,
         )
+
+
+def _rows_in(processor: Any) -> Any:
+    """What a processor knows of each row; None: nothing, or that no row begins with padding."""
+    known = getattr(processor, ROWS_IN.get(type(processor), ""), None)
+    if isinstance(processor, processing.RepetitionPenaltyLogitsProcessor):
+        return known if isinstance(known, Tensor) and bool(known.any()) else None
+    return known

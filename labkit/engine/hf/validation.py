@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from labkit.system.errors import UserError, UserTypeError
+
+NOT_COMPUTED = {
+    "head_mask": "fused attention computes every head",
+    "token_type_ids": "the fused model adds no embeddings of token types",
+    "encoder_hidden_states": "the fused layers attend to no encoder",
+    "encoder_attention_mask": "the fused layers attend to no encoder",
+}
+OF_LOSS = {"num_items_in_batch", "shift_labels", "ignore_index"}  # arguments of transformers' loss beside labels
+WITHOUT_EFFECT = {"token_type_ids", "cache_position"}  # taken by some models, from tokenizers and from `generate`
 
 
 def check_prompt(prompt: Any) -> None:
@@ -20,6 +30,31 @@ def check_prompt(prompt: Any) -> None:
         )
     if prompt.numel() == 0:
         raise UserError(f"input_ids: expected at least one token, got shape {list(prompt.shape)}: the prompt is empty")
+
+
+def check_tensors(**given: Any) -> None:
+    """Raises TypeError for arguments that are neither tensors nor None."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise UserTypeError(f"{name}: expected a tensor, got {type(value).__name__}; use torch.tensor(...)")
+
+
+def check_keywords(given: Mapping[str, Any], *, token_types: bool) -> dict[str, Any]:
+    """What else `forward` was given, as far as the loss takes it.
+
+    Raises TypeError for a keyword that no model knows, ValueError for one that changes what transformers' model
+    computes, and that the fused model does not compute. token_types: whether token_type_ids are such a one.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    if "inputs_embeds" in given:
+        raise UserError("inputs_embeds: the fused model looks tokens up itself; pass input_ids, and not both")
+    for name, reason in NOT_COMPUTED.items():
+        if name in given and (token_types or name != "token_type_ids"):
+            raise UserError(f"{name}: {reason}; leave it out, or use the vanilla model")
+    unknown = sorted(set(given) - OF_LOSS - WITHOUT_EFFECT)
+    if unknown:
+        raise UserTypeError(f"forward() got an unexpected keyword argument {unknown[0]!r}; leave it out")
+    return {name: value for name, value in given.items() if name in OF_LOSS}
 
 
 def check_input_ids(input_ids: Tensor | None) -> Tensor:

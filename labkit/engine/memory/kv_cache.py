@@ -258,6 +258,15 @@ class KVCache(CacheFacade):
             return self._borrowed[0].visible[: self.batch_size].fill_(1)
         return torch.ones(self.batch_size, self.capacity, dtype=torch.uint8, device=self.device)
 
+    def restore_padding(self, first: Tensor | None, mask: Tensor | None, holes: bool) -> None:
+        """Hides again what these tables of an earlier time hide. first: None: of a time when there were no tokens."""
+        if self.first is not None:
+            self.first.zero_() if first is None else self.first.copy_(first)
+        self.mask = None if mask is None else self.mask if self.mask is not None else self._all_visible()
+        if self.mask is not None:
+            self.mask[:, : self.length] = mask
+        self.holes = holes
+
     def take_over(self, length: int, positions: Tensor | None) -> None:
         """Keys and values of `length` tokens have been written. positions: [B, length]; None: one after the other."""
         assert self.positions is not None

@@ -1,21 +1,32 @@
-"""Tables of rotary embedding, as long as the texts so far."""
+"""Tables of rotary embedding: of all positions that usual texts reach, or of those that a step has."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from dataclasses import replace
 
-from labkit.kernels.types import Rotary
+import torch
+from torch import Tensor
+
+from labkit.kernels.types import Rotary, Rows
 from labkit.models.config import RotarySpec
 
 FIRST_POSITIONS = 256
+FEW_POSITIONS = 1 << 16  # tables of so many are kept in any case: 32 MB with 64 frequencies
 
 
 class RotaryTables:
-    """The tables of one model on one device; they grow by doubling."""
+    """The tables of one model on one device. They grow by doubling."""
 
     def __init__(self, spec: RotarySpec | None, device: torch.device) -> None:
         self._spec, self._device = spec, device
         self._tables: Rotary | None = None
+
+    def holds(self, positions: int, slots: int) -> bool:
+        """Whether there are tables of all positions up to that number, for a cache of so many slots. Tables are smaller
+        than a cache with as many slots; a text may also begin at a position far beyond its slots.
+        """
+        return self._spec is None or positions <= max(FEW_POSITIONS, slots)
 
     def reaching(self, positions: int) -> Rotary | None:
         """Tables of at least so many positions; None for a model that rotates nothing."""
@@ -26,9 +37,22 @@ class RotaryTables:
             self._tables = rotary_tables(self._spec, max(positions, FIRST_POSITIONS, 2 * before), self._device)
         return self._tables
 
+    def of(self, rows: Sequence[Rows]) -> tuple[list[Rows], Rotary]:
+        """Tables of the rows' own positions, and the rows with their places in them."""
+        assert self._spec is not None
+        tables = rotary_at(self._spec, torch.cat([each.positions for each in rows]).cpu(), self._device)
+        places = torch.arange(len(tables.cosine), dtype=torch.int32, device=self._device)
+        parts = places.split([len(each.positions) for each in rows])
+        return [replace(each, positions=part) for each, part in zip(rows, parts, strict=True)], tables
+
 
 def rotary_tables(spec: RotarySpec, positions: int, device: torch.device | None = None) -> Rotary:
     """Cosine and sine of the first `positions` positions."""
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), torch.tensor(spec.inv_freq))
+    return rotary_at(spec, torch.arange(positions), device)
+
+
+def rotary_at(spec: RotarySpec, positions: Tensor, device: torch.device | None = None) -> Rotary:
+    """Cosine and sine of integer positions [N], which become float32 as in transformers."""
+    angles = torch.outer(positions.float(), torch.tensor(spec.inv_freq))
     cosine, sine = (table.mul(spec.attention_scaling).to(device) for table in (angles.cos(), angles.sin()))
     return Rotary(cosine, sine, spec.interleaved)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from transformers import PretrainedConfig
 from xxhash import xxh3_128_hexdigest
 
@@ -27,6 +26,7 @@ from labkit.system.cache_root import cache_root
 from labkit.system.errors import RunError, UserError
 from labkit.system.page_cache import make_cold
 from labkit.system.progress import Progress, progress_bar, unheard
+from labkit.system.terminal import terminal
 from labkit.weights.build import has_codes, pack_layers, saved_in
 from labkit.weights.capacity import model_bytes
 from labkit.weights.checkpoint.manifest import FORMAT, described_model
@@ -172,7 +172,7 @@ def _followed(wanted: Wanted) -> Iterator[Progress]:
     if wanted.part.rank or wanted.bytes < WORTH_A_BAR:
         yield unheard
         return
-    with progress_bar(Console(stderr=True)) as follow:
+    with progress_bar(terminal(stderr=True)) as follow:
         yield follow
 
 

@@ -8,6 +8,8 @@ from labkit.engine.runners.step import StepInput
 from labkit.models.config import ModelConfig
 from labkit.system.errors import UserError
 
+MOST_POSITIONS = 2**31
+
 
 def check_step(step: StepInput, config: ModelConfig) -> None:
     """Raises ValueError for tokens, a mask or positions that the model does not have."""
@@ -20,11 +22,11 @@ def check_step(step: StepInput, config: ModelConfig) -> None:
         )
     reach = step.cache.reach + tokens if mask is None else total
     if positions is not None:
+        if positions.is_floating_point():
+            raise UserError(f"position_ids: expected integers, got {positions.dtype}")
         if tuple(positions.shape) not in ((batch, tokens), (1, tokens)) or int(positions.min()) < 0:
-            raise UserError(
-                f"position_ids are {list(positions.shape)}, from {int(positions.min())} on; "
-                f"expected [{batch}, {tokens}] from 0 on"
-            )
+            lowest = f", from {int(positions.min())} on" if positions.numel() else ""
+            raise UserError(f"position_ids are {list(positions.shape)}{lowest}; expected [{batch}, {tokens}] from 0 on")
         reach = int(positions.max()) + 1
     check_reach(reach, config)
     if ids is None:
@@ -37,7 +39,11 @@ def check_step(step: StepInput, config: ModelConfig) -> None:
 
 
 def check_reach(reach: int, config: ModelConfig) -> None:
-    """Raises ValueError for more positions than a learned table has."""
+    """Raises ValueError for more positions than a learned table has, and for those that the cache cannot count."""
+    if reach > MOST_POSITIONS:
+        raise UserError(
+            f"the tokens reach position {reach - 1}; expected at most {MOST_POSITIONS - 1}: the cache counts in int32"
+        )
     limit = config.max_positions
     if limit is not None and reach > limit and config.position == "learned":
         raise UserError(f"{reach} tokens are more than the model's {limit} positions; shorten the prompt or the output")

@@ -177,13 +177,14 @@ class CudaGraphRunner(Runner):
         return self.staged.new_cache(capacity)
 
     def begin(self, step: StepInput) -> Pending:
-        if not step.follows:
-            return self.staged.begin(step)
         held, cache = self.staged.held, step.cache
+        reach = cache.reach + max(1, cache.capacity - cache.length)
+        if not step.follows or not held.rotary.holds(reach, cache.capacity):
+            return self.staged.begin(step)
         given = step.rows if step.tokens is None else step.tokens
         assert given is not None
         with held.one_at_a_time:
-            rotary = held.rotary.reaching(cache.reach + max(1, cache.capacity - cache.length))
+            rotary = held.rotary.reaching(reach)
             found = self.decoder(given, cache, rotary, greedy=step.greedy)
         cache.reach += 1
         cache.length += 1

@@ -13,9 +13,10 @@ from labkit.engine.memory.place import CachePlace
 from labkit.engine.memory.rotary import RotaryTables
 from labkit.engine.memory.slots import SlotPool
 from labkit.engine.parallel.ranks import Ranks
-from labkit.engine.runners.step import Chunk, StepInput, placed_at_once, placed_chunks
+from labkit.engine.runners.step import Chunk, StepInput, placed_chunks
 from labkit.kernels import ModelWeights
 from labkit.kernels.decode_step import StreamedLayers
+from labkit.kernels.types import Rotary
 from labkit.models.shards import Shard
 
 
@@ -64,14 +65,21 @@ class LayerRange:
         """An empty cache for the layers that are here, which reserves `capacity` slots when it is first used."""
         return KVCache(self.config, self.weights.cache_dtype, capacity, self.pool, self.kv_dtype, self.elsewhere)
 
+    def rotated(self, chunks: list[Chunk], cache: KVCache) -> tuple[list[Chunk], Rotary | None]:
+        """The chunks of a step, and the rotary tables that their positions count in."""
+        if self.rotary.holds(cache.reach, cache.capacity):
+            return chunks, self.rotary.reaching(cache.reach)
+        rows, tables = self.rotary.of([chunk.rows for chunk in chunks])
+        return [chunk._replace(rows=each) for chunk, each in zip(chunks, rows, strict=True)], tables
+
     def results(self, step: StepInput, run: Callable[[list[Chunk]], list[Tensor | None]]) -> list[Tensor]:
         """What `run` gives for the chunks of a step, where they give something: for one chunk after the other, or for
         all of them at once where the layers, or keys and values, are fetched once a step.
         """
         found: list[Tensor | None] = []
         if self.once_a_step:
-            with self.one_at_a_time, placed_at_once(step, self.device) as chunks:
-                found = run(chunks)
+            with self.one_at_a_time:
+                found = run(list(placed_chunks(step, self.device)))
         else:
             for chunk in placed_chunks(step, self.device):
                 with self.one_at_a_time:

@@ -13,6 +13,7 @@ from labkit.engine.runners.reading_choice import ReadingChoices
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import Chunk, StepInput, StepOutput, joined, written
+from labkit.engine.team_size import team_size
 from labkit.kernels import DecodeStep
 from labkit.kernels.decode_step import ChunkArgs
 
@@ -42,13 +43,14 @@ class OneCallRunner(Runner):
         """Of each chunk logits, argmax, or the rows behind the last layer here; None where it keeps nothing."""
         held, phase, shape = self.held, chunks[0].phase, chunks[0].rows
         choice = self.readings.of(shape.batch, shape.tokens)
+        chunks, rotary = held.rotated(chunks, step.cache)
         given = [self._with_room_for_results(step, chunk) for chunk in chunks]
         begun = perf_counter_ns()
         self.step(
             given,
-            held.rotary.reaching(step.cache.reach),
+            rotary,
             step.cache.c,
-            threads=torch.get_num_threads(),
+            threads=team_size(),
             own_logits=step.top is not None,
             reading=choice.next,
             kv_pass=step.cache.begin_pass(written(step.cache, chunks)),

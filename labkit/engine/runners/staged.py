@@ -14,6 +14,7 @@ from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import Chunk, StepInput, StepOutput, joined, written
+from labkit.engine.team_size import team_size
 from labkit.kernels import gemm
 from labkit.kernels.cache_stream import CachePass
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights
@@ -65,8 +66,8 @@ class StagedRunner(Runner):
 
     def _run(self, step: StepInput, chunks: list[Chunk], seen: list[Tensor]) -> list[Tensor | None]:
         """What each chunk gives; `seen` gets the hidden states of the only one, if they are wanted."""
-        held, threads = self.held, torch.get_num_threads()
-        rotary = held.rotary.reaching(step.cache.reach)
+        held, threads = self.held, team_size()
+        chunks, rotary = held.rotated(chunks, step.cache)
         hidden = [self._first_rows(chunk) for chunk in chunks]
         counters = [_counter(step.cache, chunk.past, alone=len(chunks) == 1) for chunk in chunks]
         first_turn = held.streamed.stream.begin_pass() if held.streamed else 0
@@ -113,7 +114,7 @@ class StagedRunner(Runner):
             return self._head(held.weights.head, step, chunk.keep, hidden_BTH, seen)
 
     def _head(self, head: HeadWeights, step: StepInput, keep: int, hidden_BTH: Tensor, seen: list[Tensor]) -> Tensor:
-        held, threads = self.held, torch.get_num_threads()
+        held, threads = self.held, team_size()
         kept = hidden_BTH if step.hidden_states else hidden_BTH[:, -keep:]
         normed = normalise(held.weights.final_norm, kept.flatten(0, 1).contiguous())
         if head.project_out is not None:
@@ -139,7 +140,7 @@ class StagedRunner(Runner):
     def _embed(self, w: EmbeddingWeights, tokens_BT: Tensor, rows: Rows) -> Tensor:
         hidden = normalise(w.norm, self._look_up(w, tokens_BT.flatten()))
         if w.project_in is not None:
-            hidden = gemm(hidden, w.project_in, threads=torch.get_num_threads(), impl=self.held.impl)
+            hidden = gemm(hidden, w.project_in, threads=team_size(), impl=self.held.impl)
         if w.positions is not None:
             hidden = hidden + w.positions[rows.positions.long() + w.position_offset]
         return hidden.contiguous()

@@ -7,7 +7,6 @@ have swept the processor's caches clean: named tuples are frozen, and made in on
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -133,19 +132,6 @@ def placed_chunks(step: StepInput, device: torch.device) -> Iterator[Chunk]:
             phase=phase,
         )
         cache.length = past + end
-
-
-@contextmanager
-def placed_at_once(step: StepInput, device: torch.device) -> Iterator[list[Chunk]]:
-    """All chunks of a step, for layers that take them one after the other before the next layer has its turn. If that
-    fails, the cache holds what it held before.
-    """
-    past = step.cache.length
-    try:
-        yield list(placed_chunks(step, device))
-    except BaseException:
-        step.cache.crop(past - step.cache.length)
-        raise
 
 
 def written(cache: KVCache, chunks: list[Chunk]) -> range:

@@ -32,6 +32,7 @@ from labkit.harness.exchange.calls import ExchangeCalls
 from labkit.harness.stored_weights import as_plain
 from labkit.harness.timing import TokenClock, timed_generate, wait_for_gpu
 from labkit.kernels.memory import return_freed_memory
+from labkit.models.chat_template import render
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
@@ -145,8 +146,7 @@ class Worker:
         if tokenizer.chat_template is None:
             return {"text": None}
         said = [{"role": "user", "content": question}]
-        prompt = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        ids = prompt["input_ids"]
+        ids = render(tokenizer, said)
         if ids.shape[1] > QUESTION_TOKENS:
             raise UserError(f"got a question of {ids.shape[1]} tokens, expected at most {QUESTION_TOKENS}")
         arguments = self._side.greedy_arguments(1, ids.shape[1]) | {"max_new_tokens": new, "streamer": TokenClock()}

@@ -19,7 +19,7 @@ from torch.nn.functional import log_softmax
 from labkit.engine import init_inference
 from labkit.harness.environment import read_environment
 from labkit.harness.evaluation.records import Evaluation, EvaluationCase, WindowScore, starts
-from labkit.harness.evaluation.text import encode, read_text
+from labkit.harness.evaluation.text import LEAST, beginning_of, encode, read_text
 from labkit.harness.stored_weights import matrix_bytes, stored_by, told
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.models.policies import model_config_of
@@ -48,8 +48,9 @@ def evaluate(
     against: str = "float32",
     text: str | os.PathLike[str] | None = None,
     tokens: int = TOKENS,
-    window: int = WINDOW,
+    window: int | None = None,
     stride: int | None = None,
+    bos: bool | None = None,
     threads: int | None = None,
     seed: int = 0,
     output: str | os.PathLike[str] | None = None,
@@ -61,14 +62,15 @@ def evaluate(
     weights are stored, as for `init_inference`. kv_dtype: as stored in the KV cache. rows: tokens that the engine reads
     at a time, into its cache; None: a whole window at once, but `FEW_ROWS` where kernels round activations or keys and
     values, because they do so for few rows only. against: the reference, the engine in another precision, or "vanilla",
-    transformers' model in float32. text: a UTF-8 file; None: Python's help topics. stride: from one window to the next;
-    None: a whole window. seed: of random weights. output: a folder for the caller's record: it is checked, and made,
-    before anything is computed.
+    transformers' model in float32. text: a UTF-8 file; None: Python's help topics. window: tokens of the text that are
+    read at once, or all of a shorter text; None: WINDOW, or as many as the model has positions for. stride: from one
+    window to the next; None: a whole window. bos: whether the beginning-of-text token stands in front of every window,
+    beside its tokens; None: if the tokenizer puts it in front of a text. seed: of random weights. output: a folder for
+    the caller's record: it is checked, and made, before anything is computed.
 
-    UserError for an unknown model or precision, for sizes that make no sense, and for a text that is shorter than a
-    window or cannot be read.
+    UserError for an unknown model or precision, for sizes that make no sense, and for a text of less than two tokens or
+    one that cannot be read.
     """
-    stride = window if stride is None else stride
     _check_sizes(tokens, window, stride, rows, threads)
     precision = _precision(dtype, quant)
     if against != VANILLA:
@@ -79,7 +81,10 @@ def evaluate(
     follow = progress or unheard
     written, text_name = read_text(text)
     source = resolve(model, seed=seed)
-    ids = _tokens(source, written, tokens, window)
+    config = model_config_of(source.hf_config)
+    ids, first = encode(written, source.tokenizer, vocab=config.vocab_size, most=tokens), _first(source, bos)
+    window = _window(source, config.max_positions, window, len(ids), len(first))
+    stride = min(stride or window, window)
     follow(0, 1, f"loading {model}, {precision.name}")
     kept = dtype_of(kv_dtype, DTYPES) if kv_dtype else None
     engine = init_inference(source, replace_with_kernel_inject=True, kv_dtype=kept, **precision.options)
@@ -87,7 +92,8 @@ def evaluate(
         rows = FEW_ROWS
     follow(0, 1, f"loading {model}, {against}")
     reference = _reference(source, against)
-    windows, seconds = _scores(lambda part: _logits(engine, part, rows), reference, ids, window, stride, follow)
+    engines = (lambda part: _logits(engine, part, rows)), reference
+    windows, seconds = _scores(engines, ids, first, window, stride, follow)
     return Evaluation(
         case=EvaluationCase(
             model=model,
@@ -102,6 +108,8 @@ def evaluate(
             window=window,
             stride=stride,
             threads=torch.get_num_threads(),
+            bos=bool(len(first)),
+            asked=tokens,
         ),
         environment=read_environment(torch.get_num_threads()),
         impl=engine.impl,
@@ -120,43 +128,58 @@ def _precision(name: str | None, quant: Mapping[str, Any] | None) -> Precision:
     return Precision("int8", torch.int8, dict(quant))
 
 
-def _tokens(source: ModelSource, text: str, most: int, window: int) -> Tensor:
-    config = model_config_of(source.hf_config)
-    if config.max_positions is not None and window > config.max_positions:
+def _first(source: ModelSource, bos: bool | None) -> Tensor:
+    """What stands in front of every window: int64 [1], or [0]."""
+    token = beginning_of(source.tokenizer, wanted=bos)
+    return torch.tensor([] if token is None else [token], dtype=torch.int64)
+
+
+def _window(source: ModelSource, positions: int | None, asked: int | None, tokens: int, before: int) -> int:
+    """Tokens of a window, where the text has so many, and so many stand in front of the window."""
+    most = tokens if positions is None else positions - before
+    window = min(min(WINDOW, most) if asked is None else asked, tokens)
+    if window > most:
+        front = " with the beginning-of-text token" if before else ""
         raise UserError(
-            f"got window = {window}, but {source.name} has {config.max_positions} positions; use a smaller one"
+            f"got window = {window}, but {source.name} has {positions} positions; use a smaller one: at most "
+            f"{most}{front}"
         )
-    return encode(text, source.tokenizer, vocab=config.vocab_size, most=most, least=window)
+    return window
 
 
-def _check_sizes(tokens: int, window: int, stride: int, rows: int | None, threads: int | None) -> None:
+def _check_sizes(tokens: int, window: int | None, stride: int | None, rows: int | None, threads: int | None) -> None:
     if rows is not None and rows < 1:
         raise UserError(f"got rows = {rows}, expected at least 1")
     if threads is not None and threads < 1:
         raise UserError(f"got threads = {threads}, expected at least 1")
-    if window < 2:
-        raise UserError(f"got window = {window}, expected at least 2 tokens: the first one predicts the second")
-    if not 1 <= stride <= window:
-        raise UserError(f"got stride = {stride}, expected 1 to {window}, the window: no token may be left out")
-    if tokens < window:
-        raise UserError(f"got tokens = {tokens}, expected at least {window}, a window")
+    if window is not None and window < LEAST:
+        raise UserError(f"got window = {window}, expected at least {LEAST} tokens: the first one predicts the second")
+    if stride is not None and not 1 <= stride <= (window or WINDOW):
+        raise UserError(
+            f"got stride = {stride}, expected 1 to {window or WINDOW}, the window: no token may be left out"
+        )
+    if tokens < LEAST:
+        raise UserError(f"got tokens = {tokens}, expected at least {LEAST}: the first one predicts the second")
 
 
 def _scores(
-    predict: Logits, reference: Logits, ids: Tensor, window: int, stride: int, follow: Progress
+    engines: tuple[Logits, Logits], ids: Tensor, first: Tensor, window: int, stride: int, follow: Progress
 ) -> tuple[list[WindowScore], float]:
-    """Of all windows of a text, and the seconds that the engine computed."""
-    begins = starts(len(ids), window, stride)
-    found, seconds, predicted = [], 0.0, 0
+    """Of all windows of a text, and the seconds that the first of the engines, the other's candidate, computed. first:
+    what stands in front of every window.
+    """
+    predict, reference = engines
+    begins = starts(len(ids), window, stride, bos=bool(len(first)))
+    found, seconds, predicted = [], 0.0, 1 - len(first)
     for index, begin in enumerate(begins):
         follow(index, len(begins), f"window {index + 1} of {len(begins)}")
-        part = ids[begin : begin + window]
+        part = torch.cat((first, ids[begin : begin + window]))
         begun = perf_counter()
         logits = predict(part)
         seconds += perf_counter() - begun
-        new = slice(max(predicted - begin, 0), len(part) - 1)  # what no window before has predicted
-        found.append(_compare(logits[new], reference(part)[new], part[new.start + 1 : new.stop + 1]))
-        predicted = begin + len(part) - 1
+        known = max(predicted - begin + len(first), 1)  # of the part: given, or predicted in a window before
+        found.append(_compare(logits[known - 1 : -1], reference(part)[known - 1 : -1], part[known:]))
+        predicted = begin + len(part) - len(first)
     follow(len(begins), len(begins), "done")
     return found, seconds
 

@@ -26,6 +26,8 @@ class EvaluationCase(FrozenRecord):
     quant: as `init_inference` takes it. kv_dtype: of the KV cache; None: the engine's own. rows: tokens read at a time;
     None: whole windows. `tokens` of the text are cut into windows of `window` tokens, each
     `stride` tokens behind the one before; of a window only what the one before has not predicted counts.
+    bos: whether the model reads the beginning-of-text token in front of every window. asked: how many tokens of the
+    text were asked for, of which it has `tokens`.
     """
 
     model: str
@@ -40,6 +42,8 @@ class EvaluationCase(FrozenRecord):
     window: int
     stride: int
     threads: int
+    bos: bool = False
+    asked: int | None = None
 
 
 class WindowScore(FrozenRecord):
@@ -78,8 +82,8 @@ class Evaluation(Tabular, FrozenRecord):
     def tokens_per_s(self) -> float:
         """Tokens of windows that the evaluated model read per second."""
         case = self.case
-        read = sum(min(case.window, case.tokens - begin) for begin in starts(case.tokens, case.window, case.stride))
-        return read / self.seconds
+        begins = starts(case.tokens, case.window, case.stride, bos=case.bos)
+        return sum(case.bos + min(case.window, case.tokens - begin) for begin in begins) / self.seconds
 
     @property
     def trained(self) -> bool:
@@ -120,6 +124,8 @@ class Evaluation(Tabular, FrozenRecord):
         found = []
         if not self.trained:
             found.append("perplexity means nothing here: the weights are random; look at KL and agreement")
+        if (asked := self.case.asked or 0) > self.case.tokens:
+            found.append(f"the text has {self.case.tokens:,} tokens; {asked:,} were asked for")
         if len(self.windows) == 1:
             found.append("one window gives no interval; take more tokens, or a smaller window")
         return tuple(found)
@@ -149,6 +155,7 @@ class Evaluation(Tabular, FrozenRecord):
             rows=tuple(rows),
             notes=(
                 f"{self.predicted:,} tokens predicted in {len(self.windows)} windows of {case.window}, of {case.text}",
+                f"{'a' if case.bos else 'no'} beginning-of-text token in front of every window",
                 f"{self.tokens_per_s:,.0f} tokens a second, {self.impl} kernels",
                 f"{self.weight_bytes / 1e6:,.1f} MB of {self.weights} weights{_more(case)}; {case.origin}",
                 f"machine: {self.environment.machine}",
@@ -182,10 +189,12 @@ class Evaluation(Tabular, FrozenRecord):
         return [window.tokens for window in self.windows]
 
 
-def starts(tokens: int, window: int, stride: int) -> list[int]:
-    """Where the windows begin that cover a text, each of at least two tokens; the last one reaches its end."""
+def starts(tokens: int, window: int, stride: int, *, bos: bool = False) -> list[int]:
+    """Where the windows begin that cover a text, each with a token to predict: of at least two tokens, or of one behind
+    a beginning-of-text token. The last one reaches the end.
+    """
     behind_last = max(tokens - window, 0) + stride
-    return [begin for begin in range(0, behind_last, stride) if begin < tokens - 1]
+    return [begin for begin in range(0, behind_last, stride) if begin < tokens - 1 + bos]
 
 
 def _more(case: EvaluationCase) -> str:

@@ -13,7 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from labkit.system.errors import UserError
 from labkit.system.output_folder import reason
 
+MOST_OF_A_STREAM = 1 << 24  # characters of a pipe or a device
 DEFAULT_TEXT = "Python's help topics"  # 65,000 words of English
+LEAST = 2  # tokens of a text: the first one predicts the second
+MARGIN = 16  # tokens at the end of a part of a text, which may be other ones in the whole text
 
 
 def read_text(file: str | os.PathLike[str] | None) -> tuple[str, str]:
@@ -22,21 +25,25 @@ def read_text(file: str | os.PathLike[str] | None) -> tuple[str, str]:
         return "\n".join(pydoc_data.topics.topics.values()), DEFAULT_TEXT
     path = Path(file).expanduser()
     try:
-        return path.read_text(encoding="utf-8"), path.name
+        with path.open(encoding="utf-8") as file:
+            text = file.read(-1 if path.is_file() else MOST_OF_A_STREAM + 1)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no UTF-8 text (byte {error.start}); expected plain text") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {reason(error)}") from None
+    if not path.is_file() and len(text) > MOST_OF_A_STREAM:
+        raise UserError(f"{path} gives more than {MOST_OF_A_STREAM:,} characters, as what has no end; name a file")
+    return text, path.name
 
 
-def encode(text: str, tokenizer: PreTrainedTokenizerBase, *, vocab: int, most: int, least: int) -> Tensor:
+def encode(text: str, tokenizer: PreTrainedTokenizerBase, *, vocab: int, most: int) -> Tensor:
     """The first tokens of a text, `most` of them or as many as there are: int64 [tokens].
 
-    UserError for a text of fewer than `least` tokens, and for a tokenizer with tokens that the model does not have.
+    UserError for a text of fewer than LEAST tokens, and for a tokenizer with tokens that the model does not have.
     """
-    ids = tokenizer(text[: _enough(most)], add_special_tokens=False, verbose=False)["input_ids"][:most]
-    if len(ids) < least:
-        raise UserError(f"got a text of {len(ids)} tokens, expected at least {least}, a window; use a longer text")
+    ids = _first_tokens(text, tokenizer, most)
+    if len(ids) < LEAST:
+        raise UserError(f"got a text of {len(ids)} tokens, expected at least {LEAST}; use a longer text")
     if (highest := max(ids)) >= vocab:
         raise UserError(
             f"the tokenizer gives token {highest}, but the model has {vocab} tokens: it is another model's tokenizer"
@@ -44,6 +51,25 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase, *, vocab: int, most: i
     return torch.tensor(ids)
 
 
-def _enough(tokens: int) -> int:
-    """Characters that certainly make so many tokens: none in use takes 32 characters on average."""
-    return 32 * tokens
+def beginning_of(tokenizer: PreTrainedTokenizerBase, *, wanted: bool | None) -> int | None:
+    """The token that begins a text; None: none does. wanted: None: where the tokenizer itself puts one there.
+
+    UserError where one is wanted of a tokenizer that has none.
+    """
+    token: int | None = tokenizer.bos_token_id
+    if wanted and token is None:
+        raise UserError("got bos=True, but the tokenizer has no beginning-of-text token; leave bos out")
+    if wanted is None:
+        plain, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+        wanted = token is not None and whole[: len(whole) - len(plain)][:1] == [token]
+    return token if wanted else None
+
+
+def _first_tokens(text: str, tokenizer: PreTrainedTokenizerBase, most: int) -> list[int]:
+    """Of as much of a text as it takes: few characters make a token, but for long runs of one character."""
+    characters = 32 * (most + MARGIN)
+    while True:
+        ids: list[int] = tokenizer(text[:characters], add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) >= most + MARGIN or characters >= len(text):
+            return ids[:most]
+        characters *= 4

@@ -20,6 +20,7 @@ from labkit.harness.methods.grid import MethodGrid
 from labkit.harness.quiet import NotQuietError
 from labkit.harness.records import Case, Measurement
 from labkit.harness.results import load_records, save_lines
+from labkit.system.asked_from import setting
 from labkit.system.errors import RunError, UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.owned_folder import owned_folder
@@ -106,7 +107,7 @@ def bench_methods(
     file = Path(output)
     kept = _kept(file, asked)
     check_output_folder(file.parent)
-    where = None if scratch is None else check_output_folder(scratch, what="models", option="--scratch")
+    where = None if scratch is None else check_output_folder(scratch, what="models", option=setting("scratch"))
     follow, total = progress or unheard, len(methods) * len(batches)
     done = 0
     for method in methods:
@@ -151,7 +152,7 @@ def _kept(file: Path, asked: Asked) -> dict[tuple[str, int], MethodCell]:
         if differences := asked.differences(cell):
             raise UserError(
                 f"got {file} with cells of another case ({'; '.join(differences)}); name another file, or ask for the "
-                "same case (--output)"
+                f"same case ({setting('output')})"
             )
     return kept
 

@@ -20,6 +20,7 @@ from labkit.kernels.types import float_dtype
 from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
 from labkit.models.shards import shard
+from labkit.system.asked_from import setting
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.weights.precision import STORED, precision_of
@@ -149,4 +150,4 @@ def _peak(dtype: torch.dtype, threads: int) -> float:
 
 
 def _writable(path: str | os.PathLike[str] | None) -> Path:
-    return check_output_folder(folder_for(path), what="streamed weights", option="--path")
+    return check_output_folder(folder_for(path), what="streamed weights", option=setting("path"))

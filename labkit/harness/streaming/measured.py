@@ -11,6 +11,7 @@ from labkit.harness.compare.sides import FIXED
 from labkit.harness.streaming.measure import StreamFindings, StreamOrder, typical_rates
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.harness.streaming.records import MemorySample
+from labkit.system.asked_from import setting
 from labkit.system.child import child_lines
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
@@ -43,7 +44,7 @@ def measured_plan(
                 f"got batch {batch:,} in {plan.case.memory_gb:g} GB, expected at most {plan.largest_batch:,}: allow "
                 "more memory, or fewer tokens"
             )
-    folder = check_output_folder(folder_for(path), what="streamed weights", option="--path")
+    folder = check_output_folder(folder_for(path), what="streamed weights", option=setting("path"))
     order = StreamOrder(plan=plan, folder=str(folder), batches=batches, seed=seed)
     found = _found(order, progress or unheard)
     disk, peak = typical_rates(found.points)

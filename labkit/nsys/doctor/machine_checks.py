@@ -21,6 +21,8 @@ from labkit.nsys.doctor.inventory import FACTS
 from labkit.nsys.doctor.memory_mode import memory_mode
 from labkit.nsys.process import run
 from labkit.nsys.tool import DOWNLOAD, Nsys
+from labkit.system.cgroups import own_groups
+from labkit.system.processors import cpu_quota
 
 CPUS = Path("/sys/devices/system/cpu")
 INVENTORY_S = 300  # torch from a cold disk, and a first compilation of the kernels
@@ -170,7 +172,7 @@ def threads(inventory: Inventory) -> DoctorCheck:
     """PyTorch's threads against the cores that this process may use."""
     used = inventory.need("torch")["threads"]
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota(Path("/sys/fs/cgroup"))
+    quota = cpu_quota(own_groups("cpu"))
     cores = min(allowed, math.ceil(quota)) if quota else allowed
     physical = min(cores, psutil.cpu_count(logical=False) or cores)
     settings = [f"{name}={os.environ[name]}" for name in THREAD_SETTINGS if name in os.environ]
@@ -182,18 +184,6 @@ def threads(inventory: Inventory) -> DoctorCheck:
     if used < physical and limits:
         return DoctorCheck("threads", Status.WARN, f"{finding}: cores stay idle", f"unset {' '.join(limits)}")
     return DoctorCheck("threads", Status.OK, finding)
-
-
-def cpu_quota(cgroups: Path) -> float | None:
-    """How many CPUs a container's control group may use at a time, in either version; None: as many as there are."""
-    try:
-        quota, period = (cgroups / "cpu.max").read_text().split()
-    except OSError:
-        try:
-            quota, period = ((cgroups / f"cpu/cpu.cfs_{each}_us").read_text() for each in ("quota", "period"))
-        except OSError:
-            return None
-    return None if quota == "max" or float(quota) <= 0 else float(quota) / float(period)
 
 
 def governor() -> DoctorCheck:

@@ -2,73 +2,59 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-from labkit.kernels.memory import return_freed_memory
 from labkit.models.policies import policy_for
 from labkit.models.policy import Policy
 from labkit.system.errors import UserError
-from labkit.weights.checkpoint.files import first_line
+from labkit.weights.gguf.config import ARCHITECTURES, ROPE_FACTORS, ROTARY, read_config
+from labkit.weights.gguf.header import Header, StoredTensor, is_gguf, read_header
+from labkit.weights.gguf.metadata import Metadata
+from labkit.weights.gguf.tokenizer import ends_of_turn, read_tokenizer, special_ids
 
 if TYPE_CHECKING:
-    from gguf import ReaderTensor, TensorNameMap
+    from gguf import TensorNameMap
 
 SUFFIX = ".gguf"
-MAGIC = b"GGUF"
-VERSIONS = (2, 3)
-ARCHITECTURES = ("llama", "gpt2", "bloom", "qwen2", "qwen3")  # that labkit and transformers' reader of GGUF know
-DAMAGE = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)  # what readers of it raise
+PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]*)?", re.DOTALL)
+MOST_PARTS = 1 << 12
+ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}  # transformers' names of special tokens, and GGUF's
 
 
 class GgufFile:
-    """An opened file. Raises UserError for one that is damaged, of another version or of an unknown architecture."""
+    """An opened file, or all parts of one that is named by its first part.
+
+    Raises UserError for one that is damaged, incomplete, of another version or of an unknown architecture.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _check_header(path)
-        try:
-            self.tensors, self._values = _read(path)
-        except DAMAGE as error:
-            raise self._damaged(error) from error
-        self.architecture = str(self.value("general.architecture"))
+        first = read_header(path)
+        self.metadata = Metadata(path, first.metadata)
+        headers = [first, *_further_parts(path, self.metadata)]
+        self.files = [header.path for header in headers]
+        self.tensors: dict[str, StoredTensor] = {}
+        for header in headers:
+            if twice := self.tensors.keys() & header.tensors.keys():
+                raise UserError(f"{header.path} has {min(twice)}, as has a part before it; download the parts again")
+            self.tensors |= header.tensors
+        self.architecture = self.metadata.text("general.architecture") or ""
         if self.architecture not in ARCHITECTURES:
             raise UserError(
                 f"{path} is of architecture {self.architecture!r}; expected one of {', '.join(ARCHITECTURES)}"
             )
 
-    def value(self, key: str) -> object:
-        """A value of the file's metadata, but for lists; None where it has none."""
-        return self._values.get(key)
-
     @cached_property
     def config(self) -> PretrainedConfig:
-        """As transformers reads it from the metadata."""
-        try:
-            config: PretrainedConfig = AutoConfig.from_pretrained(
-                self.path.parent, gguf_file=self.path.name, trust_remote_code=False
-            )
-        except DAMAGE as error:
-            raise self._damaged(error) from error
-        return_freed_memory()  # of a vocabulary, which was read beside it
-        self._complete(config)
-        config.architectures = [self.policy_of(config).architecture]
+        """As transformers describes the model of the metadata. Raises UserError for metadata that describes none."""
+        config = read_config(self.architecture, self.metadata, self.tensors, self._specials)
+        config.architectures = [policy_for(config).architecture]
         return config
-
-    def _complete(self, config: PretrainedConfig) -> None:
-        """With the sizes that transformers does not read from the metadata of every architecture."""
-        sizes = {"max_position_embeddings": "context_length", "head_dim": "attention.key_length"}
-        for name, key in sizes.items():
-            found = self.value(f"{self.architecture}.{key}")
-            if found is not None and hasattr(config, name):
-                setattr(config, name, int(str(found)))
-
-    @staticmethod
-    def policy_of(config: PretrainedConfig) -> Policy:
-        return policy_for(config)
 
     def names(self, policy: Policy) -> dict[str, str]:
         """Hugging Face's name -> GGUF's, of every tensor of the model that the file has or should have.
@@ -82,12 +68,9 @@ class GgufFile:
         known = get_tensor_name_map(kind, config.num_layers)
         found = {name: self._name(known, name) for name in policy.expected(config)}
         names = {name: stored for name, stored in found.items() if stored is not None}
-        head = f"{policy.head}.weight"
-        if config.tied_head and "output.weight" in self.tensors:
-            names[head] = "output.weight"
-        held = self.tensors
-        extra = {name for name in held.keys() - set(names.values()) if not name.startswith("rope_")}
-        missing = {stored for stored in names.values() if stored not in held} | (found.keys() - names.keys())
+        read = {*names.values(), ROPE_FACTORS} if self.architecture in ROTARY else set(names.values())
+        extra = self.tensors.keys() - read
+        missing = (set(names.values()) - self.tensors.keys()) | (found.keys() - names.keys())
         if extra or missing:
             kinds = (("missing", missing), ("extra", extra))
             told = "; ".join(f"{len(some)} {kind}: {', '.join(sorted(some)[:8])}" for kind, some in kinds if some)
@@ -105,46 +88,65 @@ class GgufFile:
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The file's own, padding on the left, with its chat template."""
-        try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                self.path.parent, gguf_file=self.path.name, padding_side="left", trust_remote_code=False
-            )
-        except Exception as error:  # the library of tokenizers raises no other class
-            raise UserError(f"transformers cannot read the tokenizer of {self.path} ({first_line(error)})") from error
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        return tokenizer
+        return read_tokenizer(self.metadata)
 
     def generation_config(self) -> GenerationConfig:
-        """The special tokens of the file."""
-        kinds = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-        ids = {name: self.value(f"tokenizer.ggml.{kind}_token_id") for name, kind in kinds.items()}
-        return GenerationConfig(**{name: int(str(found)) for name, found in ids.items() if found is not None})
+        """The special tokens of the file, and every token that ends an answer."""
+        ends = {"eos_token_id": self._ends[0] if len(self._ends) == 1 else list(self._ends)} if self._ends else {}
+        return GenerationConfig(**(self._specials | ends))
 
-    def _damaged(self, error: Exception) -> UserError:
-        return UserError(f"{self.path} is damaged or cut off ({first_line(error)}); download or convert it again")
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        return ends_of_turn(self.metadata)
 
-
-def _read(path: Path) -> tuple[dict[str, ReaderTensor], dict[str, object]]:
-    """The tensors by GGUF's names, and the values that are no lists: the reader makes several objects for each word of
-    a vocabulary, more than the weights of a small model take.
-    """
-    from gguf import GGUFReader, GGUFValueType
-
-    reader = GGUFReader(path)
-    single = {key: field for key, field in reader.fields.items() if field.types[:1] != [GGUFValueType.ARRAY]}
-    return {tensor.name: tensor for tensor in reader.tensors}, {key: one.contents() for key, one in single.items()}
+    @cached_property
+    def _specials(self) -> dict[str, int]:
+        """The ids of special tokens, by transformers' names."""
+        ids = special_ids(self.metadata)
+        return {f"{name}_token_id": ids[role] for name, role in ROLES.items() if role in ids}
 
 
-def _check_header(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            magic, version = file.read(4), int.from_bytes(file.read(4), "little")
-    except OSError as error:
-        raise UserError(f"{path} can't be read ({error.strerror}); expected a GGUF file") from None
-    if magic != MAGIC:
-        raise UserError(f"{path} begins with {magic!r}, expected {MAGIC!r}: it is no GGUF file")
-    if version not in VERSIONS:
+def _further_parts(path: Path, metadata: Metadata) -> list[Header]:
+    """The headers of all parts but the first. Raises UserError for a later part, and for one that is missing."""
+    count, number = metadata.size("split.count") or 1, metadata.size("split.no") or 0
+    if count == 1:
+        return []
+    named = PART.fullmatch(path.name)
+    if named is None or int(named["count"]) != count or count > MOST_PARTS:
         raise UserError(
-            f"{path} is of GGUF version {version}; expected {' or '.join(map(str, VERSIONS))}: convert it again"
+            f"{path} is part {number + 1} of {count}; expected a name that ends in -{1:05}-of-{count:05}.gguf, by "
+            "which the other parts are found: give it the name that it was downloaded by"
         )
+    parts = [
+        path.with_name(f"{named['stem']}-{index:05}-of-{count:05}{named['suffix'] or ''}")
+        for index in range(1, count + 1)
+    ]
+    if number != 0:
+        raise UserError(f"{path} is part {number + 1} of {count}; give the first, {parts[0].name}")
+    if absent := [part.name for part in parts[1:] if not part.is_file()]:
+        raise UserError(f"{path} is the first of {count} parts, and {absent[0]} is missing; download it next to it")
+    headers = [read_header(part) for part in parts[1:]]
+    for index, header in enumerate(headers, 1):
+        own = Metadata(header.path, header.metadata)
+        if (own.size("split.no"), own.size("split.count")) != (index, count):
+            raise UserError(f"{header.path} is not part {index + 1} of {count}; download it again")
+    return headers
+
+
+def gguf_in(path: Path) -> Path | None:
+    """The GGUF file that a path means: itself by its first bytes or its suffix, or the one file of a folder.
+
+    None for anything else. Raises UserError for a folder with several.
+    """
+    if not path.is_dir():
+        return path if path.suffix.lower() == SUFFIX or is_gguf(path) else None
+    try:
+        files = sorted(file for file in path.iterdir() if is_gguf(file))
+    except OSError as error:
+        raise UserError(f"the files in {path} can't be listed ({error.strerror}); expected a model's folder") from None
+    firsts = [file for file in files if not (named := PART.fullmatch(file.name)) or int(named["number"]) == 1]
+    if len(firsts) > 1:
+        raise UserError(
+            f"{path} holds {len(firsts)} GGUF files ({', '.join(file.name for file in firsts[:8])}); give one of them"
+        )
+    return next(iter(firsts or files), None)

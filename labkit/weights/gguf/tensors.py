@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
+from labkit.models.config import Shapes
 from labkit.models.policy import LINEARS, Policy
 from labkit.models.shards import Cut
 from labkit.system.errors import UserError
 from labkit.weights.gguf.file import GgufFile
+from labkit.weights.gguf.header import StoredTensor
 from labkit.weights.identity import identity_of_files
-
-if TYPE_CHECKING:
-    from gguf import ReaderTensor
 
 GROUP = 32  # numbers that share a scale in every type below
 BITS = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4}  # types whose blocks become codes and scales as they are
@@ -29,23 +29,23 @@ class FileTensor:
     (None: the same), or a vector. transposed: Hugging Face has it as [inputs, outputs].
     """
 
-    tensor: ReaderTensor
+    tensor: StoredTensor
     order: Tensor | None
     transposed: bool
 
     @property
     def kind(self) -> str:
-        return str(self.tensor.tensor_type.name)
+        return str(self.tensor.kind.name)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(int(size) for size in reversed(self.tensor.shape))
+        return self.tensor.shape
 
     def rows(self, cut: Cut | None) -> tuple[np.ndarray, Cut | None]:
         """The rows that a cut of Hugging Face's tensor takes, in its order, as the file stores them, and the cut of
         their inputs that is left.
         """
-        data: np.ndarray = self.tensor.data
+        data = self.tensor.rows
         if cut is not None and self.transposed:
             cut = Cut(1 - cut.dim, cut.ranges, cut.whole)
         if cut is not None and cut.whole != self.shape[cut.dim]:
@@ -67,13 +67,21 @@ class FileTensor:
 class GgufTensors:
     """The tensors of a file, as a source of weights. `get` gives floats, `codes` and `scales` what is stored."""
 
-    def __init__(self, file: GgufFile, policy: Policy) -> None:
+    def __init__(self, file: GgufFile, policy: Policy, shapes_of: Callable[[PretrainedConfig], Shapes]) -> None:
+        """shapes_of: a config -> the shapes of its model's tensors by Hugging Face's names.
+
+        Raises UserError for tensors of a type that has no floats, and of shapes that are not the model's.
+        """
         self.file, self.policy = file, policy
-        self.identity = identity_of_files([file.path])
+        self.identity = identity_of_files(file.files)
         config = policy.model_config(file.config)
-        held = file.tensors
+        names = file.names(policy)  # before a model of as many layers as the metadata claims is described
+        shapes = shapes_of(file.config)
+        _check_kinds(file)
         self._heads = (config.num_heads, config.num_kv_heads)
-        self._stored = {name: self._described(name, held[stored]) for name, stored in file.names(policy).items()}
+        self._stored = {
+            name: self._described(name, file.tensors[stored], shapes[name]) for name, stored in names.items()
+        }
 
     def names(self) -> set[str]:
         return set(self._stored)
@@ -106,7 +114,7 @@ class GgufTensors:
         elif stored.kind in FLOATS:
             numbers = torch.from_numpy(np.array(rows, copy=True))
         else:
-            numbers = torch.from_numpy(dequantize(rows, stored.tensor.tensor_type))
+            numbers = torch.from_numpy(dequantize(rows, stored.tensor.kind))
         numbers = numbers if left is None else left(numbers)
         numbers = numbers.T if stored.transposed else numbers
         return numbers if dtype is None else numbers.to(dtype, copy=True)
@@ -150,10 +158,16 @@ class GgufTensors:
         except ValueError as error:
             raise UserError(f"{name} {error}; check that the file and the model belong together") from None
 
-    def _described(self, name: str, tensor: ReaderTensor) -> FileTensor:
+    def _described(self, name: str, tensor: StoredTensor, shape: tuple[int, ...]) -> FileTensor:
         role = next((role for role in LINEARS if name.endswith(".weight") and self._is(name, role)), None)
         transposed = self.policy.transposed and role is not None
-        return FileTensor(tensor, self._order(name, int(tensor.shape[-1])), transposed)
+        expected = shape[::-1] if transposed else shape
+        if tensor.shape != expected:
+            raise UserError(
+                f"{self.file.path}: {tensor.name} is of shape {list(tensor.shape)}, expected {list(expected)} by the "
+                "file's metadata; download or convert it again"
+            )
+        return FileTensor(tensor, self._order(name, shape[0]), transposed)
 
     def _is(self, name: str, role: str) -> bool:
         modules = getattr(self.policy, role)
@@ -168,3 +182,19 @@ class GgufTensors:
         if self.file.architecture == "bloom" and ".query_key_value." in name:
             return torch.arange(rows).view(3, heads, -1).transpose(0, 1).reshape(-1)
         return None
+
+
+def _check_kinds(file: GgufFile) -> None:
+    """Each type is tried on one block of zeros."""
+    from gguf import GGML_QUANT_SIZES
+    from gguf.quants import dequantize
+
+    for kind in {tensor.kind for tensor in file.tensors.values() if tensor.kind.name not in FLOATS}:
+        try:
+            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except NotImplementedError:
+            named = next(tensor.name for tensor in file.tensors.values() if tensor.kind == kind)
+            raise UserError(
+                f"{file.path}: {named} is stored as {kind.name}; expected {', '.join(FLOATS)} or codes that the "
+                "package gguf dequantises, such as Q4_K: convert it again"
+            ) from None

@@ -26,7 +26,7 @@ DTYPES = {
     "bfloat16": {"dtype": torch.bfloat16},
     "float16": {"dtype": torch.float16},
     "int8": {"dtype": torch.int8},
-    "int4": {"quant": {"weight": {"num_bits": 4, "q_groups": 3}}},
+    "int4": {"quant": {"weight": {"num_bits": 4, "q_groups": 2}}},
 }
 
 

@@ -35,7 +35,7 @@ INT8: dict[str, Any] = {"quant": {"weight": {"q_groups": 4}, "lm_head": True}}
 PRECISIONS: dict[str, dict[str, Any]] = {
     "float16": {"dtype": torch.float16},
     "int8": INT8,
-    "int4": {"quant": {"weight": {"num_bits": 4, "q_groups": 3, "q_type": "asymmetric"}}},
+    "int4": {"quant": {"weight": {"num_bits": 4, "q_groups": 2, "q_type": "asymmetric"}}},
 }
 STORED = {f"{name}-{where}": (how, where) for name, how in PRECISIONS.items() for where in WHERE}
 

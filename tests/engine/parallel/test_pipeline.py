@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from by_row import by_row
 from divided_batches import divided_anew
 from gguf_files import gguf_model, write_gguf
 from pipelined_models import every_row, lost, two_by_two, two_stages
@@ -27,10 +28,10 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     labkit.init_inference(
         labkit.resolve("tiny-llama"), impl="cpp", dtype=torch.float32, save_mp_checkpoint_path=folder / "saved"
     ).destroy()
-    return labkit.launch(two_stages, str(folder), divided_anew, pp_size=2, timeout_s=TIMEOUT_S)
+    return labkit.launch(two_stages, str(folder), divided_anew, by_row, pp_size=2, timeout_s=TIMEOUT_S)
 
 
-ALIKE = ("rows", "schedules", "ways", "other calls", "low precision", "checkpoints", "reference")
+ALIKE = ("rows", "schedules", "ways", "by_row", "other calls", "low precision", "checkpoints", "reference")
 
 
 @pytest.mark.parametrize("what", ALIKE)

@@ -129,7 +129,8 @@ def test_the_default_text_is_the_same_on_every_machine_and_long() -> None:
         ({"window": 1}, "got window = 1, expected at least 2"),
         ({"stride": 0}, "got stride = 0, expected 1 to 512"),
         ({"stride": 513}, "got stride = 513"),
-        ({"tokens": 511}, "got tokens = 511, expected at least 512"),
+        ({"tokens": 1}, "got tokens = 1, expected at least 2"),
+        ({"window": 8, "stride": 9}, "got stride = 9, expected 1 to 8"),
         ({"dtype": "int3"}, "unknown precision 'int3'"),
         ({"against": "gold"}, "unknown precision 'gold'"),
         ({"threads": 0}, "got threads = 0"),
@@ -145,9 +146,9 @@ def test_what_cannot_be_evaluated_is_refused(options: dict[str, object], message
 
 def test_a_short_or_unreadable_text_is_refused(tmp_path: Path) -> None:
     short, binary = tmp_path / "short.txt", tmp_path / "binary"
-    short.write_text("too short")
+    short.write_text("x")
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="got a text of 9 tokens, expected at least 512, a window"):
+    with pytest.raises(ValueError, match="got a text of 1 tokens, expected at least 2; use a longer text"):
         evaluate(MODEL, text=short)
     with pytest.raises(ValueError, match=r"binary is no UTF-8 text \(byte 0\)"):
         evaluate(MODEL, text=binary)
@@ -155,10 +156,74 @@ def test_a_short_or_unreadable_text_is_refused(tmp_path: Path) -> None:
 
 def test_a_tokenizer_of_another_model_is_refused() -> None:
     with pytest.raises(ValueError, match=r"gives token \d+, but the model has 50 tokens"):
-        texts.encode("some text", resolve(MODEL).tokenizer, vocab=50, most=9, least=2)
+        texts.encode("some text", resolve(MODEL).tokenizer, vocab=50, most=9)
+
+
+@pytest.mark.parametrize(
+    ("options", "window"), [({"tokens": 64}, 64), ({"tokens": 64, "window": 600}, 64), ({"tokens": 600}, 512)], ids=str
+)
+def test_the_window_follows_a_shorter_text(options: dict[str, Any], window: int) -> None:
+    found = evaluate(MODEL, **options)
+    assert (found.case.window, found.case.stride, found.case.tokens) == (window, window, options["tokens"])
+
+
+class Begins:
+    """A tokenizer that puts its token 7 in front of a text."""
+
+    bos_token_id: int | None = 7
+
+    def __call__(self, text: str, *, add_special_tokens: bool, **unused: Any) -> dict[str, list[int]]:
+        ids = [10 + ord(letter) % 100 for letter in text]
+        return {"input_ids": [7, *ids] if add_special_tokens else ids}
+
+
+@pytest.mark.parametrize("bos", [None, True, False])
+@pytest.mark.parametrize(("tokens", "window", "stride"), [(80, 40, 40), (81, 40, 7), (41, 40, 40)])
+def test_windows_begin_as_texts_of_the_tokenizer_do(
+    tokens: int, window: int, stride: int, *, bos: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its token in front of each, which predicts the first token of a window too."""
+    source, tokenizer = resolve(MODEL), Begins()
+    monkeypatch.setattr(type(source), "tokenizer", tokenizer)
+    found = evaluate(MODEL, tokens=tokens, window=window, stride=stride, bos=bos)
+    assert found.case.bos is (bos is not False)
+    front = [7] if found.case.bos else []
+    alone = 0 if front else 1 + (tokens == 80)  # nothing precedes the first token of a window, or of the text
+    assert found.predicted == tokens - alone - (tokens == 41 and not front)
+    part = [*front, *tokenizer(read_text(None)[0][:window], add_special_tokens=False)["input_ids"]]
+    given = torch.tensor([part])
+    loss = source.hf_model(torch.float32)(given, labels=given).loss
+    assert found.windows[0].nll == pytest.approx(float(loss.detach()), rel=1e-5)
+    said = "a beginning-of-text token" if front else "no beginning-of-text token"
+    assert any(note.startswith(said) for note in found.table().notes)
+
+
+def test_a_beginning_that_the_tokenizer_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Begins()
+    monkeypatch.setattr(tokenizer, "bos_token_id", None)
+    with pytest.raises(ValueError, match="got bos=True, but the tokenizer has no beginning-of-text token"):
+        texts.beginning_of(tokenizer, wanted=True)  # type: ignore[arg-type]
+    assert texts.beginning_of(tokenizer, wanted=None) is None  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_that_joins_long_runs_gives_all_the_tokens_that_were_asked_for() -> None:
+    """Of a text of dashes, where a token is up to 64 of them."""
+
+    def joining(text: str, **unused: Any) -> dict[str, list[int]]:
+        return {"input_ids": [1] * -(-len(text) // 64)}
+
+    assert len(texts.encode("-" * 64 * 900, joining, vocab=2, most=897)) == 897  # type: ignore[arg-type]
+
+
+def test_a_text_that_is_shorter_than_asked_for_is_said(tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("words " * 20)
+    found = evaluate(MODEL, text=short)
+    assert found.case.window == 120
+    assert "the text has 120 tokens; 4,096 were asked for" in found.remarks
 
 
 def test_no_token_is_lost_where_the_text_is_cut_before_it_is_encoded() -> None:
     written, tokenizer = read_text(None)[0], resolve(MODEL).tokenizer
     whole = tokenizer(written[:5000], add_special_tokens=False)["input_ids"][:100]
-    assert texts.encode(written, tokenizer, vocab=10**6, most=100, least=2).tolist() == whole
+    assert texts.encode(written, tokenizer, vocab=10**6, most=100).tolist() == whole

@@ -132,7 +132,7 @@ def test_a_batch_that_does_not_fit_is_refused(folder: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(folder: Path) -> None:
     (folder / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot be written to the folder .*\(--path\)"):
+    with pytest.raises(UserError, match=r"cannot be written to the folder .*\(the parameter path\)"):
         measured_plan(planned(folder), batches=(1,), path=folder / "file")
 
 

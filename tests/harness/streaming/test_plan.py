@@ -183,7 +183,7 @@ def test_what_cannot_be_planned_is_refused(model: str, options: dict[str, Any], 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"streamed weights cannot be written to the folder .*\(--path\)"):
+    with pytest.raises(UserError, match=r"streamed weights cannot be written to the folder .*\(the parameter path\)"):
         plan_streaming("tiny-llama", memory_gb=1.0, path=tmp_path / "file")
 
 

@@ -139,9 +139,9 @@ def test_shards_of_two_models_are_told_apart(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"type": "Other", "checkpoints": ["a"]}, "type: got 'Other', Input should be 'Megatron', 'ds_model'"),
-        ({"type": "Megatron"}, "checkpoints: got .*, Field required"),
-        ({"type": "ds_model", "checkpoints": ["a"], "colour": 1}, "colour: got 1, Extra inputs are not permitted"),
+        ({"type": "Other", "checkpoints": ["a"]}, "type: got 'Other', expected 'Megatron', 'ds_model'"),
+        ({"type": "Megatron"}, "checkpoints: is missing"),
+        ({"type": "ds_model", "checkpoints": ["a"], "colour": 1}, "colour: got 1, is not known here"),
         ({"type": "ds_model", "checkpoints": ["a"], "version": 3}, "version 3.0 of ds_model is unknown; expected 1.0"),
         ({"type": "ds_model", "checkpoints": []}, "checkpoints lists no file; expected at least one"),
         ({"type": "ds_model", "checkpoints": {"tp": ["a"]}}, "tp_size is missing; say how many ranks"),

@@ -25,6 +25,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from labkit.engine.memory.keeping import KeptOnError
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.regroup import share_memory
 from labkit.engine.options import MicroBatches
@@ -97,14 +98,13 @@ class PipelineRunner(Runner):
     def begin(self, step: StepInput) -> Pending:
         if self._leader is not None and (batch := self._leader.batch_of(step)) is not None:
             return self._leader.order(step, batch)
-        past = step.cache.length
-        try:
-            return self._one_at_a_time(step)
-        except Exception:  # of this rank or another: every cache has as many tokens as before
-            step.cache.crop(past - step.cache.length)
-            raise
+        return self._one_at_a_time(step)
 
     def decode(self, begin: Callable[[StepInput], Pending], texts: TextBatch) -> Found:
+        with KeptOnError(texts.cache):  # on every stage, however many steps each has made
+            return self._decoded(begin, texts)
+
+    def _decoded(self, begin: Callable[[StepInput], Pending], texts: TextBatch) -> Found:
         self._agree("the arguments", [texts.asked])
         if not texts.wants_tokens_alone:
             return super().decode(begin, texts)

@@ -35,6 +35,7 @@ from labkit.models.policies import policy_for
 from labkit.system.errors import RunError, UserError
 from labkit.system.processor import cpu_flags
 from labkit.weights.checkpoint.hf_folder import write_checkpoint
+from labkit.weights.gguf.tensors import GgufTensors
 from labkit.weights.source import ModelSource
 
 LLAMA_CPP = "llama.cpp"
@@ -105,6 +106,11 @@ class LlamaCpp(Peer):
         if side == LLAMA_CPP_GGUF and source.gguf is None:
             raise UserError(
                 f"got {source.name} for {side}, expected a GGUF file; use {LLAMA_CPP}, which exports a model"
+            )
+        if side == LLAMA_CPP_GGUF and isinstance(source.weights, GgufTensors) and len(source.weights.file.files) > 1:
+            raise UserError(
+                f"got the first of {len(source.weights.file.files)} parts for {side}, expected a whole file; join them "
+                "with llama.cpp's llama-gguf-split --merge"
             )
 
     def install(self, pip: Pip, folder: Path) -> None:

@@ -47,6 +47,8 @@ def test_where_it_does_not_answer_the_choice_is_pips_and_that_is_said() -> None:
     found, remark = TOOL["choice"]("linux", False, "", lambda index: False)
     assert found == ""
     assert "did not answer" in remark
+    assert "6 GB" in remark
+    assert "make TORCH_INDEX=URL" in remark
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,15 @@ def test_an_index_that_keeps_silent_is_given_up() -> None:
         assert not TOOL["answers"](f"http://127.0.0.1:{silent.getsockname()[1]}", 0.2)
 
 
+def test_a_long_wait_for_an_index_is_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(TOOL["answers"].__globals__, "SILENT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert not TOOL["answers"](f"http://127.0.0.1:{silent.getsockname()[1]}", 1.2)
+    assert "waiting for http://127.0.0.1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "asks"), [((), True), (("TORCH_INDEX=",), False), (("TORCH_INDEX=https://x",), False)]
 )
@@ -78,3 +89,34 @@ def test_who_names_an_index_is_not_second_guessed(words: tuple[str, ...], asks: 
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert ("torch_index.py" in shown) == asks
     assert ("https://x" in shown) == ("TORCH_INDEX=https://x" in words)
+
+
+PIP = """#!/bin/sh
+echo Collecting everything
+cat >&2 <<END
+ERROR: Cannot install a and b because these package versions have conflicting dependencies.
+
+The conflict is caused by:
+    b 2 depends on c==3
+    The user requested (constraint) c==4
+END
+exit 1
+"""
+PYTHON = """#!/bin/sh
+[ "$1 $2" != "-m venv" ] || { mkdir -p .venv/bin && cp pip .venv/bin/pip; }
+"""
+
+
+def test_a_set_up_that_fails_shows_the_conflict_in_pips_own_words(tmp_path: Path) -> None:
+    for name, text in (("pip", PIP), ("python", PYTHON), ("Makefile", (ROOT / "Makefile").read_text())):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    command = ["make", ".venv/.ready", "PYTHON=./python", "TORCH_INDEX="]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "b 2 depends on c==3\n    The user requested (constraint) c==4\n" in done.stderr
+    assert "Collecting" not in done.stderr
+    assert "Collecting everything\n" in (tmp_path / ".venv/pip.log").read_text()
+    assert not (tmp_path / ".venv/.ready").exists()

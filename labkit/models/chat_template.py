@@ -1,0 +1,61 @@
+"""A conversation as the tokens that a model was trained on: its chat template, applied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TypeAlias, cast
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from labkit.system.bounded_call import BoundedCallError, bounded_call
+from labkit.system.errors import UserError
+from labkit.system.shown import shown
+
+PROBE = "xyzzy"  # what an assistant says to find the end of its turn
+LONGEST_PIECE = 80  # letters of a token and a part of the probe
+Message: TypeAlias = dict[str, str]  # "role": system, user or assistant; "content": what it said
+
+
+def check_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError for a tokenizer without a chat template."""
+    if tokenizer.chat_template is None:
+        raise UserError(
+            "got a model whose tokenizer has no chat template, expected one that was trained for conversations; "
+            "labkit generate continues a text with any model"
+        )
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Tensor:
+    """Token ids [1, T] of the conversation, to its end and to where the answer of the model begins.
+
+    A template is a program that came with the model. It runs in a process of its own, in bounded time and memory.
+    Raises UserError for a conversation that the template refuses, and for a template that fails in any other way.
+    """
+    said = list(messages)
+    try:
+        text = bounded_call(
+            lambda: str(tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False))
+        )
+    except BoundedCallError as error:
+        raise UserError(
+            f"the model's chat template refuses the roles {', '.join(each['role'] for each in said)} "
+            f"({shown(str(error))}); leave out a system prompt where it takes none, or correct the template"
+        ) from error
+    encoded = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+    return cast(Tensor, encoded["input_ids"])
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that the chat template writes after what an assistant said; None where it is no token of its own."""
+    said = [("user", "Hello"), ("assistant", PROBE), ("user", "Hello")]
+    try:
+        ids = render(tokenizer, [{"role": role, "content": content} for role, content in said])[0].tolist()
+    except UserError:  # a template that refuses this conversation refuses the user's own, with its reason
+        return None
+    pieces = [str(tokenizer.decode([token])) for token in ids]
+    texts = enumerate(accumulate(pieces, lambda text, piece: (text + piece)[-LONGEST_PIECE:]), 1)
+    begin = next((index for index, text in texts if PROBE in text), len(ids))
+    token = next((token for token, piece in zip(ids[begin:], pieces[begin:], strict=True) if piece.strip()), None)
+    return token if token in tokenizer.added_tokens_decoder else None

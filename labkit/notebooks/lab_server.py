@@ -1,0 +1,31 @@
+"""`python -P -m labkit.notebooks.lab_server …`: JupyterLab that says its address, and what goes wrong, and no more."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+ADDRESSES = ("To access the server", "is running at", "listening on")  # begin what Jupyter says of its address
+
+
+def main() -> None:
+    """Starts the server of this process and stays until it ends."""
+    try:
+        from jupyterlab.labapp import LabApp
+
+        server = LabApp.initialize_server(argv=sys.argv[1:])
+    except KeyboardInterrupt:  # that takes seconds
+        sys.exit(130)
+    server.log.addFilter(_says_no_address)
+    address = server.display_url.split()[0]
+    sys.stdout.write(f"lab: {address}\n")
+    sys.stdout.flush()
+    server.start()
+
+
+def _says_no_address(record: logging.LogRecord) -> bool:
+    return not any(words in record.getMessage() for words in ADDRESSES)
+
+
+if __name__ == "__main__":
+    main()

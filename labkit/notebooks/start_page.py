@@ -1,0 +1,46 @@
+"""The page on which `labkit lab` opens: the notebooks in their order, how long each takes, and what it needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.parse import quote
+
+from labkit.notebooks.carried import ENDING, carried_notebooks, title
+from labkit.system.markdown import markdown_table
+from labkit.system.whole_file import write_whole
+
+NAME = "00_start.ipynb"  # a notebook of one text, which JupyterLab shows and does not edit
+# Minutes of a run with the defaults on two cores, and what it needs beside labkit.
+NEEDS = {
+    "01_vanilla_vs_fused": (2, "nothing more"),
+    "02_kernel_by_kernel": (1, "nothing more"),
+    "03_timelines": (2, "Nsight Systems, if it is there; else torch.profiler"),
+    "04_tensor_parallel": (3, "two cores"),
+    "05_precision": (8, "nothing more"),
+    "06_larger_than_memory": (4, "2 GB on the disk"),
+    "07_pipeline": (4, "two cores"),
+}
+PAGE = """# The notebooks of labkit
+
+These are copies: change and run them as you like. Open one, choose under the heading what is measured, and press Run.
+The first runs anywhere; the others can be read in any order. Their results go to the folder `runs`.
+
+{table}
+
+Minutes are those of two cores without a GPU. The exercises stand at the end of each notebook.
+"""
+
+
+def write_start_page(folder: Path) -> Path:
+    """Writes the page into a folder of copies; returns its path."""
+    rows = []
+    for name, path in carried_notebooks().items():
+        minutes, needs = NEEDS.get(name, ("", ""))
+        rows.append((f"[{name}]({quote(name)}{ENDING})", title(path), str(minutes), needs))
+    text = PAGE.format(table=markdown_table(("notebook", "question", "minutes", "needs"), rows))
+    cell = {"cell_type": "markdown", "id": "start", "metadata": {}, "source": text}
+    about = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    page = folder / NAME
+    write_whole(page, json.dumps({"cells": [cell], "metadata": about, "nbformat": 4, "nbformat_minor": 5}, indent=1))
+    return page

@@ -1,0 +1,51 @@
+"""How many processors this process may use at a time, by its affinity mask and by its CPU quota."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from labkit.system.cgroups import own_groups
+
+BINDINGS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+
+
+def usable_processors() -> int:
+    """At least 1. A part of a processor in a quota counts as one."""
+    quota = _quota_here()
+    allowed = _allowed()
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def cpu_quota(groups: Iterable[tuple[Path, int]]) -> float | None:
+    """Processors that the narrowest of the control groups may use at a time; None: no group has a quota.
+
+    groups: their folders, with the version of cgroups.
+    """
+    quotas = [quota for folder, version in groups if (quota := _quota_of(folder, version)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota_of(folder: Path, version: int) -> float | None:
+    names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    with suppress(OSError, ValueError):
+        quota, period = " ".join((folder / name).read_text() for name in names).split()
+        if quota != "max" and float(quota) > 0:
+            return float(quota) / float(period)
+    return None
+
+
+@cache
+def _quota_here() -> float | None:
+    return cpu_quota(own_groups("cpu"))
+
+
+def _allowed() -> int:
+    """OpenMP can bind the main thread to one processor; then its mask does not tell where the others run."""
+    if any(name in os.environ for name in BINDINGS) or not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))

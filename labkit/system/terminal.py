@@ -1,0 +1,39 @@
+"""Consoles that write no control character of the text that they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.segment import Segment
+
+from labkit.system.shown import shown_lines
+
+LEAST_WIDTH = 60  # columns of a table of names and numbers; a terminal that is narrower breaks its lines itself
+
+
+def terminal(*, stderr: bool = False, **options: Any) -> Console:
+    """A console for stdout, or for stderr. Names that strangers wrote reach it as they are: it writes their control
+    characters out (`labkit.system.shown`). Tables show cells before, so that columns have the width of what is shown.
+    """
+    console = Console(stderr=stderr, **options)
+    if console.width < LEAST_WIDTH:
+        console.width = LEAST_WIDTH
+    console.push_render_hook(_Shown())
+    return console
+
+
+class _Shown(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_WithoutControls(each) for each in renderables]
+
+
+@dataclass(frozen=True)
+class _WithoutControls:
+    inner: ConsoleRenderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.inner, options):
+            yield segment if segment.control else Segment(shown_lines(segment.text), segment.style)

@@ -1,0 +1,254 @@
+"""Whatever stands on a command line, the command ends with a number and a few plain lines."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_models import chat_checkpoint
+from command_line import Labkit, command_line
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from labkit.cli import app
+from labkit.harness.compare.sides import SideProcess
+from labkit.system.errors import RunError
+
+LABKIT = (sys.executable, "-P", "-c", "from labkit.cli.main import main; main()")
+ESCAPE = "\x1b]0;title\x07\x1b[2J"
+SMALL = ("--prompt", "4", "--new", "2", "--threads", "1", "--rounds", "2")
+LINES: dict[str, tuple[str, ...]] = {  # each command as it may be given, small
+    "compare": ("tiny-gpt2", *SMALL),
+    "kernels": ("--model", "tiny-gpt2", "--op", "residual", "--rounds", "2", "--context", "4", "--threads", "1"),
+    "bench-methods": ("tiny-gpt2", "--methods", "fused", "--batch", "1", *SMALL),
+    "diff": ("a.jsonl", "b.jsonl", "--metric", "ttft", "--tolerance", "0.1"),
+    "evaluate": ("tiny-gpt2", "--tokens", "64", "--window", "32", "--dtype", "float32", "--text", "words.txt"),
+    "plan-batch": ("tiny-gpt2", "--memory-gb", "1", "--disk-gb-s", "1", "--gflops", "9", "--dtype", "bfloat16"),
+    "generate": ("tiny-gpt2", "--prompt", "hello", "--new", "2", "--seed", "1", "--temperature", "0.5"),
+    "chat": ("chatty", "--new", "2", "--system", "be kind", "--threads", "1"),
+    "tune": ("--model", "tiny-gpt2", "--dtype", "nothing"),
+    "models": (),
+    "run": ("absent.ipynb", "-p", "model", "gpt2", "--timeout", "5"),
+    "profile": ("--stage", "decode", "--range", "x", "--batch", "1"),
+    "stages": ("made.json", "--by", "stage"),
+    "explain": ("made.json", "made.json", "--phase", "decode"),
+    "timeline": ("made.json", "--window", "0:1", "--output", "page.html"),
+    "lab": ("copies", "--port", "9999"),
+    "launch": ("--tp", "1", "--threads", "1", "script.py"),
+    "peers": ("list",),
+    "trace": ("kernels", "made.json", "--top", "3", "--csv"),
+    "notebooks": ("copy", "copies"),
+}
+VALUES = (
+    *("", " ", "nan", "inf", "-inf", "1e999", "-1", "0", "1", "2", "1.5", "10" * 15, "9" * 5000, "1,2", "None", "[]"),
+    *("{}", '{"weight": 1}', "x", "é" * 99, "漢", ESCAPE, "a\udcff", "a\nb", "%s", "{0}", "[red]", "/dev/null", "."),
+    *("/dev/zero", "/dev/full", "/nonexistent/below", "~", "-", "--", "-h", "--json", "--output", "-p", "*", "(", ":"),
+    *("hf-eager", "fused", "int8", "tiny-llama", "decode", "auto", "\u202e", "made.json", "words.txt", "\\"),
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an input of each kind. What takes long, or leaves this process, is not begun."""
+
+    def begun(*rest: Any, **more: Any) -> None:
+        raise RunError("it would begin here")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("execv", "execve"):
+        monkeypatch.setattr(os, name, begun)
+    monkeypatch.setattr(SideProcess, "__init__", begun)
+    monkeypatch.setattr("labkit.notebooks.execution._execute", begun)
+    monkeypatch.setattr("labkit.nsys.capture.profile.profile", begun)
+    monkeypatch.setattr("labkit.launcher.rendezvous.Rendezvous.wait_until_open", begun)
+    (tmp_path / "words.txt").write_text("some words of a text " * 99)
+    (tmp_path / "made.json").write_text('{"traceEvents": []}')
+    chat_checkpoint(tmp_path / "chatty", layers=1)
+    return tmp_path
+
+
+@pytest.fixture
+def labkit(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labkit:
+    run = command_line(monkeypatch, capsys)
+
+    def with_stdin(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+        return run(*arguments)
+
+    return with_stdin
+
+
+def check(line: tuple[str, ...], found: tuple[int, str, str]) -> None:
+    code, said, errors = found
+    assert code in (0, 1, 2, 130), line
+    assert "Traceback" not in said + errors
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said + errors), line
+    assert not re.search(r"PosixPath|<class|Input should|\[Errno|object at 0x", errors), (line, errors)
+    if code == 2:
+        assert len(errors.splitlines()) <= 6 or "Usage" in said + errors, (line, errors)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (("compare", "tiny-gpt2", "--threads", "100000"), "got threads = 100000, expected at most"),
+        (("compare", "tiny-gpt2", "--rounds", f"1{'0' * 30}"), "expected at most"),
+        (("compare", "tiny-gpt2", "--batch", "many"), "got many, expected an integer"),
+        (("compare", "tiny-gpt2", "--output", "words.txt"), "there is a file of that name"),
+        (("generate", "--prompt", "x", "--temperature", "nan"), "got temperature = nan, expected a number"),
+        (("generate", "--prompt", "x", "--seed", "-1"), "got seed = -1, expected at least 0"),
+        (("generate", "--prompt", "a\udcff"), r"got prompt = a\udcff, which is no UTF-8"),
+        (("evaluate", "tiny-gpt2", "--text", "/dev/zero"), "gives more than 16,777,216 characters"),
+        (("trace", "kernels", "made.json", "--csv", "--output", "."), "which is a folder; name a file in it"),
+        (("compare", f"gpt2{ESCAPE}"), r"\x1b]0;title\x07\x1b[2J"),
+        (("stages", f"{ESCAPE}.json"), r"\x1b]0;title\x07\x1b[2J"),
+        (("diff", f"{ESCAPE}.json", "b"), r"\x1b]0;title\x07\x1b[2J"),
+        (("run", f"{ESCAPE}.ipynb"), r"\x1b]0;title\x07\x1b[2J"),
+        (("nothing",), "No such command 'nothing'; labkit --help shows what it takes"),
+        (("plan-batch", "tiny-gpt2", "--memory-gb", "1", "--precision", "int3"), "unknown precision 'int3'"),
+        (("bench-methods", "tiny-gpt2", "--cycles", "0"), "got rounds = 0, expected at least 1"),
+        (("generate", "--new_tokens", "0", "--prompt", "x"), "got new = 0, expected at least 1"),
+    ],
+    ids=lambda value: " ".join(value).encode("ascii", "replace").decode()[:60] if isinstance(value, tuple) else "",
+)
+def test_a_request_that_cannot_be_served_ends_with_one_line(
+    line: tuple[str, ...], message: str, labkit: Labkit, place: Path
+) -> None:
+    (place / "runs").mkdir()
+    before = sorted(place.rglob("*"))
+    code, said, errors = labkit(*line)
+    check(line, (code, said, errors))
+    assert code == 2
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+    assert sorted(place.rglob("*")) == before
+
+
+def test_former_names_of_options_are_in_no_help_and_mean_the_present_ones(labkit: Labkit) -> None:
+    _, said, _ = labkit("plan-batch", "--help")
+    assert "--dtype" in said
+    assert "--precision" not in said
+    words = ("plan-batch", "tiny-gpt2", "--memory-gb", "1", "--disk-gb-s", "1", "--gflops", "9", "--json")
+    told = [labkit(*words, option, "int8-32", new, "9")[1] for option, new in NAMES]
+    assert "int8-32" in told[0]
+    assert len({re.sub(r'"created": "[^"]*"', "", each) for each in told}) == 1
+
+
+NAMES = (("--dtype", "--new"), ("--precision", "--new-tokens"), ("--precisions", "--new_tokens"))
+
+
+def test_lines_of_a_chat_that_are_no_text_are_refused_and_the_conversation_stays(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = io.TextIOWrapper(io.BytesIO(b"one\nt\xffwo\nthree\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", said)
+    code, _, errors = command_line(monkeypatch, capsys)("chat", "chatty", "--new", "2")
+    assert code == 0
+    assert r"t\udcffwo, which is no UTF-8" in errors
+    assert errors.count("context ") == 2
+
+
+def test_a_template_that_fails_is_one_line_and_the_conversation_stays(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = "{% if messages[-1]['content'] == 'bad' %}{{ 1 // 0 }}{% endif %}{{ messages[-1]['content'] }}"
+    (place / "chatty" / "chat_template.jinja").write_text(template)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("good\nbad\ngood\n"))
+    code, _, errors = command_line(monkeypatch, capsys)("chat", "chatty", "--new", "2")
+    assert code == 0
+    assert errors.count("context ") == 2
+    assert "division or modulo by zero" in errors
+
+
+@pytest.mark.parametrize("line", [("models",), ("notebooks", "list"), ("--help",), ("--version",), ("compare",)])
+def test_a_full_disk_behind_stdout_or_stderr_is_no_traceback(line: tuple[str, ...], tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*LABKIT, *line], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        both = subprocess.run([*LABKIT, *line], stdout=full, stderr=full, check=False)
+    if line == ("compare",):
+        assert (done.returncode, both.returncode) == (2, 2)
+        return
+    assert (done.returncode, both.returncode) == (1, 1)
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("error: the output cannot be written: No space left on device")
+
+
+@pytest.mark.parametrize("delay_s", [0.3, pytest.param(0.6, marks=pytest.mark.sweep)])
+def test_ctrl_c_in_the_first_second_is_no_traceback(delay_s: float, place: Path) -> None:
+    """Behind Python's own start: `labkit` says nothing before its main function runs."""
+    announce = "import sys; sys.stdout.write('.'); sys.stdout.flush(); from labkit.cli.main import main; main()"
+    words = [sys.executable, "-P", "-c", announce, "generate", "tiny-gpt2", "--prompt", "x" * 99, "--new", "1500"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.read(1)
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_every_command_has_a_line_here() -> None:
+    assert set(LINES) | {"doctor"} == set(app.HOMES)
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> tuple[str, ...]:
+    """A command line with one to three words replaced, added or left out."""
+    command = draw(st.sampled_from(sorted(LINES)))
+    words = list(LINES[command])
+    options = [name for parameter in app.Commands()[command].params for name in parameter.opts if name[0] == "-"]
+    for _ in range(draw(st.integers(1, 3))):
+        way = draw(st.sampled_from(("value", "option", "less", "more")))
+        at = draw(st.integers(0, len(words)))
+        value = draw(st.sampled_from(VALUES) | st.text(max_size=9).filter(lambda text: "\0" not in text))
+        if way == "value" and at < len(words):
+            words[at] = value
+        elif way == "option" and options:
+            words[at:at] = [draw(st.sampled_from(options)), value]
+        elif way == "less" and at < len(words):
+            del words[at]
+        else:
+            words.insert(at, value)
+    return (command, *words)
+
+
+@pytest.fixture
+def limit() -> Iterator[None]:
+    """SIGALRM ends a command that takes longer than ten seconds."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("a command took more than 10 s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1800)
+def test_no_command_line_ends_in_a_traceback(labkit: Labkit, limit: None) -> None:
+    seen = 0
+
+    @settings(max_examples=400, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(lines())
+    def sweep(line: tuple[str, ...]) -> None:
+        nonlocal seen
+        seen += 1
+        signal.alarm(10)
+        try:
+            check(line, labkit(*line))
+        finally:
+            signal.alarm(0)
+
+    sweep()
+    assert seen >= 300

@@ -1,0 +1,95 @@
+"""A call that fails leaves its cache as it was, in every way to run a model: the same call can be made again."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import error, fused, greedy, prompt, vanilla
+from offloaded import streamed
+from torch import Tensor
+
+import labkit
+from labkit.engine import InferenceEngine
+from labkit.engine.memory.kv_cache import KVCache
+from labkit.engine.runners import step as step_module
+
+SAME = 1e-5
+Engine = Callable[[Path], InferenceEngine]
+WAYS: dict[str, Engine] = {
+    "one call": lambda folder: fused("llama"),
+    "op by op": lambda folder: fused("llama", "reference"),
+    "layers in a file": lambda folder: streamed("llama", folder),
+    "keys and values in a file": lambda folder: labkit.init_inference(vanilla("llama"), kv_offload={"path": folder}),
+    "ALiBi": lambda folder: fused("bloom"),
+}
+
+
+def fails_at(patch: pytest.MonkeyPatch, method: str, call: int) -> None:
+    """A method of caches that `call`s are still to be made of, the last of which raises."""
+    made, left = getattr(KVCache, method), [call]
+
+    def failing(self: KVCache, *args: Any) -> Any:
+        result = made(self, *args)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return result
+
+    patch.setattr(KVCache, method, failing)
+
+
+def masked(ids: Tensor, hidden: int) -> Tensor:
+    mask = torch.ones_like(ids)
+    mask[0, :hidden] = 0
+    return mask
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_prompt_that_fails_in_a_later_piece_can_be_given_again(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To an empty cache, and to one with padding, which the failing call shows and the one after it does not."""
+    monkeypatch.setattr(step_module, "CHUNK_ROWS", 8)
+    engine = WAYS[way](tmp_path)
+    ids = prompt(2, 30)
+    whole = engine(ids, attention_mask=masked(ids, 5)).logits
+    cache = engine.module.new_cache()
+    for part in (slice(0, 13), slice(13, 30)):
+        for mask in (None, torch.ones_like(ids[:, : part.stop])):
+            for piece in (1, 3):
+                with monkeypatch.context() as patch:
+                    fails_at(patch, "place", piece)
+                    with pytest.raises(KeyboardInterrupt):
+                        engine(ids[:, part], past_key_values=cache, attention_mask=mask)
+                assert cache.get_seq_length() == part.start
+        logits = engine(ids[:, part], past_key_values=cache, attention_mask=masked(ids[:, : part.stop], 5)).logits
+        seen = masked(ids, 5)[:, part].bool()
+        assert error(logits[seen], whole[:, part][seen]) <= SAME
+    assert cache.get_seq_length() == 30
+
+
+def test_what_fails_behind_the_last_layer_adds_no_tokens() -> None:
+    engine, ids = fused("gpt2"), prompt(2, 7)
+    cache = engine(ids[:, :4]).past_key_values
+    with pytest.raises(ValueError, match="batch"):
+        engine(ids[:, 4:], past_key_values=cache, labels=torch.zeros(5, 3, dtype=torch.long))
+    assert cache.get_seq_length() == 4
+    assert error(engine(ids[:, 4:], past_key_values=cache).logits, engine(ids).logits[:, 4:]) <= SAME
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_token_that_fails_while_text_is_generated_is_not_in_the_cache(
+    *, staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, ids = fused("llama"), prompt(2, 5)
+    cache = engine.module.new_cache()
+    with engine.module.runner.stage_by_stage() if staged else nullcontext(), monkeypatch.context() as patch:
+        fails_at(patch, "place_next", 3)
+        with pytest.raises(KeyboardInterrupt):
+            greedy(engine, ids, 9, past_key_values=cache)
+    assert cache.get_seq_length() == 7
+    whole = greedy(engine, ids, 9)
+    assert torch.equal(greedy(engine, whole[:, :8], 6, past_key_values=cache), whole)

@@ -1,0 +1,48 @@
+"""A step takes no more threads than the process may use processors, whatever PyTorch was told."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from small_models import small_model
+
+import labkit
+from labkit.engine.team_size import team_size
+from labkit.kernels import DecodeStep
+from labkit.system import processors
+
+
+@pytest.fixture
+def one_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One allowed processor, and eight threads of PyTorch."""
+    for name in processors.BINDINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_processor")
+def test_threads_are_no_more_than_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    call = DecodeStep.__call__
+
+    def noting(step: DecodeStep, *args: Any, **settings: Any) -> None:
+        threads.append(settings["threads"])
+        call(step, *args, **settings)
+
+    monkeypatch.setattr(DecodeStep, "__call__", noting)
+    model = small_model("gpt2")
+    engine = labkit.init_inference(model, dtype=torch.float32)
+    ids = torch.arange(5, 12).view(1, -1)
+    assert torch.equal(engine.generate(ids, max_new_tokens=4), model.generate(ids, max_new_tokens=4))
+    assert set(threads) == {1}
+
+
+def test_fewer_threads_of_pytorch_stay_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labkit.engine.team_size.usable_processors", lambda: 64)
+    assert team_size() == torch.get_num_threads()

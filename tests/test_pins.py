@@ -1,0 +1,112 @@
+"""What set-up installs: the pins of constraints.txt agree with each other, and with PyTorch's own on every Python."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from source_tree import ROOT
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = (ROOT / "constraints.txt").read_text().splitlines()
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+TORCH_OF_PYPI = Path(__file__).with_name("torch_of_pypi.json")  # what it requires there; the CPU build has no Triton
+CUDA_LIBRARIES = ("cuda-", "nvidia-")  # are PyTorch's to pin: each of its builds takes others
+
+
+def needs(lines: Iterable[str], python: str, extra: str = "", platform: str = "Linux") -> list[Requirement]:
+    """Those requirements that hold for a Python."""
+    environment = {"python_version": python, "platform_system": platform, "extra": extra}
+    requirements = [Requirement(line) for line in lines]
+    return [one for one in requirements if one.marker is None or one.marker.evaluate(environment)]
+
+
+def constraints(python: str) -> dict[str, str]:
+    return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in needs(PINS, python)}
+
+
+def unmet(lines: Iterable[str]) -> list[str]:
+    """Those requirements that the pins do not meet, on any Python that labkit takes."""
+    lines = list(lines)
+    return [
+        f"Python {python}: {need}"
+        for python in PYTHONS
+        for need in needs(lines, python)
+        if not need.name.startswith(CUDA_LIBRARIES)
+        if not need.specifier.contains(constraints(python).get(canonicalize_name(need.name), ""))
+    ]
+
+
+def direct() -> list[str]:
+    extras = PROJECT["optional-dependencies"].values()
+    return [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]
+
+
+def test_every_python_that_is_accepted_was_tried() -> None:
+    assert PROJECT["requires-python"] == ">=3.11,<3.15"
+    assert [line.rsplit(" ")[-1] for line in PROJECT["classifiers"]] == list(PYTHONS)
+    assert f"Python {PYTHONS[0]} to {PYTHONS[-1]}" in (ROOT / "README.md").read_text()
+
+
+def test_environment_equals_pyproject() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    *conda, pip = environment["dependencies"]
+    extras = ",".join(sorted(PROJECT["optional-dependencies"]))
+    assert environment["name"] == PROJECT["name"]
+    assert f"python{PROJECT['requires-python']}" in conda
+    assert pip["pip"] == ["--constraint constraints.txt", f"--editable .[{extras}]"]
+
+
+def test_constraints_are_exact() -> None:
+    """A local part, as in 2.13.0+cpu, would not install from the ordinary index."""
+    exact = re.compile(r'[A-Za-z0-9._-]+==\d+(\.\w+)*(; python_version (<|>=) "3\.\d+")?')
+    assert not [line for line in PINS if not exact.fullmatch(line)]
+
+
+def test_constraints_satisfy_pyproject() -> None:
+    assert not unmet(direct())
+
+
+def test_constraints_satisfy_torch_as_installed_and_as_pypi_has_it() -> None:
+    pypi = json.loads(TORCH_OF_PYPI.read_text())
+    assert {constraints(python)["torch"] for python in PYTHONS} == {pypi["version"]}
+    assert any(line.startswith("triton==") for line in pypi["requires_dist"])
+    assert not unmet(pypi["requires_dist"])
+    assert not unmet(metadata.distribution("torch").requires or ())
+
+
+@pytest.mark.sweep
+def test_requirements_of_torch_are_still_those_of_pypi(tmp_path: Path) -> None:
+    kept = json.loads(TORCH_OF_PYPI.read_text())
+    which = ("--python-version", "3.13", "--platform", "manylinux_2_28_x86_64", "--only-binary", ":all:")
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+    command = [*pip, "--report", "-", *which, "--target", str(tmp_path), f"torch=={kept['version']}"]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (package,) = json.loads(report)["install"]
+    assert package["metadata"]["requires_dist"] == kept["requires_dist"]
+
+
+def test_constraints_cover_everything_installed() -> None:
+    """Follows the requirements of the installed packages, so that an unpinned one cannot change under us."""
+    python = f"3.{sys.version_info.minor}"
+    seen, todo = set(), needs(direct(), python)
+    while todo:
+        requirement = todo.pop()
+        name = canonicalize_name(requirement.name)
+        if name.startswith(CUDA_LIBRARIES):
+            continue
+        distribution = metadata.distribution(name)
+        for extra in {"", *requirement.extras}:
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                todo += needs(distribution.requires or (), python, extra)
+    assert {name for name, _ in seen} <= constraints(python).keys()

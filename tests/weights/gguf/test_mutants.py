@@ -1,0 +1,161 @@
+"""Mutants of a GGUF file are read or refused in one line: none crashes, hangs, or ends in another error."""
+
+import math
+import struct
+import time
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import gguf
+import hypothesis.strategies as st
+import pytest
+import torch
+from gguf_files import gguf_model, sentencepiece, write_gguf
+from hypothesis import HealthCheck, given, settings
+from sweeps import sweep
+
+from labkit.system.errors import UserError
+from labkit.weights.resolve import resolve
+
+HANGS_S = 10.0
+few = settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(few, max_examples=400)
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def examine(file: Path) -> bool:
+    """Whether the file is read. All that people see of it is asked for."""
+    begun = time.perf_counter()
+    try:
+        source = resolve(file)
+        vocabulary = source.hf_config.vocab_size
+        shapes = {name: source.get(name, torch.float32).shape for name in source.names()}
+        assert {name for name, shape in shapes.items() if vocabulary in shape}
+        config = source.generation_config
+        assert config is not None
+        ends = config.eos_token_id
+        tokens = source.tokenizer("Hi, 12 é\n  there")["input_ids"]
+        source.tokenizer.decode(tokens)
+        assert all(token < vocabulary for token in [*tokens, *([ends] if isinstance(ends, int) else ends or [])])
+        return True
+    except UserError as error:
+        refusal = str(error)
+    finally:
+        assert time.perf_counter() - begun < HANGS_S
+    assert len(refusal) < 4000
+    assert "\n" not in refusal
+    return False
+
+
+model = cache(partial(gguf_model, "llama"))
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, int]:
+    """Where mutants lie, a whole file, and where its numbers begin."""
+    folder = tmp_path_factory.mktemp("mutants")
+    whole = write_gguf(folder / "whole.gguf", model(), "Q4_1").read_bytes()
+    assert examine(folder / "whole.gguf")
+    return folder / "mutant.gguf", whole, gguf.GGUFReader(folder / "whole.gguf").data_offset
+
+
+SIZES = st.sampled_from([0, 1, 2, 7, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1])
+EDITS = st.one_of(
+    st.tuples(st.just("put"), st.binary(min_size=1, max_size=8)),
+    st.tuples(st.just("put"), SIZES.map(lambda size: struct.pack("<Q", size))),
+    st.tuples(st.just("put"), SIZES.map(lambda size: struct.pack("<I", size & 0xFFFFFFFF))),
+    st.tuples(st.just("insert"), st.binary(min_size=1, max_size=40)),
+    st.tuples(st.just("remove"), st.integers(1, 40).map(bytes)),
+    st.tuples(st.just("cut"), st.just(b"")),
+)
+PLACES = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), EDITS), min_size=1, max_size=3)
+
+
+def edited(whole: bytes, header: int, edits: list[tuple[float, tuple[str, bytes]]]) -> bytes:
+    """Edits of the first 300 bytes, the table of tensors at the end of the header, and all between, equally often."""
+    data = bytearray(whole)
+    for share, (kind, new) in edits:
+        part, inside = divmod(share * 3, 1)
+        begin, end = ((0, 300), (300, header - 2000), (header - 2000, header))[int(part)]
+        at = min(begin + int(inside * (end - begin)), len(data))
+        if kind == "cut":
+            del data[at:]
+        else:
+            data[at : at + (0 if kind == "insert" else len(new))] = b"" if kind == "remove" else new
+    return bytes(data)
+
+
+def no_mutant_of_bytes_breaks_anything(places: Any, edits: Any) -> None:
+    file, whole, header = places
+    file.unlink(missing_ok=True)  # a mapped file is never written over
+    file.write_bytes(edited(whole, header, edits))
+    examine(file)
+
+
+@few
+@given(PLACES)
+def test_bytes(places: Any, edits: Any) -> None:
+    no_mutant_of_bytes_breaks_anything(places, edits)
+
+
+@sweep
+@many
+@given(PLACES)
+def test_many_bytes(places: Any, edits: Any) -> None:
+    no_mutant_of_bytes_breaks_anything(places, edits)
+
+
+KEYS = """general.architecture general.alignment split.count split.no llama.context_length llama.embedding_length
+llama.block_count llama.feed_forward_length llama.attention.head_count llama.attention.head_count_kv llama.vocab_size
+llama.attention.layer_norm_rms_epsilon llama.attention.key_length llama.attention.value_length llama.rope.freq_base
+llama.rope.dimension_count llama.rope.scaling.type llama.rope.scaling.factor llama.rope.scaling.original_context_length
+llama.rope.scaling.yarn_beta_fast llama.rope.scaling.yarn_attn_factor llama.rope.scale_linear llama.expert_count
+tokenizer.ggml.model tokenizer.ggml.pre tokenizer.ggml.tokens tokenizer.ggml.token_type tokenizer.ggml.merges
+tokenizer.ggml.scores tokenizer.ggml.bos_token_id tokenizer.ggml.eos_token_id tokenizer.ggml.eot_token_id
+tokenizer.ggml.unknown_token_id tokenizer.ggml.padding_token_id tokenizer.ggml.add_bos_token
+tokenizer.ggml.add_eos_token tokenizer.ggml.add_space_prefix tokenizer.chat_template"""
+TEXTS = st.one_of(
+    st.sampled_from(["yarn", "linear", "qwen2", "gpt2", "llama", "smollm", "a b", "H i", "Hi"]), st.text()
+)
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(0, 400),
+    st.sampled_from([0, 1 << 20, (1 << 31) - 1, (1 << 32) - 1]),
+    st.floats(width=32),
+    st.sampled_from([0.0, 1.0, 1e-30, 1e30, math.nan, math.inf, -1.0]),
+    TEXTS,
+    st.lists(TEXTS, min_size=1, max_size=6),
+    st.lists(st.integers(0, 6), min_size=1, max_size=300),
+    st.lists(st.floats(width=32), min_size=1, max_size=300),
+)
+METADATA = st.dictionaries(st.sampled_from(KEYS.split()), VALUES, min_size=1, max_size=3)
+SHAPES = st.lists(st.sampled_from([0, 1, 8, 16, 32, 64, 96]), min_size=1, max_size=3)
+EXTRA = st.one_of(
+    st.just({}), st.fixed_dictionaries({"rope_freqs.weight": SHAPES.map(lambda shape: torch.ones(shape))})
+)
+
+
+def no_mutant_of_metadata_breaks_anything(places: Any, metadata: Any, extra: Any, spm: bool) -> None:
+    file = places[0]
+    file.unlink(missing_ok=True)
+    try:
+        vocabulary = sentencepiece if spm else None
+        write_gguf(file, model(), "Q4_1", metadata=metadata, extra=extra, tokenizer=vocabulary)
+    except (ValueError, UnicodeError, struct.error):  # the writer refuses it
+        return
+    examine(file)
+
+
+@few
+@given(METADATA, EXTRA, st.booleans())
+def test_metadata(places: Any, metadata: Any, extra: Any, spm: bool) -> None:
+    no_mutant_of_metadata_breaks_anything(places, metadata, extra, spm)
+
+
+@sweep
+@many
+@given(METADATA, EXTRA, st.booleans())
+def test_much_metadata(places: Any, metadata: Any, extra: Any, spm: bool) -> None:
+    no_mutant_of_metadata_breaks_anything(places, metadata, extra, spm)
