@@ -14,7 +14,7 @@ def named(pid: object, process: str, threads: dict[int, str] | None = None, labe
     return [{"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args} for name, tid, args in told]
 
 
-def span(pid: object, tid: object, name: str, ts: object, dur: object, cat: str = "", **args: object) -> Event:
+def span(pid: object, tid: object, name: str, ts: object, dur: object, cat: object = "", **args: object) -> Event:
     event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": ts, "dur": dur, "args": args}
     return event | ({"cat": cat} if cat else {})
 
@@ -81,7 +81,7 @@ def ascend() -> list[Event]:
 
 def mtia() -> Event:
     """Kineto's for MTIA: work, copies and waits in one category, and a queue of the CPU on the device."""
-    work = {"pid": 17, "cat": "mtia_ccp_events"}
+    category = "mtia_ccp_events"
     return {
         "schemaVersion": 1,
         "traceEvents": [
@@ -90,10 +90,10 @@ def mtia() -> Event:
             span(865, 1837, "aten::mm", 1, 30, "cpu_op", **{"External id": 3}),
             span(865, 1837, "runFunction - job", 4, 3, "mtia_runtime", correlation=204, device=17, stream_id="108"),
             span(17, 208, "synchronize", 5, 500, "mtia_runtime", correlation=1_000_000_000, device=17),
-            span(**work, tid=108, name="fc-dtype_Float", ts=20, dur=40, correlation=204, stream=108, row="0"),
-            span(**work, tid=108, name="event_wait", ts=61, dur=800, stream=108, wait_on_stream=104),
-            span(**work, tid=108, name="dma_request", ts=70, dur=5, stream=108, direction="DEVICE_TO_HOST", size=1024),
-            span(**work, tid=20014, name="packet", ts=70, dur=5),
+            span(17, 108, "fc-dtype_Float", 20, 40, category, correlation=204, stream=108, row="0"),
+            span(17, 108, "event_wait", 61, 800, category, stream=108, wait_on_stream=104),
+            span(17, 108, "dma_request", 70, 5, category, stream=108, direction="DEVICE_TO_HOST", size=1024),
+            span(17, 20014, "packet", 70, 5, category),
         ],
     }
 

@@ -191,8 +191,10 @@ def compare(
         out.print("\n".join(_sides(a.name, b.name, found)), soft_wrap=True)
     by_unit = found.units is not None and found.units.differ
     if by_unit:
-        order = {"by": "unit_difference_ns", "key": abs, "ascending": False, "ignore_index": True}
-        tables = {each: frame.sort_values(**order) for each, frame in tables.items()}
+        tables = {
+            each: frame.sort_values("unit_difference_ns", key=abs, ascending=False, ignore_index=True)
+            for each, frame in tables.items()
+        }
     named = {
         each: (replace(SHOWN[each], columns=BY_UNIT) if by_unit else SHOWN[each], frame)
         for each, frame in tables.items()

@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,12 +28,12 @@ from labkit.nsys.trace import Trace, TraceError, typed
 PID, TID = global_pid(77), global_tid(77, 78)
 
 
-def launched(count: int = 6, **columns: object) -> Recorder:
+def launched(count: int = 6, **columns: Any) -> Recorder:
     """Operators of one kernel each."""
     recorder = Recorder()
     for index in range(count):
         recorder.operator(f"aten::op{index}", 50 * index, 50 * index + 10)
-        recorder.kernel(50 * index + 5, 50 * index + 12, 50 * index + 20, **columns)  # type: ignore[arg-type]
+        recorder.kernel(50 * index + 5, 50 * index + 12, 50 * index + 20, **columns)
     return recorder
 
 
@@ -118,7 +119,7 @@ def test_a_kernel_of_absurd_length_is_remarked() -> None:
 
 
 @pytest.mark.parametrize(("columns", "doubtful"), [({}, True), ({"graph_node": 5}, False), ({"stream": 8}, False)])
-def test_overlaps_on_one_stream_are_remarked(columns: dict[str, int], doubtful: bool) -> None:
+def test_overlaps_on_one_stream_are_remarked(columns: dict[str, Any], doubtful: bool) -> None:
     recorder = launched()
     recorder.kernel(300, 310, 330)
     recorder.kernel(302, 320, 340, **columns)

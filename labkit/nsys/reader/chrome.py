@@ -6,6 +6,7 @@ missing: too many digits for a float, so they are read as decimals.
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import re
@@ -69,12 +70,13 @@ def _read(path: Path, *, repair: bool) -> tuple[Events, JsonText]:
         file: Any = stack.enter_context(path.open("rb"))
         packed = file.read(2) == GZIP
         file.seek(0)
-        text = None
+        text: JsonText | None = None
         try:
             unpacked = stack.enter_context(gzip.open(file)) if packed else file
             text = JsonText(unpacked, lambda: events.count, repair=repair)
             for event in ijson.items(text, "item" if text.is_list else "traceEvents.item"):
                 _add(events, event, path.name)
+            return events, text
         except EOFError:
             raise TraceError(f"{path.name} {CUT_SHORT.format(why='its gzip data end too early')}") from None
         except (zlib.error, gzip.BadGzipFile) as error:
@@ -88,7 +90,6 @@ def _read(path: Path, *, repair: bool) -> tuple[Events, JsonText]:
             raise TraceError(f"{path.name} is not JSON: {_cause(error)}; {EXPECTED}") from None
         except DeepOrLong as error:
             raise TraceError(f"{path.name} is no trace: {error}; {EXPECTED}") from None
-    return events, text
 
 
 def _add(events: Events, event: Any, name: str) -> None:
@@ -106,7 +107,10 @@ def _cause(error: Exception) -> str:
         return "it has a number with an exponent beyond any"
     if isinstance(error, UnicodeDecodeError):
         return "it has half of a surrogate pair in a text"
-    what, _, rest = str(error).partition("\n")
+    said = str(error)
+    if said.startswith(("b'", 'b"')):  # ijson, of a text that is no UTF-8
+        said = ast.literal_eval(said).decode(errors="replace")
+    what, _, rest = said.partition("\n")
     place = rest.partition("\n")[0].strip()
     word = next((word for word in ("NaN", "Infinity", "nan", "inf") if word in place), None)
     why = f"{word} is no number of JSON" if word else what.removeprefix("lexical error: ").removeprefix("parse error: ")

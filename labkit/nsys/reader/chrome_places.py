@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from labkit.nsys.arrays import Ints
 from labkit.nsys.reader.chrome_events import COLUMNS, DEVICE_WORK, INT32, RUNTIMES, UNTOLD, Events
+from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, KINDS, TraceError
 
 DEVICE = re.compile(r"/device:(?!CPU)|Ascend Hardware|^(?:GPU|NPU|TPU|XPU|MTIA|HPU)\s*\d+\b", re.IGNORECASE)
@@ -67,7 +68,7 @@ def _by_place(events: Events, loose: Columns, on_device: dict[int, int]) -> dict
 
 def _pids(events: Events, pattern: re.Pattern[str]) -> dict[int, int]:
     """The processes of these names or labels, and the number of each: that in its name, else its place."""
-    named = {}
+    named: dict[int, int] = {}
     for pid in sorted({*events.process_names, *events.process_labels}):
         texts = [texts.get(pid, "") for texts in (events.process_names, events.process_labels)]
         if any(pattern.search(text) for text in texts):
@@ -156,9 +157,8 @@ def _rows(columns: Columns, which: NDArray[np.bool_]) -> Columns:
     return {name: column[which] for name, column in columns.items()}
 
 
-def _texts(names: object, codes: Ints) -> NDArray[np.object_]:
-    categorical = names.categorical(codes)  # type: ignore[attr-defined]
-    return np.asarray(categorical.astype(str), object)
+def _texts(names: Names, codes: Ints) -> NDArray[np.object_]:
+    return np.asarray(names.categorical(codes).astype(str), object)
 
 
 def _matching(pattern: re.Pattern[str], *columns: NDArray[np.object_]) -> NDArray[np.bool_]:
