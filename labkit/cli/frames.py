@@ -25,6 +25,7 @@ NAMES = (  # columns of texts that may be cut
     *("Name", "Range", "NVTX Range", "Kernel Name", "Operation"),
 )
 COMPARED = ("a_ns", "b_ns", "difference_ns")  # have one unit
+BY_UNIT = ("a_unit_ns", "b_unit_ns", "unit_difference_ns")  # have one unit
 PER_EVENT = ("avg_ns", "median_ns", "p95_ns", "min_ns", "max_ns")  # have one unit
 NARROWEST = 16
 TimeUnit = tuple[str, float, int]  # its name, in nanoseconds, and how many digits are shown
@@ -41,6 +42,10 @@ TITLES = {
     "a_ns": "A",
     "b_ns": "B",
     "difference_ns": "B - A",
+    "a_unit_ns": "A each",
+    "b_unit_ns": "B each",
+    "unit_difference_ns": "B - A",
+    "unit_change": "of A",
     "wait_ns": "waited",
     "exchange_ns": "exchanging",
     "offset_ns": "clock set by",
@@ -106,7 +111,7 @@ def _written(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[Mapping[str, 
     titles, cells = {}, {}
     units = {
         name: _time_unit(frame[[each for each in group if each in columns]].to_numpy(float, na_value=0.0))
-        for group in (PER_EVENT, COMPARED)
+        for group in (PER_EVENT, COMPARED, BY_UNIT)
         for name in group
     }
     for name in columns:
@@ -120,7 +125,7 @@ def _column(name: str, values: pd.Series, unit_of_group: TimeUnit | None) -> tup
     if name.endswith("_ns"):
         unit, scale, digits = unit_of_group or _time_unit(values.to_numpy(float, na_value=0.0))
         form = lambda each: f"{each / scale:,.{digits}f}"  # noqa: E731
-    elif name == "change":
+    elif name in ("change", "unit_change"):
         form = "{:+.1%}".format
     elif name.endswith(("share", "hidden")):
         form = "{:.1%}".format

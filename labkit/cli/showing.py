@@ -41,6 +41,7 @@ def show(
     """
     limit = (TOP if form in (Form.TERMINAL, Form.MARKDOWN) else 0) if top is None else top
     kept = {name: frame.head(limit) if limit else frame for name, (_, frame) in tables.items()}
+    known = bool(about.get("ranks_known", True))
     people = {name: _brief(frame, tables[name][0]) for name, frame in kept.items()}
     if form is Form.TERMINAL:
         for name, (shown, frame) in tables.items():
@@ -50,7 +51,8 @@ def show(
                 out.print("\n".join(shown.lines(kept[name])))
             elif len(frame):
                 out.print()
-                out.print(terminal_table(people[name], _present(shown, frame), fit(out), shown.title))
+                table = _numbered(people[name], _present(shown, frame), known)
+                out.print(terminal_table(*table, fit(out), shown.title))
                 _say_cut(len(kept[name]), len(frame))
             elif len(tables) == 1:
                 out.print(f"{shown.title}: none")
@@ -86,7 +88,7 @@ def _text(
         + (
             "\n".join(map(as_text, shown.lines(kept[name])))
             if shown.sentences
-            else markdown(kept[name], _present(shown, frame))
+            else markdown(*_numbered(kept[name], _present(shown, frame), bool(about.get("ranks_known", True))))
         )
         for name, (shown, frame) in tables.items()
         if len(frame)
@@ -106,6 +108,14 @@ def _present(shown: Shown, frame: pd.DataFrame) -> list[str]:
         for name in shown.columns
         if frame[name].notna().any() and not (name in places and frame[name].nunique() == 1)
     ]
+
+
+def _numbered(frame: pd.DataFrame, columns: list[str], ranks_known: bool) -> tuple[pd.DataFrame, list[str]]:
+    """The frame and its columns under the names that people see: a process is no rank where nothing says so."""
+    if ranks_known or "rank" not in columns:
+        return frame, columns
+    named = frame[columns].rename(columns={"rank": "process"})
+    return named, list(named.columns)
 
 
 def _write_parquet(kept: Mapping[str, pd.DataFrame], output: Path) -> None:

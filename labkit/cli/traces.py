@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,11 +21,13 @@ from labkit.system.whole_file import check_no_input
 if TYPE_CHECKING:
     import pandas as pd
 
+    from labkit.nsys.tables.compare import TraceDifference
     from labkit.nsys.tables.selection import Selection
     from labkit.nsys.trace import Source
 
     Tables = dict[str, pd.DataFrame]
-    Build = Callable[[list[Path], Selection], tuple[Source, Tables, tuple[str, ...]]]  # the last are remarks
+    Built = tuple[Source, Tables, tuple[str, ...], bool]  # the last are remarks, and whether the ranks are known
+    Build = Callable[[list[Path], Selection], Built]
 
 trace = typer.Typer(
     no_args_is_help=True,
@@ -48,6 +51,7 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown.")]
 Parquet = Annotated[bool, typer.Option("--parquet", help="Parquet, with all columns; needs --output.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of the terminal.")]
 
+BY_UNIT = ("name", "a_count", "b_count", "a_unit_ns", "b_unit_ns", "unit_difference_ns", "unit_change")
 DIFFERENCE = ("name", "a_count", "b_count", "a_ns", "b_ns", "difference_ns", "change")
 OF_SUMMARY = 8  # rows of each of its tables
 TIMES = ("count", "total_ns", "share", "median_ns", "p95_ns")
@@ -138,16 +142,17 @@ def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
         form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output, inputs=files)
         ranks, devices, streams = (tuple(each or ()) for each in (rank, device, stream))
         selection = Selection(window_of(window), pattern, ranks, devices, streams, range_)
-        source, tables, remarks = build(files, selection)
-        if len(tables) == 1:
-            tables = {each: _sorted(frame, sort, ascending) for each, frame in tables.items()}
-        elif sort is not None:
-            raise UserError(
-                f"got --sort {sort} for {len(tables)} tables; ask for one: labkit trace {', '.join(tables)}"
-            )
-        elif top is None and form in (Form.TERMINAL, Form.MARKDOWN):
+        source, tables, remarks, ranks_known = build(files, selection)
+        if len(tables) > 1 and top is None and form in (Form.TERMINAL, Form.MARKDOWN):
             top = OF_SUMMARY
-        told = {"files": source.files, "remarks": remarks, "skipped": source.skipped, "unread": source.unread}
+        tables = _sorted(tables, sort, ascending)
+        told = {
+            "ranks_known": ranks_known,
+            "files": source.files,
+            "remarks": remarks,
+            "skipped": source.skipped,
+            "unread": source.unread,
+        }
         named = {each: ((SHOWN | OF_NSYS)[each], frame) for each, frame in tables.items()}
         show(named, form, output=output, top=top, about=told)
 
@@ -180,14 +185,32 @@ def compare(
     tables = {"of ranges": found.ranges, "of kernels": found.kernels}
     sources = ((a.name, first.source), (b.name, second.source))
     about: dict[str, Any] = {"files": [str(a), str(b)], "a_ns": found.a_ns, "b_ns": found.b_ns}
-    about["remarks"] = found.remarks
+    about |= {"remarks": found.remarks, "units": asdict(found.units) if found.units else None, "ratio": found.ratio}
     for kind in ("skipped", "unread"):
         about[kind] = [f"{file}: {line}" for file, source in sources for line in getattr(source, kind)]
     if form is Form.TERMINAL:
-        took = [f"{time / 1e6:,.3f} ms" for time in (found.a_ns, found.b_ns)]
-        out.print(f"A {a.name}: {took[0]}\nB {b.name}: {took[1]}, {found.b_ns / max(found.a_ns, 1):.3f} of A")
-    named = {each: (SHOWN[each], frame) for each, frame in tables.items()}
+        out.print("\n".join(_sides(a.name, b.name, found)), soft_wrap=True)
+    by_unit = found.units is not None and found.units.differ
+    if by_unit:
+        tables = {
+            each: frame.sort_values("unit_difference_ns", key=abs, ascending=False, ignore_index=True)
+            for each, frame in tables.items()
+        }
+    named = {
+        each: (replace(SHOWN[each], columns=BY_UNIT) if by_unit else SHOWN[each], frame)
+        for each, frame in tables.items()
+    }
     show(named, form, output=output, top=top, about=about)
+
+
+def _sides(a: str, b: str, found: TraceDifference) -> Iterator[str]:
+    """One line for each side, with the time of one unit where both have units but not as many."""
+    units = found.units if found.units and found.units.differ else None
+    counts = ((a, found.a_ns, units.a), (b, found.b_ns, units.b)) if units else ((a, found.a_ns, 1), (b, found.b_ns, 1))
+    of_a = (f", {found.ratio:.3f} of A" + (" for one of them" if units else ""),)
+    for letter, (name, time, count), end in zip("AB", counts, ("", *of_a), strict=True):
+        each = f", {count:,.4g} of {units.name!r}, each {time / count / 1e6:,.3f} ms" if units else ""
+        yield f"{letter} {name}: {time / 1e6:,.3f} ms{each}{end}"
 
 
 @trace.command()
@@ -228,23 +251,32 @@ def merge(
     out.print(str(write_chrome(merged, output)), soft_wrap=True)
 
 
-def _sorted(frame: pd.DataFrame, by: str | None, ascending: bool) -> pd.DataFrame:
+def _sorted(tables: Tables, by: str | None, ascending: bool) -> Tables:
+    """The tables by a column, with or without the unit at its end. Those that lack it stay as they are."""
     if by is None:
-        return frame.iloc[::-1].reset_index(drop=True) if ascending else frame
-    known = {column.removesuffix("_ns"): column for column in frame} | {column: column for column in frame}
+        return {name: frame.iloc[::-1].reset_index(drop=True) if ascending else frame for name, frame in tables.items()}
+    known = {column.removesuffix("_ns"): column for frame in tables.values() for column in frame}
+    known |= {column: column for frame in tables.values() for column in frame}
     if by not in known:
-        raise UserError(f"got --sort {by}{did_you_mean(by, known)}, expected one of {', '.join(frame.columns)}")
-    return frame.sort_values(known[by], ascending=ascending, kind="stable", ignore_index=True)
+        there = ", ".join(dict.fromkeys(column for frame in tables.values() for column in frame))
+        raise UserError(f"got --sort {by}{did_you_mean(by, known)}, expected one of {there}")
+    return {
+        name: frame.sort_values(known[by], ascending=ascending, kind="stable", ignore_index=True)
+        if known[by] in frame
+        else frame
+        for name, frame in tables.items()
+    }
 
 
-def _summary(files: list[Path], selection: Selection) -> tuple[Source, Tables, tuple[str, ...]]:
+def _summary(files: list[Path], selection: Selection) -> Built:
     from labkit.nsys.tables.kept_summary import summary_of
 
     found = summary_of(files, selection)
-    return found.source, found.frames, found.remarks
+    return found.source, found.frames, found.remarks, found.ranks_known
 
 
-def _collectives(files: list[Path], selection: Selection) -> tuple[Source, Tables, tuple[str, ...]]:
+def _collectives(files: list[Path], selection: Selection) -> Built:
+    from labkit.nsys.analysis.rank_numbers import ranks_are_known
     from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.rank_waits import rank_waits
 
@@ -254,10 +286,12 @@ def _collectives(files: list[Path], selection: Selection) -> tuple[Source, Table
         opened.source,
         {"ranks": found.ranks, "stragglers": found.stragglers, "collectives": found.frame},
         found.remarks,
+        ranks_are_known(opened),
     )
 
 
-def _operators(files: list[Path], selection: Selection) -> tuple[Source, Tables, tuple[str, ...]]:
+def _operators(files: list[Path], selection: Selection) -> Built:
+    from labkit.nsys.analysis.rank_numbers import ranks_are_known
     from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.operators import categories, operators
 
@@ -265,18 +299,21 @@ def _operators(files: list[Path], selection: Selection) -> tuple[Source, Tables,
     found = operators(opened, selection)
     known = found["roofline_share"].notna().any()
     remark = "the roofline of this GPU is not known, or no shapes were recorded (record_shapes=True)"
-    return opened.source, {"categories": categories(found), "operators": found}, () if known else (remark,)
+    tables = {"categories": categories(found), "operators": found}
+    return opened.source, tables, () if known else (remark,), ranks_are_known(opened)
 
 
 def _one(name: str, module: str, function: str) -> Build:
     """The table of this name, from a function of `labkit.nsys.tables` that is loaded when it is called."""
 
-    def build(files: list[Path], selection: Selection) -> tuple[Source, Tables, tuple[str, ...]]:
+    def build(files: list[Path], selection: Selection) -> Built:
+        from labkit.nsys.analysis.rank_numbers import ranks_are_known
         from labkit.nsys.reader.reading import read
+        from labkit.nsys.tables.doubts import doubts
 
         opened = read(files)
         found = getattr(import_module(f"labkit.nsys.tables.{module}"), function)(opened, selection)
-        return opened.source, {name: found}, ()
+        return opened.source, {name: found}, tuple(doubts(opened)), ranks_are_known(opened)
 
     return build
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -114,14 +115,22 @@ class Source:
     """Where a trace comes from. `skipped`: one line for each thing in the file that was left out, and why.
 
     `unread`: the kinds of events that a Trace has no place for, with their numbers: "4,262 python_function".
+    `unread_work`: the part of `unread` that is work of a device. With any, nobody can tell when the device was idle.
     """
 
-    profiler: str  # "nsys" or "torch.profiler"
+    profiler: str  # "nsys", "torch.profiler" or "a Chrome trace"
     version: str  # of the profiler's file: "2022.4.2.1, schema 3.0.0"; "" where the file does not tell
     files: tuple[str, ...]  # names without their folders
     started_ns: int | None = None  # of the capture's clock 0, since the epoch
     skipped: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    unread_work: tuple[str, ...] = ()
+
+    @classmethod
+    def kept(cls, about: Mapping[str, Any], files: tuple[str, ...]) -> Source:
+        """The source that `dataclasses.asdict` and JSON turned into `about`, with the names that its files have now."""
+        told = {each: tuple(about[each]) for each in ("skipped", "unread", "unread_work")}
+        return cls(**{**about, "files": files, **told})
 
 
 def empty(frame: str) -> pd.DataFrame:

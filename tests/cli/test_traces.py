@@ -112,6 +112,75 @@ def test_a_request_that_cannot_be_served_says_what_was_expected(
     assert message in errors.replace("\n", " ")
 
 
+@pytest.mark.parametrize("command", ["summary", "operators"])
+def test_each_of_several_tables_is_sorted_that_has_the_column(
+    command: str, labkit: Labkit, recorded: str, tmp_path: Path
+) -> None:
+    recorder = Recorder()
+    for index, length in enumerate((5, 20, 10)):
+        recorder.operator(f"aten::op{index}", 50 * index, 50 * index + 10)
+        recorder.kernel(50 * index + 5, 50 * index + 12, 50 * index + 12 + length, name=f"kernel{index}")
+    path = str(write_chrome(recorder.trace(), tmp_path / "three.json"))
+    _, said, _ = labkit("trace", command, path, "--sort", "total", "--ascending", "--json")
+    tables = json.loads(said)
+    table = tables["kernels" if command == "summary" else "operators"]
+    assert [row["total_ns"] for row in table] == [5_000, 10_000, 20_000]
+    code, _, errors = labkit("trace", command, path, "--sort", "totl")
+    assert code == 2
+    assert "total" in errors
+    assert "labkit trace contents" not in errors
+
+
+def test_nothing_that_strangers_wrote_reaches_the_terminal_as_a_command(labkit: Labkit, tmp_path: Path) -> None:
+    evil = "\x1b[2J\x1b]0;title\x07\u202egemm\x9b31m\r\n"
+    recorder = Recorder()
+    recorder.range(evil, 0, 200, domain="")
+    for index in range(3):
+        recorder.operator(evil, 50 * index, 50 * index + 40)
+        recorder.kernel(50 * index + 5, 50 * index + 12, 50 * index + 22, name=evil)
+    path = write_chrome(recorder.trace(), tmp_path / "evil.json")
+    text = path.read_text().replace('"cat": "cpu_op"', json.dumps({"cat": evil})[1:-1], 1)
+    path.write_text(text)
+    for command in (*COMMANDS, "operators", "short", "cuda_gpu_kern_sum"):
+        for form in ((), ("--markdown",), ("--name", "gone" + evil)):
+            _, said, errors = labkit("trace", command, str(path), *form)
+            assert not set(said + errors) & set("\x1b\x07\x9b\u202e\r"), (command, form)
+    _, said, _ = labkit("trace", "kernels", str(path), "--json")
+    assert json.loads(said)["kernels"][0]["name"] == evil
+
+
+def test_processes_of_no_known_rank_are_called_processes(labkit: Labkit, tmp_path: Path) -> None:
+    recorder = Recorder()
+    for process in range(2):
+        recorder.kernel(0, 5, 50, process=process, device=1 - process)
+        recorder.kernel(500, 505, 550, process=process, device=1 - process)
+    for known, word in (((-1, -1), "process"), ((0, 1), "rank")):
+        path = write_chrome(recorder.trace(ranks=known), tmp_path / f"{word}.json")
+        _, said, _ = labkit("trace", "summary", str(path))
+        assert word in said
+        assert {"rank": "process", "process": "rank"}[word] not in said
+
+
+def test_windows_in_which_less_was_done_are_compared_by_one_step(labkit: Labkit, tmp_path: Path) -> None:
+    paths = []
+    for pace in (40, 50):
+        recorder = Recorder()
+        for step in range(50):
+            recorder.range(f"ProfilerStep#{step}", pace * step, pace * step + 30, domain="")
+            recorder.kernel(pace * step, pace * step + 5, pace * step + 15, name="gemm")
+        paths.append(str(write_chrome(recorder.trace(), tmp_path / f"{pace}.json")))
+    code, said, errors = labkit("trace", "compare", *paths, "--window", "0:1")
+    assert code == 0, errors
+    assert "1.000 of A" not in said
+    assert "25 of 'ProfilerStep', each 0.0" in said
+    assert "of A for one of them" in said
+    assert "A has 25 and B 20 of 'ProfilerStep'" in errors
+    _, said, _ = labkit("trace", "compare", *paths, "--window", "0:1", "--json")
+    told = json.loads(said)
+    assert told["units"] == {"name": "ProfilerStep", "a": 25.0, "b": 20.0}
+    assert told["ratio"] == pytest.approx(1.25, rel=0.03)
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -9,7 +9,8 @@ from traces import Recorder, disorder
 
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.compare import compare_traces
-from labkit.nsys.tables.selection import Selection
+from labkit.nsys.tables.selection import EVERYTHING, Selection
+from labkit.nsys.tables.units import units_of
 from labkit.nsys.trace import Trace, TraceError
 
 
@@ -26,6 +27,50 @@ def steps(attention: tuple[str, ...], *, kernel_us: float = 10.0, ranges: bool =
             recorder.range("attention", begin + wait_us + 15, now - 25, domain="")
             recorder.range(f"ProfilerStep#{step}", begin, now, domain="")
     return recorder.trace()
+
+
+def paced(pace_us: float, *, ranges: bool = True, steps: int = 50) -> Trace:
+    """Steps of two kernels, so long apart."""
+    recorder = Recorder()
+    for step in range(steps):
+        begin = pace_us * step
+        for at in (0, 20):
+            recorder.kernel(begin + at, begin + at + 5, begin + at + 15)
+        if ranges:
+            recorder.range(f"forward, op_id = {step}", begin, begin + 30, domain="")
+    return recorder.trace()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_windows_of_one_length_are_compared_by_what_is_done_in_them(ranges: bool) -> None:
+    """B does 20 of the 25 steps that A does in the same time."""
+    window = Selection(window_ns=(0, 1_000_000))
+    found = compare_traces(paced(40, ranges=ranges), paced(50, ranges=ranges), window)
+    assert found.b_ns / found.a_ns == pytest.approx(1, rel=0.03)
+    told = " ".join(found.remarks)
+    if not ranges:
+        assert found.units is None
+        assert "50 and 40 operations" in told
+        assert "do both do the same work?" in told
+        return
+    assert found.units is not None
+    assert (found.units.name, found.units.a, found.units.b) == ("forward", 25, 20)
+    assert found.ratio == pytest.approx(1.25, rel=0.03)
+    assert "A has 25 and B 20 of 'forward'" in told
+    for parts in (found.ranges, found.kernels):
+        assert parts["a_unit_ns"].sum() == pytest.approx(found.a_ns / 25)
+        assert parts["unit_change"].sum() == pytest.approx(found.ratio - 1)
+    named = compare_traces(paced(40), paced(50), Selection(window_ns=(0, 1_000_000), range="forward"))
+    assert named.ratio == pytest.approx(1.0)
+    assert named.units == found.units
+
+
+def test_a_step_that_a_window_cuts_counts_by_its_part() -> None:
+    units = units_of(paced(40), paced(40), Selection(window_ns=(0, 58_500)))
+    assert units is not None
+    assert units.a == pytest.approx(1.45)
+    assert not units.differ
+    assert units_of(paced(40, steps=1), paced(40, steps=1), EVERYTHING) is None
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +16,7 @@ from labkit.nsys.tables.selection import Selection
 from labkit.nsys.tables.summary import TraceSummary, summarise
 from labkit.nsys.timeline.export import write_chrome
 from labkit.nsys.trace import TraceError
+from labkit.system.kept_folders import Bounds
 
 
 @pytest.fixture
@@ -65,6 +68,23 @@ def test_a_damaged_one_is_made_anew(made: list[TraceSummary], tmp_path: Path) ->
     same(first, summary_of([path]))
     same(first, summary_of([path]))
     assert len(made) == 2
+
+
+def test_the_key_has_all_code_that_a_summary_depends_on() -> None:
+    program = (
+        "import sys, labkit.nsys.tables.kept_summary as kept\n"
+        "files = {module.__file__ for name, module in sys.modules.items() if name.startswith('labkit.')}\n"
+        "print(*files - set(map(str, kept.CODE)))"
+    )
+    said = subprocess.run([sys.executable, "-P", "-c", program], check=True, capture_output=True, text=True).stdout
+    assert not said.split()
+
+
+def test_old_summaries_are_removed(made: list[TraceSummary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_summary, "BOUNDS", Bounds(folders=2))
+    for kernels in range(1, 5):
+        summary_of([recorded(tmp_path, kernels)])
+    assert len(list((tmp_path / "cache" / "summaries").glob("[!.]*"))) == 2
 
 
 def test_a_missing_file_is_told_as_always(made: list[TraceSummary], tmp_path: Path) -> None:

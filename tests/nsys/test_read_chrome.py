@@ -195,11 +195,17 @@ def test_kernels_alone_are_a_trace(tmp_path: Path) -> None:
     assert trace.on_gpu
 
 
-def test_begin_and_end_events_are_left_out_and_said(tmp_path: Path) -> None:
-    half: Event = {"ph": "B", "name": "a", "ts": 1, "pid": 1, "tid": 1}
-    trace = read(written(tmp_path, [half, half | {"ph": "E"}]), cache=False)
-    assert trace.ranges.empty
+def test_begins_and_ends_are_paired_by_thread(tmp_path: Path) -> None:
+    begin: Event = {"ph": "B", "name": "outer", "ts": 1, "pid": 1, "tid": 1, "args": {"a": 1}}
+    inner, end = begin | {"name": "inner", "ts": 2, "args": None}, {"ph": "E", "pid": 1, "tid": 1}
+    other = begin | {"name": "other", "tid": 2, "ts": 1.5, "cat": "x"}
+    events = [begin, other, inner, end | {"ts": "3.5"}, end | {"ts": 9}, end | {"ts": 4, "tid": 2}]
+    trace = read(written(tmp_path, [*events, end | {"ts": 10}, begin | {"ts": 11}]), cache=False)
+    assert rows(trace.ranges[["name", "start_ns", "end_ns", "tid"]]) == [
+        ("outer", 1000, 9000, 1), ("other", 1500, 4000, 2), ("inner", 2000, 3500, 1),
+    ]  # fmt: skip
     assert trace.source.skipped == ("2 events with a begin or an end only: left out",)
+    assert trace.source.profiler == "a Chrome trace"
 
 
 def test_ends_before_starts_are_taken_as_of_no_length(tmp_path: Path) -> None:
@@ -283,10 +289,3 @@ def test_times_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_numbers_that_no_capture_has_are_refused(document: object, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"expected (less than|at most)"):
         read(written(tmp_path, document), cache=False)
-
-
-def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
-    documents: tuple[object, ...] = ({"traceEvents": []}, [])
-    for document in documents:
-        trace = read(written(tmp_path, document), cache=False)
-        assert all(frame.empty for frame in trace.frames.values())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from labkit.nsys.analysis.containment import NONE, Intervals, numbered, on_one_line, tightest
 from labkit.nsys.analysis.intervals import Union
 from labkit.nsys.analysis.labelled import labelled, step_spans
-from labkit.nsys.analysis.launches import first_calls
+from labkit.nsys.analysis.launches import call_times, first_calls
 from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Trace
 
@@ -69,7 +69,7 @@ def _calls_of_operations(trace: Trace) -> tuple[pd.DataFrame, Ints]:
     used = np.unique(call[call != NONE])
     position = np.full(len(trace.calls) + 1, NONE)
     position[used] = np.arange(len(used))
-    return trace.calls.iloc[used], position[call]
+    return call_times(trace, used), position[call]
 
 
 def _by_graph(trace: Trace, range_of_node: Ints, has_stage: NDArray[np.bool_]) -> Ints:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.nsys.analysis.attribution import attribute
+from labkit.nsys.analysis.rank_numbers import NUMBERED, ranks
 from labkit.nsys.analysis.steps import steps
 from labkit.nsys.analysis.work import NO_STAGE, StepWork, work
 from labkit.nsys.trace import Trace, TraceError
@@ -94,12 +95,12 @@ def _arrivals(found: StepWork) -> pd.DataFrame:
 
 
 def _ranks(trace: Trace, process: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """The rank of each process, or, where the ranks are not known, its number in the trace."""
-    ranks = trace.processes["rank"].to_numpy()[process] if len(trace.processes) else process
-    pairs = pd.DataFrame({"process": process, "rank": ranks}).drop_duplicates()
+    """The rank of each process, or, where the ranks are not known, what `ranks` numbers it."""
+    known = trace.processes["rank"].to_numpy()[process] if len(trace.processes) else process
+    pairs = pd.DataFrame({"process": process, "rank": known}).drop_duplicates()
     if (pairs["rank"] >= 0).all() and pairs["rank"].is_unique:
-        return ranks, []
-    return process, ["the ranks of the processes are not known; they are numbered in the order of the trace"]
+        return known, []
+    return ranks(trace)[process] if len(trace.processes) else process, [NUMBERED]
 
 
 def _by_rank(found: StepWork, frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

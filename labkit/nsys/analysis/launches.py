@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from labkit.nsys.analysis.containment import NONE, numbered
 from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Trace
 
 _FIRST_CALLS: WeakKeyDictionary[Trace, Ints] = WeakKeyDictionary()
+ONE_KERNEL = re.compile(r"Launch\w*Kernel(?!\w*MultiDevice)")  # calls of CUDA and HIP that launch one each
+FEWEST_SHARED = 3  # kernels of one correlation; two may be a collision of numbers that were used again
+TIMES = ["start_ns", "end_ns", "process", "tid"]
 
 
 def launches(trace: Trace, operations: pd.DataFrame) -> tuple[pd.DataFrame, Ints, Ints]:
@@ -27,7 +32,8 @@ def launches(trace: Trace, operations: pd.DataFrame) -> tuple[pd.DataFrame, Ints
 
 
 def first_calls(trace: Trace) -> Ints:
-    """For each operation the row of the API call that led to it, of several the first; NONE where there is none.
+    """For each operation the row of the API call that led to it, of several the first; NONE where there is none, and
+    where the call cannot have led to all that name it (`shared_launches`).
 
     It takes a second for millions of rows, and many tables of a trace need it, so it is kept as long as the trace is.
     """
@@ -37,8 +43,44 @@ def first_calls(trace: Trace) -> Ints:
     return _FIRST_CALLS[trace]
 
 
+def shared_launches(trace: Trace) -> NDArray[np.bool_]:
+    """Which operations name a call that launches one kernel, while it is named by most kernels of its process."""
+    return _called(trace)[1]
+
+
 def _first_calls(trace: Trace) -> Ints:
+    call, shared = _called(trace)
+    return np.where(shared, NONE, call)
+
+
+def _called(trace: Trace) -> tuple[Ints, NDArray[np.bool_]]:
+    """The first call that each operation names, and whether it cannot have led to all that name it."""
     calls, of_call, of_operation = launches(trace, trace.operations)
     first = np.full(max(of_call.max(initial=NONE), of_operation.max(initial=NONE)) + 1, NONE)
     first[of_call[::-1]] = calls.index[::-1]
-    return first[of_operation]
+    call = first[of_operation]
+    names = trace.calls["name"].cat
+    of_one = np.array([*(bool(ONE_KERNEL.search(str(name))) for name in names.categories), False], bool)
+    launches_one = of_one[np.append(names.codes, NONE)[call]] & (call != NONE)
+    alone = (trace.operations["kind"] == "kernel").to_numpy() & (trace.operations["graph_node"] == 0).to_numpy()
+    kernels = np.bincount(of_operation[alone & launches_one], minlength=len(first))[of_operation]
+    process = trace.operations["process"].to_numpy()
+    of_process = np.bincount(process[alone], minlength=process.max(initial=0) + 1)[process]
+    return call, launches_one & (kernels >= FEWEST_SHARED) & (kernels > of_process / 2)
+
+
+def beginnings(calls: pd.DataFrame) -> pd.DataFrame:
+    """The first nanosecond of each call, as intervals of its thread. What was open then is what made the call.
+
+    Profilers round times, so that a call may seem to end after the operator or range that it was made in.
+    """
+    start, end = calls["start_ns"], calls["end_ns"]
+    return calls[TIMES].assign(end_ns=np.minimum(end, start + 1))
+
+
+def call_times(trace: Trace, calls: Ints) -> pd.DataFrame:
+    """When rows of `trace.calls` were made, for finding the range around each: `beginnings`, and for exports of nsys,
+    whose times are exact and whose reports take it so, the calls from start to end.
+    """
+    rows = trace.calls.iloc[calls]
+    return rows[TIMES] if trace.source.profiler == "nsys" else beginnings(rows)

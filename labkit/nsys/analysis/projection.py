@@ -8,6 +8,7 @@ nsys is wrong:
   of a session on it takes neighbours for parents, and gets level, parent and number of children wrong.
 - Of ranges with the same bounds each is the child of the one before here. nsys takes them for each other's parents and
   loses their level.
+- A start/end range that ended on the thread it began on is a range here. nsys leaves it out if its end names a thread.
 - The ORDER BY of nsys 2022.4 names no column, so its rows come by the number of the range; here they are by start.
 
 What has no name has "" here.
@@ -20,7 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from labkit.nsys.analysis.containment import NONE, Intervals, matches, on_one_line, over_windows, parents, runs, windows
-from labkit.nsys.analysis.launches import launches
+from labkit.nsys.analysis.launches import call_times, launches
 from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Trace
 
@@ -96,7 +97,7 @@ def _work_of_ranges(trace: Trace, graphs: bool) -> tuple[Intervals, Ints, Ints, 
     np.maximum.at(last, of_operation, operations["end_ns"].to_numpy())
 
     launching = first[of_call] < LATEST
-    line, at = on_one_line([trace.ranges, calls[launching]])
+    line, at = on_one_line([trace.ranges, call_times(trace, calls.index.to_numpy()[launching])])
     number = of_call[launching]
     starts, ends = np.full(len(line), LATEST), np.full(len(line), -LATEST)
     for rows, low, high in windows(line, at):
@@ -167,7 +168,7 @@ def kernel_summary(trace: Trace, *, among: NDArray[np.bool_] | None = None) -> p
     kernels = trace.operations[kept if among is None else kept & among]
     calls, of_call, of_kernel = launches(trace, kernels)
     kernel, call = matches(of_kernel, of_call)
-    around, within = _pairs(*on_one_line([trace.ranges, calls]))
+    around, within = _pairs(*on_one_line([trace.ranges, call_times(trace, calls.index.to_numpy())]))
     pair, found = matches(call, within)
     kernel, call = kernel[pair], call[pair]
     row = np.append(around, NONE)[found]

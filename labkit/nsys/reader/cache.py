@@ -2,7 +2,8 @@
 
 The key of a trace is the digest of its file's contents, of the code that reads it and of the columns of a Trace. So a
 file that was written anew, or a reader that was changed, finds nothing old; what another reader kept of the same file
-is removed. A cache that is damaged, or that can't be written, is treated as if there were none.
+is removed. So is what was not read for BOUNDS' days, and what was read longest ago beyond its bytes. A cache that is
+damaged, or that can't be written, is treated as if there were none.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -23,13 +24,16 @@ import pyarrow as pa
 from labkit.nsys.trace import SCHEMA, Source, Trace, typed
 from labkit.system.cache_root import cache_root
 from labkit.system.errors import UserError
+from labkit.system.kept_folders import Bounds, remove_old, used
 from labkit.system.owned_folder import owned_folder
 
 SMALLEST_BYTES = 1_000_000  # a smaller file is read as quickly as its cache
+BOUNDS = Bounds()
 ABOUT = "source.json"
 LABKIT = Path(__file__).parents[2]
 CODE = (  # what a trace depends on
     LABKIT / "stages.py",
+    LABKIT / "system" / "kept_folders.py",
     LABKIT / "system" / "nvtx_ranges.py",
     LABKIT / "nsys" / "tool.py",
     LABKIT / "nsys" / "trace.py",
@@ -45,7 +49,9 @@ def cached(path: Path, read: Callable[[Path], Trace]) -> Trace:
     if folder is None:
         return read(path)
     with suppress(OSError, ValueError, LookupError, TypeError, pa.ArrowException):
-        return _load(folder, path.name)
+        kept = _load(folder, path.name)
+        used(folder)
+        return kept
     trace = read(path)
     with suppress(OSError, pa.ArrowException):
         _store(folder, trace)
@@ -70,9 +76,7 @@ def _reader_digest() -> str:
 def _load(folder: Path, name: str) -> Trace:
     about = json.loads((folder / ABOUT).read_text())
     frames = {frame: _frame(frame, folder / f"{frame}.arrow", about["crc"][frame]) for frame in SCHEMA}
-    source = Source(**about["source"])
-    told = {each: tuple(getattr(source, each)) for each in ("skipped", "unread")}
-    return Trace(replace(source, files=(name,), skipped=told["skipped"], unread=told["unread"]), **frames)
+    return Trace(Source.kept(about["source"], (name,)), **frames)
 
 
 def _frame(frame: str, file: Path, crc: int) -> pd.DataFrame:
@@ -110,3 +114,4 @@ def _store(folder: Path, trace: Trace) -> None:
         for old in folder.parent.glob(f"{folder.name.partition('-')[0]}-*"):  # damaged, or of another reader
             shutil.rmtree(old, ignore_errors=True)
         written.rename(folder)
+    remove_old(folder.parent, BOUNDS, keep=folder)

@@ -6,10 +6,12 @@ missing: too many digits for a float, so they are read as decimals.
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import re
 import zlib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from decimal import InvalidOperation
 from pathlib import Path
@@ -20,13 +22,14 @@ import numpy as np
 import pandas as pd
 
 from labkit.nsys.arrays import Ints
-from labkit.nsys.reader.chrome_events import COLUMNS, Events
+from labkit.nsys.reader.chrome_events import Events
+from labkit.nsys.reader.chrome_places import placed
+from labkit.nsys.reader.json_text import DeepOrLong, JsonText
 from labkit.nsys.reader.limits import LATEST_NS, rank_number
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, KINDS, Source, Trace, TraceError, typed
 
 GZIP = b"\x1f\x8b"
-ENDS_BYTES = 1 << 16  # of both ends of the text, where everything but the events is
 ABOUT = {
     "base": re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)'),
     "rank": re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d+)'),
@@ -36,33 +39,82 @@ DEVICES = re.compile(rb'"deviceProperties"\s*:\s*\[([^\]]*)')
 DEVICE = re.compile(rb'"id"\s*:\s*(\d{1,9})\s*,\s*"name"\s*:\s*("[^"\\]*")')
 DIGITS = 30  # more than any of these numbers has; Python turns no text of thousands of digits into a number
 DAY_NS = 86_400_000_000_000
+CHROME = "a Chrome trace"
+CUT_SHORT = "is not complete JSON ({why}); a profiler that is killed leaves half a file: record again"
+ANEW = "copy the file anew, or record again"
 EXPECTED = 'expected a Chrome trace, {"traceEvents": [...]} or a list of events, as torch.profiler exports it'
 
 
 def read_chrome(path: Path) -> Trace:
-    """The trace of one file. TraceError: cut short, not JSON, or no trace."""
+    """The trace of one file. TraceError: cut short, not JSON, no trace, or a trace with nothing that can be read."""
+    try:
+        events, text = _read(path, repair=False)
+        repaired = False
+    except _NoUtf8:
+        events, text = _read(path, repair=True)
+        repaired = True
+    if not events.known and (events.count or not (text.is_list or b'"traceEvents"' in text.ends)):
+        raise TraceError(f"{path.name} is JSON, but no trace; {EXPECTED}")
+    notes = ["the list of events has no end: its recorder may have been killed, and the last ones be lost"]
+    notes = notes * text.unclosed + ["bytes that are no UTF-8 are shown as \ufffd"] * repaired
+    return _trace(events, _about(text.ends, path.name), _devices_of(text.ends), path.name, notes)
+
+
+class _NoUtf8(Exception):
+    """The text has bytes that are no UTF-8."""
+
+
+def _read(path: Path, *, repair: bool) -> tuple[Events, JsonText]:
     events = Events()
     with ExitStack() as stack:
         file: Any = stack.enter_context(path.open("rb"))
         packed = file.read(2) == GZIP
         file.seek(0)
+        text: JsonText | None = None
         try:
-            text = _Text(stack.enter_context(gzip.open(file)) if packed else file)
+            unpacked = stack.enter_context(gzip.open(file)) if packed else file
+            text = JsonText(unpacked, lambda: events.count, repair=repair)
             for event in ijson.items(text, "item" if text.is_list else "traceEvents.item"):
-                events.add(event)
-        except (ijson.JSONError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-            why = (str(error).splitlines() or ["it ends too early"])[0]
-            raise TraceError(
-                f"{path.name} is not complete JSON ({why}); {EXPECTED}. A profiler that is killed leaves half a file: "
-                "record again"
-            ) from None
-        except TraceError as error:
-            raise TraceError(f"{path.name}: element {events.count}: {error}; {EXPECTED}") from None
-        except (AttributeError, TypeError, ValueError, KeyError, InvalidOperation, OverflowError) as error:
-            raise TraceError(f"{path.name}: element {events.count} is no event ({error!r}); {EXPECTED}") from None
-    if not events.known and (events.count or not (text.is_list or b'"traceEvents"' in text.ends)):
-        raise TraceError(f"{path.name} is JSON, but no trace; {EXPECTED}")
-    return _trace(events, _about(text.ends, path.name), _devices_of(text.ends), path.name)
+                _add(events, event, path.name)
+            return events, text
+        except EOFError:
+            raise TraceError(f"{path.name} {CUT_SHORT.format(why='its gzip data end too early')}") from None
+        except (zlib.error, gzip.BadGzipFile) as error:
+            raise TraceError(f"{path.name} is not complete JSON: its gzip data are damaged ({error}); {ANEW}") from None
+        except (ijson.JSONError, UnicodeDecodeError, InvalidOperation) as error:
+            why = str(error)
+            if "invalid bytes in UTF8" in why and not repair:
+                raise _NoUtf8 from None
+            if "premature EOF" in why or (text is not None and text.unclosed):
+                raise TraceError(f"{path.name} {CUT_SHORT.format(why='it ends too early')}") from None
+            raise TraceError(f"{path.name} is not JSON: {_cause(error)}; {EXPECTED}") from None
+        except DeepOrLong as error:
+            raise TraceError(f"{path.name} is no trace: {error}; {EXPECTED}") from None
+
+
+def _add(events: Events, event: Any, name: str) -> None:
+    try:
+        events.add(event)
+    except AttributeError:  # no object
+        raise TraceError(f"{name}: element {events.count} is no event, but {str(event)[:40]!r}; {EXPECTED}") from None
+    except TraceError as error:
+        raise TraceError(f"{name}: element {events.count} is no event: {error}; {EXPECTED}") from None
+
+
+def _cause(error: Exception) -> str:
+    """What the parser stumbled over, with the text around it."""
+    if isinstance(error, InvalidOperation):
+        return "it has a number with an exponent beyond any"
+    if isinstance(error, UnicodeDecodeError):
+        return "it has half of a surrogate pair in a text"
+    said = str(error)
+    if said.startswith(("b'", 'b"')):  # ijson, of a text that is no UTF-8
+        said = ast.literal_eval(said).decode(errors="replace")
+    what, _, rest = said.partition("\n")
+    place = rest.partition("\n")[0].strip()
+    word = next((word for word in ("NaN", "Infinity", "nan", "inf") if word in place), None)
+    why = f"{word} is no number of JSON" if word else what.removeprefix("lexical error: ").removeprefix("parse error: ")
+    return f"{why.rstrip('.')}, at {place!r}"
 
 
 def _about(ends: bytes, name: str) -> dict[str, int]:
@@ -81,35 +133,11 @@ def _devices_of(ends: bytes) -> dict[int, str]:
     return {int(number): json.loads(name) for number, name in DEVICE.findall(told[1])} if told else {}
 
 
-class _Text:
-    """A file that is read once, from start to end. It keeps both ends of the text, where all but the events stands."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._head = self._next = file.read(ENDS_BYTES)
-        self._tail = b""
-
-    @property
-    def is_list(self) -> bool:
-        return self._head.lstrip().startswith(b"[")
-
-    @property
-    def ends(self) -> bytes:
-        return self._head + self._tail
-
-    def read(self, size: int) -> bytes:
-        if size == 0:  # ijson asks whether it gets bytes
-            return b""
-        chunk, self._next = self._next, b""
-        if not chunk:
-            chunk = self._file.read(size)
-            self._tail = (self._tail + chunk)[-ENDS_BYTES:]
-        return chunk
-
-
-def _trace(events: Events, about: dict[str, int], devices: dict[int, str], name: str) -> Trace:
+def _trace(
+    events: Events, about: dict[str, int], devices: dict[int, str], name: str, notes: Sequence[str] = ()
+) -> Trace:
     """The trace of the events. Its clock starts where the file's does, or at the first event if that is a day later."""
-    tables = {table: events.table(table) for table in COLUMNS}
+    tables = placed(events)
     first = min((int(table["start_ns"].min()) for table in tables.values() if len(table["pid"])), default=0)
     origin = first if first >= DAY_NS else 0
     tables["operations"]["pid"] = _launchers(**tables)
@@ -127,15 +155,10 @@ def _trace(events: Events, about: dict[str, int], devices: dict[int, str], name:
         (events.backwards, "with an end before the start: taken as of no length"),
         (events.untimed, "of a GPU without times: left out"),
     )
+    unread = tuple(f"{count:,} {kind}" for kind, count in events.unread.most_common())
+    skipped = (*notes, *(f"{count} events {why}" for count, why in left_out if count))
     return Trace(
-        Source(
-            "torch.profiler",
-            version,
-            (name,),
-            base or None,
-            tuple(f"{count} events {why}" for count, why in left_out if count),
-            tuple(f"{count:,} {category}" for category, count in events.unread.most_common()),
-        ),
+        Source("torch.profiler" if events.of_kineto else CHROME, version, (name,), base or None, skipped, unread),
         _ranges(events, frames["ranges"]),
         _operations(events, frames["operations"]),
         _calls(events, frames["calls"]),

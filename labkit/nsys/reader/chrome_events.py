@@ -1,4 +1,8 @@
-"""The events of a Chrome trace as rows of numbers, collected one by one while the file is read."""
+"""The events of a Chrome trace as rows of numbers, collected one by one while the file is read.
+
+Categories of PyTorch's profiler say what an event is. Events of other recorders have other categories or none: they are
+`loose` until the names of processes and threads are known, which may come last (`labkit.nsys.reader.chrome_places`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
@@ -24,12 +28,25 @@ CALLS = {"cuda_runtime": "api", "cuda_driver": "api", "cpu_op": "op", "os": "os"
     "Runtime": "api", "Operator": "op", "Operator range": "op"
 }  # fmt: skip
 OPERATIONS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "gpu_graph": "graph"} | {
-    "Kernel": "kernel", "Memcpy": "memcpy", "Memset": "memset"
+    "concurrent_kernel": "kernel", "Kernel": "kernel", "Memcpy": "memcpy", "Memset": "memset"
 }  # fmt: skip
-TIMELESS = ("M", "s", "t", "f", "b", "e", "n", "N", "D")  # names, arrows and objects
+# Devices that are no GPUs: one category holds their work, their waits and what a queue on the CPU did.
+RUNTIMES = frozenset({"mtia_runtime", "xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"})
+DEVICE_WORK = frozenset({"mtia_ccp_events"})
+NO_PLACE = frozenset(  # of PyTorch's profiler: a Trace has no place for them
+    {
+        *("python_function", "gpu_user_annotation", "overhead", "Trace", "cuda_sync", "cuda_event", "hpu_op"),
+        *("cpu_instant_event", "cuda_profiler_range", "external_correlation", "gpu_pm_counter", "collective_comm"),
+        *("mtia_insight", "mtia_counters", "glow_runtime"),
+    }
+)
+KINETO = NO_PLACE | RUNTIMES | DEVICE_WORK | {RANGE, *CALLS, *OPERATIONS}
+ARROWS = ("s", "t", "f")
+ASYNCHRONOUS = ("b", "e", "n", "S", "T", "p", "F")
 COPY = re.compile(r"Memcpy (?P<kind>[^(]*\w)(?: \((?P<memory>[^()]*)\))?")  # "Memcpy HtoD (Pageable -> Device)"
 RANK = re.compile(r"rank (\d+)")
 LATEST_US = LATEST_NS // 1000
+INT32, INT64 = (1 << 31) - 1, (1 << 63) - 1
 
 EVERY = ("pid", "tid", "start_ns", "end_ns", "name")
 LAUNCH = ("device", "stream", "correlation", "graph_node", "bytes", "grid", "block", "registers", "shared_bytes")
@@ -37,6 +54,15 @@ COLUMNS = {
     "ranges": (*EVERY, "range_id", "domain"),
     "calls": (*EVERY, "kind", "correlation", "external", "inputs"),
     "operations": (*EVERY, "kind", *LAUNCH, "external", "memory", "collective"),
+    "loose": (*EVERY, "range_id", "category", "task", "device", "stream", "correlation", "bytes", "direction"),
+}
+UNTOLD = -1  # the device or stream of a loose event that does not tell them
+TASK, DIRECTION = ("Task Type", "task_type"), ("direction", "kind", "operation")
+LOOSE_NUMBERS = {
+    "device": ("device", "device_id", "Device Id", "Physic Device Id"),
+    "stream": ("stream", "stream_id", "Stream Id", "Physic Stream Id"),
+    "correlation": ("correlation", "connection_id", "correlation_id"),
+    "bytes": ("bytes", "size", "size(B)"),
 }
 
 
@@ -44,45 +70,52 @@ class Events:
     """Events of the kinds that a Trace has. The rows hold the numbers of texts, which are in `names`, `shapes` (grids,
     blocks, memories) and `told` (inputs of operators, arguments of collectives, as JSON).
 
-    labkit's own files say more than torch.profiler's: the domain of a range, which process launched an operation, and
-    the thread of what is drawn beside it. `count`: elements so far, `known`: those that are events of any kind,
-    `unpaired`: those with a begin or an end only, `backwards`: those that end before they start, `untimed`: operations
-    at time 0 without length, which CUPTI could not time, `unread`: how many there are of each category that a Trace has
-    no place for.
+    labkit's own files say more than torch.profiler's: the domain of a range, the process that launched an operation,
+    and the real thread of an event that is drawn on another one.
+
+    `count`: elements so far. `known`: elements with a phase. `backwards`: events that end before they start.
+    `untimed`: operations at time 0 without length, which CUPTI could not time. `unread`: the number of events of each
+    kind that a Trace has no place for. `of_kineto`: whether any has a category of PyTorch's profiler. A begin and an
+    end on one thread are one event.
     """
 
     def __init__(self) -> None:
-        self.count = self.known = self.unpaired = self.backwards = self.untimed = 0
+        self.count = self.known = self.backwards = self.untimed = self._ends_alone = 0
+        self.of_kineto = False
         self.names, self.shapes, self.told = Names(), Names(), Names()
         self.told.code("")
         self.unread: Counter[str] = Counter()
         self.process_names: dict[int, str] = {}
+        self.process_labels: dict[int, str] = {}
         self.ranks: dict[int, int] = {}
         self.thread_names: dict[tuple[int, int], str] = {}
         self._words = Names()
         self._rows = {table: array("q") for table in COLUMNS}
+        self._begun: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+
+    @property
+    def unpaired(self) -> int:
+        """Events with a begin or an end only."""
+        return self._ends_alone + sum(map(len, self._begun.values()))
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Adds an event. One that is damaged raises TypeError, ValueError, KeyError, AttributeError or
-        InvalidOperation.
-        """
+        """Adds an event. One that is damaged raises TraceError or, if it is no event at all, AttributeError."""
         self.count += 1
         phase, category = event.get("ph"), event.get("cat")
         self.known += phase is not None
-        if phase == "X" and isinstance(category, str):
-            if category in CALLS:
-                self._call(event, CALLS[category])
-            elif category in OPERATIONS:
-                self._operation(event, OPERATIONS[category])
-            elif category == RANGE:
-                self._range(event)
-            else:
-                self.unread[category] += 1
+        if phase == "X":
+            self._complete(event, category if isinstance(category, str) else "")
+        elif phase == "B":
+            self._begun.setdefault(self._place(event), []).append(event)
+        elif phase == "E":
+            self._end(event)
         elif phase == "M":
-            self._name(event)
-        elif phase in ("B", "E"):
-            self.unpaired += 1
-        elif phase not in TIMELESS:
+            self._describe(event)
+        elif phase in ASYNCHRONOUS:
+            self.unread["asynchronous events"] += 1
+        elif phase == "C":
+            self.unread["counters"] += 1
+        elif event and phase not in ARROWS:
             self.unread[str(category or "marks")] += 1
 
     def table(self, name: str) -> dict[str, Ints]:
@@ -90,32 +123,52 @@ class Events:
         rows = np.frombuffer(self._rows[name], np.int64).reshape(-1, len(columns))
         return {column: rows[:, index].copy() for index, column in enumerate(columns)}
 
+    def _complete(self, event: Mapping[str, Any], category: str) -> None:
+        if category in CALLS:
+            self._call(event, CALLS[category])
+        elif category in OPERATIONS:
+            self._operation(event, OPERATIONS[category])
+        elif category == RANGE:
+            self._range(event)
+        elif category in NO_PLACE:
+            self.unread[category] += 1
+        else:
+            self._loose(event, category)
+        self.of_kineto |= category in KINETO
+
+    def _end(self, event: Mapping[str, Any]) -> None:
+        begun = self._begun.get(self._place(event))
+        if not begun:
+            self._ends_alone += 1
+            return
+        begin = begun.pop()
+        args = {**_args(begin), **_args(event)}
+        category = begin.get("cat")
+        length = _microseconds(event, "ts") - _microseconds(begin, "ts")
+        whole = {**event, **begin, "dur": length, "args": args}
+        self._complete(whole, category if isinstance(category, str) else "")
+
     def _start(self, event: Mapping[str, Any], name: str | None = None) -> tuple[int, int, int, int, int]:
         """The columns that every kind of event has."""
-        start, length = _ns(event["ts"]), _ns(event.get("dur", 0))
+        start, length = _ns(event, "ts"), _ns(event, "dur") if event.get("dur") is not None else 0
         self.backwards += length < 0
-        return (
-            *self._place(event),
-            start,
-            start + max(length, 0),
-            self.names.code(str(event["name"]) if name is None else name),
-        )
+        code = self.names.code(_name(event) if name is None else name)
+        return (*self._place(event), start, start + max(length, 0), code)
 
     def _range(self, event: Mapping[str, Any]) -> None:
-        name = str(event["name"])
-        domain = event.get("args", {}).get("domain", DOMAIN if parse(name) else "")
+        domain = _args(event).get("domain", DOMAIN if parse(_name(event)) else "")
         self._rows["ranges"].extend((*self._start(event), self.count, self.names.code(str(domain))))
 
     def _call(self, event: Mapping[str, Any], kind: str) -> None:
-        args = event.get("args", {})
-        correlation = int(args.get("correlation", 0)) if kind == "api" else 0
-        external = int(args.get("External id", args.get("external id", 0)))
+        args = _args(event)
+        correlation = self._number(args, "correlation") if kind == "api" else 0
+        external = self._number(args, "External id", "external id")
         inputs = {name: args[key] for name, key in INPUTS.items() if key in args} if "Input Dims" in args else {}
         told = self.told.code(json.dumps(inputs, default=str) if inputs else "")
         self._rows["calls"].extend((*self._start(event), CALL_KINDS.index(kind), correlation, external, told))
 
     def _operation(self, event: Mapping[str, Any], kind: str) -> None:
-        args, name, memory = event.get("args", {}), str(event["name"]), ""
+        args, name, memory = _args(event), _name(event), ""
         if kind == "memcpy" and (copy := COPY.match(name)):
             name, memory = copy["kind"], copy["memory"] or ""
         elif kind in ("memset", "graph"):
@@ -125,50 +178,114 @@ class Events:
             self.untimed += 1
             return
         launch = (
-            int(args.get("device", event.get("pid", 0))),
-            int(args.get("stream", event.get("tid", 0))),
-            int(args.get("correlation", 0)),
-            int(args.get("graph node id", 0)),
-            int(args.get("bytes", 0)),
-            self.shapes.code(" x ".join(map(str, args.get("grid", ())))),
-            self.shapes.code(" x ".join(map(str, args.get("block", ())))),
-            int(args.get("registers per thread", 0)),
-            int(args.get("shared memory", 0)),
-            int(args.get("External id", args.get("external id", 0))),
+            _amount(args, "device", self._place(event)[0]),
+            self._number(args, "stream", default=self._place(event)[1]),
+            self._number(args, "correlation"),
+            self._number(args, "graph node id"),
+            max(self._number(args, "bytes"), 0),
+            self.shapes.code(_shape(args, "grid")),
+            self.shapes.code(_shape(args, "block")),
+            _amount(args, "registers per thread"),
+            _amount(args, "shared memory"),
+            self._number(args, "External id", "external id"),
             self.shapes.code(memory),
             self.told.code(_collective(args) if "Collective name" in args else ""),
         )
         self._rows["operations"].extend((*start, KINDS.index(kind), *launch))
 
-    def _name(self, event: Mapping[str, Any]) -> None:
+    def _loose(self, event: Mapping[str, Any], category: str) -> None:
+        args = _args(event)
+        numbers = [
+            self._number(args, *keys, default=UNTOLD if column in ("device", "stream") else 0)
+            for column, keys in LOOSE_NUMBERS.items()
+        ]
+        texts = [next((str(args[key]) for key in keys if key in args), "") for keys in (TASK, DIRECTION)]
+        task, direction = map(self.shapes.code, texts)
+        start = self._start(event)
+        self._rows["loose"].extend((*start, self.count, self.names.code(category), task, *numbers, direction))
+
+    def _describe(self, event: Mapping[str, Any]) -> None:
         pid, tid = self._place(event)
-        if event["name"] == "process_name":
-            self.process_names[pid] = str(event["args"]["name"])
-        elif event["name"] == "thread_name":
-            self.thread_names[pid, tid] = str(event["args"]["name"])
-        elif event["name"] == "process_labels" and (rank := RANK.fullmatch(str(event["args"]["labels"]))):
-            self.ranks[pid] = rank_number(rank[1], "process_labels")
+        kind, args = event.get("name"), _args(event)
+        if kind == "process_name":
+            self.process_names[pid] = str(args.get("name", ""))
+        elif kind == "thread_name":
+            self.thread_names[pid, tid] = str(args.get("name", ""))
+        elif kind == "process_labels":
+            self.process_labels[pid] = labels = str(args.get("labels", ""))
+            if rank := RANK.fullmatch(labels):
+                self.ranks[pid] = rank_number(rank[1], "process_labels")
 
     def _place(self, event: Mapping[str, Any]) -> tuple[int, int]:
-        args = event.get("args", {})
-        pid, tid = args.get("process", event.get("pid", 0)), args.get("thread", event.get("tid", 0))
-        return pid if type(pid) is int else self._number(pid), tid if type(tid) is int else self._number(tid)
+        args = _args(event)
+        of_process, of_thread = (args if "process" in args else event), (args if "thread" in args else event)
+        return (
+            self._number(of_process, "process" if of_process is args else "pid"),
+            self._number(of_thread, "thread" if of_thread is args else "tid"),
+        )
 
-    def _number(self, word: object) -> int:
-        """The number of a process or thread that is given as text; for a text that is no number, a negative one."""
+    def _number(self, args: Mapping[str, Any], *keys: str, default: int = 0) -> int:
+        """The number under the first of `keys` that has one. A text, or a number beyond 64 bits, gets a negative one of
+        its own: it tells things apart, and counts nothing.
+        """
+        value = next((args[key] for key in keys if args.get(key) is not None), default)
+        if type(value) is int and -INT64 <= value <= INT64:
+            return value
         try:
-            return int(str(word))
-        except ValueError:
-            return -1 - self._words.code(str(word))
+            number = Decimal(str(value))
+            if number.is_finite() and abs(number) <= INT64:
+                return int(number)
+        except InvalidOperation:
+            pass
+        return -1 - self._words.code(str(value))
+
+
+def _name(event: Mapping[str, Any]) -> str:
+    return str(event.get("name", ""))
+
+
+def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of an event; none where it has null, or anything but an object."""
+    args = event.get("args")
+    return args if isinstance(args, dict) else {}
+
+
+def _shape(args: Mapping[str, Any], key: str) -> str:
+    sizes = args.get(key)
+    return " x ".join(map(str, sizes)) if isinstance(sizes, list) else ""
+
+
+def _amount(args: Mapping[str, Any], key: str, default: int = 0) -> int:
+    """A count of something, as its column can hold it."""
+    value = args.get(key)
+    if value is None:
+        value = default if abs(default) <= INT32 else 0
+    try:
+        number = Decimal(str(value))
+        if number.is_finite() and abs(number) <= INT32:
+            return int(number)
+    except InvalidOperation:
+        pass
+    raise TraceError(f"got {key} = {str(value)[:40]}, expected a number less than {INT32 + 1}")
 
 
 def _collective(args: Mapping[str, Any]) -> str:
     return json.dumps({name: args[key] for name, key in COLLECTIVE.items() if key in args}, default=str)
 
 
-def _ns(microseconds: int | Decimal | str) -> int:
-    if isinstance(microseconds, str):
-        microseconds = Decimal(microseconds)
-    if not -LATEST_US < microseconds < LATEST_US:
-        raise TraceError(f"got a time of {microseconds:.4g} us, expected less than {LATEST_US} us (146 years)")
-    return round(microseconds * 1000)
+def _microseconds(event: Mapping[str, Any], key: str) -> int | Decimal:
+    """A time of an event. TraceError for one that no capture has."""
+    value = event.get(key)
+    try:
+        time = value if type(value) is int else Decimal(str(value))
+        if -LATEST_US < time < LATEST_US:
+            return time
+        told = f"{time:.4g}"
+    except InvalidOperation:  # no number, or NaN
+        told = "none" if key not in event else repr(value)[:40]
+        raise TraceError(f"got {key} = {told}, expected a time in microseconds") from None
+    raise TraceError(f"got a time of {told} us, expected less than {LATEST_US} us (146 years)")
+
+
+def _ns(event: Mapping[str, Any], key: str) -> int:
+    return round(_microseconds(event, key) * 1000)

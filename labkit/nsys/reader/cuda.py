@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from labkit.nsys.reader.database import NULL, Column, Export
+from labkit.nsys.reader.limits import GREATEST, check_size
 from labkit.nsys.reader.names import Names
 from labkit.nsys.trace import CALL_KINDS, KINDS, typed
 
@@ -28,6 +29,7 @@ COPIES = (  # by copyKind
 MEMORIES = (  # by srcKind and dstKind
     *("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static"),
 )
+WORK_TABLE = re.compile(r"CUPTI_ACTIVITY_KIND_(?:CONCURRENT_)?(?:KERNEL|MEMCPY|MEMSET|GRAPH_TRACE)")
 GPUS, CUDA_DEVICES = "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE"
 GRID, BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
 SHARED = ("staticSharedMemory", "dynamicSharedMemory")
@@ -67,6 +69,8 @@ def _operations(export: Export, table: str, names: Names, shapes: Names) -> dict
         column = rows.get(name, zeros)
         return np.where(column == NULL, 0, column)
 
+    for each in ("deviceId", "registersPerThread", "shared"):
+        check_size(known(each), f"{each} of {table}")
     if kind == "kernel":
         name = export.codes(rows["demangledName"], names)
     elif kind == "memcpy":
@@ -167,12 +171,15 @@ def read_devices(export: Export) -> pd.DataFrame:
         return typed("devices", {})
     rate = "coalesce(memoryBandwidth, 0) / 1e9" if "memoryBandwidth" in export.nullable(GPUS) else "0.0"
     gpus = {
-        gpu: (str(name or ""), float(gb_s)) for gpu, name, gb_s in export.rows(f"SELECT id, name, {rate} FROM {GPUS}")
+        gpu: (str(name or ""), float(gb_s))
+        for gpu, name, gb_s in export.rows(
+            f"SELECT id, CAST(name AS TEXT), {rate} FROM {GPUS} WHERE id BETWEEN 0 AND {GREATEST}"
+        )
     }
     pairs = {(number, gpu): gpu for number in export.processes.values() for gpu in gpus}
     if {"gpuId", "cudaId", "pid"} <= export.nullable(CUDA_DEVICES).keys():
         numbers = {key & 0xFFFFFF: number for key, number in export.processes.items()}
-        rows = export.rows(f"SELECT pid, cudaId, gpuId FROM {CUDA_DEVICES} WHERE gpuId IS NOT NULL")
+        rows = export.rows(f"SELECT pid, cudaId, gpuId FROM {CUDA_DEVICES} WHERE cudaId BETWEEN 0 AND {GREATEST}")
         pairs = {(numbers[pid], device): gpu for pid, device, gpu in rows if pid in numbers and gpu in gpus} or pairs
     names = Names()
     return typed(

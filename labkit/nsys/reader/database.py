@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,10 @@ class Export:
     def rows(self, query: str) -> Iterator[tuple]:
         return self._connection.execute(query)
 
+    def count(self, table: str) -> int:
+        """How many rows a table has."""
+        return next(count for (count,) in self.rows(f'SELECT count(*) FROM "{table}"'))
+
     def read(
         self,
         table: str,
@@ -71,6 +76,9 @@ class Export:
         columns = self._numbers(table, select | dict(computed or {}))
         for name in ("start", "end"):
             check_times(columns[name][columns[name] != NULL], table)
+        if untimed := int((columns["start"] == NULL).sum()):
+            self.skipped.append(f"{untimed} rows of {table} without a start: left out")
+            columns = {name: column[columns["start"] != NULL] for name, column in columns.items()}
         missing = np.full(len(columns["start"]), NULL)
         return columns | {name: missing for name in wanted if name not in select}
 
@@ -105,7 +113,7 @@ class Export:
         texts: dict[int, str] = {}
         for begin in range(0, len(used) if "StringIds" in self.tables else 0, NAMES_AT_ONCE):
             wanted = ", ".join(map(str, used[begin : begin + NAMES_AT_ONCE].tolist()))
-            texts.update(self.rows(f"SELECT id, value FROM StringIds WHERE id IN ({wanted})"))  # type: ignore[arg-type]
+            texts.update(self.rows(f"SELECT id, CAST(value AS TEXT) FROM StringIds WHERE id IN ({wanted})"))  # type: ignore[arg-type]
         return names.codes(clean(texts.get(number) or "") for number in used.tolist())[where]
 
 
@@ -115,6 +123,7 @@ def opened(path: Path) -> Iterator[Export]:
     _check_length(path)
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            connection.text_factory = partial(str, encoding="utf-8", errors="replace")
             yield Export(connection)
     except sqlite3.DatabaseError as error:
         raise TraceError(DAMAGED.format(name=path.name, why=error)) from None

@@ -8,15 +8,24 @@ from numpy.typing import NDArray
 from labkit.nsys.trace import TraceError
 
 LATEST_NS = 1 << 62  # 146 years: past any capture, and two such times can still be added
-GREATEST_RANK = (1 << 31) - 1
+GREATEST = (1 << 31) - 1  # rank, device, number of registers or bytes of shared memory: columns of 32 bits
 
 
 def rank_number(digits: str, where: str) -> int:
     """The rank that `digits` say in `where`. Raises TraceError for one that a trace cannot hold."""
-    if len(digits.lstrip("0")) > len(str(GREATEST_RANK)) or int(digits) > GREATEST_RANK:
+    if len(digits.lstrip("0")) > len(str(GREATEST)) or int(digits) > GREATEST:
         shown = f"{digits[:20]}..." if len(digits) > 20 else digits
-        raise TraceError(f"got rank {shown} in {where}; expected at most {GREATEST_RANK}: give it its rank's number")
+        raise TraceError(f"got rank {shown} in {where}; expected at most {GREATEST}: give it its rank's number")
     return int(digits)
+
+
+def check_size(sizes: NDArray[np.int64], where: str) -> None:
+    """Raises TraceError where a number is larger than a trace can hold."""
+    if len(sizes) and int(np.abs(sizes.astype(float)).max()) > GREATEST:
+        raise TraceError(
+            f"got a number beyond {GREATEST} as {where}: the file is damaged, or was not written by a profiler; export "
+            "it again"
+        )
 
 
 def check_times(times_ns: NDArray[np.int64] | int, where: str) -> None:

@@ -60,14 +60,16 @@ def read_ranks(export: Export) -> dict[int, int]:
     columns = export.nullable(TABLE).keys()
     if not {"eventType", "globalTid", "text", "textId"} <= columns or "StringIds" not in export.tables:
         return {}
-    text = f"SELECT globalTid >> 24, coalesce(text, value) AS said FROM {TABLE} LEFT JOIN StringIds ON textId = id"
+    said = "CAST(coalesce(text, value) AS TEXT) AS said"
+    text = f"SELECT globalTid >> 24, {said} FROM {TABLE} LEFT JOIN StringIds ON textId = id"
     marks = export.rows(f"{text} WHERE eventType = {MARK} AND said GLOB '{RANK_MARK}[0-9]*'")
     told = ((process, said.removeprefix(RANK_MARK)) for process, said in marks)
     return {process: rank_number(rank, f"the mark {RANK_MARK}N") for process, rank in told if rank.isdecimal()}
 
 
 def _on_one_thread(export: Export, rows: Mapping[str, Column], is_range: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    homeless, moved = rows["globalTid"] == NULL, rows["endGlobalTid"] != NULL
+    homeless = rows["globalTid"] == NULL
+    moved = (rows["endGlobalTid"] != NULL) & (rows["endGlobalTid"] != rows["globalTid"]) & ~homeless
     for left_out, why in ((homeless, "without a thread"), (moved, "that ended on another thread than they began on")):
         if count := int((is_range & left_out).sum()):
             export.skipped.append(f"{count} NVTX ranges {why}: left out")
@@ -80,8 +82,9 @@ def _domains(export: Export, rows: Mapping[str, Column]) -> pd.Categorical:
     """The domain of each range: the first name that its process gave it, "" where it gave none."""
     created: dict[tuple[int, int], str] = {}
     if "text" in export.nullable(TABLE):
-        query = f"SELECT globalTid >> 24 & 0xFFFFFF, domainId, text FROM {TABLE} WHERE eventType = {DOMAIN_CREATE}"
-        created = {(pid, domain): text for pid, domain, text in export.rows(f"{query} ORDER BY start DESC") if text}
+        query = f"SELECT globalTid >> 24 & 0xFFFFFF, domainId, CAST(text AS TEXT) FROM {TABLE}"
+        rows_of = export.rows(f"{query} WHERE eventType = {DOMAIN_CREATE} ORDER BY start DESC")
+        created = {(pid, domain): text for pid, domain, text in rows_of if text}
     names = Names()
     pids, domains = (rows["globalTid"] >> 24 & 0xFFFFFF).tolist(), rows["domainId"].tolist()
     return names.categorical(names.codes(created.get(key, "") for key in zip(pids, domains, strict=True)))
@@ -93,7 +96,7 @@ def _messages(export: Export, rows: Mapping[str, Column]) -> pd.Categorical:
     codes = export.codes(rows["textId"], names)
     nothing = names.code("")
     if "text" in export.nullable(TABLE):
-        texts = dict(export.rows(f"SELECT rowid, text FROM {TABLE} WHERE text IS NOT NULL"))  # type: ignore[arg-type]
+        texts = dict(export.rows(f"SELECT rowid, CAST(text AS TEXT) FROM {TABLE} WHERE text IS NOT NULL"))  # type: ignore[arg-type]
         unnamed = np.flatnonzero(codes == nothing)
         codes[unnamed] = names.codes(texts.get(row, "") for row in rows["range_id"][unnamed].tolist())
     return names.categorical(codes)

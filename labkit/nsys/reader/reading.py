@@ -14,11 +14,13 @@ from pandas.api.types import union_categoricals
 
 from labkit.nsys.reader.cache import cached
 from labkit.nsys.reader.chrome import GZIP, read_chrome
+from labkit.nsys.reader.json_text import BOM
 from labkit.nsys.reader.limits import rank_number
 from labkit.nsys.reader.report import read_report
 from labkit.nsys.reader.sqlite import read_sqlite
 from labkit.nsys.trace import SCHEMA, Source, Trace, TraceError, typed
 
+LFS = b"version https://git-lfs"
 SQLITE = b"SQLite format 3\0"
 STREAM, REPORT = b"NVIDIA Nsight Systems Stream", b"NVIDIA Tegra Profiler Report"
 RANK = re.compile(r"(?:^|[^a-z])r(?:ank)?[-_.]?(\d+)(?:[^a-z0-9]|$)", re.IGNORECASE)
@@ -38,7 +40,8 @@ def read(paths: PathLike | Sequence[PathLike], *, cache: bool = True) -> Trace:
     The kind of a file is seen by its contents, not by its name. Several files are put on one clock by their start
     times. A file without one is noted in `source.skipped`, as is everything that was left out. The rank is the one that
     a Chrome trace names, else the one in the file's name ("run-r3.sqlite", "rank_3.json"). Later reads of the same
-    contents come from a cache (`LABKIT_CACHE`, ~/.cache/labkit). Raises TraceError for what is no usable trace.
+    contents come from a cache (`LABKIT_CACHE`, ~/.cache/labkit). Raises TraceError for what is no usable trace, and for
+    a trace without a range, call or operation.
     """
     files = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
     if not files:
@@ -50,6 +53,12 @@ def read(paths: PathLike | Sequence[PathLike], *, cache: bool = True) -> Trace:
 def _read_one(path: Path, cache: bool) -> Trace:
     reader = _reader(path)
     trace = cached(path, reader) if cache else reader(path)
+    if not (len(trace.ranges) or len(trace.operations) or len(trace.calls)):
+        there = "; ".join(filter(None, [", ".join(trace.source.unread), *trace.source.skipped])) or "it has no event"
+        raise TraceError(
+            f"nothing in {path.name} can be read ({there}); expected ranges, calls, or work of a device: "
+            "record again with one of these"
+        )
     rank = RANK.search(path.name)
     if rank and (trace.processes["rank"] == -1).all():
         number = rank_number(rank[1], f"the name of {path.name}")
@@ -68,8 +77,10 @@ def _reader(path: Path) -> Callable[[Path], Trace]:
         head = file.read(1024)
     if head.startswith(SQLITE):
         return read_sqlite
-    if head.startswith(GZIP) or head.lstrip()[:1] in (b"{", b"["):
+    if head.startswith(GZIP) or head.removeprefix(BOM).lstrip()[:1] in (b"{", b"["):
         return read_chrome
+    if head.startswith(LFS):
+        raise TraceError(f"{path.name} is a pointer of Git LFS, not the file itself; fetch that: git lfs pull")
     if STREAM in head:
         raise TraceError(
             f"{path.name} is a raw stream (.qdstrm) that nsys could not import: the importer was missing, or the run "
@@ -87,7 +98,7 @@ def _joined(traces: Sequence[Trace]) -> Trace:
     known = [trace.source.started_ns for trace in traces if trace.source.started_ns is not None]
     began = min(known, default=None)
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in SCHEMA}
-    skipped, unread, processes = [], [], 0
+    skipped, unread, unread_work, processes = [], [], [], 0
     for trace in traces:
         started, file = trace.source.started_ns, " ".join(trace.source.files)
         if started is None or began is None:
@@ -97,6 +108,7 @@ def _joined(traces: Sequence[Trace]) -> Trace:
             shift = started - began
         skipped += [f"{file}: {line}" for line in trace.source.skipped]
         unread += [f"{file}: {line}" for line in trace.source.unread]
+        unread_work += [f"{file}: {line}" for line in trace.source.unread_work]
         for name, frame in trace.frames.items():
             moved = {column: frame[column] + shift for column in ("start_ns", "end_ns") if column in frame}
             if "process" in frame:
@@ -111,6 +123,7 @@ def _joined(traces: Sequence[Trace]) -> Trace:
         began,
         tuple(skipped),
         tuple(unread),
+        tuple(unread_work),
     )
     return Trace(source, **{name: _stacked(name, frames) for name, frames in parts.items()})
 

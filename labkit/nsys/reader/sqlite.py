@@ -37,8 +37,10 @@ def read_sqlite(path: Path) -> Trace:
         ranges = nvtx.read_ranges(export, last_of_all=OLD_META in export.tables)
         operations, calls, nodes = cuda.read_operations(export), cuda.read_calls(export), cuda.read_graph_nodes(export)
         processes, threads = _processes(export), _threads(export)
-        devices, unread = cuda.read_devices(export), tuple(_unread(export))
-        source = Source("nsys", version, (path.name,), _started(export), tuple(export.skipped), unread)
+        devices, unread = cuda.read_devices(export), dict(_unread(export))
+        work = [f"{count:,} {table}" for table, count in unread.items() if cuda.WORK_TABLE.match(table)]
+        others = tuple(f"{count:,} {table}" for table, count in unread.items() if table not in cuda.OPERATIONS)
+        source = Source("nsys", version, (path.name,), _started(export), tuple(export.skipped), others, tuple(work))
         return Trace(source, ranges, operations, calls, nodes, processes, threads, devices)
 
 
@@ -55,20 +57,24 @@ def _version(export: Export) -> str:
     return f"{values.get('EXPORT_PRODUCT_VERSION', 'unknown version')}, schema {schema}"
 
 
-def _unread(export: Export) -> Iterator[str]:
-    """The tables with events that a Trace has no place for, with how many there are."""
-    for table in sorted(export.tables - READ):
-        columns = export.nullable(table)
-        if columns.keys() & {"start", "timestamp", "rawTimestamp"}:
-            count = next(count for (count,) in export.rows(f'SELECT count(*) FROM "{table}"'))
-            if count:
-                yield f"{count:,} {table}"
+def _unread(export: Export) -> Iterator[tuple[str, int]]:
+    """The tables with events that a Trace has no place for, or that lack their times, and how many each has."""
+    for table in sorted(export.tables):
+        columns = export.nullable(table).keys()
+        if table in READ:
+            unread = table in cuda.OPERATIONS and not columns >= {"start", "end"}
+        else:
+            unread = bool(columns & {"start", "timestamp", "rawTimestamp"}) or bool(cuda.WORK_TABLE.match(table))
+        if unread and (count := export.count(table)):
+            yield table, count
 
 
 def _started(export: Export) -> int | None:
     if "utcEpochNs" not in export.nullable(START_TIME):
         return None
-    started = next((started for (started,) in export.rows(f"SELECT utcEpochNs FROM {START_TIME}")), None)
+    started = next(
+        (started for (started,) in export.rows(f"SELECT CAST(utcEpochNs AS INTEGER) FROM {START_TIME}")), None
+    )
     check_times(started or 0, START_TIME)
     return started
 
@@ -77,7 +83,9 @@ def _processes(export: Export) -> pd.DataFrame:
     """The processes that something was recorded of, in the order of their numbers."""
     known: dict[int, str] = {}
     if {"globalPid", "name"} <= export.nullable("PROCESSES").keys():
-        query = "SELECT globalPid >> 24, name FROM PROCESSES WHERE globalPid IS NOT NULL AND name IS NOT NULL"
+        query = (
+            "SELECT globalPid >> 24, CAST(name AS TEXT) FROM PROCESSES WHERE globalPid IS NOT NULL AND name IS NOT NULL"
+        )
         known = dict(export.rows(query))  # type: ignore[arg-type]
     names, ranks = Names(), nvtx.read_ranks(export)
     keys = np.array(list(export.processes), np.int64)
@@ -90,7 +98,8 @@ def _threads(export: Export) -> pd.DataFrame:
     """The named threads of those processes."""
     if not {"globalTid", "nameId"} <= export.nullable("ThreadNames").keys():
         return typed("threads", {})
-    query = "SELECT globalTid, nameId FROM ThreadNames WHERE globalTid IS NOT NULL AND nameId IS NOT NULL"
+    columns = "CAST(globalTid AS INTEGER), CAST(nameId AS INTEGER)"
+    query = f"SELECT {columns} FROM ThreadNames WHERE globalTid IS NOT NULL AND nameId IS NOT NULL"
     rows: dict[int, int] = dict(export.rows(query))  # type: ignore[arg-type]
     rows = {tid: name for tid, name in rows.items() if tid >> 24 in export.processes}
     tids, names = np.array(list(rows), np.int64), Names()

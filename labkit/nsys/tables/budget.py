@@ -26,7 +26,8 @@ def budget(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     - communication_ns, copy_ns: in which any ran; communication_hidden, copy_hidden: the share of them that is not
       exposed (<NA> where there is none);
     - graphs, graphs_unseen: launches of CUDA graphs by the process, and those of which the trace shows no kernel. With
-      any of these idle_ns is <NA>: the device may have been busy with them.
+      any of these idle_ns is <NA>: the device may have been busy with them. Work of the device that was not read
+      (`Source.unread_work`) makes idle_ns, exposed and hidden times <NA>.
 
     Time before a device's first operation and after its last one counts for nobody. Where operations run at the same
     time on several streams, their time counts once.
@@ -57,13 +58,16 @@ def budget(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
                 "operations": len(mine),
                 "start_ns": opens,
                 "span_ns": closes - opens,
-                **_shares(of_kind, closes - opens, unseen > 0),
+                **_shares(of_kind, closes - opens, unseen > 0, bool(trace.source.unread_work)),
                 "graphs": int(within.sum()),
                 "graphs_unseen": unseen,
             }
         )
     frame = pd.DataFrame(rows, columns=None if rows else list(COLUMNS)).astype(
-        {"idle_ns": "Int64", "communication_hidden": "Float64", "copy_hidden": "Float64"}
+        {
+            **dict.fromkeys(("exposed_communication_ns", "exposed_copy_ns", "idle_ns"), "Int64"),
+            **dict.fromkeys(("communication_hidden", "copy_hidden"), "Float64"),
+        }
     )
     shares = {f"{name}_share": frame[f"{name}_ns"] / frame["span_ns"].clip(lower=1) for name in PARTS}
     return frame.assign(**shares)
@@ -86,7 +90,7 @@ COLUMNS = (
 )
 
 
-def _shares(of_kind: dict[str, Union], span_ns: int, unknown: bool) -> dict[str, object]:
+def _shares(of_kind: dict[str, Union], span_ns: int, unseen: bool, unread: bool) -> dict[str, object]:
     compute, communication, copy = (of_kind[kind] for kind in (COMPUTE, COMMUNICATION, COPY))
     kernels = _joined(compute, communication)
     busy = _joined(kernels, copy)
@@ -94,13 +98,13 @@ def _shares(of_kind: dict[str, Union], span_ns: int, unknown: bool) -> dict[str,
     return {
         "busy_ns": busy.total_ns,
         "compute_ns": compute.total_ns,
-        "exposed_communication_ns": exposed_communication,
-        "exposed_copy_ns": exposed_copy,
-        "idle_ns": pd.NA if unknown else span_ns - busy.total_ns,
+        "exposed_communication_ns": pd.NA if unread else exposed_communication,
+        "exposed_copy_ns": pd.NA if unread else exposed_copy,
+        "idle_ns": pd.NA if unseen or unread else span_ns - busy.total_ns,
         "communication_ns": communication.total_ns,
         "copy_ns": copy.total_ns,
-        "communication_hidden": _hidden(exposed_communication, communication.total_ns),
-        "copy_hidden": _hidden(exposed_copy, copy.total_ns),
+        "communication_hidden": pd.NA if unread else _hidden(exposed_communication, communication.total_ns),
+        "copy_hidden": pd.NA if unread else _hidden(exposed_copy, copy.total_ns),
     }
 
 

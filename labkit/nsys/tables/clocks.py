@@ -138,7 +138,7 @@ def _places(rows: pd.DataFrame) -> pd.Series:
     return pd.concat(places)
 
 
-def aligned(found: pd.DataFrame, *, one_clock: bool) -> tuple[dict[int, Offset], list[str]]:
+def aligned(found: pd.DataFrame, *, one_clock: bool, word: str = "rank") -> tuple[dict[int, Offset], list[str]]:
     """The offset of each rank from the first one, and remarks. `one_clock`: all ranks were recorded on one; then it is
     left as it is, and only told what the collectives allow.
     """
@@ -151,7 +151,7 @@ def aligned(found: pd.DataFrame, *, one_clock: bool) -> tuple[dict[int, Offset],
         )
         if pairs.empty:
             remarks.append(
-                f"rank {rank} has no synchronising collective with rank {everyone[0]}: its clock is as it was"
+                f"{word} {rank} has no synchronising collective with {word} {everyone[0]}: its clock is as it was"
             )
             offsets[rank] = Offset(0, -UNKNOWN_NS, UNKNOWN_NS, UNKNOWN_NS)
             continue
@@ -160,7 +160,7 @@ def aligned(found: pd.DataFrame, *, one_clock: bool) -> tuple[dict[int, Offset],
         if offsets[rank].low_ns > offsets[rank].high_ns:
             by = (offsets[rank].low_ns - offsets[rank].high_ns) / 1e3
             remarks.append(
-                f"no offset of rank {rank} fits all its collectives (by {by:,.1f} µs): its clock drifts, or some are "
+                f"no offset of {word} {rank} fits all its collectives (by {by:,.1f} µs): its clock drifts, or some are "
                 "matched wrongly; what happened within that time is undecided"
             )
     return offsets, remarks

@@ -14,8 +14,10 @@ from labkit.nsys.tables.gaps import gaps, idle_by_cause
 from labkit.nsys.tables.kernel_names import brief
 from labkit.nsys.tables.paths import operation_paths
 from labkit.nsys.tables.selection import EVERYTHING, Selection
+from labkit.nsys.tables.units import Units, units_of
 from labkit.nsys.trace import Trace, TraceError
 
+UNEQUAL, UNEQUAL_ALONE = 1.5, 1.02  # of operations: fusing changes their number, but not without units to go by
 IDLE, OUTSIDE = "idle: ", "(outside of ranges)"
 
 
@@ -30,6 +32,9 @@ class TraceDifference:
     those that only one side has stand beside those of the other side that run between the same two common ones, under
     the name "this -> that". Both have a row "idle: CAUSE" for each cause of idle time. In both the columns a_ns and
     b_ns add up to `a_ns` and `b_ns`: the spans of all devices, or without idle rows (`remarks` says why) the busy time.
+
+    `units`: what both sides do again and again, and how often each does (None: nothing tells). Then the parts have the
+    columns a_unit_ns, b_unit_ns, unit_difference_ns and unit_change, too: the same for one unit.
     """
 
     ranges: pd.DataFrame
@@ -37,12 +42,25 @@ class TraceDifference:
     a_ns: int
     b_ns: int
     remarks: tuple[str, ...]
+    units: Units | None = None
+
+    @property
+    def per_unit(self) -> tuple[float, float]:
+        """The time of one unit on each side, in nanoseconds; without units all of it."""
+        counts = (self.units.a, self.units.b) if self.units else (1.0, 1.0)
+        return self.a_ns / counts[0], self.b_ns / counts[1]
+
+    @property
+    def ratio(self) -> float:
+        """How long B takes, in parts of A: for one unit, where units are known."""
+        a, b = self.per_unit
+        return b / max(a, 1e-9)
 
 
 def compare_traces(a: Trace, b: Trace, selection: Selection = EVERYTHING) -> TraceDifference:
     """What makes `b` take longer or shorter than `a`. TraceError where one of them has no GPU operation.
 
-    The traces should do the same work as often: `remarks` says where they do not seem to.
+    Units tell how often each side does its work. Without units, `remarks` says that the sides may not do the same.
     """
     sides = (a, b)
     for side, letter in zip(sides, "AB", strict=True):
@@ -51,21 +69,25 @@ def compare_traces(a: Trace, b: Trace, selection: Selection = EVERYTHING) -> Tra
                 f"got no GPU operation in trace {letter} ({', '.join(side.source.files)}); `labkit explain` compares "
                 "annotated traces of CPUs"
             )
+    units = units_of(a, b, selection)
     rows = [_rows(side, selection) for side in sides]
     idle, told = _idle(sides, selection)
     paths = [each["path"].where(each["path"] != "", OUTSIDE) for each in rows]
     shared = set(paths[0]) & set(paths[1]) - {OUTSIDE}
-    kernels = _parts(rows, _kernel_parts(*rows), idle)
+    kernels = _parts(rows, _kernel_parts(*rows), idle, units)
     return TraceDifference(
-        ranges=_parts(rows, paths, idle) if shared else kernels.iloc[:0],
+        ranges=_parts(rows, paths, idle, units) if shared else kernels.iloc[:0],
         kernels=kernels,
         a_ns=int(kernels["a_ns"].sum()),
         b_ns=int(kernels["b_ns"].sum()),
-        remarks=(*told, *_remarks(*rows)),
+        remarks=(*told, *_remarks(*rows, units)),
+        units=units,
     )
 
 
-def _parts(rows: Sequence[pd.DataFrame], names: Sequence[pd.Series], idle: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _parts(
+    rows: Sequence[pd.DataFrame], names: Sequence[pd.Series], idle: Sequence[pd.DataFrame], units: Units | None
+) -> pd.DataFrame:
     sides = [
         pd.concat([each.groupby(name.to_numpy())["time_ns"].agg(["size", "sum"]), of_idle])
         for each, name, of_idle in zip(rows, names, idle, strict=True)
@@ -77,7 +99,11 @@ def _parts(rows: Sequence[pd.DataFrame], names: Sequence[pd.Series], idle: Seque
     frame["change"] = frame["difference_ns"] / max(int(frame["a_ns"].sum()), 1)
     frame = frame.rename_axis("name").reset_index().astype({"name": "str"})
     frame = frame.iloc[np.argsort(-frame["difference_ns"].abs().to_numpy(), kind="stable")].reset_index(drop=True)
-    return frame[["name", "a_count", "b_count", "a_ns", "b_ns", "difference_ns", "change"]]
+    frame = frame[["name", "a_count", "b_count", "a_ns", "b_ns", "difference_ns", "change"]]
+    if units is None:
+        return frame
+    a, b = frame["a_ns"] / units.a, frame["b_ns"] / units.b
+    return frame.assign(a_unit_ns=a, b_unit_ns=b, unit_difference_ns=b - a, unit_change=(b - a) / max(a.sum(), 1e-9))
 
 
 def _rows(trace: Trace, selection: Selection) -> pd.DataFrame:
@@ -129,7 +155,8 @@ def _idle(sides: tuple[Trace, Trace], selection: Selection) -> tuple[list[pd.Dat
     """The idle time of each side by cause: size and sum; none where it is not known of one of them."""
     empty = pd.DataFrame({"size": pd.Series(dtype="int64"), "sum": pd.Series(dtype="int64")})
     if any(budget(side, selection)["idle_ns"].isna().any() for side in sides):
-        return [empty, empty], ["idle time is not known where CUDA graphs lack their kernels: busy time is compared"]
+        why = "where CUDA graphs lack their kernels, or work of the GPU is not read: busy time is compared"
+        return [empty, empty], [f"idle time is not known {why}"]
     if selection.name is not None or selection.range is not None:
         return [empty, empty], ["busy time of the chosen operations is compared, without the idle time between them"]
     found = []
@@ -140,8 +167,15 @@ def _idle(sides: tuple[Trace, Trace], selection: Selection) -> tuple[list[pd.Dat
     return found, []
 
 
-def _remarks(a: pd.DataFrame, b: pd.DataFrame) -> list[str]:
-    most, fewest = max(len(a), len(b)), max(min(len(a), len(b)), 1)
-    if most > 1.5 * fewest:
-        return [f"{len(a):,} and {len(b):,} operations: do both do the same work? --window or --range choose a part"]
-    return []
+def _remarks(a: pd.DataFrame, b: pd.DataFrame, units: Units | None) -> list[str]:
+    told = []
+    per_unit = [len(a), len(b)] if units is None else [len(a) / units.a, len(b) / units.b]
+    if units is not None and units.differ:
+        told.append(f"A has {units.a:,.4g} and B {units.b:,.4g} of {units.name!r}: compare them by one")
+    if max(per_unit) > (UNEQUAL_ALONE if units is None else UNEQUAL) * max(min(per_unit), 1e-9):
+        told.append(
+            f"{len(a):,} and {len(b):,} operations"
+            + ("" if units else ", and no range that both sides have tells how often each did its work")
+            + ": do both do the same work? --window or --range choose a part"
+        )
+    return told

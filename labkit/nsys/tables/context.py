@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.nsys.analysis.containment import NONE, on_one_line, tightest
-from labkit.nsys.analysis.launches import first_calls
+from labkit.nsys.analysis.launches import call_times, first_calls
 from labkit.nsys.analysis.projection import full_names
 from labkit.nsys.arrays import Ints
 from labkit.nsys.tables.paths import without_numbers
@@ -25,7 +25,6 @@ def ranges_around(trace: Trace, operations: Ints, among: NDArray[np.bool_] | Non
     call = first_calls(trace)[operations]
     held = call != NONE
     found = np.full(len(operations), NONE)
-    calls = trace.calls[["start_ns", "end_ns", "process", "tid"]].iloc[call[held]]
-    found[held] = tightest(*on_one_line([ranges, calls]))
+    found[held] = tightest(*on_one_line([ranges, call_times(trace, call[held])]))
     texts = np.array([*map(str, names.categories), ""], object)
     return texts[np.append(names.codes, NONE)[found]]

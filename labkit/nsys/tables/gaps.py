@@ -50,6 +50,11 @@ def gaps(trace: Trace, selection: Selection = EVERYTHING) -> pd.DataFrame:
     narrow = Selection(selection.window_ns, None, selection.ranks, selection.devices, selection.streams)
     if not trace.on_gpu:
         raise TraceError("got a trace without GPU operations, in which no gaps between them can be told")
+    if trace.source.unread_work:
+        raise TraceError(
+            f"got work of the GPU that is not read ({', '.join(trace.source.unread_work)}), so nobody can tell when "
+            "the GPU was idle; export the report with an nsys of the version that is known: see `labkit doctor`"
+        )
     asked = narrow.of(trace, "operations")
     launches = graph_launches(trace)
     blind = set(launches.loc[~launches["seen"], "process"])

@@ -24,11 +24,19 @@ from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.summary import TraceSummary, summarise
 from labkit.nsys.trace import Source
 from labkit.system.cache_root import cache_root
+from labkit.system.kept_folders import Bounds, remove_old, used
 from labkit.system.owned_folder import owned_folder
 
 ABOUT = "about.json"
-NSYS = Path(__file__).parents[1]
-MOST_KEPT = 100
+LABKIT = Path(__file__).parents[2]
+CODE = (  # what a summary depends on
+    *sorted(LABKIT.glob("nsys/**/*.py")),
+    *sorted(LABKIT.glob("statistics/**/*.py")),
+    *sorted(LABKIT.glob("system/**/*.py")),
+    LABKIT / "stages.py",
+    *sorted(LABKIT.glob("published.*")),
+)
+BOUNDS = Bounds()
 
 
 def summary_of(files: Sequence[Path], selection: Selection = EVERYTHING) -> TraceSummary:
@@ -36,7 +44,9 @@ def summary_of(files: Sequence[Path], selection: Selection = EVERYTHING) -> Trac
     folder = _folder(files, selection)
     if folder is not None:
         with suppress(OSError, ValueError, LookupError, TypeError, pa.ArrowException):
-            return _load(folder, files)
+            kept = _load(folder, files)
+            used(folder)
+            return kept
     found = summarise(read(files), selection)
     if folder is not None:
         with suppress(OSError, pa.ArrowException):
@@ -60,17 +70,14 @@ def _folder(files: Sequence[Path], selection: Selection) -> Path | None:
 
 @cache
 def _code_digest() -> str:
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(NSYS.glob("**/*.py")))).hexdigest()
+    return hashlib.sha256(b"".join(path.read_bytes() for path in CODE)).hexdigest()
 
 
 def _load(folder: Path, files: Sequence[Path]) -> TraceSummary:
     about = json.loads((folder / ABOUT).read_text())
-    names = tuple(path.name for path in files)
-    source = {**about["source"], "files": names} | {
-        name: tuple(about["source"][name]) for name in ("skipped", "unread")
-    }
+    source = Source.kept(about["source"], tuple(path.name for path in files))
     frames = {name: pd.read_parquet(folder / f"{name}.parquet") for name in about["frames"]}
-    return TraceSummary(source=Source(**source), **frames, remarks=tuple(about["remarks"]))
+    return TraceSummary(source=source, **frames, remarks=tuple(about["remarks"]), ranks_known=about["ranks_known"])
 
 
 def _store(folder: Path, found: TraceSummary) -> None:
@@ -80,9 +87,9 @@ def _store(folder: Path, found: TraceSummary) -> None:
         written.mkdir()
         for name, frame in found.frames.items():
             frame.to_parquet(written / f"{name}.parquet", index=False)
-        about = {"source": asdict(found.source), "remarks": found.remarks, "frames": list(found.frames)}
+        about = {"source": asdict(found.source), "frames": list(found.frames)}
+        about |= {"remarks": found.remarks, "ranks_known": found.ranks_known}
         (written / ABOUT).write_text(json.dumps(about))
-        for old in sorted(folder.parent.glob("[0-9a-f]*"), key=lambda each: each.stat().st_mtime)[: -MOST_KEPT + 1]:
-            shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         written.rename(folder)
+    remove_old(folder.parent, BOUNDS, keep=folder)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
 
+from labkit.nsys.analysis.rank_numbers import rank_word
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.context import ranges_around
 from labkit.nsys.tables.gaps import SHORT_NS
@@ -26,7 +27,7 @@ from labkit.nsys.trace import Trace
 MOST, SMALLEST_SHARE = 3, 0.01
 MOST_LOOKED_AT = 20_000  # gaps, for the ranges that they lie in
 LAUNCH_NS = 50_000  # a longer gap is no launch's
-COLUMNS = ("loss", "rank", "device", "time_ns", "share", "evidence", "start_ns", "end_ns", "helps")
+COLUMNS = ("loss", "rank", "device", "gpu", "time_ns", "share", "evidence", "start_ns", "end_ns", "helps")
 HELPS = {
     HOST: "CUDA graphs, a larger batch, less work of the CPU between launches",
     SYNCHRONISED: "no cudaDeviceSynchronize, cudaStreamSynchronize or cudaMemcpy in the loop: streams and events order "
@@ -55,11 +56,12 @@ PYTORCH = re.compile(r"^aten::|\bat::native::|^triton_|ProfilerStep")
 
 @dataclass(frozen=True)
 class Loss:
-    """`share`: of the span of the device. `start_ns` to `end_ns`: the stretch to look at first."""
+    """`gpu`: the device in words; `share`: of its span. `start_ns` to `end_ns`: the stretch to look at first."""
 
     loss: str
     rank: int
     device: int
+    gpu: str
     time_ns: int
     share: float
     evidence: str
@@ -81,11 +83,15 @@ def losses(
     found: the gaps of `labkit.nsys.tables.gaps`, where idle time is known. waits: of `rank_waits`, for several ranks.
     spent: the `budget`, if it is known already.
     """
-    known = []
-    for place in (budget(trace, selection) if spent is None else spent).to_dict("records"):
+    known: list[Loss] = []
+    if trace.source.unread_work:  # the device may have done it where nothing seems to run
+        return pd.DataFrame(columns=list(COLUMNS))
+    word, places = rank_word(trace), (budget(trace, selection) if spent is None else spent).to_dict("records")
+    for place in places:
+        place |= {"gpu": f"{word} {place['rank']}'s GPU" if len(places) > 1 or word == "rank" else "the GPU"}
         known += list(_of_idle_time(trace, place, found)) if found is not None else []
         known += list(_of_copies(trace, place))
-        known += list(_of_communication(place, waits))
+        known += list(_of_communication(place, waits, word))
     best: dict[str, Loss] = {}
     for loss in known:
         if loss.share >= SMALLEST_SHARE and (loss.loss not in best or loss.share > best[loss.loss].share):
@@ -99,7 +105,7 @@ def sentence(loss: dict[str, object]) -> str:
     share, took = float(str(loss["share"])), int(str(loss["time_ns"])) / 1e6
     opens, closes = (int(str(loss[name])) / 1e6 for name in ("start_ns", "end_ns"))
     return (
-        f"{share:.1%} of the time of rank {loss['rank']}'s GPU ({took:,.3f} ms): {loss['loss']}. {loss['evidence']}; "
+        f"{share:.1%} of the time of {loss['gpu']} ({took:,.3f} ms): {loss['loss']}. {loss['evidence']}; "
         f"look at --window {opens:.3f}:{closes:.3f}. What helps: {loss['helps']}."
     )
 
@@ -169,7 +175,7 @@ def _of_copies(trace: Trace, place: dict) -> Iterator[Loss]:
     yield _loss("copies while no kernel runs", place, place["exposed_copy_ns"], text, *bounds, helps)
 
 
-def _of_communication(place: dict, waits: RankWaits | None) -> Iterator[Loss]:
+def _of_communication(place: dict, waits: RankWaits | None, word: str) -> Iterator[Loss]:
     exposed, late_ns = place["exposed_communication_ns"], 0
     start, span = place["start_ns"], place["span_ns"]
     if waits is not None and len(stragglers := waits.stragglers):
@@ -179,10 +185,10 @@ def _of_communication(place: dict, waits: RankWaits | None) -> Iterator[Loss]:
             where = stragglers[stragglers["rank"] == rank].iloc[0]
             frame = waits.frame[(waits.frame["last"] == str(rank)) & (waits.frame["range"] == where["range"])]
             worst = frame.loc[frame["skew_ns"].idxmax()]
-            text = f"rank {rank} comes last {int(where['times'])} times, by up to {_took(int(worst['skew_ns']))}"
+            text = f"{word} {rank} comes last {int(where['times'])} times, by up to {_took(int(worst['skew_ns']))}"
             text += f", in the range '{where['range']}'" if where["range"] else ""
             bounds = (int(worst["start_ns"]), int(worst["start_ns"] + worst["skew_ns"]))
-            yield _loss(f"waiting for rank {rank}", place, late_ns, text, *bounds, HELPS["straggler"])
+            yield _loss(f"waiting for {word} {rank}", place, late_ns, text, *bounds, HELPS["straggler"])
     if exposed - late_ns > 0:
         text = f"{exposed / 1e6:,.3f} ms of {place['communication_ns'] / 1e6:,.3f} ms of communication run alone"
         yield _loss(
@@ -199,8 +205,9 @@ def _of_communication(place: dict, waits: RankWaits | None) -> Iterator[Loss]:
 def _loss(what: str, place: dict, time_ns: int, text: str, start: int, end: int, helps: str) -> Loss:
     share = time_ns / max(place["span_ns"], 1)
     return Loss(
-        what, int(place["rank"]), int(place["device"]), int(time_ns), float(np.round(share, 6)), text, start, end, helps
-    )
+        what, int(place["rank"]), int(place["device"]), place["gpu"], int(time_ns), float(np.round(share, 6)), text,
+        start, end, helps,
+    )  # fmt: skip
 
 
 def _took(time_ns: int) -> str:

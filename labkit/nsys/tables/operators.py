@@ -9,7 +9,7 @@ import pandas as pd
 
 from labkit.nsys.analysis.containment import NONE, on_one_line, tightest
 from labkit.nsys.analysis.intervals import fresh_start_ns
-from labkit.nsys.analysis.launches import first_calls
+from labkit.nsys.analysis.launches import TIMES, beginnings, first_calls
 from labkit.nsys.arrays import Ints
 from labkit.nsys.tables.families import operator_family
 from labkit.nsys.tables.operator_work import operator_work, parsed
@@ -90,8 +90,8 @@ def operator_of(trace: Trace) -> Ints:
     found = np.full(len(trace.operations), NONE)
     if not len(operators):
         return found
-    columns = ["start_ns", "end_ns", "process", "tid"]
-    inner = tightest(*on_one_line([trace.calls.iloc[operators][columns], trace.calls.iloc[call[launched]][columns]]))
+    launched_at = beginnings(trace.calls.iloc[call[launched]])
+    inner = tightest(*on_one_line([trace.calls.iloc[operators][TIMES], launched_at]))
     found[launched] = np.append(operators, NONE)[inner]
     numbered = trace.calls.iloc[operators].reset_index()[["index", "process", "external"]]
     numbered = numbered[(numbered["external"] != 0).to_numpy()].drop_duplicates(["process", "external"])

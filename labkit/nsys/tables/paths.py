@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from labkit.nsys.analysis.containment import NONE, on_one_line, parents, tightest
-from labkit.nsys.analysis.launches import first_calls
+from labkit.nsys.analysis.launches import call_times, first_calls
 from labkit.nsys.analysis.projection import full_names
 from labkit.nsys.trace import Trace
 
@@ -46,6 +46,5 @@ def operation_paths(trace: Trace) -> NDArray[np.object_]:
     call = first_calls(trace)
     launched = call != NONE
     found = np.full(len(call), NONE)
-    calls = trace.calls[["start_ns", "end_ns", "process", "tid"]].iloc[call[launched]]
-    found[launched] = tightest(*on_one_line([trace.ranges, calls]))
+    found[launched] = tightest(*on_one_line([trace.ranges, call_times(trace, call[launched])]))
     return np.append(range_paths(trace), "")[found]

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from labkit.nsys.analysis.rank_numbers import ranks
 from labkit.nsys.arrays import Ints
 from labkit.nsys.trace import Trace
-
-
-def ranks(trace: Trace) -> NDArray[np.int64]:
-    """The rank of each process; its number in the trace where the ranks are not known, or two processes share one."""
-    known = trace.processes["rank"].to_numpy(np.int64)
-    if len(known) and (known >= 0).all() and len(np.unique(known)) == len(known):
-        return known
-    return np.arange(max(len(known), 1))
-
-
-def ranks_are_known(trace: Trace) -> bool:
-    """Whether `ranks` are those of the run."""
-    known = trace.processes["rank"].to_numpy()
-    return bool(len(known) and (known >= 0).all() and len(np.unique(known)) == len(known))
 
 
 def rank_of(trace: Trace, frame: pd.DataFrame) -> Ints:

@@ -16,10 +16,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from labkit.nsys.analysis.rank_numbers import rank_word, ranks
 from labkit.nsys.tables.clocks import UNKNOWN_NS, Offset, aligned, matched, matched_by_ends
 from labkit.nsys.tables.context import ranges_around
 from labkit.nsys.tables.dtypes import element_bytes
-from labkit.nsys.tables.places import rank_of, ranks
+from labkit.nsys.tables.places import rank_of
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.work_kinds import communicates
 from labkit.nsys.trace import Trace, TraceError
@@ -122,7 +123,7 @@ def rank_waits(trace: Trace, selection: Selection = EVERYTHING) -> RankWaits:
         )
     if found.empty:
         raise TraceError("got collectives of several ranks, none of which matches one of another rank: two runs?")
-    offsets, told = aligned(found, one_clock=one_clock)
+    offsets, told = aligned(found, one_clock=one_clock, word=rank_word(trace))
     remarks += told
     shift = found["rank"].map({rank: offset.offset_ns for rank, offset in offsets.items()})
     found = found.assign(start_ns=found["start_ns"] + shift, end_ns=found["end_ns"] + shift)
@@ -138,7 +139,7 @@ def on_one_clock(trace: Trace) -> Trace:
     offset = found.ranks.set_index("rank")["offset_ns"].reindex(ranks(trace)).fillna(0).to_numpy(np.int64)
     known = found.ranks.set_index("rank")["residual_ns"].dropna()
     told = [
-        f"rank {rank}'s clock was set by {each / 1e3:,.1f} µs"
+        f"{rank_word(trace)} {rank}'s clock was set by {each / 1e3:,.1f} µs"
         for rank, each in zip(ranks(trace), offset, strict=True)
         if each
     ]

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from labkit.nsys.analysis.containment import NONE, on_one_line, tightest
-from labkit.nsys.analysis.launches import first_calls
+from labkit.nsys.analysis.launches import call_times, first_calls
 from labkit.nsys.analysis.projection import full_names
 from labkit.nsys.tables.kernel_names import cut
 from labkit.nsys.tables.places import rank_of
@@ -87,15 +87,16 @@ class Selection:
         if self.name is None:
             return kept
         names = full_names(trace.ranges) if frame == "ranges" else getattr(trace, frame)["name"].array
-        return kept & _matching(names, self.name, kept, "name", WHAT[frame])
+        left_out = _ranges_of(trace)[1:] if frame == "ranges" else ()
+        return kept & _matching(names, self.name, kept, "name", WHAT[frame], *left_out)
 
     def _by_range(self, trace: Trace, frame: str, kept: Mask) -> Mask:
         if self.range is None:
             return kept
         ranges = trace.ranges
-        wanted = _matching(full_names(ranges), self.range, np.ones(len(ranges), bool), "range", "NVTX ranges")
+        wanted = _matching(full_names(ranges), self.range, np.ones(len(ranges), bool), "range", *_ranges_of(trace))
         called = frame == "operations"
-        inner = trace.calls if called else getattr(trace, frame)
+        inner = call_times(trace, np.arange(len(trace.calls))) if called else getattr(trace, frame)
         outer_line, inner_line = on_one_line([ranges[wanted], inner])
         inside = np.append(tightest(outer_line, inner_line) != NONE, False)
         if frame == "ranges":
@@ -124,7 +125,12 @@ def _only(column: NDArray, wanted: tuple[int, ...], kept: Mask, what: str, of: s
     return found
 
 
-def _matching(names: pd.Categorical, pattern: str, kept: Mask, what: str, of: str) -> Mask:
+def _ranges_of(trace: Trace) -> tuple[str, str]:
+    """What ranges are called, and the notes about ranges that the reader left out."""
+    return WHAT["ranges"], "; ".join(line for line in trace.source.skipped if WHAT["ranges"] in line)
+
+
+def _matching(names: pd.Categorical, pattern: str, kept: Mask, what: str, of: str, left_out: str = "") -> Mask:
     """Which rows have a matching name."""
     try:
         wanted = re.compile(pattern, re.IGNORECASE)
@@ -139,7 +145,7 @@ def _matching(names: pd.Categorical, pattern: str, kept: Mask, what: str, of: st
         near = did_you_mean(pattern, there)
         raise TraceError(
             f"got the {what} {pattern!r}{near}, which none of the {len(there)} names of {of} matches; the most "
-            f"frequent are {told or 'none'}"
+            f"frequent are {told or 'none'}" + (f". Not among them: {left_out}" if left_out else "")
         )
     return found
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from labkit.nsys.analysis.rank_numbers import NUMBERED, ranks, ranks_are_known
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.calls import calls
+from labkit.nsys.tables.doubts import doubts
 from labkit.nsys.tables.gaps import gaps, idle_by_cause
 from labkit.nsys.tables.losses import losses
 from labkit.nsys.tables.operations import copies, kernels
-from labkit.nsys.tables.places import ranks, ranks_are_known
 from labkit.nsys.tables.ranges import ranges
 from labkit.nsys.tables.rank_waits import RankWaits, rank_waits
 from labkit.nsys.tables.selection import EVERYTHING, Selection
@@ -27,7 +28,7 @@ class TraceSummary:
 
     `contents`: what (kernels, copies, ...), process, rank, count, start_ns, end_ns. The others are those of the modules
     here: `budget`, `idle`, `kernels`, `copies`, `calls`, `ranges`, `losses`. `remarks`: what a reader must know before
-    trusting them.
+    trusting them. `ranks_known`: whether the run itself named the ranks.
     """
 
     source: Source
@@ -40,6 +41,7 @@ class TraceSummary:
     ranges: pd.DataFrame
     losses: pd.DataFrame
     remarks: tuple[str, ...]
+    ranks_known: bool = True
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
@@ -64,6 +66,7 @@ def summarise(trace: Trace, selection: Selection = EVERYTHING) -> TraceSummary:
         ranges=ranges(trace, selection),
         losses=losses(trace, selection, found=idle, waits=waits, spent=found),
         remarks=tuple(_remarks(trace, found)),
+        ranks_known=ranks_are_known(trace),
     )
 
 
@@ -107,6 +110,11 @@ def _remarks(trace: Trace, found: pd.DataFrame) -> list[str]:
     remarks = []
     if not trace.on_gpu:
         remarks.append("no GPU work was recorded, so times of ranges are those on the CPU")
+    if trace.source.unread_work:
+        remarks.append(
+            f"work of the GPU is not read ({', '.join(trace.source.unread_work)}), so idle time is not known, and busy "
+            "time is that of the rest"
+        )
     unseen = int(found.drop_duplicates("process")["graphs_unseen"].sum()) if len(found) else 0
     if unseen:
         remarks.append(
@@ -122,5 +130,5 @@ def _remarks(trace: Trace, found: pd.DataFrame) -> list[str]:
             f"some processes begin {apart:,.3f} ms after others have ended: two runs, or clocks of their own"
         )
     if len(trace.processes) > 1 and not ranks_are_known(trace):
-        remarks.append("the ranks of the processes are not known; they are numbered in the order of the trace")
-    return remarks
+        remarks.append(NUMBERED)
+    return [*remarks, *doubts(trace)]

@@ -1,0 +1,170 @@
+"""What the events of other recorders than PyTorch's profiler are, told by the names of their processes and threads.
+
+JAX, Ascend and MTIA write what ran on a device as events of a process that is named after the device, on threads that
+are named after its streams. Everything else on such a process is derived from that work, or is no work: waits, and the
+steps and modules that the work belongs to. Events of all other processes are calls of a runtime where they have a
+correlation, and ranges where they have none.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.nsys.arrays import Ints
+from labkit.nsys.reader.chrome_events import COLUMNS, DEVICE_WORK, INT32, RUNTIMES, UNTOLD, Events
+from labkit.nsys.reader.names import Names
+from labkit.nsys.trace import CALL_KINDS, KINDS, TraceError
+
+DEVICE = re.compile(r"/device:(?!CPU)|Ascend Hardware|^(?:GPU|NPU|TPU|XPU|MTIA|HPU)\s*\d+\b", re.IGNORECASE)
+DERIVED = re.compile(r"^(?:Overlap Analysis|Communication|HCCL)\b")  # of Ascend: sums of what its streams did
+STREAM = re.compile(r"stream(?!.*submission)|queue(?<!submission queue)|dma", re.IGNORECASE)
+OPS = "XLA Ops"  # of JAX on TPUs, which have no streams
+WAIT = re.compile(r"(?:event|notify)[ _-]?(?:wait|record)|(?:wait|record)[ _-]?event", re.IGNORECASE)
+QUEUED = ("enqueue", "dequeue")  # of Ascend's queue of tasks, with numbers of its own
+COPIES = re.compile(r"memcpy|dma_request|SDMA|copy[ _-]?async", re.IGNORECASE)
+MEMSET = re.compile(r"memset", re.IGNORECASE)
+DIRECTIONS = {
+    "HtoD": re.compile(r"h(?:ost)?[_ ]?(?:to|2)[_ ]?d", re.IGNORECASE),
+    "DtoH": re.compile(r"d(?:evice)?[_ ]?(?:to|2)[_ ]?h", re.IGNORECASE),
+    "DtoD": re.compile(r"d(?:evice)?[_ ]?(?:to|2)[_ ]?d|p(?:eer)?[_ ]?(?:to|2)[_ ]?p", re.IGNORECASE),
+}
+NUMBER = re.compile(r"(?:GPU|NPU|TPU|XPU|MTIA|HPU|stream|queue)\D{0,3}(\d{1,9})", re.IGNORECASE)
+
+Columns = dict[str, Ints]
+
+
+def placed(events: Events) -> dict[str, Columns]:
+    """The rows of ranges, calls and operations, with loose events in their places. The others go to `events.unread`."""
+    tables = {name: events.table(name) for name in COLUMNS}
+    loose = tables.pop("loose")
+    if len(loose["pid"]):
+        for name, rows in _by_place(events, loose, _pids(events, DEVICE)).items():
+            tables[name] = {column: np.append(tables[name][column], rows[column]) for column in COLUMNS[name]}
+    return tables
+
+
+def _by_place(events: Events, loose: Columns, on_device: dict[int, int]) -> dict[str, Columns]:
+    names, tasks = (_texts(events.names, loose["name"]), _texts(events.shapes, loose["task"]))
+    categories = _texts(events.names, loose["category"])
+    ran = np.isin(loose["pid"], list(on_device)) | np.isin(categories, list(DEVICE_WORK))
+    runtime = np.isin(categories, list(RUNTIMES))
+    works = ran & ~runtime & _on_streams(events, loose, ran)
+    waits = works & _matching(WAIT, names, tasks)
+    derived = ~ran & np.isin(loose["pid"], list(_pids(events, DERIVED)))
+    _say_unread(events, loose, (ran & ~works) | derived)
+    if count := int(waits.sum()):
+        events.unread["waits of devices"] += count
+    told = (loose["correlation"] != 0) & ~np.isin(categories, list(QUEUED))
+    host = ~ran & ~derived
+    return {
+        "operations": _operations(events, _rows(loose, works & ~waits), on_device),
+        "calls": _calls(events, _rows(loose, host & (runtime | told))),
+        "ranges": _ranges(events, _rows(loose, host & ~runtime & ~told)),
+    }
+
+
+def _pids(events: Events, pattern: re.Pattern[str]) -> dict[int, int]:
+    """The processes of these names or labels, and the number of each: that in its name, else its place."""
+    named: dict[int, int] = {}
+    for pid in sorted({*events.process_names, *events.process_labels}):
+        texts = [texts.get(pid, "") for texts in (events.process_names, events.process_labels)]
+        if any(pattern.search(text) for text in texts):
+            number = next((found[1] for text in texts if (found := NUMBER.search(text))), None)
+            named[pid] = len(named) if number is None else int(number)
+    return named
+
+
+def _on_streams(events: Events, loose: Columns, ran: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which events stand on a stream: a thread named so, one without a name, or else the one of XLA's operators."""
+    places = set(zip(loose["pid"][ran].tolist(), loose["tid"][ran].tolist(), strict=True))
+    names = {place: events.thread_names.get(place, "") for place in places}
+    streams = {place for place, name in names.items() if not name or STREAM.search(name)}
+    with_streams = {pid for pid, _ in streams}
+    streams |= {place for place, name in names.items() if name == OPS and place[0] not in with_streams}
+    return np.array(
+        [place in streams for place in zip(loose["pid"].tolist(), loose["tid"].tolist(), strict=True)], bool
+    )
+
+
+def _operations(events: Events, rows: Columns, on_device: dict[int, int]) -> Columns:
+    names, tasks = _texts(events.names, rows["name"]), _texts(events.shapes, rows["task"])
+    directions = _texts(events.shapes, rows["direction"])
+    copies, sets = _matching(COPIES, names, tasks), _matching(MEMSET, names, tasks)
+    kind = np.where(sets, KINDS.index("memset"), np.where(copies, KINDS.index("memcpy"), KINDS.index("kernel")))
+    for at in np.flatnonzero(copies & ~sets).tolist():
+        told = f"{directions[at]} {names[at]}"
+        way = next((way for way, pattern in DIRECTIONS.items() if pattern.search(told)), "unknown")
+        rows["name"][at] = events.names.code(way)
+    rows["name"][sets] = events.names.code("memset")
+    of_process = np.array([on_device.get(pid, 0) for pid in rows["pid"].tolist()], np.int64)
+    of_thread = np.array(
+        [_number(events.thread_names.get(place, ""), place[1]) for place in zip(*_places(rows), strict=True)], np.int64
+    )
+    device = np.where(rows["device"] == UNTOLD, of_process, rows["device"])
+    if len(device) and np.abs(device).max() > INT32:
+        raise TraceError(f"got a device of number {int(device[np.abs(device).argmax()])}, expected one below 2^31")
+    nothing, none = events.shapes.code(""), np.zeros(len(kind), np.int64)
+    return {
+        **dict.fromkeys(COLUMNS["operations"], none),
+        **{column: rows[column] for column in ("pid", "tid", "start_ns", "end_ns", "name", "correlation")},
+        "kind": kind.astype(np.int64),
+        "device": device,
+        "stream": np.where(rows["stream"] == UNTOLD, of_thread, rows["stream"]),
+        "bytes": np.maximum(rows["bytes"], 0),
+        "collective": np.full(len(kind), events.told.code("")),
+        **dict.fromkeys(("grid", "block", "memory"), np.full(len(kind), nothing)),
+    }
+
+
+def _calls(events: Events, rows: Columns) -> Columns:
+    kept = ("pid", "tid", "start_ns", "end_ns", "name", "correlation")
+    count = len(rows["pid"])
+    kind, inputs = np.full(count, CALL_KINDS.index("api")), np.full(count, events.told.code(""))
+    return {
+        **{column: rows[column] for column in kept},
+        "kind": kind,
+        "external": np.zeros(count, np.int64),
+        "inputs": inputs,
+    }
+
+
+def _ranges(events: Events, rows: Columns) -> Columns:
+    kept = ("pid", "tid", "start_ns", "end_ns", "name", "range_id")
+    return {**{column: rows[column] for column in kept}, "domain": np.full(len(rows["pid"]), events.names.code(""))}
+
+
+def _say_unread(events: Events, loose: Columns, which: NDArray[np.bool_]) -> None:
+    """Counts what is not read by the names of its process and thread."""
+    pairs, counts = np.unique(np.column_stack([loose["pid"][which], loose["tid"][which]]), axis=0, return_counts=True)
+    for (pid, tid), count in zip(pairs.tolist(), counts.tolist(), strict=True):
+        process, thread = events.process_names.get(pid, f"process {pid}"), events.thread_names.get((pid, tid), "")
+        events.unread[f"of {process!r}" + (f", {thread!r}" if thread else "")] += count
+
+
+def _places(rows: Columns) -> tuple[list[int], list[int]]:
+    return rows["pid"].tolist(), rows["tid"].tolist()
+
+
+def _number(name: str, otherwise: int) -> int:
+    found = NUMBER.search(name)
+    return int(found[1]) if found else otherwise
+
+
+def _rows(columns: Columns, which: NDArray[np.bool_]) -> Columns:
+    return {name: column[which] for name, column in columns.items()}
+
+
+def _texts(names: Names, codes: Ints) -> NDArray[np.object_]:
+    return np.asarray(names.categorical(codes).astype(str), object)
+
+
+def _matching(pattern: re.Pattern[str], *columns: NDArray[np.object_]) -> NDArray[np.bool_]:
+    """Which rows have a text that matches, in any of the columns."""
+    matches = np.zeros(len(columns[0]), bool)
+    for column in columns:
+        known = {text: bool(pattern.search(text)) for text in set(column.tolist())}
+        matches |= np.array([known[text] for text in column.tolist()], bool)
+    return matches

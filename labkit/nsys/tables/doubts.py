@@ -1,0 +1,69 @@
+"""What in a trace cannot be as it says: times that no device keeps, and calls that launched more than one call does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from labkit.nsys.analysis.launches import shared_launches
+from labkit.nsys.analysis.rank_numbers import rank_word
+from labkit.nsys.tables.kernel_names import brief, cut
+from labkit.nsys.tables.places import devices
+from labkit.nsys.trace import Trace
+
+ROUNDED_NS = 1_000  # by which old profilers round times
+LONGER, MOST_OF_SPAN, LONGEST_NS = 100, 0.5, 3_600_000_000_000
+
+
+def doubts(trace: Trace) -> Iterator[str]:
+    """One line for each kind of thing to doubt."""
+    yield from _too_long(trace)
+    if overlapping := _overlapping(trace):
+        yield (
+            f"{overlapping:,} of {len(trace.operations):,} operations begin before the one before them on their stream "
+            "has ended. Programmatic dependent launch has it so; without it their times are damaged, and busy and idle "
+            "time with them"
+        )
+    if shared := int(shared_launches(trace).sum()):
+        yield (
+            f"{shared:,} operations share the correlation of a call that launches one kernel: which call and which "
+            "operator launched them is not known"
+        )
+
+
+def _too_long(trace: Trace) -> Iterator[str]:
+    """Operations that take most of the span of their device, and far longer than any other."""
+    operations = trace.operations
+    length = (operations["end_ns"] - operations["start_ns"]).to_numpy()
+    several = len(devices(trace)) > 1
+    for place in devices(trace).itertuples(index=False):
+        rows = np.flatnonzero(
+            ((operations["process"] == place.process) & (operations["device"] == place.device)).to_numpy()
+        )
+        row = rows[np.argmax(length[rows])]
+        span = int(operations["end_ns"].to_numpy()[rows].max() - operations["start_ns"].to_numpy()[rows].min())
+        others = np.delete(length[rows], np.argmax(length[rows]))
+        outlier = len(others) > 1 and length[row] > LONGER * max(int(others.max()), 1)
+        if (outlier and length[row] > MOST_OF_SPAN * span) or length[row] > LONGEST_NS:
+            name = cut(brief(str(operations["name"].iloc[row])), 60)
+            where = f" of {rank_word(trace)} {place.rank}'s GPU {place.device}" if several else ""
+            yield (
+                f"{name} takes {length[row] / 1e6:,.3f} of the {span / 1e6:,.3f} ms{where}, and no other operation "
+                f"longer than {others.max(initial=0) / 1e6:,.3f} ms: if its times are damaged, so are busy time and "
+                "shares"
+            )
+
+
+def _overlapping(trace: Trace) -> int:
+    """How many operations begin before the end of an earlier one of their stream, by more than times are rounded.
+
+    Operations of CUDA graphs are left out: branches of a graph run at the same time under one stream.
+    """
+    rows = trace.operations[((trace.operations["graph_node"] == 0) & (trace.operations["kind"] != "graph")).to_numpy()]
+    stream = rows.groupby(["process", "device", "stream"]).ngroup().to_numpy()
+    order = np.lexsort((rows["start_ns"].to_numpy(), stream))
+    start, end, stream = rows["start_ns"].to_numpy()[order], rows["end_ns"].to_numpy()[order], stream[order]
+    reached = pd.Series(end).groupby(stream).cummax().to_numpy()
+    return int(((stream[1:] == stream[:-1]) & (reached[:-1] - start[1:] > ROUNDED_NS) & (end[1:] > start[1:])).sum())

@@ -1,0 +1,158 @@
+"""What a trace says wrongly, or does not say: it is remarked, and nothing is concluded from it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nsys_exports import KERNEL, START_END, Export, global_pid, global_tid
+from traces import Recorder
+
+from labkit.nsys.analysis.launches import first_calls
+from labkit.nsys.analysis.rank_numbers import ranks
+from labkit.nsys.reader.reading import read
+from labkit.nsys.tables.compare import compare_traces
+from labkit.nsys.tables.doubts import doubts
+from labkit.nsys.tables.gaps import gaps
+from labkit.nsys.tables.losses import sentence
+from labkit.nsys.tables.operators import NO_OPERATOR, operators
+from labkit.nsys.tables.selection import Selection
+from labkit.nsys.tables.summary import summarise
+from labkit.nsys.trace import Trace, TraceError, typed
+
+PID, TID = global_pid(77), global_tid(77, 78)
+
+
+def launched(count: int = 6, **columns: Any) -> Recorder:
+    """Operators of one kernel each."""
+    recorder = Recorder()
+    for index in range(count):
+        recorder.operator(f"aten::op{index}", 50 * index, 50 * index + 10)
+        recorder.kernel(50 * index + 5, 50 * index + 12, 50 * index + 20, **columns)
+    return recorder
+
+
+@pytest.mark.parametrize("table", ["CUPTI_ACTIVITY_KIND_KERNEL_V3", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", KERNEL])
+def test_work_that_is_not_read_is_no_idle_time(table: str, tmp_path: Path) -> None:
+    """Its table has a name that nobody knows, or lacks the times."""
+    export = Export()
+    for at in (0, 10_000_000):
+        export.call(at, at + 10, TID, at + 1)
+        export.copy(at + 20, at + 30, PID, at + 1)
+        export.call(at + 100, at + 110, TID, at + 2)
+        export.kernel(at + 120, at + 9_000_000, PID, at + 2)
+    path = export.write(tmp_path / "odd.sqlite")
+    with closing(sqlite3.connect(path)) as connection:
+        change = "RENAME COLUMN start TO began" if table == KERNEL else f"RENAME TO {table}"
+        connection.execute(f"ALTER TABLE {KERNEL} {change}")
+        connection.commit()
+    trace = read(path, cache=False)
+    assert trace.source.unread_work == (f"2 {table}",)
+    assert trace.operations["kind"].tolist() == ["memcpy", "memcpy"]
+    summary = summarise(trace)
+    assert summary.budget[["idle_ns", "exposed_copy_ns", "copy_hidden"]].isna().all(axis=None)
+    assert summary.idle.empty
+    assert summary.losses.empty
+    assert any(f"not read (2 {table}), so idle time is not known" in line for line in summary.remarks)
+    with pytest.raises(TraceError, match="nobody can tell when the GPU was idle"):
+        gaps(trace)
+    assert any("busy time is compared" in line for line in compare_traces(trace, trace).remarks)
+
+
+def test_a_start_end_range_on_one_thread_is_kept_and_one_on_two_is_named(tmp_path: Path) -> None:
+    export = Export()
+    export.range(100, 500, TID, text="kept", eventType=START_END, endGlobalTid=TID)
+    export.range(100, 500, TID, text="gone", eventType=START_END, endGlobalTid=TID ^ 1)
+    trace = read(export.write(tmp_path / "ranges.sqlite"), cache=False)
+    assert trace.ranges["name"].tolist() == ["kept"]
+    assert Selection(name="kept").of(trace, "ranges").all()
+    for selection in (Selection(name="gone"), Selection(range="gone")):
+        with pytest.raises(TraceError, match="Not among them: 1 NVTX ranges that ended on another thread"):
+            selection.of(trace, "ranges")
+
+
+def test_a_call_belongs_to_the_operator_that_was_open_when_it_began() -> None:
+    """Its end may be rounded past the operator's; one that begins as an operator ends is the next one's."""
+    recorder = Recorder()
+    for index, late_us in enumerate((0.0, 0.001, 1.0)):
+        begin = 100.0 * index
+        recorder.operator("aten::outer", begin, begin + 50)
+        recorder.operator("aten::inner", begin + 1, begin + 20 - late_us)
+        recorder.operator("aten::next", begin + 20, begin + 40)
+        recorder.kernel(begin + 19.9 - late_us, begin + 30, begin + 40)
+        recorder.kernel(begin + 20, begin + 41, begin + 45)
+    trace = recorder.trace(profiler="torch.profiler")
+    late = trace.calls["end_ns"].where(trace.calls["kind"] == "op", trace.calls["start_ns"] + 101)
+    found = operators(replace(trace, calls=trace.calls.assign(end_ns=late)))
+    assert found.set_index("name")["count"].to_dict() == {"aten::inner": 3, "aten::next": 3}
+
+
+def test_one_correlation_of_all_kernels_names_no_call() -> None:
+    trace = launched().trace(profiler="torch.profiler")
+    names = trace.calls["name"].cat.rename_categories({"launch": "cudaLaunchKernel"})
+    trace = replace(trace, calls=trace.calls.assign(name=names))
+    assert operators(trace)["count"].tolist() == [1] * 6
+    one = replace(trace, operations=trace.operations.assign(correlation=1))
+    assert (first_calls(one) == -1).all()
+    assert operators(one)["name"].tolist() == [NO_OPERATOR]
+    assert any("6 operations share the correlation" in line for line in summarise(one).remarks)
+    graph = replace(
+        one, calls=one.calls.assign(name=names.cat.rename_categories({"cudaLaunchKernel": "cudaGraphLaunch"}))
+    )
+    assert (first_calls(graph) == first_calls(graph)[0]).all()
+    assert first_calls(graph)[0] >= 0
+
+
+def test_a_kernel_of_absurd_length_is_remarked() -> None:
+    assert not list(doubts(launched().trace()))
+    recorder = launched()
+    recorder.kernel(400, 410, 4e9, name="endless")
+    (told,) = doubts(recorder.trace())
+    assert told.startswith("endless takes 3,999,999.590 of the 3,999,999.988 ms")
+    recorder.kernel(401, 3e9, 3e9 + 100)
+    assert "begin before the one before them on their stream" in list(doubts(recorder.trace()))[1]
+
+
+@pytest.mark.parametrize(("columns", "doubtful"), [({}, True), ({"graph_node": 5}, False), ({"stream": 8}, False)])
+def test_overlaps_on_one_stream_are_remarked(columns: dict[str, Any], doubtful: bool) -> None:
+    recorder = launched()
+    recorder.kernel(300, 310, 330)
+    recorder.kernel(302, 320, 340, **columns)
+    assert bool(list(doubts(recorder.trace()))) == doubtful
+    rounded = launched()
+    rounded.kernel(300, 310, 330)
+    rounded.kernel(302, 329.2, 340)
+    assert not list(doubts(rounded.trace()))
+
+
+def of_processes(ranks_of: tuple[int, ...]) -> Trace:
+    """Three processes of falling ids: the first uses GPU 1, the second GPU 0, the third none."""
+    recorder = Recorder()
+    for process, device in ((0, 1), (1, 0)):
+        for at in (0, 500):
+            recorder.kernel(at, at + 5, at + 50, process=process, device=device)
+    recorder.range("cpu", 0, 10, process=2)
+    trace = recorder.trace(ranks=ranks_of)
+    return replace(trace, processes=typed("processes", {"pid": [30, 20, 10], "rank": list(ranks_of)}))
+
+
+def test_ranks_that_nothing_names_are_processes_numbered_by_device() -> None:
+    trace = of_processes((-1, -1, -1))
+    assert ranks(trace).tolist() == [1, 0, 2]
+    summary = summarise(trace)
+    assert summary.budget[["rank", "device"]].to_numpy().tolist() == [[0, 0], [1, 1]]
+    assert not summary.ranks_known
+    assert "process 0's GPU" in sentence(summary.losses.iloc[0].to_dict())
+    assert any("numbered by device" in line for line in summary.remarks)
+    known = of_processes((1, 0, 2))
+    assert ranks(known).tolist() == [1, 0, 2]
+    assert "rank 0's GPU" in sentence(summarise(known).losses.iloc[0].to_dict())
+    assert ranks(of_processes((0, 0, 1))).tolist() == [1, 0, 2]
+    alone = launched().trace()
+    assert "of the GPU (" in sentence(summarise(alone).losses.iloc[0].to_dict())
+    assert np.array_equal(ranks(alone), [0])
