@@ -33,6 +33,7 @@ PAPER, PUBLISHED_PAPER = "#ffffff", "#faf6ec"
 
 TITLE, SUBTITLE, LINE_HEIGHT = 17, 13, 18  # pixels: the sizes of letters, and of a line of the subtitle
 LIVE = NARROW - 2 * EDGE  # pixels of the lines of a title
+MODEBAR = 32  # pixels at the top that its buttons take where a page has the title outside of the figure
 TOP, RIGHT = 34, 20  # pixels: above the axes, for a heading; right of the axes
 LOG = " (log)"  # ends the title of a logarithmic axis: its neighbour may be linear
 META = "labkit"  # the layout's own place for what a page has to know of a figure

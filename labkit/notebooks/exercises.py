@@ -15,6 +15,7 @@ from IPython.display import Markdown
 from labkit.figures.frames import number
 from labkit.notebooks.verdicts import TOLERANCE, checked, number_or_remark, shown
 from labkit.system.errors import UserTypeError
+from labkit.system.markdown import as_text, markdown_table
 from labkit.system.nearest import did_you_mean
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def model_shape(name: str) -> Markdown:
         "MLP size": f"{config.intermediate_size:,}" + (", gated" if config.gated else ""),
         "vocabulary": f"{config.vocab_size:,}; the head {'is' if config.tied_head else 'is not'} the embedding",
     }
-    return Markdown(f"| | {name} |\n|---|---|\n" + "\n".join(f"| {row} | {value} |" for row, value in rows.items()))
+    return Markdown(markdown_table(("", as_text(name)), ((row, as_text(str(value))) for row, value in rows.items())))
 
 
 def check_limit(comparison: Comparison, read_mb: object, limit_ms: object) -> Markdown:

@@ -33,6 +33,7 @@ from labkit.statistics import Trust
 from labkit.studies.outcome import Outcome, Study
 from labkit.system.asked_from import setting
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.owned_folder import owned_folder
 from labkit.system.partly import Show, so_far, unseen
@@ -278,7 +279,7 @@ def compared_case(plan: StreamingPlan, batch: int) -> Case:
 @contextmanager
 def _folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     if os.fspath(path):
-        given = Path(path).expanduser()
+        given = expanded(path)
         if not given.is_dir():
             raise UserError(
                 f"got path = {os.fspath(path)!r}, which is no folder; expected one on the disk that layers are to be "

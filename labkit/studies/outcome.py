@@ -5,7 +5,8 @@ below them a row for each thing that was measured.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from labkit.statistics import Trust
@@ -19,12 +20,16 @@ MOST_ROWS = 20  # of a table
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result in a line, how far it can be trusted, in words and as a yes or no, and what it was measured on."""
+    """The result in a line, how far it can be trusted, in words and as a yes or no, and what it was measured on.
+
+    `of`: the settings of the result, as far as the request had others.
+    """
 
     claim: str
     grade: str
     trusted: bool
     machine: str
+    of: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def graded(cls, claim: str, trust: Trust, machine: str) -> Outcome:

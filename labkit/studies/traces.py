@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from labkit.nsys.analysis.difference import Difference, explain
 from labkit.nsys.analysis.stage_table import StageTable, stage_table
@@ -33,11 +34,15 @@ BUNDLED_SIDES = ("gpt2-hf-eager", "gpt2-fused")
 
 @dataclass(frozen=True)
 class CapturePair:
-    """The captures of both sides. `remarks`: what a reader of their figures has to know."""
+    """The captures of both sides. `remarks`: what a reader of their figures has to know.
+
+    `of`: what was captured, by the names of a notebook's parameters, where it is not what was asked for.
+    """
 
     vanilla: Capture
     fused: Capture
     remarks: tuple[str, ...] = ()
+    of: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def traces(self) -> tuple[Trace, Trace]:
@@ -79,7 +84,7 @@ class CapturePair:
         if "threads" in environment and "cores" in environment:
             parts.append(f"{environment['threads']} of {environment['cores']} cores")
         machine = "; ".join([", ".join(part for part in parts if part), *self.remarks])
-        return Outcome(self.difference.headline, grade, decided, machine)
+        return Outcome(self.difference.headline, grade, decided, machine, self.of)
 
 
 def capture_pair(
@@ -138,7 +143,7 @@ def capture_pair(
             raise
         bundled = bundled_pair()
         remark = f"nothing could be captured here, so these are the captures that come with labkit: {error}"
-        return CapturePair(bundled.vanilla, bundled.fused, (remark, *bundled.remarks))
+        return replace(bundled, remarks=(remark, *bundled.remarks))
 
 
 def own_command(model: str, side: str, **options: object) -> list[str]:
@@ -159,4 +164,7 @@ def bundled_pair() -> CapturePair:
         record = read_record(record_file)
         taken.append(Capture(tuple(BUNDLED / file for file in record.files), record_file, record))
     cpu = (taken[0].record.environment or {}).get("cpu", "another machine")
-    return CapturePair(taken[0], taken[1], (f"captured on another day, on {cpu}: not on this machine",))
+    vanilla, fused = (capture.record.case for capture in taken)
+    remark = f"captures of {fused['model']}, taken on another day, on {cpu}: not on this machine"
+    of = {"model": fused["model"], "baseline": vanilla["impl"], "candidate": fused["impl"], "steps": fused["new"] - 1}
+    return CapturePair(taken[0], taken[1], (remark,), of | {"threads": fused["threads"]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
+from labkit.system.validation import Listed
 
 MOST_SHOWN = 80  # characters of a field
 
@@ -18,7 +18,7 @@ class _Cut:
         return self._text if len(self._text) <= MOST_SHOWN else f"{self._text[:MOST_SHOWN]}…"
 
 
-class ShortRepr(BaseModel):
+class ShortRepr(Listed):
     """A pydantic model whose `repr` cuts long fields short."""
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:

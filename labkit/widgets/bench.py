@@ -151,7 +151,10 @@ class Bench(ABC, Generic[Result]):
             if self._controls:
                 self._controls.page.results += 1  # a page that is opened during the run finds its figures
                 self._redraw()
-            self._last = Last(settings, now(), self.measure(settings, follow, self._show_part))
+            result = self.measure(settings, follow, self._show_part)
+            of = self.outcome(result).of
+            self.settings = settings | {name: value for name, value in of.items() if name in settings}
+            self._last = Last(self.settings, now(), result)
         except BaseException:
             self.settings = before
             raise

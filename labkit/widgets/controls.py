@@ -66,7 +66,7 @@ STOPPED = "Stopped; what is shown is from the run before, if there was one."
 
 
 def setting_words(name: str, value: object) -> str:
-    """The value of a setting or a parameter for people: 0 threads are none that run."""
+    """The value of a setting or a parameter for people, who would read 0 threads as none."""
     return "chosen for this machine" if name == "threads" and value == 0 else str(value)
 
 

@@ -47,7 +47,7 @@ class PageModel {
     }
   }
 
-  /** The next match after the last one found, or with a new text the first one from the middle of the view. */
+  /** The next match after the last one found, or with a new text the first one that begins in the view or after it. */
   search({ text, by, time }) {
     if (text !== this.found.text) {
       const found = this.events.search(text);
@@ -92,6 +92,7 @@ const drawn = unpackedFrom("packed").then(
     };
     addEventListener("beforeprint", () => repaint(false, SHEET));
     addEventListener("afterprint", () => repaint(dark.matches, ""));
+    addEventListener("keydown", (event) => timeline.key(event)); // wherever the focus is
     timeline.canvas.focus({ preventScroll: true });
     document.documentElement.dataset.drawn = "yes";
   },

@@ -10,7 +10,7 @@ from labkit.figures.stage_table import stage_table_figure
 from labkit.figures.timeline import timeline
 from labkit.harness.compare.baselines import BASELINES
 from labkit.studies.outcome import Outcome
-from labkit.studies.traces import SOURCES, CapturePair, capture_pair
+from labkit.studies.traces import SOURCES, CapturePair, bundled_pair, capture_pair
 from labkit.system.partly import Show
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
@@ -36,8 +36,11 @@ class TraceBench(Bench[CapturePair]):
     ) -> None:
         """`threads` 0: one for each core."""
         sides = {"model": model, "baseline": baseline, "candidate": candidate}
+        settings: dict[str, Any] = sides | {"steps": steps, "source": source, "threads": threads}
+        if source == "bundled":
+            settings |= bundled_pair().of
         choices = {"baseline": BASELINES, "candidate": BASELINES, "source": SOURCES}
-        super().__init__(sides | {"steps": steps, "source": source, "threads": threads}, choices)
+        super().__init__(settings, choices)
 
     def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> CapturePair:
         return capture_pair(
