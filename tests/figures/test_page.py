@@ -111,15 +111,13 @@ def test_a_browser_that_cannot_unpack_figures_says_so(page: Any) -> None:
 
 @needs_browser
 def test_a_page_counts_as_loaded_once_its_figures_are_drawn_so_that_printing_it_at_once_prints_them(
-    tmp_path: Path,
+    page: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "page.html"
     file.write_text(figure_page(figures.per_token_figure(comparison())), encoding="utf-8")
-    with opened_page() as (opened, errors):
-        opened.add_init_script(
-            "addEventListener('load', () => (window.drawnThen = document.documentElement.dataset.drawn))"
-        )
-        opened.goto(file.as_uri())
-        assert opened.evaluate("window.then") == "yes"
-        assert opened.locator("iframe").count() == 0
-        assert errors == []
+    opened = page.context.new_page()
+    opened.add_init_script("addEventListener('load', () => (window.then = document.documentElement.dataset.drawn))")
+    opened.goto(file.as_uri())
+    assert opened.evaluate("window.then") == "yes"
+    assert opened.locator("iframe").count() == 0
+    opened.close()
