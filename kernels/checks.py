@@ -46,7 +46,7 @@ Size = int | str | None
 P, R = ParamSpec("P"), TypeVar("R")
 
 
-class Call:
+class ArgumentCheck:
     """A call while its arguments are checked, and what they agree on so far: sizes by name, device, rows, and the type
     of a floating cache.
     """
@@ -115,7 +115,7 @@ class Call:
             )
 
 
-Check = Callable[[str, Any, Call], None]
+Check = Callable[[str, Any, ArgumentCheck], None]
 
 
 def checked(**table: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -131,7 +131,7 @@ def checked(**table: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             arguments = bound.arguments
-            call = Call(op.__name__, arguments["impl"])
+            call = ArgumentCheck(op.__name__, arguments["impl"])
             if call.impl not in IMPLS:
                 raise UserError(f"{call.op}: unknown impl {call.impl!r}; expected one of {', '.join(IMPLS)}")
             call.number("threads", arguments["threads"], 1, MOST_THREADS)
@@ -159,14 +159,14 @@ def maybe(check: Check) -> Check:
     return lambda name, value, call: None if value is None else check(name, value, call)
 
 
-def flag(name: str, value: Any, call: Call) -> None:
+def flag(name: str, value: Any, call: ArgumentCheck) -> None:
     call.one_of(name, value, (False, True))
 
 
 def record(kind: type, check: Check) -> Check:
     """A record of `types`, whose fields are checked then."""
 
-    def run(name: str, value: Any, call: Call) -> None:
+    def run(name: str, value: Any, call: ArgumentCheck) -> None:
         if not isinstance(value, kind):
             raise UserTypeError(f"{name}: expected a {kind.__name__}, got {type(value).__name__}")
         check(name, value, call)
@@ -174,7 +174,7 @@ def record(kind: type, check: Check) -> Check:
     return run
 
 
-def _norm(name: str, norm: Norm, call: Call) -> None:
+def _norm(name: str, norm: Norm, call: ArgumentCheck) -> None:
     """Over rows of `width`."""
     call.one_of(f"{name}.kind", norm.kind, NORM_KINDS)
     if norm.kind == "none":
@@ -189,7 +189,7 @@ def _norm(name: str, norm: Norm, call: Call) -> None:
         call.tensor(f"{name}.bias", norm.bias, torch.float32, "width")
 
 
-def _linear(name: str, linear: Linear, call: Call) -> None:
+def _linear(name: str, linear: Linear, call: ArgumentCheck) -> None:
     """Takes rows of `width`."""
     outputs = call.number(f"{name}.outputs", linear.outputs, 1)
     inputs = call.number(f"{name}.inputs", linear.inputs, 1)
@@ -218,7 +218,7 @@ def _linear(name: str, linear: Linear, call: Call) -> None:
         call.tensor(f"{name}.bias", linear.bias, torch.float32, whole if padded else outputs)
 
 
-def _scales(name: str, linear: Linear, call: Call) -> None:
+def _scales(name: str, linear: Linear, call: ArgumentCheck) -> None:
     group = call.number(f"{name}.group", linear.group, 1)
     if group % FINEST[linear.bits]:
         raise UserError(f"got {name}.group = {group}, expected a multiple of {FINEST[linear.bits]}")
@@ -230,7 +230,7 @@ def _scales(name: str, linear: Linear, call: Call) -> None:
     call.one_of(f"{name}.scales.shape[2]", linear.scales.shape[2], (1, 2))
 
 
-def _qkv(name: str, weights: QkvWeights, call: Call) -> None:
+def _qkv(name: str, weights: QkvWeights, call: ArgumentCheck) -> None:
     """For the heads of the call."""
     linear(f"{name}.proj", weights.proj, call)
     norm(f"{name}.norm", weights.norm, call)
@@ -246,7 +246,7 @@ def _qkv(name: str, weights: QkvWeights, call: Call) -> None:
         call.cache_dtypes = (float_dtype(weights.proj.weight.dtype),)
 
 
-def _mlp(name: str, weights: MlpWeights, call: Call) -> None:
+def _mlp(name: str, weights: MlpWeights, call: ArgumentCheck) -> None:
     up = weights.up
     linear(f"{name}.up", up, call)
     norm(f"{name}.norm", weights.norm, call)
@@ -264,7 +264,7 @@ def _mlp(name: str, weights: MlpWeights, call: Call) -> None:
         )
 
 
-def _heads(name: str, heads: Heads, call: Call) -> None:
+def _heads(name: str, heads: Heads, call: ArgumentCheck) -> None:
     query, kv = (call.number(f"{name}.{part}", getattr(heads, part), 1) for part in ("query", "kv"))
     if query % kv:
         raise UserError(f"got {name}.query = {query}, expected a multiple of {name}.kv = {kv}")
@@ -273,7 +273,7 @@ def _heads(name: str, heads: Heads, call: Call) -> None:
     call.sizes |= {"query": query, "kv": kv, "dim": dim, "head row": padded_head_dim(dim), "queries": query * dim}
 
 
-def _rows(name: str, rows: Rows, call: Call) -> None:
+def _rows(name: str, rows: Rows, call: ArgumentCheck) -> None:
     batch, tokens = (call.number(f"{name}.{part}", getattr(rows, part), 1) for part in ("batch", "tokens"))
     if (units := batch * tokens * call.sizes["query"]) >= MOST_UNITS:
         raise UserError(f"got {units} heads of rows in one call, expected less than {MOST_UNITS}; use several calls")
@@ -288,7 +288,7 @@ def _rows(name: str, rows: Rows, call: Call) -> None:
             call.tensor(f"{name}.{part}", table, dtype, "batch", "slots of tables")
 
 
-def _rotary(name: str, rotary: Rotary, call: Call) -> None:
+def _rotary(name: str, rotary: Rotary, call: ArgumentCheck) -> None:
     call.tensor(f"{name}.cosine", rotary.cosine, torch.float32, "positions", "angles")
     call.tensor(f"{name}.sine", rotary.sine, torch.float32, "positions", "angles")
     flag(f"{name}.interleaved", rotary.interleaved, call)
@@ -300,7 +300,7 @@ def _rotary(name: str, rotary: Rotary, call: Call) -> None:
     call.within("rows.positions", call.rows.positions, call.sizes["positions"], "the rotary tables hold no more")
 
 
-def _cache(name: str, cache: LayerCache, call: Call) -> None:
+def _cache(name: str, cache: LayerCache, call: ArgumentCheck) -> None:
     past, rows = call.number(f"{name}.past", cache.past, 0), call.rows
     assert rows is not None
     shape: tuple[Size, ...] = ("batch", "kv", "capacity", "head row")
@@ -328,7 +328,7 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
 
 
-def _attention(name: str, params: AttentionParams, call: Call) -> None:
+def _attention(name: str, params: AttentionParams, call: ArgumentCheck) -> None:
     call.real(f"{name}.scale", params.scale)
     flag(f"{name}.causal", params.causal, call)
     if params.window is not None:
