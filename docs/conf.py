@@ -51,6 +51,8 @@ templates_path = ["_templates"]
 html_show_sphinx = html_copy_source = html_show_sourcelink = False
 html_show_search_summary = False  # a page on the disk may not read others for it
 
+BACK = '<nav><a href="../docs/notebooks.html">labkit: all notebooks</a></nav>'
+
 # The sidebar, which only the site has: what each of these pages leads to, under which caption.
 NAVIGATION = {
     "README": {
@@ -68,16 +70,17 @@ NAVIGATION = {
             "docs/models",
         ],
         "Numbers": ["docs/measuring", "docs/when-numbers-look-wrong", "profiles/README"],
-        "Reference": ["docs/reference/README", "docs/changelog", "docs/CONTRIBUTING"],
+        "Look up": ["docs/reference/README", "docs/changelog", "docs/CONTRIBUTING"],
     },
-    "profiles/README": {"Results": ["cpu-*"]},
-    "docs/reference/README": {"Reference": ["command-line", "labkit", "[!l]*"]},
+    "profiles/README": {"": ["cpu-*"]},
+    "docs/reference/README": {"": ["command-line", "labkit", "[!l]*"]},
 }
 
 
 def add_navigation(app: Sphinx, name: str, source: list[str]) -> None:
     for caption, pages in NAVIGATION.get(name, {}).items():
-        source[0] += "\n".join(["\n```{toctree}", ":hidden:", ":glob:", f":caption: {caption}", "", *pages, "```\n"])
+        above = [f":caption: {caption}"] if caption else []  # a page says its own title
+        source[0] += "\n".join(["\n```{toctree}", ":hidden:", ":glob:", *above, "", *pages, "```\n"])
 
 
 def lead_to_executed_notebooks(app: Sphinx, page: nodes.document) -> None:
@@ -89,10 +92,19 @@ def lead_to_executed_notebooks(app: Sphinx, page: nodes.document) -> None:
             link.replace_self(nodes.reference("", "", *link.children, refuri=f"{up}notebooks/{target.stem}.html"))
 
 
+def lead_back(app: Sphinx, failed: Exception | None) -> None:
+    """The pages of executed notebooks, which stand alone, get a way back to the site that they are on."""
+    for file in (Path(app.outdir) / "notebooks").glob("*.html"):
+        page = file.read_text(encoding="utf-8")
+        if BACK not in page:
+            file.write_text(page.replace("<main>", f"<main>{BACK}", 1), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("commands", Commands)
     app.add_directive("public-names", PublicNames)
     app.connect("source-read", add_navigation)
     app.connect("doctree-read", lead_to_executed_notebooks, priority=400)  # before Sphinx copies what is linked
     app.connect("autodoc-process-docstring", fields_with_their_comments)
+    app.connect("build-finished", lead_back)
     return {"parallel_read_safe": True}

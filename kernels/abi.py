@@ -3,11 +3,15 @@
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 
+from .build import mirrors
 
+
+@mirrors("Norm")
 class CNorm(ctypes.Structure):
     _fields_ = [("kind", c_int32), ("eps", c_float), ("weight", c_void_p), ("bias", c_void_p)]
 
 
+@mirrors("Linear")
 class CLinear(ctypes.Structure):
     _fields_ = [
         ("weight", c_void_p),
@@ -22,6 +26,7 @@ class CLinear(ctypes.Structure):
     ]
 
 
+@mirrors("Rows")
 class CRows(ctypes.Structure):
     _fields_ = [
         ("batch", c_int32),
@@ -34,10 +39,12 @@ class CRows(ctypes.Structure):
     ]
 
 
+@mirrors("Heads")
 class CHeads(ctypes.Structure):
     _fields_ = [("query", c_int32), ("kv", c_int32), ("dim", c_int32), ("padded_dim", c_int32)]
 
 
+@mirrors("Cache")
 class CCache(ctypes.Structure):
     _fields_ = [
         ("keys", c_void_p),
@@ -49,22 +56,27 @@ class CCache(ctypes.Structure):
     ]
 
 
+@mirrors("Rotary")
 class CRotary(ctypes.Structure):
     _fields_ = [("cosine", c_void_p), ("sine", c_void_p), ("dim", c_int32), ("interleaved", c_int32)]
 
 
+@mirrors("QkvWeights")
 class CQkvWeights(ctypes.Structure):
     _fields_ = [("norm", CNorm), ("proj", CLinear), ("q_norm", c_void_p), ("k_norm", c_void_p), ("qk_eps", c_float)]
 
 
+@mirrors("AttentionParams")
 class CAttentionParams(ctypes.Structure):
     _fields_ = [("scale", c_float), ("window", c_int32), ("causal", c_int32), ("slopes", c_void_p)]
 
 
+@mirrors("MlpWeights")
 class CMlpWeights(ctypes.Structure):
     _fields_ = [("norm", CNorm), ("up", CLinear), ("activation", c_int32), ("gated", c_int32)]
 
 
+@mirrors("Layer")
 class CLayer(ctypes.Structure):
     _fields_ = [
         ("qkv", CQkvWeights),

@@ -20,9 +20,10 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, time
-from typing import Any
+from typing import Any, TypeVar
 
 from labkit.system.cache_root import CACHE, cache_root
 from labkit.system.child import finished
@@ -43,6 +44,7 @@ DIGEST_BYTES = 32
 WEIGHT_TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "fp16", "int8": "int8_t"}
 
 
+Struct = TypeVar("Struct", bound=ctypes.Structure)
 INT, LONG, POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # thanks to these, calls take plain integers for addresses and sizes
     "labkit_all_reduce": (POINTER, POINTER, LONG, POINTER),
@@ -60,15 +62,55 @@ WITH_RESULT = {
     "labkit_reading_count",
     "labkit_peak_flop_ms",
 }  # int64
+ALLOCATING = {"labkit_step"}
+NO_MEMORY = -1  # kNoMemory of team.h
 
 
-def declare(function: str, *arguments: Any, result: bool = False) -> None:
+STRUCTS: dict[str, type[ctypes.Structure]] = {}
+
+
+def mirrors(name: str) -> Callable[[type[Struct]], type[Struct]]:
+    """Says of which C++ struct a class of ctypes is the mirror. Its size and its fields, by their names, are compared
+    when the kernels are compiled: so one that was changed on one side alone is a BuildError.
+    """
+
+    def keep(mirror: type[Struct]) -> type[Struct]:
+        STRUCTS[name] = mirror
+        return mirror
+
+    return keep
+
+
+def layouts() -> str:
+    """The comparison with all mirrors, in C++."""
+    lines = []
+    for name, mirror in STRUCTS.items():
+        struct = f"labkit::{name}"
+        lines.append(f'static_assert(sizeof({struct}) == {ctypes.sizeof(mirror)}, "size of {mirror.__name__}");')
+        for field, kind, *_ in mirror._fields_:
+            place = f"offsetof({struct}, {field}) == {getattr(mirror, field).offset}"
+            size = f"sizeof({struct}::{field}) == {ctypes.sizeof(kind)}"
+            lines.append(f'static_assert({place} && {size}, "{mirror.__name__}.{field}");')
+    return " ".join(lines)
+
+
+def declare(function: str, *arguments: Any, result: bool = False, allocates: bool = False) -> None:
     """Says which C types a function of an op takes, and whether it gives an int64. The op does so when it is imported,
-    before a library is loaded.
+    before a library is loaded. allocates: the int64 is -1 where it got no memory, which raises MemoryError.
     """
     SIGNATURES[function] = arguments
-    if result:
+    if result or allocates:
         WITH_RESULT.add(function)
+    if allocates:
+        ALLOCATING.add(function)
+
+
+def _require_memory(result: int, function: Any, arguments: Any) -> int:
+    if result == NO_MEMORY:
+        raise MemoryError(
+            "the kernels got no memory to work in; use a smaller batch, a shorter prompt or fewer threads"
+        )
+    return result
 
 
 class BuildError(RunError):
@@ -173,6 +215,7 @@ def compile_library(weight_type: str) -> Path:
         "-fPIC",
         "-shared",
         f"-DLABKIT_WEIGHT={WEIGHT_TYPES[weight_type]}",
+        f"-DLABKIT_LAYOUTS={layouts()}",
     ]
     if cpu_field("vendor_id") == "AuthenticAMD":
         flags.append("-DLABKIT_AMD")
@@ -241,6 +284,8 @@ def _open(path: Path) -> ctypes.CDLL:
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, LONG if name in WITH_RESULT else None
+        if name in ALLOCATING:
+            function.errcheck = _require_memory
     return library
 
 

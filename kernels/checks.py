@@ -1,45 +1,344 @@
-"""What the public ops check of their tensors, because the kernels read and write them without looking."""
+"""What the public ops check of their arguments, because the kernels read and write them without looking.
+
+`checked` takes a table with a check for each argument, in the order in which they run. The engine, which made its
+arguments itself, calls `unchecked` ops.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import combinations
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from labkit.system.errors import UserError
+from labkit.system.errors import UserError, UserTypeError
 
+from .codes import BLOCK, FINEST, PACKED, WORD, packed_shape
+from .dispatch import MOST_THREADS
 from .int8_cache import SCALE_DTYPE
-from .types import LayerCache, Rows
+from .types import (
+    ACTIVATIONS,
+    NORM_KINDS,
+    AttentionParams,
+    Heads,
+    LayerCache,
+    Linear,
+    MlpWeights,
+    Norm,
+    QkvWeights,
+    Rotary,
+    Rows,
+    check_heads,
+    float_dtype,
+    padded_head_dim,
+)
+
+IMPLS = ("cpp", "reference", "triton")
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+MOST = 2**31 - 1  # of an int32
+MOST_REAL = torch.finfo(torch.float32).max
+MOST_UNITS = 1 << 24  # of work that one call deals to its threads, 24 bits of Team::Hand in team.h
+
+Size = int | str | None
+P, R = ParamSpec("P"), TypeVar("R")
 
 
-def check_rows(name: str, tensor: Tensor, columns: int, rows: int | None = None) -> None:
-    """Raises ValueError unless `tensor` is a contiguous float32 [rows, columns]; None: of any number of rows."""
-    shape = tensor.shape
-    if (
-        tensor.dtype != torch.float32
-        or len(shape) != 2
-        or shape[1] != columns
-        or rows not in (None, shape[0])
-        or not tensor.is_contiguous()
-    ):
-        wanted = f"[{'rows' if rows is None else rows}, {columns}]"
-        raise UserError(f"{name}: expected contiguous float32 {wanted}, got {tensor.dtype} {list(shape)}")
-
-
-def check_slots(rows: Rows, cache: LayerCache) -> None:
-    """Raises ValueError unless the cache has slots for the new tokens of `rows`, and each table a place for them, and
-    where it is int8 a scale for each slot.
+class Call:
+    """A call while its arguments are checked, and what they agree on so far: sizes by name, device, rows, and the type
+    of a floating cache.
     """
-    slots = cache.past + rows.tokens
-    if slots > cache.keys.shape[2]:
-        raise UserError(
-            f"cache of {cache.keys.shape[2]} slots can't take {rows.tokens} tokens after {cache.past}; grow it"
+
+    def __init__(self, op: str, impl: str) -> None:
+        self.op, self.impl = op, impl
+        self.sizes: dict[str, int] = {}
+        self.device = torch.device("cpu") if impl == "cpp" else None
+        self.rows: Rows | None = None
+        self.cache_dtypes: Sequence[torch.dtype] = FLOATS
+
+    def tensor(self, name: str, value: Any, dtypes: torch.dtype | Sequence[torch.dtype], *shape: Size) -> None:
+        """Raises UserError unless `value` is a contiguous tensor of one of these types, in memory on the device of the
+        call, of this shape. A size is a number, the name of one (which gets it, if it has none yet), or None for any.
+        """
+        dtypes = (dtypes,) if isinstance(dtypes, torch.dtype) else dtypes
+        sizes = [self.sizes.get(size, size) if isinstance(size, str) else size for size in shape]
+        if isinstance(value, Tensor) and self.device is None:
+            self.device = value.device
+        if flaw := self._flaw(value, dtypes, sizes):
+            types = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            numbers = ", ".join("any" if size is None else str(size) for size in sizes)
+            kind = UserError if isinstance(value, Tensor) else UserTypeError
+            raise kind(f"{name}: expected contiguous {types} [{numbers}], got {flaw}")
+        self.sizes |= {size: there for size, there in zip(sizes, value.shape, strict=True) if isinstance(size, str)}
+
+    def _flaw(self, value: Any, dtypes: Sequence[torch.dtype], sizes: Sequence[Size]) -> str | None:
+        """What `value` is where it is not as expected."""
+        if not isinstance(value, Tensor):
+            return type(value).__name__
+        fits = len(sizes) == value.dim() and all(
+            not isinstance(size, int) or size == there for size, there in zip(sizes, value.shape, strict=True)
         )
-    for name, slots_of, scales in (("key", cache.keys, cache.key_scales), ("value", cache.values, cache.value_scales)):
-        wanted = (SCALE_DTYPE, slots_of.shape[:3]) if slots_of.dtype == torch.int8 else None
-        got = None if scales is None else (scales.dtype, scales.shape)
-        if got != wanted:
+        got = f"{value.dtype} {list(value.shape)}"
+        if value.dtype not in dtypes or not fits or value.numel() == 0:
+            return got
+        if value.device != self.device:
+            return f"{got} on {value.device} instead of {self.device}"
+        if value.layout != torch.strided or not value.is_contiguous() or value.is_neg():
+            return f"{got} that is not contiguous; use .contiguous().resolve_neg()"
+        return f"{got} whose memory is freed" if value.untyped_storage().nbytes() < value.nbytes else None
+
+    def number(self, name: str, value: Any, least: int, most: int = MOST) -> int:
+        """Raises UserError unless `value` is a whole number from `least` to `most`."""
+        expected = f"expected {least} or more" if most == MOST else f"expected {least} to {most}"
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UserTypeError(f"got {name} = {value!r}, {expected}, a whole number")
+        if not least <= value <= most:
+            raise UserError(f"got {name} = {value}, {expected}")
+        return value
+
+    def real(self, name: str, value: Any, least: float = -math.inf) -> None:
+        if not isinstance(value, int | float) or not abs(value) <= MOST_REAL or value < least:
+            expected = "a finite float32" + (f" of {least:g} or more" if least > -math.inf else "")
+            raise UserError(f"got {name} = {value!r}, expected {expected}")
+
+    def one_of(self, name: str, value: Any, values: Sequence[Any]) -> None:
+        if type(value) is not type(values[0]) or value not in values:
+            raise UserError(f"got {name} = {value!r}, expected {' or '.join(map(repr, values))}")
+
+    def within(self, name: str, values: Tensor, end: int, reason: str) -> None:
+        """Raises UserError unless all numbers of an integer tensor are from 0 to below `end`."""
+        if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < end:
             raise UserError(
-                f"{name}_scales: expected bfloat16 {list(slots_of.shape[:3])} beside int8 and None beside other types, "
-                f"got {'None' if scales is None else f'{scales.dtype} {list(scales.shape)}'} beside {slots_of.dtype}"
+                f"{name}: got {int(values.min())} to {int(values.max())}, expected 0 to {end - 1}: {reason}"
             )
-    for name, table in (("visible", rows.visible), ("key_positions", rows.key_positions)):
+
+
+Check = Callable[[str, Any, Call], None]
+
+
+def checked(**table: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The public op around one that trusts its arguments. table: a check for each argument, in the order to run them;
+    `impl` and `threads` are checked before.
+    """
+
+    def around(op: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(op)
+
+        @wraps(op)
+        def public(*args: P.args, **kwargs: P.kwargs) -> R:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            arguments = bound.arguments
+            call = Call(op.__name__, arguments["impl"])
+            if call.impl not in IMPLS:
+                raise UserError(f"{call.op}: unknown impl {call.impl!r}; expected one of {', '.join(IMPLS)}")
+            call.number("threads", arguments["threads"], 1, MOST_THREADS)
+            for name, check in table.items():
+                check(name, arguments[name], call)
+            return op(*args, **kwargs)
+
+        return public
+
+    return around
+
+
+def unchecked(op: Callable[P, R]) -> Callable[P, R]:
+    """A public op for callers that made its arguments themselves: the kernels believe them."""
+    trusting: Callable[P, R] = op.__wrapped__  # type: ignore[attr-defined]
+    return trusting
+
+
+def floats(*shape: Size) -> Check:
+    return lambda name, value, call: call.tensor(name, value, torch.float32, *shape)
+
+
+def maybe(check: Check) -> Check:
+    """The same, or None."""
+    return lambda name, value, call: None if value is None else check(name, value, call)
+
+
+def flag(name: str, value: Any, call: Call) -> None:
+    call.one_of(name, value, (False, True))
+
+
+def record(kind: type, check: Check) -> Check:
+    """A record of `types`, whose fields are checked then."""
+
+    def run(name: str, value: Any, call: Call) -> None:
+        if not isinstance(value, kind):
+            raise UserTypeError(f"{name}: expected a {kind.__name__}, got {type(value).__name__}")
+        check(name, value, call)
+
+    return run
+
+
+def _norm(name: str, norm: Norm, call: Call) -> None:
+    """Over rows of `width`."""
+    call.one_of(f"{name}.kind", norm.kind, NORM_KINDS)
+    if norm.kind == "none":
+        if norm.weight is not None or norm.bias is not None:
+            raise UserError(f"{name}: got a weight or a bias for the kind 'none', expected None")
+        return
+    call.real(f"{name}.eps", norm.eps, 0.0)
+    call.tensor(f"{name}.weight", norm.weight, torch.float32, "width")
+    if norm.bias is not None:
+        if norm.kind == "rms":
+            raise UserError(f"{name}.bias: got one for the kind 'rms', expected None: an RMSNorm has none")
+        call.tensor(f"{name}.bias", norm.bias, torch.float32, "width")
+
+
+def _linear(name: str, linear: Linear, call: Call) -> None:
+    """Takes rows of `width`."""
+    outputs = call.number(f"{name}.outputs", linear.outputs, 1)
+    inputs = call.number(f"{name}.inputs", linear.inputs, 1)
+    call.sizes |= {"width": inputs, "outputs": outputs}
+    if not isinstance(linear.weight, Tensor):
+        raise UserTypeError(f"{name}.weight: expected a tensor, got {type(linear.weight).__name__}")
+    panels, words = linear.layout == "panels", linear.layout == "words" and linear.scales is not None
+    if call.impl != "reference" or not words:
+        wanted = {"cpp": "panels", "reference": "rows", "triton": "rows" if linear.scales is None else "words"}
+        linear.require(wanted[call.impl], call.impl)
+    call.one_of(f"{name}.bits", linear.bits, (8, 4))
+    call.one_of(f"{name}.activation_bits", linear.activation_bits, (16, 8))
+    types: Sequence[torch.dtype] = FLOATS
+    if linear.scales is not None:
+        types = (PACKED[linear.bits] if panels else torch.int8,)
+        _scales(name, linear, call)
+    shape: tuple[int, ...] = (outputs, inputs)
+    if panels:
+        shape = packed_shape(outputs, inputs, linear.weight.dtype)
+    elif words:
+        shape = (outputs, -(-inputs // WORD[linear.bits]), 4)
+    call.tensor(f"{name}.weight", linear.weight, types, *shape)
+    if linear.bias is not None:
+        whole = -(-outputs // BLOCK) * BLOCK
+        padded = panels and isinstance(linear.bias, Tensor) and linear.bias.shape == (whole,)
+        call.tensor(f"{name}.bias", linear.bias, torch.float32, whole if padded else outputs)
+
+
+def _scales(name: str, linear: Linear, call: Call) -> None:
+    group = call.number(f"{name}.group", linear.group, 1)
+    if group % FINEST[linear.bits]:
+        raise UserError(f"got {name}.group = {group}, expected a multiple of {FINEST[linear.bits]}")
+    shape: tuple[Size, ...] = (linear.outputs, -(-linear.inputs // group), None)
+    if linear.layout == "panels":
+        shape = (-(-linear.outputs // BLOCK), *shape[1:], BLOCK)
+    call.tensor(f"{name}.scales", linear.scales, torch.float16, *shape)
+    assert linear.scales is not None
+    call.one_of(f"{name}.scales.shape[2]", linear.scales.shape[2], (1, 2))
+
+
+def _qkv(name: str, weights: QkvWeights, call: Call) -> None:
+    """For the heads of the call."""
+    linear(f"{name}.proj", weights.proj, call)
+    norm(f"{name}.norm", weights.norm, call)
+    outputs = (call.sizes["query"] + 2 * call.sizes["kv"]) * call.sizes["dim"]
+    if weights.proj.outputs != outputs:
+        raise UserError(f"got {name}.proj.outputs = {weights.proj.outputs}, expected {outputs} for these heads")
+    if (weights.q_norm is None) != (weights.k_norm is None):
+        raise UserError(f"{name}: got one of q_norm and k_norm, expected both or none")
+    for part, weight in (("q_norm", weights.q_norm), ("k_norm", weights.k_norm)):
+        maybe(floats("dim"))(f"{name}.{part}", weight, call)
+    call.real(f"{name}.qk_eps", weights.qk_eps, 0.0)
+    if call.impl == "cpp":  # one library for each type of weights
+        call.cache_dtypes = (float_dtype(weights.proj.weight.dtype),)
+
+
+def _mlp(name: str, weights: MlpWeights, call: Call) -> None:
+    up = weights.up
+    linear(f"{name}.up", up, call)
+    norm(f"{name}.norm", weights.norm, call)
+    call.one_of(f"{name}.activation", weights.activation, ACTIVATIONS)
+    flag(f"{name}.gated", weights.gated, call)
+    block = BLOCK if call.impl == "cpp" else 2
+    if weights.gated and up.outputs % block:
+        raise UserError(
+            f"got {name}.up.outputs = {up.outputs} of a gated matrix, expected a multiple of {block}; "
+            "gemm.interleave_gate makes the C++ kernels' matrix"
+        )
+    if call.impl == "cpp" and up.bias is not None and len(up.bias) % BLOCK:
+        raise UserError(
+            f"{name}.up.bias: got {len(up.bias)} numbers, expected whole blocks of {BLOCK}; use gemm.packed"
+        )
+
+
+def _heads(name: str, heads: Heads, call: Call) -> None:
+    query, kv = (call.number(f"{name}.{part}", getattr(heads, part), 1) for part in ("query", "kv"))
+    if query % kv:
+        raise UserError(f"got {name}.query = {query}, expected a multiple of {name}.kv = {kv}")
+    dim = call.number(f"{name}.dim", heads.dim, 1)
+    check_heads(heads, call.impl)
+    call.sizes |= {"query": query, "kv": kv, "dim": dim, "head row": padded_head_dim(dim), "queries": query * dim}
+
+
+def _rows(name: str, rows: Rows, call: Call) -> None:
+    batch, tokens = (call.number(f"{name}.{part}", getattr(rows, part), 1) for part in ("batch", "tokens"))
+    if (units := batch * tokens * call.sizes["query"]) >= MOST_UNITS:
+        raise UserError(f"got {units} heads of rows in one call, expected less than {MOST_UNITS}; use several calls")
+    call.rows = rows
+    call.sizes |= {"batch": batch, "tokens": tokens, "rows": batch * tokens}
+    call.tensor(f"{name}.positions", rows.positions, torch.int32, "rows")
+    call.tensor(f"{name}.first", rows.first, torch.int32, "batch")
+    call.within(f"{name}.first", rows.first, MOST + 1, "slots are counted from 0")
+    call.within(f"{name}.positions", rows.positions, MOST + 1, "positions are counted from 0")
+    for part, dtype in (("visible", torch.uint8), ("key_positions", torch.int32)):
+        if (table := getattr(rows, part)) is not None:
+            call.tensor(f"{name}.{part}", table, dtype, "batch", "slots of tables")
+
+
+def _rotary(name: str, rotary: Rotary, call: Call) -> None:
+    call.tensor(f"{name}.cosine", rotary.cosine, torch.float32, "positions", "angles")
+    call.tensor(f"{name}.sine", rotary.sine, torch.float32, "positions", "angles")
+    flag(f"{name}.interleaved", rotary.interleaved, call)
+    if 2 * (angles := call.sizes["angles"]) > (dim := call.sizes["dim"]):
+        raise UserError(
+            f"{name}: got tables of {angles} angles, expected at most {dim // 2} for heads of {dim} numbers"
+        )
+    assert call.rows is not None
+    call.within("rows.positions", call.rows.positions, call.sizes["positions"], "the rotary tables hold no more")
+
+
+def _cache(name: str, cache: LayerCache, call: Call) -> None:
+    past, rows = call.number(f"{name}.past", cache.past, 0), call.rows
+    assert rows is not None
+    shape: tuple[Size, ...] = ("batch", "kv", "capacity", "head row")
+    call.tensor(f"{name}.keys", cache.keys, (*call.cache_dtypes, torch.int8), *shape)
+    call.tensor(f"{name}.values", cache.values, cache.keys.dtype, *shape)
+    slots, capacity = past + rows.tokens, call.sizes["capacity"]
+    if slots > capacity:
+        raise UserError(f"cache of {capacity} slots can't take {rows.tokens} tokens after {past}; grow it")
+    for part, table in (("visible", rows.visible), ("key_positions", rows.key_positions)):
         if table is not None and table.shape[1] < slots:
-            raise UserError(f"{name}: expected [{rows.batch}, {slots} or more], got {list(table.shape)}")
+            raise UserError(f"rows.{part}: expected [{rows.batch}, {slots} or more], got {list(table.shape)}")
+    parts = [cache.keys, cache.values]
+    for part, scales in (("key_scales", cache.key_scales), ("value_scales", cache.value_scales)):
+        if cache.keys.dtype == torch.int8:
+            call.tensor(f"{name}.{part}", scales, SCALE_DTYPE, *shape[:3])
+            parts.append(scales)
+        elif scales is not None:
+            raise UserError(f"{name}.{part}: expected None beside {cache.keys.dtype}, got {type(scales).__name__}")
+    if any(_overlap(*pair) for pair in combinations(parts, 2)):
+        raise UserError(f"{name}: keys, values and their scales share memory; expected memory of its own for each")
+    maybe(lambda *at: call.tensor(*at[:2], torch.int32, 1))(f"{name}.counter", cache.counter, call)
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
+
+
+def _attention(name: str, params: AttentionParams, call: Call) -> None:
+    call.real(f"{name}.scale", params.scale)
+    flag(f"{name}.causal", params.causal, call)
+    if params.window is not None:
+        call.number(f"{name}.window", params.window, 1)
+    maybe(floats("query"))(f"{name}.slopes", params.slopes, call)
+    if params.slopes is not None and call.rows is not None and call.rows.key_positions is None:
+        raise UserError("got slopes and no key_positions; ALiBi needs the position of each slot's token in `rows`")
+
+
+norm, linear = record(Norm, _norm), record(Linear, _linear)
+qkv_weights, mlp_weights = record(QkvWeights, _qkv), record(MlpWeights, _mlp)
+heads, rows, rotary = record(Heads, _heads), record(Rows, _rows), record(Rotary, _rotary)
+cache, attention_params = record(LayerCache, _cache), record(AttentionParams, _attention)

@@ -16,6 +16,7 @@ DEPTH = {8: 4, 4: 64}  # inputs that are packed together, kQuad and kSpan of til
 HALF = DEPTH[4] // 2  # of a span of 4 bit codes: its first half is in the low nibbles, its second in the high ones
 WORD = {8: 4, 4: 8}  # codes in a word of Triton's
 PACKED = {8: torch.int8, 4: torch.uint8}  # how packed codes are stored
+LANES = {torch.bfloat16: 2, torch.int8: 4}  # inputs that lie side by side in a packed block, kLanesPerK of tile.h
 QUANTIZED_AT_ONCE = 128  # rows: what quantising costs beyond its result
 SMALLEST_NORMAL = 2.0**-14  # of float16
 
@@ -156,6 +157,16 @@ def cut_groups(begin: int, end: int, group: int, groups: int, bits: int = 8) -> 
             f"{FINEST[bits]}: use one group for a whole row, or a tp_size that cuts elsewhere"
         )
     return list(range(begin, end, size)), size
+
+
+def packed_shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Shape of a packed [outputs, inputs] matrix: [blocks, K, 32], or with L inputs side by side, K padded to whole L,
+    [blocks, K / L, 32, L]: L is 2 for bf16 and 4 for int8. Codes of 4 bits are uint8 [blocks, K / 64, 8, 32, 4].
+    """
+    blocks, lanes = -(-outputs // BLOCK), LANES.get(dtype, 1)
+    if dtype == torch.uint8:
+        return (blocks, -(-inputs // DEPTH[4]), HALF // 4, BLOCK, 4)
+    return (blocks, inputs, BLOCK) if lanes == 1 else (blocks, -(-inputs // lanes), BLOCK, lanes)
 
 
 def pack_scales(scales: Tensor) -> Tensor:

@@ -1,9 +1,12 @@
 """`impl=` and `threads=` of every op: named by the caller, never replaced in silence."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from labkit.system.errors import UserError
+
+MOST_THREADS = max(256, os.cpu_count() or 1)  # OpenMP ends the process where it gets no more
 
 
 def choose(op: str, impl: str, threads: int = 1, **implementations: Callable[..., Any]) -> Callable[..., Any]:

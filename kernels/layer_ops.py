@@ -14,6 +14,7 @@ from torch import Tensor
 from .attention import attention
 from .attention.cases import AttentionCase
 from .attention.reference import attention as unfused_attention
+from .checks import unchecked
 from .gemm import gemm
 from .gemm.cases import cases_of
 from .mlp_gemm import mlp_gemm
@@ -60,6 +61,11 @@ class LayerOp:
     def op(self) -> str:
         """The name of its folder and of its public function."""
         return self.fused.__name__
+
+    @property
+    def trusting(self) -> Callable[..., Any]:
+        """`fused` for the engine's own arguments, which it does not check."""
+        return unchecked(self.fused)
 
 
 LAYER_OPS = (

@@ -21,15 +21,13 @@ def shared_memory(group: dist.ProcessGroup | None, size: int) -> SharedMemory | 
     the same time.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    made = os.memfd_create("labkit") if rank == 0 else None
+    made = _made(size) if rank == 0 else None
     try:
-        if made is not None:
-            os.ftruncate(made, size)
         everyone: list[Any] = [None] * ranks
-        dist.all_gather_object(everyone, (_system(), os.getpid(), made), group)
+        dist.all_gather_object(everyone, (system(), os.getpid(), made), group)
         systems, pids, descriptors = zip(*everyone, strict=True)
         mapped = None
-        if len(set(systems)) == 1:
+        if len(set(systems)) == 1 and descriptors[0] is not None:
             mapped = _mapped(pids[0], descriptors[0], size)
         reached: list[Any] = [None] * ranks
         dist.all_gather_object(reached, mapped is not None, group)
@@ -41,6 +39,20 @@ def shared_memory(group: dist.ProcessGroup | None, size: int) -> SharedMemory | 
     return SharedMemory(mapped, pids)
 
 
+def _made(size: int) -> int | None:
+    """A file in memory; None where the system gives none, so that the ranks go another way together."""
+    try:
+        made = os.memfd_create("labkit")
+    except OSError:
+        return None
+    try:
+        os.ftruncate(made, size)
+    except OSError:
+        os.close(made)
+        return None
+    return made
+
+
 def _mapped(pid: int, descriptor: int, size: int) -> mmap.mmap | None:
     try:
         own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
@@ -48,11 +60,13 @@ def _mapped(pid: int, descriptor: int, size: int) -> mmap.mmap | None:
         return None
     try:
         return mmap.mmap(own, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)  # no first message waits for pages
+    except OSError:
+        return None
     finally:
         os.close(own)
 
 
-def _system() -> tuple[str, ...]:
+def system() -> tuple[str, ...]:
     """What processes that can map each other's memory have in common."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     if not boot.exists():

@@ -40,7 +40,7 @@ class Team {
   // would use up this thread's own share of its core, and to yield gives it away for a whole time slice, so that every
   // stage would last one. Who sleeps gets the core back as soon as it is woken. Stages need a barrier between them
   // where one reads what other threads wrote.
-  void barrier() {
+  void wait() {
     const int team = size();
     if (team == 1) return;
     const uint32_t phase = phase_.load(std::memory_order_relaxed);
@@ -58,6 +58,22 @@ class Team {
     while (phase_.load(std::memory_order_seq_cst) == phase) sleep_while(phase_, phase);
     sleeping_.fetch_sub(1, std::memory_order_relaxed);
   }
+
+  // The same between two parts of a call. Throws Abandoned where a thread got no memory since the barrier before:
+  // on all threads that come to this one, and to no earlier one.
+  void barrier() {
+    wait();
+    if (failed_.load(std::memory_order_relaxed) < phase_.load(std::memory_order_relaxed)) throw Abandoned();
+  }
+
+  // This thread got no memory and ends the call. It comes to one more barrier, so that nobody waits for it in vain.
+  void fail() {
+    failed_.store(phase_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    wait();
+  }
+  bool failed() const { return failed_.load(std::memory_order_relaxed) != kNever; }
+
+  struct Abandoned {};
 
   Range share(int64_t items, int thread) const { return {items * thread / size(), items * (thread + 1) / size()}; }
 
@@ -100,13 +116,46 @@ class Team {
     }
   }
 
+  static constexpr uint32_t kNever = UINT32_MAX;
+
   const Reading reading_;
   alignas(64) std::atomic<int> size_{1};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};
   std::atomic<int> sleeping_{0};
+  std::atomic<uint32_t> failed_{kNever};  // the phase in which a thread got no memory
   std::unique_ptr<Hand[]> hands_;
 };
+
+// Runs use(thread) on every thread of a team. Throws bad_alloc, after the parallel region, where a thread got no
+// memory: an exception that left the region would end the process.
+template <class Use>
+void run_team(Team& team, int threads, Use&& use) {
+#pragma omp parallel num_threads(threads)
+  {
+    team.join();
+    try {
+      use(omp_get_thread_num());
+      team.barrier();
+    } catch (const std::bad_alloc&) {
+      team.fail();
+    } catch (const Team::Abandoned&) {
+    }
+  }
+  if (team.failed()) throw std::bad_alloc();
+}
+
+constexpr int64_t kNoMemory = -1;  // build.py makes it a MemoryError
+
+// The result of call(), or kNoMemory: no exception passes through C.
+template <class Call>
+int64_t guarded(Call&& call) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
+}
 
 // Memory of one thread that lasts from call to call and grows when asked for more.
 class Scratch {
@@ -117,6 +166,7 @@ class Scratch {
     const size_t bytes = (count * sizeof(V) + 63) / 64 * 64;
     if (bytes > bytes_) {
       std::free(data_);
+      bytes_ = 0;
       data_ = std::aligned_alloc(64, bytes);
       if (!data_) throw std::bad_alloc();
       bytes_ = bytes;

@@ -109,6 +109,23 @@ def nvtx_listening() -> bool:
     return any(name in os.environ for name in INJECTED)
 
 
+def note_fork() -> None:
+    """Says in the file that LABKIT_STEP_TIMES names that no profiler sees the ranges of this process."""
+    if path := os.environ.get(STEP_TIMES):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"forked": os.getpid()}) + "\n")
+
+
+@cache
+def _note_if_forked(pid: int) -> None:
+    """Notes process `pid`, which is this one, where it was forked since this module was imported."""
+    if pid != _IMPORTED_BY:
+        note_fork()
+
+
+_IMPORTED_BY = os.getpid()
+
+
 def torch_profiler_listening() -> bool:
     """True inside torch.profiler (or the older autograd profiler)."""
     torch = sys.modules.get("torch")
@@ -155,6 +172,7 @@ class Range:
         if _unwatched:
             return self
         if nvtx_listening():
+            _note_if_forked(os.getpid())
             push(self._text)
             self._nvtx = True
         if torch_profiler_listening():
@@ -191,6 +209,8 @@ def _step_times() -> dict[Phase, list[float]] | None:
     times: dict[Phase, list[float]] = {phase: [] for phase in Phase}
 
     def write() -> None:
+        if os.getpid() != _IMPORTED_BY:  # a fork, which has its parent's times too, and whose ranges nobody sees
+            return
         with open(path, "a", encoding="utf-8") as file:
             file.writelines(json.dumps({"phase": phase, "step_ms": ms}) + "\n" for phase, ms in times.items() if ms)
 

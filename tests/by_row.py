@@ -25,7 +25,7 @@ def padded() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def by_row() -> dict[str, bool]:
-    """Whether the tokens are those of one process, with padding and without, in several micro-batches."""
+    """Compares the tokens with those of one process, with padding and without, in several micro-batches."""
     alone, engine, found = whole("llama"), piped("llama", 2, micro_batches=3), {}
     ids, mask = padded()
     for way in BY_ROW:

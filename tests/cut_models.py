@@ -14,6 +14,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from engines import FEW
+from lost_ranks import failed_in_steps
 from offloaded import WRITE, able_only_to
 from small_models import SMALL_CONFIGS, VOCAB, small_model
 from torch import Tensor
@@ -154,17 +155,16 @@ def in_low_precision(ranks: int) -> dict[str, Any]:
 
 def by_gloo() -> tuple[bool, float, str]:
     of_its_own = (str(dist.get_rank()),)
-    with mock.patch("labkit.kernels.shared_memory._system", return_value=of_its_own):
+    with mock.patch("labkit.kernels.shared_memory.system", return_value=of_its_own):
         found = against_one_process(2, torch.float32, "cpp", {"gptj": {}, "llama": {}})
     each = found["llama"]
     return all(one.tokens_equal for one in found.values()), each.logits, each.transport
 
 
 def stages_of_a_layer() -> dict[str, Any]:
-    found = {}
+    found, ids = {}, prompts()[0]
     for name in ("llama", "gptj"):
         cut = engine(name, 2)
-        ids, _ = prompts()
         cut.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
         decode = [time for time in cut.stage_times() if time.phase == Phase.DECODE and time.layer == 1]
         found[name] = ([time.stage for time in decode], len(cut.module.runner.staged.held.stages))
@@ -260,6 +260,7 @@ def two_ranks(folder: str) -> dict[str, Any]:
         "streamed": streamed_layers(f"{folder}/streamed"),
         "cache on disk": with_cache_on_disk(Path(folder, "kv").resolve()),
         "fetched": fetched_layers(f"{folder}/fetched"),
+        "lost": failed_in_steps(),
     }
 
 

@@ -1,6 +1,7 @@
 """What each rank is told when one of them fails in a call that all make, called through `labkit.launch`."""
 
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -16,6 +17,7 @@ from small_models import small_model
 
 import labkit
 from labkit.kernels.build import BuildError
+from labkit.system.errors import UserError
 
 KINDS: dict[str, dict[str, Any]] = {
     "shared memory": {"impl": "cpp"},
@@ -30,6 +32,10 @@ REASONS = {
     "end": "TooMuchError: the end",
     "forward": "TooMuchError: a step",
     "load": "MemoryError",
+    "option": "UserError: ",
+    "source": "OSError: a file of this rank alone",
+    "cache": "UserError: kv_offload: ",
+    "checkpoint": "TooMuchError: no place",
 }
 ON_GPUS: dict[str, dict[str, Any]] = {
     "gpus": {"impl": "triton", "played": True},
@@ -51,7 +57,7 @@ def told(pp_size: int, tp_size: int, kinds: tuple[str, ...]) -> dict[str, dict[s
     wanted, found = greedy(whole("llama")), {}
     for kind in kinds:
         options = dict((KINDS | ON_GPUS)[kind])
-        of_its_own = mock.patch("labkit.kernels.shared_memory._system", return_value=(str(dist.get_rank()),))
+        of_its_own = mock.patch("labkit.kernels.shared_memory.system", return_value=(str(dist.get_rank()),))
         played, apart, compiler = (options.pop(name, default) for name, default in CIRCUMSTANCES.items())
         needless = mock.patch("labkit.kernels.build.in_use", side_effect=BuildError("there is no compiler"))
         with (
@@ -95,8 +101,8 @@ class Made:
         }
         self.engine = self.again()
 
-    def again(self) -> Any:
-        return labkit.init_inference(small_model("llama"), **self.options)
+    def again(self, **options: Any) -> Any:
+        return labkit.init_inference(small_model("llama"), **self.options | options)
 
 
 def forward(engine: Any) -> Any:
@@ -120,18 +126,33 @@ def ways(made: Made, fails: bool) -> dict[str, Callable[[], object]]:
         with _failing(steps, "begin", TooMuchError("a step"), 0) if fails else nullcontext():
             return forward(engine)
 
-    def load() -> object:
-        with mock.patch("labkit.engine.plan.build_weights", side_effect=MemoryError) if fails else nullcontext():
-            return made.again()
+    def planning(function: str, error: Exception) -> Callable[[], object]:
+        def call() -> object:
+            with mock.patch(f"labkit.engine.plan.{function}", side_effect=error) if fails else nullcontext():
+                return made.again()
+
+        return call
+
+    def cache() -> object:
+        """Keys and values on the disk, in a folder that one rank cannot write."""
+        if made.options["impl"] != "cpp":
+            return planning("begin_saving", UserError("kv_offload: is for other kernels"))()
+        full = mock.patch("labkit.engine.offload.cache_folder.tempfile.TemporaryFile", side_effect=OSError("full"))
+        with full if fails else nullcontext():
+            return made.again(kv_offload={"path": tempfile.gettempdir()})
 
     return {
+        "option": lambda: made.again(kv_dtype="of no kind" if fails else None),
+        "source": planning("resolve", OSError("a file of this rank alone")),
+        "cache": cache,
+        "checkpoint": planning("begin_saving", TooMuchError("no place")),
         "argument": lambda: engine.generate(ids, max_new_tokens=-1 if fails else NEW),
         "prompt": generating(steps, "begin", TooMuchError("a prompt\nof two lines")),
         "step": generating(steps, "begin", TooMuchError("a step"), after=4),
         "Ctrl-C": generating(steps, "begin", KeyboardInterrupt(), after=3),
         "end": generating(runner, "after_generation", TooMuchError("the end")),
         "forward": one_step,
-        "load": load,
+        "load": planning("build_weights", MemoryError()),
     }
 
 
@@ -152,6 +173,6 @@ def _failing(owner: Any, method: str, error: BaseException, after: int) -> Itera
 def _said(call: Callable[[], object]) -> str:
     try:
         call()
-    except (ValueError, RuntimeError, MemoryError, TooMuchError, KeyboardInterrupt) as error:
+    except (ValueError, RuntimeError, OSError, MemoryError, TooMuchError, KeyboardInterrupt) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"

@@ -62,10 +62,10 @@ def write_gguf(
     extra: Mapping[str, Tensor] | None = None,
     split: int = 0,
 ) -> Path:
-    """Writes a model with the matrices of its layers as `kind`, those of `kinds` by GGUF's names otherwise.
+    """Writes a model with the matrices of its layers as `kind`. `kinds` has other types by GGUF's names.
 
     metadata: further values by key, in place of those written by default; None: without the key. extra: further
-    tensors. tokenizer: writes the vocabulary. split: in parts of so many tensors, whose first is returned.
+    tensors. tokenizer: writes the vocabulary. split: the tensors of a part; 0: one file. The first part is returned.
     """
     config = model.config
     name = architecture or config.model_type

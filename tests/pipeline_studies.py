@@ -39,6 +39,9 @@ def run(schedule: str, parts: int, *, stage_ms: tuple[float, ...] | None = None,
     )  # fmt: skip
 
 
+SCATTER = (0.99, 1.0, 1.0, 1.0, 1.0, 1.02)  # of the rounds
+
+
 def study(*, runs: tuple[ScheduleRun, ...] = (), **more: Any) -> PipelineStudy:
     """Of gpt2's name; with eight rows tensor parallelism is the fastest."""
     runs = runs or tuple(run(*each) for each in RUNS)
@@ -46,7 +49,8 @@ def study(*, runs: tuple[ScheduleRun, ...] = (), **more: Any) -> PipelineStudy:
         "case": PipelineCase(model="gpt2", origin="random weights, seed 0", dtype="float32", stages=STAGES, batch=BATCH,
                              prompt_tokens=16, new_tokens=NEW, threads=1),
         "environment": environment(), "layers": (6, 6), "pinned": True, "others_cores": 0.0, "runs": runs,
-        "bubbles": tuple((each.bubble - 0.01, each.bubble, each.bubble + 0.02) for each in runs),
+        "bubbles": tuple(tuple(each.bubble + off for off in (-0.01, 0, 0, 0, 0, 0.02)) for each in runs),
+        "rates": tuple(tuple(each.tokens_per_s * off for off in SCATTER) for each in runs),
         "ways": tuple(
             WayPoint(way=way, batch=batch, tokens_per_s=speed * batch, runs=(speed * batch * 0.9, speed * batch * 1.1))
             for way, speed in SPEED.items() for batch in (2, BATCH)

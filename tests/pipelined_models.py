@@ -154,7 +154,7 @@ def from_checkpoint(folder: str) -> dict[str, bool]:
 
 
 def by_gloo() -> tuple[bool, str]:
-    with mock.patch("labkit.kernels.shared_memory._system", return_value=(str(dist.get_rank()),)):
+    with mock.patch("labkit.kernels.shared_memory.system", return_value=(str(dist.get_rank()),)):
         engine = piped("gptj", 2)
     return torch.equal(greedy(whole("gptj")), greedy(engine)), engine.pipeline.ring.transport
 

@@ -38,6 +38,7 @@ def point(batch: int, step_ms: float = 1500.0, *, resident: int = 5, disk: float
             "batch": batch, "resident_layers": resident, "streamed_bytes": (LAYERS - resident) * LAYER,
             "ttft_ms": 2 * step_ms, "decode_ms": (step_ms * 0.99, step_ms, step_ms * 1.02), "disk_gb_s": (disk, disk),
             "gflop_s": (PEAK, PEAK), "peak_bytes": 1_200_000_000, "spans": spans(),
+            "runs_ms": tuple(step_ms * off for off in (0.99, 1.0, 1.0, 1.0, 1.0, 1.02)), "others_cores": 0.0,
         } | more
     )  # fmt: skip
 

@@ -3,8 +3,11 @@
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
+
+import labkit
 
 PACKAGES = ("labkit", "labkit.conversation", "labkit.figures", "labkit.harness", "labkit.notebooks", "labkit.nsys",
             "labkit.statistics", "labkit.widgets")  # fmt: skip
@@ -33,3 +36,24 @@ def test_packages_are_there_without_an_import_of_their_own() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'labkit' has no attribute 'init_interference'"):
         _ = import_module("labkit").init_interference
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("labkit.engine.options.Options", {"dtype", "offload", "tensor_parallel"}),
+        ("labkit.engine.offload.options.Offload", {"device", "resident_gb"}),
+        ("labkit.harness.records.Case", {"model", "batch"}),
+    ],
+)
+def test_completion_shows_no_names_of_pydantic(kind: str, names: set[str]) -> None:
+    module, _, name = kind.rpartition(".")
+    options = getattr(import_module(module), name)
+    for shown in (options, options.model_construct()):
+        listed = {name for name in dir(shown) if not name.startswith("_")}
+        assert names <= listed
+        assert not [name for name in listed if name.startswith("model_") or name in {"json", "copy", "validate"}]
+
+
+def test_types_are_shipped() -> None:
+    assert (Path(labkit.__file__).parent / "py.typed").is_file()

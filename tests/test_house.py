@@ -104,7 +104,7 @@ def test_package_list_equals_folders() -> None:
 
 
 def test_everything_imported_is_declared_and_everything_declared_is_used() -> None:
-    used_unimported = {"ipykernel", "jupyterlab"}  # as the kernel of the notebooks, by make lab
+    used_unimported = {"ipykernel"}  # as the kernel of the notebooks
     installed = metadata.packages_distributions()
     imported = {each.module.split(".")[0] for module in modules() for each in imports(module)}
     imported = {canonicalize_name(installed[module][0]) for module in imported - {"labkit"} if module in installed}

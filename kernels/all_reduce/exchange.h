@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 
@@ -110,6 +111,8 @@ class Ranks {
   bool alone() const { return !exchange_; }
   int count() const { return exchange_ ? exchange_->ranks : 1; }
   int64_t room() const { return exchange_->slot_bytes; }
+  // After a meeting: whether it, or one before it, has failed. Then the slots of other ranks hold anything.
+  bool failed() const { return exchange_->failure != kFine; }
 
   // Where this rank writes for the next meeting.
   template <class V>

@@ -29,6 +29,7 @@ BRING = ctypes.CFUNCTYPE(c_int32, c_int32, c_int64)
 Transport = Literal["shared memory", "gloo"]
 
 
+@build.mirrors("Exchange")
 class CExchange(ctypes.Structure):
     _fields_ = [
         ("rank", c_int32),
@@ -140,6 +141,7 @@ class Exchange:
 
 def sum_of_ranks(x: Tensor, exchange: Exchange) -> Tensor:
     """A float32 tensor's sum over the ranks, the same bits on all of them."""
+    _require_plain(x, x.dtype == torch.float32)
     out = torch.empty_like(x)
     build.in_use("float32").labkit_all_reduce(ctypes.byref(exchange.c), x.data_ptr(), x.numel(), out.data_ptr())
     exchange.check()
@@ -148,8 +150,18 @@ def sum_of_ranks(x: Tensor, exchange: Exchange) -> Tensor:
 
 def all_of_ranks(x: Tensor, exchange: Exchange) -> Tensor:
     """[ranks, *x.shape]: what each rank brought."""
+    _require_plain(x, True)
     out = torch.empty(exchange.size, *x.shape, dtype=x.dtype)
     count = x.numel() * x.element_size()
     build.in_use("float32").labkit_all_gather(ctypes.byref(exchange.c), x.data_ptr(), count, out.data_ptr())
     exchange.check()
     return out
+
+
+def _require_plain(x: Tensor, fits: bool) -> None:
+    """Raises UserError for what the C++ code would read as something else, or beyond its end."""
+    if not fits or x.device.type != "cpu" or not x.is_contiguous():
+        raise UserError(
+            f"got {x.dtype} {list(x.shape)} with strides {x.stride()} on {x.device}; expected contiguous numbers on "
+            "the CPU, float32 for a sum"
+        )

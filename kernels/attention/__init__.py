@@ -5,20 +5,24 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from labkit.system.errors import UserError
-
-from .. import build, gpu
+from .. import build, checks, gpu
 from ..build import INT, POINTER
-from ..checks import check_rows, check_slots
 from ..dispatch import choose
-from ..types import AttentionParams, Heads, LayerCache, Rows, check_heads, pointer
+from ..types import AttentionParams, Heads, LayerCache, Rows, pointer
 from .reference import attention as reference
 
 __all__ = ["attention"]
 
-build.declare("labkit_attention", *[POINTER] * 6, INT)
+build.declare("labkit_attention", *[POINTER] * 6, INT, allocates=True)
 
 
+@checks.checked(
+    heads=checks.heads,
+    rows=checks.rows,
+    params=checks.attention_params,
+    queries=checks.floats("rows", "queries"),
+    cache=checks.cache,
+)
 def attention(
     queries: Tensor,
     params: AttentionParams,
@@ -36,11 +40,6 @@ def attention(
     seen, once per tile of 4 queries.
     """
     run = choose("attention", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
-    check_heads(heads, impl)
-    check_rows("queries", queries, heads.query * heads.dim, rows.batch * rows.tokens)
-    check_slots(rows, cache)
-    if params.slopes is not None and rows.key_positions is None:
-        raise UserError("got slopes and no key_positions; ALiBi needs the position of each slot's token in `rows`")
     return run(queries, params, heads, rows, cache, threads)
 
 

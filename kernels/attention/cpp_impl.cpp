@@ -267,22 +267,22 @@ void attention_region(Team& team, int thread, const AttentionParams& params, con
 }  // namespace labkit
 
 // queries and context: [rows][query heads * dim].
-extern "C" void labkit_attention(const labkit::AttentionParams* params, const labkit::Heads* heads,
-                                 const labkit::Rows* rows, const labkit::Cache* cache, const float* queries,
-                                 float* context, int32_t threads) {
+extern "C" int64_t labkit_attention(const labkit::AttentionParams* params, const labkit::Heads* heads,
+                                    const labkit::Rows* rows, const labkit::Cache* cache, const float* queries,
+                                    float* context, int32_t threads) {
   using namespace labkit;
-  Team team(threads);
-  const int64_t count = int64_t(rows->batch) * rows->tokens, width = int64_t(heads->query) * heads->dim;
-  const int64_t stride = row_stride(width);
-  Act* staged = call_buffers().context.get<Act>(count * stride);
-#pragma omp parallel num_threads(threads)
-  {
-    team.join();
-    const int thread = omp_get_thread_num();
-    attention_region<Stored>(team, thread, *params, *heads, *rows, *cache, queries, width, staged, stride,
-                             thread_scratch());
-    const Range mine = team.share(count, thread);
-    for (int64_t m = mine.begin; m < mine.end; ++m)
-      for (int64_t i = 0; i < width; ++i) context[m * width + i] = to_float(staged[m * stride + i]);
-  }
+  return guarded([&]() -> int64_t {
+    Team team(threads);
+    const int64_t count = int64_t(rows->batch) * rows->tokens, width = int64_t(heads->query) * heads->dim;
+    const int64_t stride = row_stride(width);
+    Act* staged = call_buffers().context.get<Act>(count * stride);
+    run_team(team, threads, [&](int thread) {
+      attention_region<Stored>(team, thread, *params, *heads, *rows, *cache, queries, width, staged, stride,
+                               thread_scratch());
+      const Range mine = team.share(count, thread);
+      for (int64_t m = mine.begin; m < mine.end; ++m)
+        for (int64_t i = 0; i < width; ++i) context[m * width + i] = to_float(staged[m * stride + i]);
+    });
+    return 0;
+  });
 }

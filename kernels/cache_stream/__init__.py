@@ -23,6 +23,7 @@ __all__ = ["CacheFile", "CachePass", "CacheShape", "CacheStream"]
 build.declare("labkit_cache_stream_open", INT, LONG, POINTER, LONG, LONG, POINTER, LONG, LONG, result=True)
 
 
+@build.mirrors("Section")
 class CSection(ctypes.Structure):
     _fields_ = [("rows", c_int64), ("row_bytes", c_int64), ("token_bytes", c_int64)]
 

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 
+@build.mirrors("Chunk")
 class CChunk(ctypes.Structure):
     _fields_ = [
         ("rows", CRows),
@@ -53,6 +54,7 @@ class CChunk(ctypes.Structure):
     ]
 
 
+@build.mirrors("StepArgs")
 class CStepArgs(ctypes.Structure):
     _fields_ = [
         ("chunks", c_void_p),

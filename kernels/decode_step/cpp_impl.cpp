@@ -158,7 +158,7 @@ int64_t labkit_workspace_bytes(const Model* model, int64_t all_rows, int64_t row
 }
 
 // Returns whether a stream failed, of this rank or another: then the results count for nothing.
-int64_t labkit_step(const Model* model, const StepArgs* args) {
+static int64_t run_step(const Model* model, const StepArgs* args) {
   Team team(args->threads, reading_of(args->reading));
   int64_t all_rows = 0, rows = 0;
   for (int64_t c = 0; c < args->num_chunks; ++c) {
@@ -170,10 +170,7 @@ int64_t labkit_step(const Model* model, const StepArgs* args) {
   const int64_t stride = row_stride(widest(*model));
   const int64_t first_turn = args->stream ? args->stream->begin_pass() : 0;
   bool failed = false;
-#pragma omp parallel num_threads(args->threads)
-  {
-    team.join();
-    const int thread = omp_get_thread_num();
+  run_team(team, args->threads, [&](int thread) {
     ThreadScratch& scratch = thread_scratch();
     Ranks ranks(args->exchange);
     Clock clock(args->times, thread);
@@ -202,8 +199,16 @@ int64_t labkit_step(const Model* model, const StepArgs* args) {
       work.h += chunk.count() * stride;
     }
     if ((args->stream || args->kv_stream) && any_failed(team, thread, ranks, *args) && thread == 0) failed = true;
-  }
+  });
   return failed;
 }
 
+int64_t labkit_step(const Model* model, const StepArgs* args) {
+  return guarded([=] { return run_step(model, args); });
+}
+
 }  // extern "C"
+
+#if defined(LABKIT_LAYOUTS)
+LABKIT_LAYOUTS  // compares the structs with their mirrors in Python (build.layouts)
+#endif

@@ -81,6 +81,7 @@ inline void gather_logits(Team& team, int thread, Ranks& ranks, const Model& mod
     for (int64_t m = mine.begin; m < mine.end; ++m)
       std::memcpy(part + m * own.count, logits + (first + m) * vocab + own.begin, size_t(own.count) * 4);
     ranks.meet(team, thread, int64_t(sizeof(Columns)) + count * most * int64_t(sizeof(float)));
+    if (ranks.failed()) return;  // columns that another rank has not written could point anywhere
     for (int r = 0; r < ranks.count(); ++r) {
       const Columns columns = *ranks.of<Columns>(r);
       if (columns.begin == own.begin) continue;

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..abi import CHeads, CLayer, CLinear, CNorm
+from ..build import mirrors
 from ..layer_ops import LAYER_OPS
 from ..types import AttentionParams, Heads, Linear, MlpWeights, Norm, QkvWeights, float_dtype, pointer
 
@@ -21,6 +22,7 @@ FETCH = "fetch"
 FETCH_KV = "fetch_kv"
 
 
+@mirrors("Embedding")
 class CEmbedding(ctypes.Structure):
     _fields_ = [
         ("table", c_void_p),
@@ -35,6 +37,7 @@ class CEmbedding(ctypes.Structure):
     ]
 
 
+@mirrors("Head")
 class CHead(ctypes.Structure):
     _fields_ = [
         ("project_out", CLinear),
@@ -44,6 +47,7 @@ class CHead(ctypes.Structure):
     ]
 
 
+@mirrors("Model")
 class CModel(ctypes.Structure):
     _fields_ = [
         ("num_layers", c_int64),

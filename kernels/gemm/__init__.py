@@ -9,17 +9,19 @@ from torch.nn import functional as F
 
 from .. import build, gpu
 from ..build import INT, LONG, POINTER
-from ..checks import check_rows
+from ..checks import checked, floats
+from ..checks import linear as linear_fits
 from ..codes import (
     BLOCK,
     DEPTH,
-    HALF,
+    LANES,
     PACKED,
     cut_groups,
     group_size,
     pack_nibbles,
     pack_scales,
     pack_words,
+    packed_shape,
     quantize,
     unpack_nibbles,
     unpack_scales,
@@ -29,7 +31,6 @@ from ..dispatch import choose
 from ..types import Linear, pointer
 from .reference import gemm as reference
 
-LANES = {torch.bfloat16: 2, torch.int8: 4}  # inputs that lie side by side in a packed block, kLanesPerK of tile.h
 __all__ = [
     "cut_groups",
     "gemm",
@@ -46,15 +47,15 @@ __all__ = [
     "unpack_words",
 ]
 
-build.declare("labkit_gemm", POINTER, POINTER, LONG, POINTER, INT)
+build.declare("labkit_gemm", POINTER, POINTER, LONG, POINTER, INT, allocates=True)
 
 
+@checked(linear=linear_fits, x=floats("rows", "width"))
 def gemm(x: Tensor, linear: Linear, *, threads: int = 1, impl: str) -> Tensor:
     """x [rows, inputs] float32 -> x W^T + b [rows, outputs] float32, summed in float32.
 
     Reads every weight once for up to 12 rows (AVX-512): bytes = outputs * inputs * element size.
     """
-    check_rows("x", x, linear.inputs)
     return choose("gemm", impl, threads, reference=reference, cpp=_cpp, triton=_triton)(x, linear, threads)
 
 
@@ -71,16 +72,6 @@ def _triton(x: Tensor, linear: Linear, threads: int) -> Tensor:
 
     out = torch.empty(x.shape[0], linear.outputs, device=x.device)
     return run(x, linear, out, gpu.default_launcher())
-
-
-def packed_shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Shape of a packed [outputs, inputs] matrix: [blocks, K, 32], or with L inputs side by side, K padded to whole L,
-    [blocks, K / L, 32, L]: L is 2 for bf16 and 4 for int8. Codes of 4 bits are uint8 [blocks, K / 64, 8, 32, 4].
-    """
-    blocks, lanes = -(-outputs // BLOCK), LANES.get(dtype, 1)
-    if dtype == torch.uint8:
-        return (blocks, -(-inputs // DEPTH[4]), HALF // 4, BLOCK, 4)
-    return (blocks, inputs, BLOCK) if lanes == 1 else (blocks, -(-inputs // lanes), BLOCK, lanes)
 
 
 def pack(weight: Tensor, out: Tensor | None = None, *, bits: int = 8) -> Tensor:

@@ -89,17 +89,18 @@ static CallBuffers& call_buffers() {
 
 }  // namespace labkit
 
-extern "C" void labkit_gemm(const labkit::Linear* linear, const float* x, int64_t rows, float* out, int32_t threads) {
+extern "C" int64_t labkit_gemm(const labkit::Linear* linear, const float* x, int64_t rows, float* out,
+                               int32_t threads) {
   using namespace labkit;
-  Team team(threads);
-  const int64_t stride = row_stride(linear->inputs);
-  Act* staged = call_buffers().x.get<Act>(rows * stride);
-#pragma omp parallel num_threads(threads)
-  {
-    team.join();
-    const int thread = omp_get_thread_num();
-    stage_rows<Weight>(team, thread, x, rows, linear->inputs, staged);
-    team.barrier();
-    gemm_into<Weight>(team, thread, *linear, staged, stride, rows, out, linear->outputs, thread_scratch());
-  }
+  return guarded([&]() -> int64_t {
+    Team team(threads);
+    const int64_t stride = row_stride(linear->inputs);
+    Act* staged = call_buffers().x.get<Act>(rows * stride);
+    run_team(team, threads, [&](int thread) {
+      stage_rows<Weight>(team, thread, x, rows, linear->inputs, staged);
+      team.barrier();
+      gemm_into<Weight>(team, thread, *linear, staged, stride, rows, out, linear->outputs, thread_scratch());
+    });
+    return 0;
+  });
 }

@@ -36,6 +36,7 @@ class Block(NamedTuple):
     digest: int = 0
 
 
+@build.mirrors("Block")
 class CBlock(ctypes.Structure):
     _fields_ = [("layer", c_int64), ("offset", c_int64), ("bytes", c_int64), ("digest", c_uint64)]
 

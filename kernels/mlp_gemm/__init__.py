@@ -7,16 +7,23 @@ from torch import Tensor
 
 from .. import build, gpu
 from ..build import INT, LONG, POINTER
-from ..checks import check_rows
+from ..checks import checked, flag, floats, maybe, mlp_weights
 from ..dispatch import choose
 from ..types import MlpWeights, pointer
 from .reference import mlp_gemm as reference
 
 __all__ = ["mlp_gemm"]
 
-build.declare("labkit_mlp_gemm", *[POINTER] * 4, INT, LONG, POINTER, POINTER, INT)
+build.declare("labkit_mlp_gemm", *[POINTER] * 4, INT, LONG, POINTER, POINTER, INT, allocates=True)
 
 
+@checked(
+    weights=mlp_weights,
+    hidden=floats("rows", "width"),
+    addend=maybe(floats("rows", "width")),
+    addend_bias=maybe(floats("width")),
+    residual_from_norm=flag,
+)
 def mlp_gemm(
     hidden: Tensor,
     addend: Tensor | None,
@@ -32,9 +39,6 @@ def mlp_gemm(
     residual = hidden + addend + addend_bias (or its norm, `residual_from_norm`); act = activation(norm(sum) W^T + b),
     gated: activation(gate) * up. Columns of act past the true I (padding of an interleaved gated matrix) are zero.
     """
-    check_rows("hidden", hidden, weights.up.inputs)
-    if addend is not None:
-        check_rows("addend", addend, weights.up.inputs, len(hidden))
     run = choose("mlp_gemm", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
     return run(hidden, addend, addend_bias, weights, residual_from_norm, threads)
 

@@ -51,32 +51,32 @@ void mlp_region(Team& team, int thread, const MlpWeights& weights, const Normali
 
 // x = norm(h + addend + bias); act: [rows][width] = activation(x * up^T + bias); residual: [rows][hidden]. addend may
 // be null.
-extern "C" void labkit_mlp_gemm(const labkit::MlpWeights* weights, const float* h, const float* addend,
-                                const float* bias, int32_t from_norm, int64_t rows, float* act, float* residual,
-                                int32_t threads) {
+extern "C" int64_t labkit_mlp_gemm(const labkit::MlpWeights* weights, const float* h, const float* addend,
+                                   const float* bias, int32_t from_norm, int64_t rows, float* act, float* residual,
+                                   int32_t threads) {
   using namespace labkit;
-  Team team(threads);
-  const int64_t hidden = weights->up.inputs, stride = row_stride(hidden);
-  const int64_t padded = weights->gated ? weights->up.outputs / 2 : weights->up.outputs,
-                act_stride = row_stride(padded);
-  CallBuffers& buffers = call_buffers();
-  Act* x = buffers.x.get<Act>(rows * stride);
-  float* shared_residual = buffers.residual.get<float>(rows * stride);
-  Act* staged = buffers.context.get<Act>(rows * act_stride);
-#pragma omp parallel num_threads(threads)
-  {
-    team.join();
-    const int thread = omp_get_thread_num();
-    ThreadScratch& scratch = thread_scratch();
-    const Normalised<Weight> input =
-        normalised_rows<Weight>(team, thread, weights->norm, h, hidden, Parts(addend, hidden), bias, from_norm, rows,
-                                hidden, stride, x, shared_residual, scratch);
-    mlp_region<Weight>(team, thread, *weights, input, rows, staged, act_stride, scratch);
-    const Range mine = team.share(rows, thread);
-    for (int64_t m = mine.begin; m < mine.end; ++m)
-      for (int64_t i = 0; i < padded; ++i) act[m * padded + i] = to_float(staged[m * act_stride + i]);
-    if (thread == 0)
-      for (int64_t m = 0; m < rows; ++m)
-        std::memcpy(residual + m * hidden, input.residual + m * input.residual_stride, size_t(hidden) * 4);
-  }
+  return guarded([&]() -> int64_t {
+    Team team(threads);
+    const int64_t hidden = weights->up.inputs, stride = row_stride(hidden);
+    const int64_t padded = weights->gated ? weights->up.outputs / 2 : weights->up.outputs,
+                  act_stride = row_stride(padded);
+    CallBuffers& buffers = call_buffers();
+    Act* x = buffers.x.get<Act>(rows * stride);
+    float* shared_residual = buffers.residual.get<float>(rows * stride);
+    Act* staged = buffers.context.get<Act>(rows * act_stride);
+    run_team(team, threads, [&](int thread) {
+      ThreadScratch& scratch = thread_scratch();
+      const Normalised<Weight> input =
+          normalised_rows<Weight>(team, thread, weights->norm, h, hidden, Parts(addend, hidden), bias, from_norm, rows,
+                                  hidden, stride, x, shared_residual, scratch);
+      mlp_region<Weight>(team, thread, *weights, input, rows, staged, act_stride, scratch);
+      const Range mine = team.share(rows, thread);
+      for (int64_t m = mine.begin; m < mine.end; ++m)
+        for (int64_t i = 0; i < padded; ++i) act[m * padded + i] = to_float(staged[m * act_stride + i]);
+      if (thread == 0)
+        for (int64_t m = 0; m < rows; ++m)
+          std::memcpy(residual + m * hidden, input.residual + m * input.residual_stride, size_t(hidden) * 4);
+    });
+    return 0;
+  });
 }

@@ -5,18 +5,26 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from .. import build, gpu
+from .. import build, checks, gpu
 from ..build import INT, POINTER
-from ..checks import check_rows, check_slots
 from ..dispatch import choose
-from ..types import NO_ROTARY, Heads, LayerCache, QkvWeights, Rotary, Rows, check_heads, pointer
+from ..types import NO_ROTARY, Heads, LayerCache, QkvWeights, Rotary, Rows, pointer
 from .reference import qkv_gemm as reference
 
 __all__ = ["qkv_gemm"]
 
-build.declare("labkit_qkv_gemm", *[POINTER] * 6, INT, POINTER, POINTER, INT)
+build.declare("labkit_qkv_gemm", *[POINTER] * 6, INT, POINTER, POINTER, INT, allocates=True)
 
 
+@checks.checked(
+    heads=checks.heads,
+    rows=checks.rows,
+    weights=checks.qkv_weights,
+    hidden=checks.floats("rows", "width"),
+    rotary=checks.maybe(checks.rotary),
+    cache=checks.cache,
+    residual_from_norm=checks.flag,
+)
 def qkv_gemm(
     hidden: Tensor,
     weights: QkvWeights,
@@ -34,9 +42,6 @@ def qkv_gemm(
     The residual is `hidden`, or the normed rows where the model adds those (`residual_from_norm`).
     """
     run = choose("qkv_gemm", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
-    check_heads(heads, impl)
-    check_rows("hidden", hidden, weights.proj.inputs, rows.batch * rows.tokens)
-    check_slots(rows, cache)
     return run(hidden, weights, heads, rotary, rows, cache, residual_from_norm, threads)
 
 

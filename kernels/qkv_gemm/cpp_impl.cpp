@@ -119,30 +119,32 @@ void qkv_region(Team& team, int thread, const QkvWeights& weights, const Rotary&
 }  // namespace labkit
 
 // hidden: [rows][hidden]. queries: [rows][query heads * dim], rotated. residual: [rows][hidden], what region 3 adds to.
-extern "C" void labkit_qkv_gemm(const labkit::QkvWeights* weights, const labkit::Rotary* rotary,
-                                const labkit::Heads* heads, const labkit::Rows* rows, const labkit::Cache* cache,
-                                const float* h, int32_t from_norm, float* queries, float* residual, int32_t threads) {
+extern "C" int64_t labkit_qkv_gemm(const labkit::QkvWeights* weights, const labkit::Rotary* rotary,
+                                   const labkit::Heads* heads, const labkit::Rows* rows, const labkit::Cache* cache,
+                                   const float* h, int32_t from_norm, float* queries, float* residual,
+                                   int32_t threads) {
   using namespace labkit;
-  Team team(threads);
-  const int64_t count = int64_t(rows->batch) * rows->tokens, hidden = weights->proj.inputs, stride = row_stride(hidden);
-  const int64_t qkv_stride = row_stride(weights->proj.outputs), width = int64_t(heads->query) * heads->dim;
-  CallBuffers& buffers = call_buffers();
-  Act* x = buffers.x.get<Act>(count * stride);
-  float* shared_residual = buffers.residual.get<float>(count * stride);
-  float* qkv = buffers.wide.get<float>(count * qkv_stride);
-#pragma omp parallel num_threads(threads)
-  {
-    team.join();
-    const int thread = omp_get_thread_num();
-    ThreadScratch& scratch = thread_scratch();
-    const Normalised<Weight> input =
-        normalised_rows<Weight>(team, thread, weights->norm, h, hidden, {}, nullptr, from_norm, count, hidden, stride,
-                                x, shared_residual, scratch);
-    qkv_region<Weight>(team, thread, *weights, *rotary, *heads, *rows, *cache, input, qkv, qkv_stride, scratch);
-    if (thread == 0)
-      for (int64_t m = 0; m < count; ++m) {
-        std::memcpy(queries + m * width, qkv + m * qkv_stride, size_t(width) * 4);
-        std::memcpy(residual + m * hidden, input.residual + m * input.residual_stride, size_t(hidden) * 4);
-      }
-  }
+  return guarded([&]() -> int64_t {
+    Team team(threads);
+    const int64_t count = int64_t(rows->batch) * rows->tokens, hidden = weights->proj.inputs,
+                  stride = row_stride(hidden);
+    const int64_t qkv_stride = row_stride(weights->proj.outputs), width = int64_t(heads->query) * heads->dim;
+    CallBuffers& buffers = call_buffers();
+    Act* x = buffers.x.get<Act>(count * stride);
+    float* shared_residual = buffers.residual.get<float>(count * stride);
+    float* qkv = buffers.wide.get<float>(count * qkv_stride);
+    run_team(team, threads, [&](int thread) {
+      ThreadScratch& scratch = thread_scratch();
+      const Normalised<Weight> input =
+          normalised_rows<Weight>(team, thread, weights->norm, h, hidden, {}, nullptr, from_norm, count, hidden, stride,
+                                  x, shared_residual, scratch);
+      qkv_region<Weight>(team, thread, *weights, *rotary, *heads, *rows, *cache, input, qkv, qkv_stride, scratch);
+      if (thread == 0)
+        for (int64_t m = 0; m < count; ++m) {
+          std::memcpy(queries + m * width, qkv + m * qkv_stride, size_t(width) * 4);
+          std::memcpy(residual + m * hidden, input.residual + m * input.residual_stride, size_t(hidden) * 4);
+        }
+    });
+    return 0;
+  });
 }

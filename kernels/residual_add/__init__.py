@@ -5,16 +5,23 @@ from torch import Tensor
 
 from .. import build, gpu
 from ..build import INT, LONG, POINTER
-from ..checks import check_rows
+from ..checks import checked, floats, maybe
 from ..dispatch import choose
 from ..types import pointer
 from .reference import residual_add as reference
 
 __all__ = ["residual_add"]
 
-build.declare("labkit_residual_add", *[POINTER] * 5, LONG, LONG, POINTER, INT)
+build.declare("labkit_residual_add", *[POINTER] * 5, LONG, LONG, POINTER, INT, allocates=True)
 
 
+@checked(
+    residual=floats("rows", "width"),
+    mlp_out=floats("rows", "width"),
+    mlp_bias=maybe(floats("width")),
+    attn_out=maybe(floats("rows", "width")),
+    attn_bias=maybe(floats("width")),
+)
 def residual_add(
     residual: Tensor,
     mlp_out: Tensor,
@@ -26,10 +33,6 @@ def residual_add(
     impl: str,
 ) -> Tensor:
     """[N, H] float32 each -> residual + attn_out + attn_bias + mlp_out + mlp_bias [N, H]; biases are [H] or None."""
-    check_rows("residual", residual, residual.shape[-1])
-    check_rows("mlp_out", mlp_out, *residual.shape[::-1])
-    if attn_out is not None:
-        check_rows("attn_out", attn_out, *residual.shape[::-1])
     run = choose("residual_add", impl, threads, reference=reference, cpp=_cpp, triton=_triton)
     return run(residual, mlp_out, mlp_bias, attn_out, attn_bias, threads)
 

@@ -37,15 +37,16 @@ inline void residual_share(const Team& team, int thread, const float* residual, 
 
 }  // namespace labkit
 
-extern "C" void labkit_residual_add(const float* residual, const float* a, const float* a_bias, const float* b,
-                                    const float* b_bias, int64_t rows, int64_t hidden, float* out, int32_t threads) {
+extern "C" int64_t labkit_residual_add(const float* residual, const float* a, const float* a_bias, const float* b,
+                                       const float* b_bias, int64_t rows, int64_t hidden, float* out, int32_t threads) {
   using namespace labkit;
-  if (rows * hidden < kWorthATeam) threads = 1;
-  Team team(threads);
-#pragma omp parallel num_threads(threads)
-  {
-    team.join();
-    residual_share(team, omp_get_thread_num(), residual, hidden, {Parts(a, hidden), a_bias}, {Parts(b, hidden), b_bias},
-                   rows, hidden, out, hidden);
-  }
+  return guarded([&]() -> int64_t {
+    if (rows * hidden < kWorthATeam) threads = 1;
+    Team team(threads);
+    run_team(team, threads, [&](int thread) {
+      residual_share(team, thread, residual, hidden, {Parts(a, hidden), a_bias}, {Parts(b, hidden), b_bias}, rows,
+                     hidden, out, hidden);
+    });
+    return 0;
+  });
 }

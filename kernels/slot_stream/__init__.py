@@ -49,10 +49,12 @@ class StreamSpan(NamedTuple):
     end_ns: int
 
 
+@build.mirrors("Span")
 class CSpan(ctypes.Structure):
     _fields_ = [("kind", c_int64), ("layer", c_int64), ("begin_ns", c_int64), ("end_ns", c_int64)]
 
 
+@build.mirrors("StreamState")
 class CState(ctypes.Structure):
     _fields_ = [
         ("blocks_read", c_int64),

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -144,11 +144,11 @@ def checks(found: Sequence[StreamMeasurement]) -> Iterator[BarCheck]:
     """The bars of streaming, for those cases that were measured."""
     for each in found:
         if each.prompt_tokens > 1000:
-            yield at_least(f"{each.name}: hidden of the shorter", each.hidden("prompt"), STREAM_HIDDEN, SHARE)
+            yield from _hidden(each, "prompt")
             yield at_most(f"{each.name}: reads of a layer", round(each.reads_per_step, 1), 1.0)
         elif each.streamed_layers == each.layers:
             yield at_least(f"{each.name}: share of the disk", each.disk_share(), STREAM_SHARE, SHARE)
-            yield at_least(f"{each.name}: hidden of the shorter", each.hidden("decode"), STREAM_HIDDEN, SHARE)
+            yield from _hidden(each, "decode")
         else:
             yield at_most(f"{each.name}: step beside what is computed alone / disk", each.beside_floor(), STREAM_BESIDE)
     by_name = {each.name: each for each in found}
@@ -156,6 +156,12 @@ def checks(found: Sequence[StreamMeasurement]) -> Iterator[BarCheck]:
         if slow in by_name and fast in by_name:
             times = (by_name[slow].step_ms(), by_name[fast].step_ms())
             yield at_least(f"{slow} / {fast}", ratio(*times), bar)
+
+
+def _hidden(found: StreamMeasurement, phase: Literal["prompt", "decode"]) -> Iterator[BarCheck]:
+    """The bar of what is hidden, where there was something to hide."""
+    if (share := found.hidden(phase)) is not None:
+        yield at_least(f"{found.name}: hidden of the shorter", share, STREAM_HIDDEN, SHARE)
 
 
 def page(found: Sequence[StreamMeasurement]) -> str:
@@ -190,7 +196,9 @@ def _row(each: StreamMeasurement) -> tuple[str, ...]:
         f"{rates[0]:.2f} to {rates[-1]:.2f}",
         f"{steps[len(steps) // 2]:.0f}",
         f"{each.disk_share().value:.0%} [{each.disk_share().low:.0%}, {each.disk_share().high:.0%}]",
-        f"{each.hidden('prompt'):.0%} / {each.hidden('decode'):.0%}",
+        " / ".join(
+            "–" if share is None else f"{share:.0%}" for share in (each.hidden("prompt"), each.hidden("decode"))
+        ),
         f"{each.peak_bytes / 1e9:.2f}",
     )
 

@@ -23,7 +23,7 @@ from labkit.cli.words import Command
 
 @dataclass(frozen=True)
 class Home:
-    """Where a command is: a function of a module of `labkit.cli`, or a group. words: how its command line is read."""
+    """The place of a command: a function of a module of `labkit.cli`, or a group. words: what reads its line."""
 
     module: str
     name: str

@@ -7,7 +7,6 @@ The unit of a column is the end of its name, and people see it in the column's t
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labkit.nsys.tables.kernel_names import cut
+from labkit.system.markdown import as_text
 from labkit.system.shown import shown
 
 NAMES = (  # columns of texts that may be cut
@@ -94,12 +94,7 @@ def markdown(frame: pd.DataFrame, columns: Sequence[str]) -> str:
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(escaped, cells)) + " |"
-
-
-def escaped(text: str) -> str:
-    """The text in one line, without anything that Markdown would take for its own."""
-    return re.sub(r"([\\|<>*_`\[\]])", r"\\\1", shown(" ".join(text.split("\n"))))
+    return "| " + " | ".join(map(as_text, cells)) + " |"
 
 
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import typer
 
 from labkit.cli.words import Command
 from labkit.system.output_folder import RUNS
+from labkit.system.shown import shown
 
 MORE = "labkit.more"  # where the words behind -- are kept
 
@@ -48,7 +49,7 @@ def lab(
     from labkit.notebooks.lab import lab_command
     from labkit.notebooks.start_page import write_start_page
 
-    typer.echo(f"lab: {copy_notebooks(folder)}; Ctrl-C ends it")
+    typer.echo(f"lab: {shown(str(copy_notebooks(folder)))}; Ctrl-C ends it")
     write_start_page(folder)
     command = lab_command(folder, browser=not no_browser, port=port, ip=ip, more=call.meta[MORE])
     sys.stdout.flush()

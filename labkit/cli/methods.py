@@ -32,7 +32,7 @@ def bench_methods(
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 100,
     memory_gb: MemoryGb = None,
     threads: Threads = None,
-    rounds: Annotated[int, typer.Option(help="Timed calls of each method and batch size, behind one that is not.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Timed calls of each method and batch size, behind one that is not.")] = 6,
     seed: Annotated[int, typer.Option(help="Of random weights and prompts.")] = 0,
     scratch: Annotated[
         Path | None,

@@ -9,6 +9,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from labkit.system.shown import shown
 from labkit.system.terminal import terminal
 
 out = terminal()
@@ -38,4 +39,4 @@ def copy(folder: Annotated[Path, typer.Argument(help="Where to; it need not be t
     """Copy the notebooks into a folder. One that you changed or ran there is left alone."""
     from labkit.notebooks.copies import copy_notebooks
 
-    typer.echo(copy_notebooks(folder))
+    typer.echo(shown(str(copy_notebooks(folder))))

@@ -11,9 +11,10 @@ import pandas as pd
 import typer
 
 from labkit.cli.forms import Form, Shown
-from labkit.cli.frames import escaped, fit, markdown, rows, terminal_table
+from labkit.cli.frames import fit, markdown, rows, terminal_table
 from labkit.nsys.tables.kernel_names import brief
 from labkit.system.csv_text import csv_text
+from labkit.system.markdown import as_text
 from labkit.system.shown import shown_lines
 from labkit.system.terminal import terminal
 from labkit.system.whole_file import whole_file, write_whole
@@ -85,7 +86,7 @@ def _text(
     titled = (
         f"### {shown.title}\n\n"
         + (
-            "\n".join(map(escaped, shown.lines(kept[name])))
+            "\n".join(map(as_text, shown.lines(kept[name])))
             if shown.sentences
             else markdown(*_numbered(kept[name], _present(shown, frame), bool(about.get("ranks_known", True))))
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from labkit.nsys.capture.command import CaptureSource, RankReports
     from labkit.nsys.capture.result import Capture
 
+SUFFIX = re.compile(r"\.(sqlite|nsys-rep|json(\.gz)?)$")  # of traces; what is before may have dots, too
 out = terminal(markup=False, highlight=False)  # a "[" in a path or in a name of a capture is a "["
 err = terminal(stderr=True, markup=False, highlight=False)
 
@@ -92,6 +94,8 @@ def _show(taken: Capture) -> None:
         out.print(f"profiling tax {taken.record.tax}")
     for file in (*taken.files, taken.record_file):
         out.print(str(file), soft_wrap=True)
+    for remark in taken.record.remarks:
+        err.print(f"note: {remark}", style="yellow", soft_wrap=True)
 
 
 def _take(command: list[str], **options: Any) -> Capture:
@@ -217,5 +221,5 @@ def timeline(
 
 
 def _names(*files: Path) -> tuple[str, ...]:
-    names = [file.name.partition(".")[0] for file in files]
+    names = [SUFFIX.sub("", file.name) for file in files]
     return tuple(names) if len(set(names)) == len(names) else tuple(str(file) for file in files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -224,7 +225,8 @@ def replay(
     from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.replay import write_replay
 
-    target = output or Path(RUNS, f"replay_{op.rpartition('::')[2]}.py")
+    name = re.sub(r"[^\w.]+", "_", op.rpartition("::")[2])
+    target = output or Path(RUNS, f"replay_{name}.py")
     check_no_input(target, files)
     out.print(str(write_replay(read(files), op, target, nth=nth)), soft_wrap=True)
 

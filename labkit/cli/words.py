@@ -38,7 +38,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {name for parameter in self.params for name in parameter.opts}
-        at = args.index("--") if "--" in args else len(args)  # behind it stand another program's words
+        at = args.index("--") if "--" in args else len(args)  # another program's words follow
         left = super().parse_args(ctx, [*(_present(word, own) for word in args[:at]), *args[at:]])
         for name, value in ctx.params.items():
             if name == "command":  # of another program
@@ -59,7 +59,7 @@ def _present(word: str, own: Collection[str]) -> str:
 
 
 def check_number(number: float, name: str) -> None:
-    """UserError for a number beyond BOUNDS, and for one that is none."""
+    """UserError for a number beyond BOUNDS, and for NaN."""
     least, most = BOUNDS[name]
     if not least <= number <= most:
         expected = f"at least {least:g}" if number < least else f"at most {most:,}" if number > most else "a number"

@@ -16,6 +16,12 @@ from labkit.engine import InferenceEngine
 from labkit.harness.timing import TokenClock
 
 Write: TypeAlias = Callable[[str], object]
+
+
+def silent(piece: str) -> None:
+    """Ignores a piece of an answer, for callers that read the whole answer."""
+
+
 Ended: TypeAlias = Literal["stop", "length", "interrupted"]
 
 

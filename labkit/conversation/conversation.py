@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from labkit.conversation.answer import Answer, Write, speak, stop_tokens
+from labkit.conversation.answer import Answer, Write, silent, speak, stop_tokens
 from labkit.engine import InferenceEngine
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.models.chat_template import Message, check_chat_template, end_of_turn, render
@@ -73,8 +73,8 @@ class Conversation:
         self.context = 0
         self._forget()
 
-    def say(self, text: str, write: Write) -> Answer:
-        """The model's answer to a message, passed to `write` piece by piece as it comes.
+    def say(self, text: str, write: Write = silent) -> Answer:
+        """The model's answer to a message, which is passed to `write` piece by piece as it comes, and returned whole.
 
         It has at most as many tokens as there are positions left. Ctrl-C ends the answer, and what was said until then
         stays in the conversation. ContextFullError where no position is left: nothing was said then. UserError for a

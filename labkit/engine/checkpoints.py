@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from transformers import PretrainedConfig
 
@@ -11,8 +9,9 @@ from labkit.engine.options import Options
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.weights.build import has_codes, saved_in
-from labkit.weights.checkpoint.save import Saved, Saving, gather_of
+from labkit.weights.checkpoint.save import Gather, Saved, Saving
 from labkit.weights.protocol import TensorSource
 from labkit.weights.quantise import Quantization
 
@@ -41,7 +40,13 @@ def as_saved(options: Options, source: TensorSource) -> Options:
 
 
 def begin_saving(
-    options: Options, hf_config: PretrainedConfig, config: ModelConfig, dtype: torch.dtype, impl: str, part: Shard
+    options: Options,
+    hf_config: PretrainedConfig,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    impl: str,
+    part: Shard,
+    gather: Gather,
 ) -> Saving | None:
     """The save that `save_mp_checkpoint_path` asks for, if it does."""
     if options.save_mp_checkpoint_path is None:
@@ -53,5 +58,4 @@ def begin_saving(
         impl=impl,
         quant=options.quant,
     )
-    gather = gather_of(part.size, options.tensor_parallel.tp_group)
-    return Saving.begin(Path(options.save_mp_checkpoint_path), what, part, gather)
+    return Saving.begin(expanded(options.save_mp_checkpoint_path), what, part, gather)

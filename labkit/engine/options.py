@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
-from labkit.engine.offload.deepspeed import offload_of
+from labkit.engine.offload.deepspeed import offload_of, without_training
 from labkit.engine.offload.options import KvOffload, Offload
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
+from labkit.system.home import expanded
 from labkit.system.json_file import read_json
 from labkit.system.validation import Strict, all_problems
 from labkit.weights.quantise import Quantization
@@ -272,6 +273,7 @@ def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str,
                 raise UserError(f"{name} was given twice: {merged[name]!r} and {value!r}; give it once")
             merged[name] = value
     _translate_zero(merged)
+    merged = without_training(merged)
     unknown = sorted(set(merged) - set(Options.model_fields))
     if unknown:
         raise UserError(
@@ -324,7 +326,7 @@ def _as_dict(config: dict[str, Any] | str | Path | None) -> dict[str, Any]:
     if not isinstance(config, str | Path):
         raise UserTypeError(f"config: expected a dict or the path of a JSON file, got {type(config).__name__}")
     try:
-        loaded = read_json(Path(config), "an object of options")
+        loaded = read_json(expanded(config), "an object of options")
     except FileNotFoundError:
         raise UserError(f"config file {str(config)!r} does not exist") from None
     if not isinstance(loaded, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -10,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from labkit.engine.checkpoints import as_saved, begin_saving
+from labkit.engine.checkpoints import begin_saving
 from labkit.engine.choices import chosen_impl, own_dtype, stored_dtype
 from labkit.engine.engine import EncoderEngine, FusedEngine, InferenceEngine
 from labkit.engine.hf.causal_lm import FusedCausalLM
 from labkit.engine.hf.encoder import fused_encoder_model
-from labkit.engine.hf.encoder_refusals import refuse_what_encoders_lack
 from labkit.engine.memory.heads_on_host import HostMemory
 from labkit.engine.memory.place import CachePlace
 from labkit.engine.memory.slots import SlotPool
@@ -26,10 +26,11 @@ from labkit.engine.offload.held import on_host
 from labkit.engine.offload.options import Offload
 from labkit.engine.offload.prepared import Wanted, prepared
 from labkit.engine.offload.streaming import opened
-from labkit.engine.options import DTYPES, Options, read_options
+from labkit.engine.options import DTYPES, read_options
 from labkit.engine.parallel.pipeline_stage import PipelineStage, join_stages
-from labkit.engine.parallel.ranks import Ranks, join_ranks
+from labkit.engine.parallel.ranks import Ranks, asked_to_join, join_ranks
 from labkit.engine.parallel.shared_calls import SharedCalls
+from labkit.engine.request import Request, hf_config_of, resolve
 from labkit.engine.runners.layer_range import LayerRange
 from labkit.engine.runners.one_call import OneCallRunner
 from labkit.engine.runners.pipeline.runner import PipelineRunner
@@ -46,21 +47,18 @@ from labkit.engine.without_kernels import (
 from labkit.kernels import ModelWeights, gpu
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.slot_stream.queues import Queues, queues_of
-from labkit.models.config import ModelConfig
-from labkit.models.encoder_policies import ENCODERS, encoder_policy_for
-from labkit.models.policies import Policy, policy_for
 from labkit.models.shards import Shard, shard
-from labkit.system.errors import UserError, UserTypeError
+from labkit.system.errors import UserError
 from labkit.weights.build import build_weights, check_weights
-from labkit.weights.checkpoint.described import described_source
-from labkit.weights.checkpoint.save import Saving, gather_of
+from labkit.weights.checkpoint.save import Saving
 from labkit.weights.layer_split import split_layers
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource
+from labkit.weights.resolve import resolve as resolve_name
 
 
 def init_inference(
-    model: PreTrainedModel | TensorSource | PretrainedConfig,
+    model: PreTrainedModel | TensorSource | PretrainedConfig | str | os.PathLike[str],
     config: dict[str, Any] | str | Path | None = None,
     **options: Any,
 ) -> InferenceEngine:
@@ -70,8 +68,8 @@ def init_inference(
     unless `consume_model=True`; those that are on the GPU already, in the right type, are shared), or a
     `weights.source.ModelSource`, whose weights are packed as they are read, so that they are in memory once. Or a model
     around BertModel, RobertaModel or DistilBertModel: its layers are fused, and it keeps its class, embeddings and
-    heads. With the option `checkpoint` the weights come from there, and `model` may be a model without memory or its
-    config.
+    heads. Or a name, folder or file as `labkit.resolve` takes it. With the option `checkpoint` the weights come from
+    there, and `model` may be a model without memory or its config.
 
     config, options: DeepSpeed-Inference's, see `Options`; a dict, a JSON file, keywords, or both.
 
@@ -79,33 +77,15 @@ def init_inference(
     NotImplementedError for options that labkit does not have yet; BuildError with impl="cpp" where the kernels can't be
     compiled.
     """
-    read = read_options(config, options)
-    hf_config = hf_config_of(model, read)
-    if runs_without_kernels(model, read, hf_config):
-        return sliced_engine(model, read)
-    plan = make_plan(resolve(model, read, hf_config))
+    with asked_to_join(config, options):
+        read = read_options(config, options)
+        model = resolve_name(model) if isinstance(model, str | os.PathLike) else model
+        hf_config = hf_config_of(model, read)
+        if runs_without_kernels(model, read, hf_config):
+            return sliced_engine(model, read)
+        plan = make_plan(resolve(model, read, hf_config))
     with plan.calls.one("init_inference"):
         return wrap(plan, *build_planned(plan))
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for: a model of a known architecture, where its tensors come from, and the options.
-
-    generation_config: the given model's; None where none was given with it.
-    """
-
-    model: Any
-    hf_config: PretrainedConfig
-    policy: Policy
-    config: ModelConfig
-    source: TensorSource
-    options: Options
-    generation_config: GenerationConfig | None
-
-    @property
-    def is_encoder(self) -> bool:
-        return not self.config.causal
 
 
 @dataclass(frozen=True)
@@ -138,32 +118,6 @@ class Plan:
         return source if self.request.options.consume_model and isinstance(source, ModelTensors) else None
 
 
-def hf_config_of(model: Any, options: Options) -> PretrainedConfig:
-    """The config of whatever was given as a model. Raises TypeError for what is none."""
-    if isinstance(model, PretrainedConfig) and options.checkpoint is not None:
-        return model
-    holds_tensors = isinstance(model, PreTrainedModel) or all(hasattr(model, name) for name in ("names", "get"))
-    found = getattr(model, "hf_config", None) or getattr(model, "config", None)
-    if not (holds_tensors and isinstance(found, PretrainedConfig)):  # an engine has a config too
-        raise UserTypeError(f"model: expected a transformers model or a labkit ModelSource, got {type(model).__name__}")
-    return found
-
-
-def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Request:
-    """The model's row among the policies, and where its tensors are."""
-    encoder = encoder_policy_for(model)
-    policy = encoder or policy_for(hf_config, also=ENCODERS)
-    if encoder:
-        refuse_what_encoders_lack(options, policy.architecture)
-    source: TensorSource = model
-    if options.checkpoint is not None:
-        source = described_source(options.checkpoint, hf_config, options.base_dir)
-    elif isinstance(model, PreTrainedModel):
-        source = ModelTensors(model.base_model, f"{policy.layers}.") if encoder else ModelTensors(model)
-    config, generation_config = policy.model_config(hf_config), getattr(model, "generation_config", None)
-    return Request(model, hf_config, policy, config, source, as_saved(options, source), generation_config)
-
-
 def make_plan(request: Request) -> Plan:
     """Which kernels run where and in which type, and who else takes part; ranks meet here."""
     options, config = request.options, request.config
@@ -188,12 +142,12 @@ def make_plan(request: Request) -> Plan:
     if (ranks or stage) and device.type == "cuda":  # each rank has made a GPU of its own the current one as it joined
         device = gpu.default_device()
     part = ranks.shard if ranks else shard(config, layers=layers)
-    queues, elsewhere = queues_of(device), None
-    if options.kv_offload is not None:
-        gather = gather_of(part.size * (stage.count if stage else 1), None if stage else tp.tp_group)
-        elsewhere = cache_place(options.kv_offload, dtype, device, ranks, gather, queues)
-    saving = begin_saving(options, request.hf_config, config, dtype, impl, part)
     calls = SharedCalls([*([ranks] if ranks else []), *([stage.ring] if stage else [])])
+    queues, elsewhere = queues_of(device), None
+    with calls.one("plan"):
+        if options.kv_offload is not None:
+            elsewhere = cache_place(options.kv_offload, dtype, device, ranks, calls.gather, queues)
+        saving = begin_saving(options, request.hf_config, config, dtype, impl, part, calls.gather)
     return Plan(request, dtype, kv_dtype, impl, device, part, ranks, stage, calls, saving, elsewhere, queues)
 
 
@@ -260,7 +214,7 @@ def _streamed(plan: Plan, offload: Offload) -> tuple[ModelWeights, StreamedLayer
         part=part,
         impl=plan.impl,
     )
-    gather = gather_of(part.size, request.options.tensor_parallel.tp_group)
+    gather = plan.calls.gather
     if offload.device == "cpu":
         found = on_host(wanted, offload, gather, plan.device, plan.queues, _taking_out(plan))
         if plan.consumed:

@@ -16,6 +16,7 @@ from labkit.engine.parallel.slicing import tensor_parallel_model
 from labkit.kernels.gpu import CPU
 from labkit.models.encoder_policies import encoder_policy_for
 from labkit.models.policies import find_policy
+from labkit.models.policy import Policy
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.weights.model_tensors import ModelTensors
 from labkit.weights.protocol import TensorSource
@@ -27,8 +28,14 @@ def runs_without_kernels(model: Any, options: Options, hf_config: PretrainedConf
     """
     if options.injection_policy is not None:
         return True
-    has_row = encoder_policy_for(model) is None and find_policy(hf_config) is not None
+    policy = find_policy(hf_config) if encoder_policy_for(model) is None else None
+    has_row = policy is not None and (not isinstance(model, PreTrainedModel) or _is_of(model, policy))
     return options.tensor_parallel.ranks > 1 and not has_row
+
+
+def _is_of(model: PreTrainedModel, policy: Policy) -> bool:
+    """Whether a model is of the class of a row, whatever other classes share its model type."""
+    return any(kind.__name__ == policy.architecture for kind in type(model).__mro__)
 
 
 def sliced_engine(model: Any, options: Options) -> SlicedEngine:

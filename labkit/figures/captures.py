@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from IPython.display import Markdown
 
+from labkit.system.markdown import as_text, markdown_table
+
 if TYPE_CHECKING:
     from labkit.studies.traces import CapturePair
 
@@ -28,13 +30,18 @@ def captures_table(pair: CapturePair) -> Markdown:
         "what being profiled costs": [str(record.tax) if record.tax else "not measured" for record in records],
         "time that has a stage": [f"{table.coverage:.1%} of the {table.clock}'s" for table in tables],
     }
-    lines = [f"| | {pair.names[0]} | {pair.names[1]} |", "|---|---|---|"]
-    lines += [f"| {row} | {first} | {second} |" for row, (first, second) in rows.items()]
+    cells = [[as_text(cell) for cell in ("", *pair.names)]]
+    cells += [[row, *map(as_text, both)] for row, both in rows.items()]
     remarks = [*pair.remarks, *(remark for table in tables for remark in table.remarks)]
-    return Markdown("\n".join([*lines, "", *(f"- {remark}" for remark in dict.fromkeys(remarks))]))
+    return Markdown(
+        "\n".join([markdown_table(cells[0], cells[1:]), "", *(f"- {as_text(line)}" for line in dict.fromkeys(remarks))])
+    )
 
 
 def _case(case: dict[str, object]) -> str:
     """What was run, in words; a name that has none stays as it is, with blanks."""
-    told = (WORDS.get(name, name.replace("_", " ") + " {}").format(value) for name, value in case.items())
+    told = (
+        WORDS[name].format(value) if name in WORDS else f"{name.replace('_', ' ')} {value}"
+        for name, value in case.items()
+    )
     return ", ".join(words for words in told if words)

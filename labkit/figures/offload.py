@@ -69,11 +69,11 @@ def _measured(figure: go.Figure, study: StreamingStudy, names: list[str], left: 
 
 
 def _compared(study: StreamingStudy) -> list[str]:
-    """What was compared, and why it is not trustworthy if it is not."""
+    """What was compared, and that it is not trustworthy if it is not."""
     if not study.comparisons:
         return ["no baseline was measured; the notes say why"]
     case, rounds = study.comparisons[0].case, study.comparisons[0].rounds
-    doubts = [found.trust().sentence for found in study.comparisons if not found.trust().trustworthy]
+    doubts = [short for found in study.comparisons if (short := found.trust().short)]
     what = f"compared at batch {case.batch}, {case.prompt_tokens} + {case.new_tokens} tokens, {rounds} rounds"
     return [what, *dict.fromkeys(doubts)]
 

@@ -51,4 +51,4 @@ function refuse(why) {
   }
 }
 
-unpacked().then(show, (error) => refuse(`The figure could not be drawn: ${error}`));
+delayed(unpacked().then(show).catch((error) => refuse(`The figure could not be drawn: ${error}`)));

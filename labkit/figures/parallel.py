@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from labkit.figures.beside import LABEL, MEASURED_HERE, add_published, told, write_behind
 from labkit.figures.frames import number
-from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below
+from labkit.figures.room import EDGE, bars_end, folded, left_of, legend_below, shares_axis
 from labkit.figures.summary import subtitle_of
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, STAGE_COLORS, finish, heading, in_lines
 from labkit.models.config import ModelConfig
@@ -201,7 +201,7 @@ def scaling_figure(study: ParallelStudy) -> go.Figure:
     figure.update_xaxes(title="ranks", tickvals=ranks, range=[0.75, ranks[-1] * 1.3], row=1, col=1)
     figure.update_yaxes(range=[0, max(max(each) for each in rounds) * 1.2], ticksuffix=" ms", row=1, col=1)
     most = bars_end([100 * share for share in shares], texts, left)
-    figure.update_xaxes(range=[0, most], ticksuffix=" %", nticks=7, row=2, col=1)
+    figure.update_xaxes(**shares_axis(most, whole=100.0), row=2, col=1)
     figure.update_yaxes(autorange="reversed", row=2, col=1)
     found = study.most
     limit = "" if found.limit_ratio is None else f"; the memory allows {found.limit_ratio:.2f}x"

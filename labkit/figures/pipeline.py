@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from labkit.figures.beside import MEASURED_HERE, add_published, told, write_behind
 from labkit.figures.frames import number
 from labkit.figures.pipeline_timeline import pipeline_subtitle
-from labkit.figures.room import left_of, legend_below
+from labkit.figures.room import left_of, legend_below, shares_axis
 from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, finish, heading, in_lines
 from labkit.published import published
 
@@ -62,9 +62,9 @@ def bubble_figure(study: PipelineStudy) -> go.Figure:
                               xshift=12, showarrow=False)  # fmt: skip
     left = left_of(names)
     figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(tickformat=".0%", range=[0, 1.45 * most], title="of the stages' time, behind the prompt")
+    figure.update_xaxes(**shares_axis(1.45 * most), title="of the stages' time, behind the prompt")
     far = study.farthest
-    title = f"Bubbles: within {abs(far.points_over):.1f} points of the formula"
+    title = f"Bubbles against their formulas: {far.name} differs most, by {abs(far.points_over):.1f} points"
     explained = (
         "bars measured, with the least and the most of all rounds; what the diamond adds to the line is what unequal "
         "stages cost: all wait for the slowest. Stages that were filled while prompts were under way save a little"
@@ -210,7 +210,7 @@ def pipeline_notes(study: PipelineStudy) -> str:
         lines.append(f"Not measured: {study.measured.left_out}.")
     if case.batch == 1:
         lines.append("A batch of one keeps one stage at work, whatever the schedule.")
-    doubts = [f"- {doubt}" for doubt in study.doubts]
+    doubts = [f"- {doubt.why}" for doubt in study.trust.doubts]
     trust = ["", "Before you trust these figures:", "", *doubts] if doubts else []
     return "\n".join([f"- {line}" for line in lines] + trust)
 

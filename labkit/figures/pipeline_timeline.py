@@ -131,7 +131,7 @@ def pipeline_subtitle(study: PipelineStudy) -> str:
     case, layers = study.measured.case, study.measured.layers
     origin = f" ({case.origin})" if case.origin else ""
     stages = f"layers of the stages: {', '.join(map(str, layers))}; {study.measured.environment.machine}"
-    return in_lines(f"{case.title}{origin}", stages, "; ".join(study.doubts))
+    return in_lines(f"{case.title}{origin}", stages, study.trust.short)
 
 
 def _title(run: ScheduleRun, bubble: float, formula: float) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FLOAT, INT8, INT4, SYMMETRIC, FILE = "#7d8896", SIDE_COLORS["candidate"], "#d9702b", "#8159a8", "#2f8f5b"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon", "x")
+MOST_TICKS = 16  # of an axis of layers
 MARGIN = 80  # pixels left of the axes of numbers
 ROW, HEAD = 24, 32  # pixels of a matrix in a heat map, and of the words above one
 KL, PERPLEXITY = "KL from float32, nats a token", "perplexity"
@@ -155,7 +156,8 @@ def errors_figure(study: PrecisionStudy) -> go.Figure | str:
         figure.add_annotation(heading(text, left=MARGIN), row=row, col=1)
     figure.update_yaxes(autorange="reversed", showgrid=False)
     figure.update_xaxes(showgrid=False, showticklabels=False)
-    figure.update_xaxes(title="layer", showticklabels=True, row=len(shown), col=1)
+    apart = max(1, math.ceil(len(errors[0]) / MOST_TICKS))  # so that a tick is a layer
+    figure.update_xaxes(title="layer", showticklabels=True, tick0=0, dtick=apart, row=len(shown), col=1)
     what = "Frobenius norm of what was lost over that of the matrix; colours are against that of all matrices"
     none = f"not drawn, as they lose nothing, the weights being such codes before: {', '.join(exact)}" if exact else ""
     subtitle = in_lines(_model(study), what, none)
@@ -298,11 +300,11 @@ def _model(study: PrecisionStudy) -> str:
 
 
 def _subtitle(study: PrecisionStudy) -> str:
-    """What was measured, on which machine, and why its times are not trustworthy if they are not."""
+    """What was measured, on which machine, and that its times are not trustworthy if they are not."""
     side = study.first
     case, text = side.measurement.case, side.evaluation.case
     runs = f"batch 1, {case.prompt_tokens} prompt + {case.new_tokens} new tokens, {len(side.measurement.runs)} rounds"
     what = f"{_model(study)}; {runs}; quality on {text.tokens:,} tokens of {text.text}"
     lines = [what, side.measurement.environment.machine]
-    doubts = [found.trust().sentence for found in study.comparisons.values() if not found.trust().trustworthy]
+    doubts = [short for found in study.comparisons.values() if (short := found.trust().short)]
     return in_lines(*lines, *doubts[:1])

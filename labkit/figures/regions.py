@@ -77,8 +77,10 @@ def regions_figure(study: KernelStudy) -> go.Figure:
             range=[0, bars_end(highs, texts, left, size=13)], ticksuffix=" µs", nticks=6, row=index, col=1
         )
     figure.update_yaxes(autorange="reversed")
-    dashed = "dashed: the least time that reading the region's bytes takes here"
-    subtitle = in_lines(case_line(rows[0].case), rows[0].environment.machine, dashed, *_doubts(study))
+    dashed = (
+        "dashed: the least time that reading the region's bytes takes here; each region has an axis of its own length"
+    )
+    subtitle = in_lines(case_line(rows[0].case), rows[0].environment.machine, dashed)
     finish(figure, "Each region, unfused and fused", subtitle, height=40 + 230 * len(rows))
     return figure.update_layout(margin_l=left)
 
@@ -89,18 +91,6 @@ def _time(row: RegionMeasurement, side: str) -> str:
     if side in (UNFUSED, UNFUSED + GRAPH):
         return took
     return f"{took}<br>{row.ratio(UNFUSED + GRAPH if side.endswith(GRAPH) else UNFUSED, side)}"
-
-
-def _doubts(study: KernelStudy) -> list[str]:
-    """Why regions are not trustworthy, those of the same reasons in one line, and what mends it."""
-    regions: dict[str, list[str]] = {}
-    remedies: dict[str, None] = {}
-    for row in study.regions:
-        if not row.trust.trustworthy:
-            regions.setdefault(row.trust.why, []).append(row.region)
-            remedies |= dict.fromkeys(remedy for doubt in row.trust.doubts for remedy in doubt.remedies)
-    told = [f"{', '.join(names)}: not trustworthy: {why}" for why, names in regions.items()]
-    return [*told, f"To mend it: {'; '.join(remedies)}."] if told else []
 
 
 def regions_table(study: KernelStudy) -> pd.DataFrame:
@@ -120,7 +110,7 @@ def regions_table(study: KernelStudy) -> pd.DataFrame:
         DASH if (share := row.floor_share(row.in_engine[1])) is None else f"{share:.0%}" for row in rows
     ]
     told["published, times faster"] = [f"{row.published[0]:.1f}x" if row.published else DASH for row in rows]
-    told["trust"] = ["trustworthy" if row.trust.trustworthy else "not trustworthy" for row in rows]
+    told["trust"] = [f"not trustworthy: {row.trust.why}" if row.trust.doubts else "trustworthy" for row in rows]
     known = {name: cells for name, cells in told.items() if set(cells) != {DASH}}
     return pd.DataFrame.from_dict(known, orient="index", columns=[row.region for row in rows])
 
@@ -184,7 +174,7 @@ def ladder_figure(study: KernelStudy) -> go.Figure:
     figure.update_xaxes(range=[0, bars_end(medians, texts, left, size=13)], ticksuffix=" µs", nticks=6)
     figure.update_yaxes(autorange="reversed")
     what = "a whole step, time of one layer; dashed: reading its bytes"
-    subtitle = in_lines(case_line(ladder.case), ladder.environment.machine, what, ladder.trust.sentence)
+    subtitle = in_lines(case_line(ladder.case), ladder.environment.machine, what, ladder.trust.short)
     finish(figure, "One region after another", subtitle, height=420, top=8)
     return figure.update_layout(margin_l=left)
 

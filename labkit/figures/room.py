@@ -14,6 +14,7 @@ THIN, WIDE = set("ijltfrI.,:;'|()[]/! "), set("MW%@+→")
 SHORT_BAR = 0.2  # of an axis, at least, that is left to the longest bar
 EDGE, GAP = 12, 20  # pixels left of words at the edge of a figure, and around those beside a bar
 ORDERS = 10.0  # ratios that differ by so many times stand on a logarithmic axis
+SHARE_STEPS, MOST_TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2), 7  # between ticks of shares
 STEPS = (1, 2, 5)  # the ticks of a logarithmic axis, times powers of ten
 
 
@@ -60,6 +61,17 @@ def bars_end(ends: Sequence[float], texts: Sequence[str], left: float, *, size: 
     return max((end / _share(text, width, size) for end, text in zip(ends, texts, strict=True)), default=1.0) or 1.0
 
 
+def shares_axis(end: float, *, whole: float = 1.0) -> dict[str, Any]:
+    """An axis of shares from 0, which may be longer than the whole for words behind bars, but has no tick there."""
+    step = next((step for step in SHARE_STEPS if end <= MOST_TICKS * step * whole), SHARE_STEPS[-1])
+    ticks = [place * step for place in range(math.floor(min(end / whole, 1.0) / step + 1e-9) + 1)]
+    return {
+        "range": [0, end],
+        "tickvals": [tick * whole for tick in ticks],
+        "ticktext": [f"{100 * tick:g}%" for tick in ticks],
+    }
+
+
 def ratio_axis(
     ends: Sequence[float], texts: Sequence[str], left: float, *, size: float = 14, unit: str = "x"
 ) -> dict[str, Any]:
@@ -76,7 +88,14 @@ def ratio_axis(
     powers = range(math.floor(low), math.ceil(high) + 1)
     ticks = [step * 10.0**power for power in powers for step in STEPS]
     shown = [tick for tick in ticks if low <= math.log10(tick) <= high]
-    return {"type": "log", "range": [low, high], "tickvals": shown, "ticktext": [f"{tick:g}{unit}" for tick in shown]}
+    title = {"text": "(log)", "standoff": 0}
+    return {
+        "type": "log",
+        "title": title,
+        "range": [low, high],
+        "tickvals": shown,
+        "ticktext": [f"{tick:g}{unit}" for tick in shown],
+    }
 
 
 def _share(text: str, width: float, size: float) -> float:

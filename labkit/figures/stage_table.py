@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from labkit.figures.frames import number
 from labkit.figures.room import left_of
-from labkit.figures.theme import INK, META, SOFT, STAGE_COLORS, finish
+from labkit.figures.theme import INK, META, MODEBAR, SOFT, STAGE_COLORS, finish
 from labkit.nsys.analysis.stage_table import IDLE, NO_STAGE, ORDER
 from labkit.stages import Phase, Stage
 from labkit.statistics import P95_SAMPLES
@@ -59,7 +59,13 @@ def stage_table_figure(table: StageTable, phase: Phase | None = None, *, name: s
         lines.append(f"ms, share, ops{gaps}{exposed}: of a step; median, P95: of a run of the stage{few}")
     title = f"{name}: where" if name else "Where"
     left = left_of(list(frame["stage"])) if not by_layer else 80
-    finish(figure, f"{title} the time of a {told} goes", "<br>".join(lines), figure.layout.height, top=8)
+    finish(
+        figure,
+        f"{title} the time of a {told} goes",
+        "<br>".join(lines),
+        figure.layout.height,
+        top=8 if by_layer else MODEBAR,
+    )
     figure.layout.meta[META]["least"] = LEAST
     return figure.update_layout(margin_l=left)
 

@@ -62,7 +62,7 @@ def batch_figure(study: StreamingStudy) -> go.Figure:
     figure.update_yaxes(type="log", title="tokens per second, all sequences", tickformat="~s", dtick=1)
     title = "What batch pays: tokens per second, all sequences"
     told = f"free: computing takes as long as the disk, so that streaming costs nothing. {_rates(plan)}"
-    finish(figure, title, in_lines(subtitle(study), told, *study.plan.doubts), height=420)
+    finish(figure, title, in_lines(subtitle(study), told, study.plan.trust.short), height=420)
     return legend_below(figure, [MEASURED, DISK_LINE, COMPUTE_LINE], MARGIN, axis=60)
 
 
@@ -122,7 +122,7 @@ def streaming_notes(study: StreamingStudy) -> str:
         left = ", ".join(f"{batch:,}" for batch in study.too_large)
         lines.append(f"Not measured, because it does not fit: batch {left}.")
     lines += [f"Not measured: `{each.side}`: {each.reason}." for each in study.left_out]
-    doubts = [f"- {doubt}" for doubt in study.plan.doubts]
+    doubts = [f"- {doubt.why}" for doubt in study.plan.trust.doubts]
     trust = ["", "Before you trust these figures:", "", *doubts] if doubts else []
     return "\n".join([f"- {line}" for line in lines] + trust)
 

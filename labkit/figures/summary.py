@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,7 @@ import pandas as pd
 from labkit.figures.frames import limit, names, number, sides, stage_frame
 from labkit.figures.theme import in_lines
 from labkit.studies.outcome import Outcome
+from labkit.system.markdown import as_text, markdown_table
 
 if TYPE_CHECKING:
     from labkit.harness import Comparison, Measurement
@@ -28,8 +27,8 @@ def case_line(comparison: Comparison) -> str:
 
 
 def subtitle_of(comparison: Comparison) -> str:
-    """What a figure shows, and why its ratio is not trustworthy if it is not."""
-    return in_lines(case_line(comparison), comparison.trust().sentence)
+    """What a figure shows, and that its ratio is not trustworthy if it is not."""
+    return in_lines(case_line(comparison), comparison.trust().short)
 
 
 def stages_subtitle(comparison: Comparison) -> str:
@@ -88,8 +87,8 @@ def answers_table(question: str, said: Mapping[str, str | None]) -> str:
     """Markdown with a question, and what each side said to it; None: the model holds no conversations."""
     if all(answer is None for answer in said.values()):
         return "Nothing was asked: the model's tokenizer has no chat template, so it holds no conversations."
-    rows = [f"| {name} | {_cell(answer or '')} |" for name, answer in said.items()]
-    return "\n".join([f"**{_cell(question)}**", "", "| side | answer |", "|---|---|", *rows])
+    rows = [(name, _cell(answer or "")) for name, answer in said.items()]
+    return f"**{_cell(question)}**\n\n{markdown_table(('side', 'answer'), rows)}"
 
 
 def notes(comparison: Comparison) -> str:
@@ -150,9 +149,8 @@ def _ratio(comparison: Comparison, metric: str) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """A model's text as a cell of a Markdown table, in which nothing of it is markup."""
-    shown = html.escape(text).replace("\n", "<br>")
-    return re.sub(r"([\\`*_\[\]|#~$])", r"\\\1", shown)
+    """A model's text as a cell of a Markdown table, line by line."""
+    return "<br>".join(map(as_text, text.split("\n")))
 
 
 def _percent(share: float | None) -> str:

@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 
-from labkit.figures.room import BREAK, EDGE, lines_of
+from labkit.figures.room import BREAK, EDGE, NARROW, lines_of
 from labkit.stages import Stage
 
 # The four Deep-Fusion regions have the full colours; the GEMM that follows a region has a tint of it.
@@ -32,8 +32,10 @@ INK, SOFT, GRID, AXIS = "#1f2933", "#5f6c7b", "#e6e9ed", "#aab2bd"
 PAPER, PUBLISHED_PAPER = "#ffffff", "#faf6ec"
 
 TITLE, SUBTITLE, LINE_HEIGHT = 17, 13, 18  # pixels: the sizes of letters, and of a line of the subtitle
-LIVE = 540  # pixels that a notebook's output has in a window of 1000, beside JupyterLab's list of files
+LIVE = NARROW - 2 * EDGE  # pixels of the lines of a title
+MODEBAR = 32  # pixels at the top that its buttons take where a page has the title outside of the figure
 TOP, RIGHT = 34, 20  # pixels: above the axes, for a heading; right of the axes
+LOG = " (log)"  # ends the title of a logarithmic axis: its neighbour may be linear
 META = "labkit"  # the layout's own place for what a page has to know of a figure
 CONFIG = {"displaylogo": False, "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]]}
 
@@ -73,6 +75,9 @@ def finish(figure: go.Figure, title: str, subtitle: str, height: int, *, top: in
     `top` of them above the axes. Both texts are broken into lines that a narrow window shows. A page with captions of
     its own takes them, and their room, away again.
     """
+    for axis in (*figure.select_xaxes({"type": "log"}), *figure.select_yaxes({"type": "log"})):
+        if axis.title.text and LOG not in axis.title.text:
+            axis.title.text += LOG
     titles, subtitles = lines_of(title, TITLE, LIVE), lines_of(subtitle, SUBTITLE, LIVE)
     above = 16 + round(1.3 * TITLE) * len(titles) + LINE_HEIGHT * len(subtitles) + 6 * bool(subtitles)
     return figure.update_layout(

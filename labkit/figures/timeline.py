@@ -23,6 +23,7 @@ from labkit.nsys.tables.families import (
     NORMALISATION,
     REDUCTION,
     SOFTMAX,
+    WAITING,
 )
 from labkit.nsys.tables.kernel_names import cut
 from labkit.nsys.timeline.events import label, process_name
@@ -35,6 +36,7 @@ from labkit.nsys.timeline.view import view
 FAMILY_COLORS = {
     COMMUNICATION: "#b8433f", CONVOLUTION: "#2b8a96", MATMUL: "#2f6db5", NORMALISATION: "#8159a8", SOFTMAX: "#e3a0bd",
     INDEXING: "#98cdb0", COPY: "#c9c19a", REDUCTION: "#caa01e", ELEMENTWISE: "#2f8f5b",
+    WAITING: "#e0692b",
 }  # fmt: skip
 SHADE_COLORS = {
     **{stage.value: color for stage, color in STAGE_COLORS.items()},

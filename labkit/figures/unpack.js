@@ -24,3 +24,17 @@ async function unpackedFrom(id) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
+
+// The page counts as loading until its figures are drawn, so that whoever prints it at once prints them, too: an inner
+// document that is open delays the load event.
+function delayed(work) {
+  const frame = document.createElement("iframe");
+  frame.hidden = true;
+  document.body.append(frame);
+  const inner = frame.contentDocument;
+  inner.open();
+  work.finally(() => {
+    inner.close();
+    frame.remove();
+  });
+}

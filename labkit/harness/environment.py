@@ -12,18 +12,19 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from labkit.kernels.build import BuildError, compiler
 from labkit.kernels.gpu import CPU, gpu_name
 from labkit.system.processor import cpu_flags, cpu_name
+from labkit.system.validation import Listed
 
 KERNEL_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
 UNITS = {"K": 10, "M": 20}
 PACKAGES = ("torch", "transformers", "triton", "labkit")
 
 
-class Environment(BaseModel):
+class Environment(Listed):
     """What influences timings besides the code under test. A field is None where the system does not tell."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

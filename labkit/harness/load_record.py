@@ -5,16 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from labkit.harness.environment import Environment
 from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
 from labkit.statistics import Ratio, ratio
+from labkit.system.validation import Listed
 
 ONE_FILE, OWN_FILES = "one file for all", "a file for each rank"
 
 
-class PackedMemory(BaseModel):
+class PackedMemory(Listed):
     """Bytes of anonymous memory at most while a whole model was loaded, and of its packed matrices in the end."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

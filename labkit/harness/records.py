@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from labkit.engine.runners.stage_clock import StageTime
 from labkit.harness.environment import Environment
@@ -17,6 +17,7 @@ from labkit.harness.timing import CLOCK, Times
 from labkit.stages import EXCHANGES, Phase
 from labkit.statistics import ShareOfLimit, Summary, first_is_slow, remarks, summarise, taken_cores
 from labkit.system.result_table import ResultTable, Tabular
+from labkit.system.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +27,7 @@ METRICS = ("ttft", "per_token", "end_to_end")
 FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # the phases of samples, in words
 
 
-class FrozenRecord(BaseModel):
+class FrozenRecord(ShortRepr):
     """A record that cannot be changed, and that refuses unknown fields when it is read back."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -298,9 +299,11 @@ class Measurement(Tabular, FrozenRecord):
         }
 
     def sample_rows(self) -> list[dict[str, Any]]:
-        """Every raw sample: whose it is, of which run, and of which new token, from 0."""
+        """Every raw sample: its case, machine, side and run, and its new token, counted from 0."""
+        head = {"machine": self.environment.machine, **self.case.model_dump()}
         return [
-            {
+            head
+            | {
                 "side": self.name,
                 "impl": self.impl,
                 "round": run.round,
@@ -314,7 +317,7 @@ class Measurement(Tabular, FrozenRecord):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each new token of each run, in milliseconds: `sample_rows`."""
-        import pandas as pd  # half a second, which is not for every process that measures
+        import pandas as pd  # half a second
 
         return pd.DataFrame(self.sample_rows())
 
@@ -344,5 +347,4 @@ class Measurement(Tabular, FrozenRecord):
 
 
 def _median(shares: Sequence[float | None]) -> float | None:
-    known = [share for share in shares if share is not None]
-    return float(np.median(known)) if known else None
+    return float(np.median(known)) if (known := [share for share in shares if share is not None]) else None

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from labkit.statistics import summarise
 from labkit.system.command import run_command
@@ -101,11 +102,13 @@ def operator(call: RecordedCall) -> Any:
     """The overload of `torch.ops` that takes these arguments."""
     space, _, name = call.name.partition("::")
     packet = getattr(getattr(torch.ops, space, None), name, None) if name else None
-    if packet is None:
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
         raise UserError(f"got the operator {call.name!r}, which this PyTorch {torch.__version__} does not have")
     for overload in packet.overloads():
         found = getattr(packet, overload)
         wanted = found._schema.arguments
+        if any(argument.name == "filename" for argument in wanted):
+            raise UserError(f"got {call.name}, which works on a file that the trace names; replay one that computes")
         if len(call.dims) <= len(wanted) and all(map(_fits, wanted, [_kind(call, at) for at in range(len(call.dims))])):
             return found
     raise UserError(
@@ -205,13 +208,13 @@ def _gpu_us(run: Callable[[], object]) -> float:
 
 def _table(call: RecordedCall, found: Replayed) -> Table:
     shapes = ", ".join(_shape(dims) for dims in call.dims if dims)
-    table = Table("", title=f"{call.name} of {shapes} on {found.device}", title_justify="left")
+    table = Table("", title=Text(f"{call.name} of {shapes} on {found.device}"), title_justify="left")
     for name in ("median µs", "interquartile range", "TFLOP/s", "GB/s"):
         table.add_column(name, justify="right")
     for name, samples in ((f"cold, {found.copies} copies", found.cold_us), ("warm, one copy", found.warm_us)):
         told = summarise(samples)
         table.add_row(name, f"{told.median:,.2f}", f"{told.spread:.0%}", *_rates(call, told.median))
-    table.add_row(f"traced on {call.traced_on}", f"{call.traced_us:,.2f}", "", *_rates(call, call.traced_us))
+    table.add_row(Text(f"traced on {call.traced_on}"), f"{call.traced_us:,.2f}", "", *_rates(call, call.traced_us))
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,14 +93,19 @@ def save_lines(target: Path, records: Iterable[BaseModel]) -> Path:
 
 
 def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
-    """The records of a file of JSON lines, or of all such files in a folder, oldest first.
+    """The records of a file of JSON lines, or of all such files in a folder and in the folders in it, oldest first.
 
-    UserError: nothing at `path`, a line that is no record.
+    UserError: nothing at `path`, a folder without such files, a line that is no record.
     """
     root = Path(path)
     if not root.exists():
         raise UserError(f"got {root}, which does not exist; expected a file of JSON lines, or a folder of such files")
-    files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
+    files = _files(root) if root.is_dir() else [root]
+    if not files:
+        raise UserError(
+            f"got the folder {root}, which holds no results; expected files of JSON lines (.jsonl) in it or in its "
+            "folders, such as `runs`, which labkit compare writes"
+        )
     return [
         _parse(line, f"{file}:{number}")
         for file in files
@@ -109,14 +115,31 @@ def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
 
 
 def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """One row per timed run of the records under `path`: case, side, the run's figures, and its share of the limit.
+    """The records under `path` as rows, which the column `kind` tells apart: one for each timed "run" of a comparison,
+    a measurement or a method, with its share of the limit; one for each "method" that could not be measured, with the
+    reason; one for each "evaluation" of quality. Each has its case and its machine.
 
-    Records of regions, of sums over ranks, of loading, of quality and of plans, which have no such runs, are left out.
+    Other records, such as those of regions and of plans, are left out with a warning.
     """
     import pandas as pd  # half a second, which is not for every process that measures
 
-    runs = [record for record in load_records(path) if isinstance(record, Measurement | Comparison)]
-    return pd.DataFrame([row for record in runs for row in _rows(record)])
+    records = load_records(path)
+    rows = [_rows(record) for record in records]
+    left = Counter(record.kind for record, of_record in zip(records, rows, strict=True) if not of_record)
+    if left:
+        kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(left.items()))
+        warnings.warn(f"records without rows here are left out: {kinds}; load_records has them", stacklevel=2)
+    return pd.DataFrame([row for of_record in rows for row in of_record])
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of JSON lines, sorted by their names, which begin with times. Hidden folders hold unfinished work."""
+    found = (file for file in folder.rglob("*.jsonl") if not any(map(_hidden, file.relative_to(folder).parts)))
+    return sorted(found, key=lambda file: (file.name, file))
+
+
+def _hidden(part: str) -> bool:
+    return part.startswith(".")
 
 
 def _text(file: Path) -> str:
@@ -136,27 +159,45 @@ def _parse(line: str, where: str) -> AnyRecord:
         ) from None
 
 
-def _rows(record: Measurement | Comparison) -> list[dict[str, Any]]:
-    sides = (
-        {"baseline": record.baseline, "candidate": record.candidate}
-        if isinstance(record, Comparison)
-        else {"measurement": record}
-    )
+def _rows(record: AnyRecord) -> list[dict[str, Any]]:
+    if isinstance(record, Comparison):
+        return [*_runs("baseline", record.baseline), *_runs("candidate", record.candidate)]
+    if isinstance(record, Measurement):
+        return _runs("measurement", record)
+    if isinstance(record, MethodCell):
+        if record.measured:
+            return [row | {"side": record.method} for row in _runs("method", record.measured)]
+        return [_head("method", "method", record) | {"side": record.method, "why": record.why}]
+    if isinstance(record, Evaluation):
+        figures = ("perplexity", "reference_perplexity", "kl", "agreement")
+        values = {name: getattr(record, name).value for name in figures if record.trained or "perplexity" not in name}
+        return [_head("evaluation", "evaluation", record) | {"impl": record.impl, "weights": record.weights} | values]
+    return []
+
+
+def _head(kind: str, role: str, record: Measurement | MethodCell | Evaluation) -> dict[str, Any]:
+    """What each row begins with."""
+    environment = record.environment
+    return {"kind": kind, "created": record.created, "role": role, "machine": environment.machine} | {
+        name: value for name, value in record.case.model_dump().items() if not isinstance(value, dict)
+    }
+
+
+def _runs(role: str, side: Measurement) -> list[dict[str, Any]]:
     return [
-        {
-            "created": side.created,
-            "role": role,
+        _head("run", role, side)
+        | {
             "side": side.name,
             "impl": side.impl,
-            **side.case.model_dump(),
+            "weights": side.weights,
             "round": run.round,
             "ttft_ms": run.ttft_ms,
             "per_token_ms": run.per_token_ms,
             "end_to_end_ms": run.end_to_end_ms,
             "bandwidth_gb_s": np.mean(run.bandwidth_gb_s) if run.bandwidth_gb_s else None,
             "floor_share": run.floor_share(side.work, side.peak_gflop_s) if side.work else None,
+            "others_cores": run.others_cores,
             "peak_rss_mb": side.peak_rss_mb,
         }
-        for role, side in sides.items()
         for run in side.runs
     ]

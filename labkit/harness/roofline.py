@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from labkit.harness.shapes import model_shape
 from labkit.harness.stored_weights import StoredWeights, Weights
@@ -20,12 +20,13 @@ from labkit.kernels.gpu import CPU
 from labkit.kernels.probe import peak_gflop_s, read_bandwidth_gb_s
 from labkit.kernels.shapes import Sizes
 from labkit.models.config import ModelConfig
+from labkit.system.validation import Listed
 
 PROBE_SECONDS = 0.05
 NUMBERS = Sizes(matrix=1, vector=0, cache=0, scale=0)  # bytes of matrices counted with these are their numbers
 
 
-class Work(BaseModel):
+class Work(Listed):
     """What one generation of a case has to do at least, counted from the model's shape.
 
     `decode_bytes` and `decode_flops` are of one decode step, averaged over the contexts that the steps of the run see.

@@ -6,17 +6,18 @@ from collections import Counter
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from labkit.engine import InferenceEngine
 from labkit.engine.engine import FusedEngine
 from labkit.kernels.decode_step.weights import ModelWeights
 from labkit.kernels.types import Linear
 from labkit.models.dtypes import DTYPES
+from labkit.system.validation import Listed
 from labkit.weights.records import Outside, matrices_of
 
 
-class StoredWeights(BaseModel):
+class StoredWeights(Listed):
     """A type of weights by the name that its library gives it, and what it takes of the memory.
 
     bits: of a number in the layers' matrices, with its share of the scales, on average. head: the type of the LM head,

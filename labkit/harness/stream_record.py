@@ -12,11 +12,10 @@ import numpy as np
 from pydantic import Field
 
 from labkit.harness.environment import Environment
+from labkit.harness.overlap import Overlap
 from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
 from labkit.kernels.layer_stream import StreamSpan
 from labkit.statistics import Ratio, ratio
-
-Interval = tuple[int, int]
 
 
 class Overlapped(FrozenRecord):
@@ -33,21 +32,18 @@ class Overlapped(FrozenRecord):
 
     @classmethod
     def of(cls, steps: int, begin_ns: int, end_ns: int, spans: Sequence[StreamSpan]) -> Overlapped:
-        """Of what was done between two times of perf_counter_ns."""
-        within = [
-            (span.kind, max(span.begin_ns, begin_ns), min(span.end_ns, end_ns))
-            for span in spans
-            if span.end_ns > begin_ns and span.begin_ns < end_ns
-        ]
-        reads = [(begin, end) for kind, begin, end in within if kind == "read"]
-        computed = [(begin, end) for kind, begin, end in within if kind == "compute"]
-        read, compute, busy = (_covered(intervals) / 1e6 for intervals in (reads, computed, reads + computed))
+        """Counts what was done between two times of perf_counter_ns."""
+        reads, computed = (
+            [(span.begin_ns, span.end_ns) for span in spans if span.kind == kind] for kind in ("read", "compute")
+        )
+        found = Overlap.within(begin_ns, end_ns, reads, computed)
+        read, compute, busy = (length / 1e6 for length in found)
         return cls(steps=steps, wall_ms=(end_ns - begin_ns) / 1e6, read_ms=read, compute_ms=compute, busy_ms=busy)
 
     @property
-    def hidden(self) -> float:
-        """The part of the shorter of reading and computing that went on while the other did."""
-        return (self.read_ms + self.compute_ms - self.busy_ms) / min(self.read_ms, self.compute_ms)
+    def hidden(self) -> float | None:
+        """As of `Overlap`."""
+        return Overlap(self.read_ms, self.compute_ms, self.busy_ms).hidden
 
 
 class StreamRound(FrozenRecord):
@@ -117,18 +113,10 @@ class StreamMeasurement(FrozenRecord):
         times = zip(self.step_ms(), alone, self.floor_ms(), strict=True)
         return float(np.median([(step - computing) / floor for step, computing, floor in times]))
 
-    def hidden(self, phase: Literal["prompt", "decode"]) -> float:
-        """The part of the shorter of reading and computing that the other hides: the median of the rounds."""
-        return float(np.median([getattr(each, phase).hidden for each in self.rounds]))
-
-
-def _covered(intervals: Sequence[Interval]) -> int:
-    """The length of what the intervals cover together."""
-    total, reached = 0, None
-    for begin, end in sorted(intervals):
-        if reached is None or begin > reached:
-            total += end - begin
-        elif end > reached:
-            total += end - reached
-        reached = end if reached is None else max(reached, end)
-    return total
+    def hidden(self, phase: Literal["prompt", "decode"]) -> float | None:
+        """The part of the shorter of reading and computing that the other hides: the median of the rounds with both. No
+        such round: None.
+        """
+        shares = [getattr(each, phase).hidden for each in self.rounds]
+        shares = [share for share in shares if share is not None]
+        return float(np.median(shares)) if shares else None

@@ -10,6 +10,7 @@ from importlib.metadata import version
 import torch.distributed as dist
 
 from labkit.kernels.build import sources_digest
+from labkit.launcher.joining import join
 from labkit.system.errors import UserError
 
 SHOWN = 3
@@ -30,17 +31,16 @@ def versions() -> dict[str, object]:
 def check_agreement(facts: Mapping[str, object], group: dist.ProcessGroup | None = None) -> None:
     """Compare `facts`, plain JSON data, between the ranks of `group` (None: all), before they compute anything.
 
-    Every rank has to call it, and the same ranks have to raise nothing before. Nested facts are compared one by one.
+    Every rank has to call it, or to fail within `joining`. Nested facts are compared one by one.
 
     Raises ValueError, on every rank alike, that names the first differences and the ranks that have them; TypeError for
-    facts that JSON can't hold.
+    facts that JSON can't hold; RankFailedError where a rank has failed before.
     """
     mine = json.dumps(facts, sort_keys=True)
-    gathered: list[str | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, mine, group)
+    gathered = join(mine, group)
     if len(set(gathered)) == 1:
         return
-    told = [dict(_leaves(json.loads(each or "{}"))) for each in gathered]
+    told = [dict(_leaves(json.loads(each))) for each in gathered]
     differing = [name for name in dict.fromkeys(name for each in told for name in each) if _differs(name, told)]
     lines = [_difference(name, told) for name in differing[:SHOWN]]
     if more := len(differing) - SHOWN:

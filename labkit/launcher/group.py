@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.launcher.command import INTERFACE
+from labkit.launcher.joining import say_process
 from labkit.launcher.meeting import meet
 from labkit.launcher.rendezvous import loopback
 from labkit.launcher.shares import pin_this_rank
@@ -70,6 +71,7 @@ def ensure_process_group(
     dist.init_process_group(
         BACKENDS[device_type], store=dist.PrefixStore("group", store), rank=rank, world_size=ranks, timeout=limit
     )
+    say_process()
     atexit.register(_leave)
 
 

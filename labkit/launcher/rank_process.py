@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -48,7 +49,13 @@ class RankProcess:
         )
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  by close()
-        self._lines = AppendedLines(self._output.fileno(), lambda line: echo(f"[rank {rank}] {line}"))
+        self._last: deque[str] = deque(maxlen=TAIL_LINES)
+
+        def hear(line: str) -> None:
+            self._last.append(line)
+            echo(f"[rank {rank}] {line}")
+
+        self._lines = AppendedLines(self._output.fileno(), hear)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-u", "-m", "labkit.launcher.rank", str(folder), str(os.getpid())],
             stdin=subprocess.DEVNULL,
@@ -60,7 +67,7 @@ class RankProcess:
 
     @property
     def last_lines(self) -> str:
-        return "\n".join(self._lines.lines[-TAIL_LINES:])
+        return "\n".join(self._last)
 
     @property
     def is_running(self) -> bool:

@@ -75,6 +75,12 @@ def _attention_types(value: Any) -> str | None:
     return None
 
 
+def _float_type(value: Any) -> str | None:
+    names = ("float32", "bfloat16", "float16", "float64")
+    right = value is None or (value if isinstance(value, str) else str(value).removeprefix("torch.")) in names
+    return None if right else f"one of {', '.join(names)} or null: the type that the weights are stored in"
+
+
 ROPE: dict[str, FieldCheck] = {
     "rope_type": _text,
     "rope_theta": _number(above=0, most=1e30),
@@ -117,6 +123,7 @@ FIELDS: dict[str, FieldCheck] = (  # every spelling of the families that labkit 
     | dict.fromkeys(("activation_function", "hidden_act", "activation", "model_type"), _text)
     | dict.fromkeys(("architectures", "layer_types", "attention_layers"), _texts)
     | dict.fromkeys(("rope_parameters", "rope_scaling"), _rope)
+    | dict.fromkeys(("dtype", "torch_dtype"), _float_type)
     | {"rope_theta": ROPE["rope_theta"], "attention_types": _attention_types}
     | dict.fromkeys(
         (

@@ -206,7 +206,6 @@ def read_llama(hf: PretrainedConfig) -> Fields:
 
 
 def read_mistral(hf: PretrainedConfig) -> Fields:
-    _require(hf, model_type="mistral")  # transformers reads a config with layer_types as Ministral, another model
     return _llama_like(hf, windows=(hf.sliding_window,) * hf.num_hidden_layers)
 
 
@@ -259,8 +258,9 @@ def _rotary(hf: PretrainedConfig, head_dim: int, *, partial: bool = False) -> Ro
     """
     rope = hf.rope_parameters or {}
     kind = rope.get("rope_type")
-    same = kind == "longrope" and rope.get("short_factor") == rope.get("long_factor")
-    if kind not in CONSTANT_ROPES and not same:
+    constant = kind in CONSTANT_ROPES
+    constant |= kind == "longrope" and rope.get("short_factor") == rope.get("long_factor")
+    if not constant:
         raise UserError(f"rope_parameters with rope_type = {kind!r} is not supported; expected one of {CONSTANT_ROPES}")
     factor = rope.get("partial_rotary_factor", 1.0)
     if factor != 1.0 and not partial:

@@ -145,16 +145,13 @@ POLICIES: dict[str, Policy] = {
 
 
 def find_policy(hf_config: PretrainedConfig) -> Policy | None:
-    """The row of a Hugging Face config as `policy_for` finds it, or None where there is none."""
-    named = getattr(hf_config, "architectures", None) or []
-    for policy in POLICIES.values():
-        if policy.architecture in named or (not named and policy.model_type == hf_config.model_type):
-            return policy
-    return None
+    """The row of a Hugging Face config as `policy_for` finds it. None: the config has no row."""
+    return next((policy for policy in POLICIES.values() if policy.model_type == hf_config.model_type), None)
 
 
 def policy_for(hf_config: PretrainedConfig, also: Iterable[str] = ()) -> Policy:
-    """The row of a Hugging Face config: by its architecture, or by its model type where it names no architecture.
+    """The row of a Hugging Face config by its model type, as transformers finds its class. The names of architectures
+    in old configs differ, such as LLaMAForCausalLM or BloomModel.
 
     Raises UserError for a config without a row. `also`: other architectures that the caller takes, for the error to
     list.
@@ -162,7 +159,7 @@ def policy_for(hf_config: PretrainedConfig, also: Iterable[str] = ()) -> Policy:
     if policy := find_policy(hf_config):
         return policy
     named = getattr(hf_config, "architectures", None) or []
-    unknown = ", ".join(named) or f"model type {hf_config.model_type!r}"
+    unknown = " ".join([", ".join(named), f"of model type {hf_config.model_type!r}"]).strip()
     raise UserError(f"unknown architecture {unknown}; expected one of {', '.join((*POLICIES, *also))}")
 
 

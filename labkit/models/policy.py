@@ -16,6 +16,29 @@ from labkit.models.shards import Cut, Shard
 from labkit.system.errors import UserError
 
 LINEARS = ("qkv", "attn_out", "ff1", "ff2")
+# Parts of names that libraries add to a model: what has added them, and what to do.
+WRAPPED: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        (".lora_A.", ".lora_B.", ".lora_embedding_A.", ".lora_embedding_B.", ".base_layer.", ".base_model."),
+        "an adapter of peft is not merged into them: call merge_and_unload() on the peft model, or unload() to leave "
+        "the adapter out",
+    ),
+    (
+        (".weight_g.", ".weight_v.", ".parametrizations."),
+        "a parametrization such as weight norm is not folded into them: call "
+        "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight'), or remove_weight_norm(module), first",
+    ),
+    (
+        (".weight_orig.", ".weight_mask."),
+        "pruning is not folded into them: call torch.nn.utils.prune.remove(module, 'weight') on the pruned modules "
+        "first",
+    ),
+    (
+        (".qweight.", ".qzeros.", ".SCB.", ".absmax.", ".quant_state.", ".weight_scale.", ".weight_packed."),
+        "these are quantised weights of another library: take the checkpoint in floating point, and quantise it with "
+        "dtype=torch.int8",
+    ),
+)
 
 GetTensor = Callable[[str, Cut | None], Tensor]  # Hugging Face's name -> the tensor, or the part that the cut takes
 
@@ -57,7 +80,7 @@ class Policy:
     interleaved_qkv: bool = False  # QKV rows are stored [heads, 3, head_dim] (NeoX, BLOOM)
     renamed: tuple[tuple[str, str], ...] = ()  # module names of older checkpoints -> today's
     positions_from_mask: bool = False
-    token_types: bool = False  # `forward` takes token_type_ids, and adds their embeddings to those of the tokens
+    token_types: bool = False  # `forward` adds embeddings of token_type_ids
 
     def model_config(self, hf_config: PretrainedConfig) -> ModelConfig:
         """The engine's description of the model.
@@ -118,16 +141,31 @@ class Policy:
         extra = {name for name in given - allowed if not _is_buffer(name)}
         if missing or extra:
             kinds = (("missing", missing), ("extra", extra))
-            found = [f"{len(those)} {kind}: {_some(those)}" for kind, those in kinds if those]
+            counts = [f"{len(those)} {kind}: {some_of(those)}" for kind, those in kinds if those]
             raise UserError(
-                f"the tensors do not fit {self.architecture} with {config.num_layers} layers ({'; '.join(found)}); "
-                "check that the checkpoint and its config.json belong together"
+                f"the tensors do not fit {self.architecture} with {config.num_layers} layers ({'; '.join(counts)}); "
+                f"{self._remedy(missing, extra)}"
             )
 
+    def _remedy(self, missing: set[str], extra: set[str]) -> str:
+        """What to do about names that do not fit, by the way in which they differ."""
+        for marks, cause in WRAPPED:
+            if any(mark in f".{name}." for mark in marks for name in extra):
+                return cause
+        if missing == {f"{self.head}.weight"}:
+            return (
+                "these are the weights of a decoder without its head: take the checkpoint of the whole "
+                f"{self.architecture}, or set tie_word_embeddings to true where the head is the embedding"
+            )
+        return "check that the checkpoint and its config.json belong together"
+
     def current_name(self, stored: str) -> str:
-        """Today's name of a tensor in a checkpoint. Older checkpoints have other names, and those of a bare decoder
-        lack its prefix.
+        """Today's name of a tensor in a checkpoint. Older checkpoints have other names. A bare decoder's lack its
+        prefix, and a compiled or distributed model's have one more.
         """
+        stored = unwrapped(stored)
+        while stored.startswith("module."):
+            stored = stored.removeprefix("module.")
         for old, new in self.renamed:
             if stored.startswith(f"{old}."):
                 stored = new + stored.removeprefix(old)
@@ -182,11 +220,25 @@ class Policy:
         role = name.split(".")[0]
         if self.transposed and role in LINEARS:
             parts = [part.T if part.ndim == 2 else part for part in parts]
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if self.interleaved_qkv and role == "qkv" and tensor.shape[0] == 3 * config.num_heads * config.head_dim:
+        tensor = parts[0] if len(parts) == 1 else self._joined(name, parts)
+        if self.interleaved_qkv and role == "qkv" and tensor.shape[:1] == (3 * config.num_heads * config.head_dim,):
             by_head = tensor.view(config.num_heads, 3, config.head_dim, *tensor.shape[1:])
             tensor = by_head.transpose(0, 1).reshape(tensor.shape)
         return tensor
+
+    def _joined(self, name: str, parts: list[Tensor]) -> Tensor:
+        if len({(part.ndim, part.shape[1:]) for part in parts}) > 1 or not parts[0].ndim:
+            shapes = ", ".join(str(list(part.shape)) for part in parts)
+            raise UserError(
+                f"the parts of {name}, {' + '.join(self.stored_names(name))}, are {shapes}, which cannot be joined; "
+                "check that the checkpoint and its config.json belong together"
+            )
+        return torch.cat(parts)
+
+
+def unwrapped(name: str) -> str:
+    """The name of a tensor without the wrappers of torch.compile."""
+    return name.replace("_orig_mod.", "")
 
 
 def _is_buffer(name: str) -> bool:
@@ -194,6 +246,8 @@ def _is_buffer(name: str) -> bool:
     return name.endswith((".attn.bias", ".attention.bias", ".masked_bias", ".rotary_emb.inv_freq"))
 
 
-def _some(names: set[str], most: int = 8) -> str:
+def some_of(names: Iterable[str], most: int = 8) -> str:
+    """The first of these names in their order, and how many more there are."""
+    names = set(names)
     shown = sorted(names)[:most]
     return ", ".join(shown) + (f", … ({len(names) - most} more)" if len(names) > most else "")

@@ -191,7 +191,7 @@ def find_preset(name: str) -> Preset | None:
         hub_owner, _, hub_name = (preset.hub_id or "").rpartition("/")
         if slash and owner.lower() != hub_owner.lower():
             continue
-        if model and _key(model) in {_key(preset.name), _key(hub_name)}:
+        if _key(model) and _key(model) in {_key(preset.name), _key(hub_name)}:
             return preset
     return None
 

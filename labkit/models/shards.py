@@ -34,8 +34,8 @@ class Cut:
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """The part: a view where the cut is one range, else a copy. Raises UserError for a tensor of another size."""
-        if tensor.shape[self.dim] != self.whole:
-            raise UserError(f"has {tensor.shape[self.dim]} in dimension {self.dim}, expected {self.whole}")
+        if tensor.ndim <= self.dim or tensor.shape[self.dim] != self.whole:
+            raise UserError(f"has shape {list(tensor.shape)}, expected {self.whole} in dimension {self.dim}")
         import torch  # late, because figures draw cuts without torch
 
         pieces = [tensor.narrow(self.dim, begin, end - begin) for begin, end in self.ranges]

@@ -16,6 +16,7 @@ from labkit.figures.pipeline_ideal import order_figure
 from labkit.harness.pipeline.formulas import bubble
 from labkit.harness.pipeline.simulate import in_order, simulate, simulated_bubble
 from labkit.notebooks.verdicts import checked, shown
+from labkit.system.markdown import markdown_table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -45,7 +46,7 @@ def pipeline_puzzle(study: PipelineStudy) -> Markdown:
         "what `rounds` makes of them": f"{_wall(rounds):g} stage times, bubble {simulated_bubble(rounds):.0%}",
         "what `queue` makes of them": f"{_wall(queue):g} stage times, bubble {simulated_bubble(queue):.0%}",
     }
-    return Markdown("| | |\n|---|---|\n" + "\n".join(f"| {row} | {value} |" for row, value in rows.items()))
+    return Markdown(markdown_table(("", ""), rows.items()))
 
 
 def check_pipeline(study: PipelineStudy, micro_batches: object, order: object) -> Markdown:

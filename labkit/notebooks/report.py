@@ -55,9 +55,12 @@ def html_report(
     exporter.register_filter("contained", contained)
     slot = f"figures-{uuid4().hex}"  # what draws them is known last; no notebook holds this text
     heading, notebook = split_heading(notebook)
+    outcomes = _outcomes(notebook)
+    of = {name: value for outcome in outcomes for name, value in outcome.get("of", {}).items() if name in parameters}
+    parameters = {**parameters, **of}
     facts = {
         "title": heading or title,
-        "outcomes": _outcomes(notebook),
+        "outcomes": outcomes,
         "parameters": {
             name.replace("_", " "): setting_words(name, value)
             for name, value in parameters.items()

@@ -8,6 +8,7 @@ from IPython.display import Markdown
 
 from labkit.figures.frames import number
 from labkit.notebooks.verdicts import checked
+from labkit.system.markdown import markdown_table
 
 if TYPE_CHECKING:
     from labkit.studies.larger_than_memory import StreamingStudy
@@ -25,9 +26,7 @@ def streaming_numbers(study: StreamingStudy) -> Markdown:
         "precision of the weights": case.precision,
         "tokens of a sequence at its end": f"{case.tokens:,}: {case.prompt_tokens:,} + {case.new_tokens:,}",
     }
-    return Markdown(
-        "| | measured here |\n|---|---|\n" + "\n".join(f"| {row} | {value} |" for row, value in rows.items())
-    )
+    return Markdown(markdown_table(("", "measured here"), rows.items()))
 
 
 def check_free_batch(study: StreamingStudy, sequences: object, cache_gb: object) -> Markdown:

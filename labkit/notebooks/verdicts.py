@@ -33,12 +33,14 @@ def shown(value: object) -> str:
     return f"`{' '.join(reprlib.repr(value).split())}` ({type(value).__name__})"
 
 
-def checked(given: object, right: float, mistakes: Mapping[float, str]) -> str:
-    """The verdict on an answer. mistakes: what to say of one that is close to such a wrong value."""
+def checked(given: object, right: float, mistakes: Mapping[float, str], *, tolerance: float = TOLERANCE) -> str:
+    """The verdict on an answer. mistakes: what to say of one that is close to such a wrong value. tolerance: a fraction
+    by which a right answer may differ, such as what rounding left in the figures that it was worked out from.
+    """
     answer = number_or_remark(given)
     if isinstance(answer, str):
         return answer
-    if close(answer, right):
+    if close(answer, right, tolerance):
         return f"**right**: {number(answer)}"
     nearest = min(mistakes, key=lambda value: abs(answer - value))
     if close(answer, nearest):
@@ -49,6 +51,6 @@ def checked(given: object, right: float, mistakes: Mapping[float, str]) -> str:
     return f"not yet: {number(answer)} is too {'high' if answer > right else 'low'}"
 
 
-def close(answer: float, value: float) -> bool:
+def close(answer: float, value: float, tolerance: float = TOLERANCE) -> bool:
     """Whether an answer counts as this value."""
-    return abs(answer - value) <= TOLERANCE * abs(value)
+    return abs(answer - value) <= tolerance * abs(value)

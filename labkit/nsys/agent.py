@@ -9,9 +9,14 @@ from labkit.nsys.shared_memory import sweep_shared_memory
 
 LOST_AGENT = (  # nsys ends with one of them
     *("End of file", "Agent launcher failed."),
-    *("Local Endpoint is not available.", "Connection reset by peer"),
+    *("Local Endpoint is not available.", "Connection reset by peer", "sem_open"),
 )
-THROWN = ("QuadD", "Dynamic exception type: ", "std::exception::what: ")  # it may say before where in its own code
+THROWN = (
+    "QuadD",
+    "Dynamic exception type: ",
+    "std::exception::what: ",
+    "[boost::errinfo",
+)  # it may say before where in its own code
 ATTEMPTS = 3  # another capture that begins at the same time can cost a second agent, too
 OTHERS_S = 30.0  # for captures of other processes to end
 

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -51,8 +52,8 @@ def run(
 
     echo: is given each line that the command prints, without its end. mark: of a run that the caller ends with itself
     (`labkit.system.marked_run`); by default this one ends if this process does. On Ctrl-C, and after `timeout_s`, the
-    command gets the interrupt and GRACE_S to end, then is killed. What it leaves running when it did not end well is
-    killed too: nsys's agent, for one, is a daemon that goes on profiling where nsys was interrupted while it started.
+    command gets the interrupt and GRACE_S to end, then is killed. What it leaves running is ended too, also where it
+    ended well: nsys's agent, for one, is a daemon that may go on for hours.
 
     Raises FileNotFoundError for a program that is not there.
     """
@@ -71,7 +72,8 @@ def run(
             env=dict(environment) | {MARK: mark},
             start_new_session=True,
         )
-        reader = AppendedLines(output.fileno(), _without_nsys(echo) if echo else None)
+        said: deque[str] = deque(maxlen=TAIL_LINES)
+        reader = AppendedLines(output.fileno(), _without_nsys(said.append, echo))
         try:
             while process.poll() is None:
                 if late := timeout_s is not None and time.monotonic() - started > timeout_s:
@@ -82,17 +84,20 @@ def run(
             interrupted = True
         if process.poll() is None:
             _end(process)
-        if process.returncode or interrupted or late:
-            end_marked(mark)
+        end_marked(mark)
         reader.read(last=True)
-    lines = reader.lines
-    own = [line for line in lines if not NSYS_LINES.fullmatch(line) and line.strip()]
-    seconds = time.monotonic() - started
-    return Ended(process.returncode, seconds, tuple(own[-TAIL_LINES:]), interrupted, late)
+    return Ended(process.returncode, time.monotonic() - started, tuple(said), interrupted, late)
 
 
-def _without_nsys(echo: Callable[[str], None]) -> Callable[[str], None]:
-    return lambda line: echo(line) if line.strip() and not NSYS_LINES.fullmatch(line) else None
+def _without_nsys(*listeners: Callable[[str], None] | None) -> Callable[[str], None]:
+    """Passes the command's own lines on to `listeners`."""
+
+    def hear(line: str) -> None:
+        if line.strip() and not NSYS_LINES.fullmatch(line):
+            for listen in filter(None, listeners):
+                listen(line)
+
+    return hear
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -13,6 +13,7 @@ from glob import glob
 from pathlib import Path
 
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 
 LOCATION = "LABKIT_NSYS"  # names the nsys to use: the program or its folder
 USUAL_PLACES = (
@@ -111,7 +112,7 @@ def find_nsys() -> Nsys | None:
     None without any. Raises ValueError where LABKIT_NSYS names something else.
     """
     if wanted := os.environ.get(LOCATION):
-        return _named(Path(wanted).expanduser())
+        return _named(expanded(wanted))
     if (on_path := shutil.which("nsys")) and isinstance(found := _identify(Path(on_path)), Nsys):
         return found
     places = {Path(each) for place in USUAL_PLACES for each in sorted(glob(os.path.expanduser(place)))}

@@ -85,6 +85,26 @@ def ratio(baseline: Sequence[float], candidate: Sequence[float], *, seed: int = 
     )
 
 
+def median_ratio(rounds: Sequence[float], *, seed: int = 0) -> Ratio:
+    """The median of one side's rounds over itself, so 1, with its 95 % interval: how far the median may be off.
+
+    The interval of fewer than two rounds reaches from nothing to infinity.
+    """
+    low, high, noise = 0.0, float("inf"), float("inf")
+    if len(rounds) > 1:
+        samples, middle = np.asarray(rounds, dtype=float), float(np.median(rounds))
+        found = scipy.stats.bootstrap(
+            (samples,),
+            np.median,
+            method="percentile",
+            confidence_level=CONFIDENCE,
+            n_resamples=RESAMPLES,
+            random_state=np.random.default_rng(seed),
+        ).confidence_interval
+        low, high, noise = float(found.low) / middle, float(found.high) / middle, noise_floor(rounds)
+    return Ratio(value=1.0, low=low, high=high, noise=noise)
+
+
 def unpaired_ratio(
     before: Sequence[float], after: Sequence[float], *, tolerance: float, ratios: int = 1, seed: int = 0
 ) -> Ratio:

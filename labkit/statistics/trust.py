@@ -81,6 +81,11 @@ class Trust:
         """The grade for a line of its own; empty for a trustworthy ratio."""
         return "" if self.trustworthy else f"not trustworthy: {self.why}. To mend it: {self.remedy}."
 
+    @property
+    def short(self) -> str:
+        """The grade beside figures whose result says why it has it; empty for a trustworthy ratio."""
+        return "" if self.trustworthy else "not trustworthy, for the reasons that stand with the result"
+
     def verdict(self, found: Verdict) -> Verdict:
         """`found`, or UNDECIDED where it is withheld."""
         return found if self.trustworthy else Verdict.UNDECIDED
@@ -96,13 +101,18 @@ class Trust:
 
 def _told(remedy: str) -> str:
     """With what can be given for it from where it is read: notebooks have a parameter for the rounds alone."""
-    names = (OPTIONS if on_command_line() else SETTINGS)[remedy]
+    names = (OPTIONS if on_command_line() else SETTINGS).get(remedy, ())
     return f"{remedy} ({setting(*names)})" if names else remedy
 
 
 def taken_cores(others: float, *, needed: int, cores: int) -> float:
     """How many of the `needed` processors are taken when other programs keep `others` of a machine's `cores` busy."""
     return max(0.0, min(others - max(0, cores - needed), float(needed)))
+
+
+def busy(taken_cores: Sequence[float]) -> bool:
+    """Whether other programs took more of the processors than a figure bears, in the median round."""
+    return len(taken_cores) > 0 and float(np.median(taken_cores)) > MOST_TAKEN
 
 
 def grade(
@@ -115,10 +125,12 @@ def grade(
     """
     doubts = []
     if rounds < FEWEST_ROUNDS:
-        doubts.append(Doubt(f"{rounds} rounds, fewer than {FEWEST_ROUNDS}", (MORE_ROUNDS,)))
-    if not found.high <= WIDEST * found.low:
+        count = f"{rounds} {'round' if rounds == 1 else 'rounds'}"
+        doubts.append(Doubt(f"{count}, fewer than {FEWEST_ROUNDS}", (MORE_ROUNDS,)))
+    if rounds > 1 and not found.high <= WIDEST * found.low:
         doubts.append(Doubt(f"the interval [{found.low:.2f}, {found.high:.2f}] is wide", (MORE_ROUNDS, QUIET)))
-    if len(taken_cores) and (taken := float(np.median(taken_cores))) > MOST_TAKEN:
+    if busy(taken_cores):
+        taken = float(np.median(taken_cores))
         doubts.append(Doubt(f"other programs used {taken:.1f} of the processors that it was measured on", (QUIET,)))
     for side in shares:
         if side.share > 1 + min(max(SHARE_ERROR, side.probe_noise), MOST_SHARE_ERROR):

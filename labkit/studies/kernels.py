@@ -22,7 +22,8 @@ from labkit.harness.regions.vocabulary import REGIONS
 from labkit.kernels.types import float_dtype
 from labkit.models.dtypes import dtype_of
 from labkit.stages import Phase, message, stage
-from labkit.studies.outcome import Outcome
+from labkit.studies.outcome import Outcome, Study
+from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
 
 PEAK_SIZE, PEAK_SIZE_ON_GPU = 1024, 8192
@@ -40,14 +41,36 @@ class Span:
     took_us: float
 
 
-@dataclass(frozen=True)
-class KernelStudy:
+@dataclass(frozen=True, repr=False)
+class KernelStudy(Study):
     """What `study_kernels` found. `timeline`: one layer, unfused and fused. `peak_gflop_s`: of a large product."""
 
     regions: tuple[RegionMeasurement, ...]
     ladder: LadderMeasurement
     timeline: tuple[Span, ...]
     peak_gflop_s: float
+
+    def case(self) -> dict[str, Any]:
+        return self.ladder.case.model_dump()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each way to run each region, and for each rung of the ladder, in microseconds of a layer."""
+        measured = {row.region: row for row in self.regions} | {"layer": self.ladder}
+        return [
+            {
+                "region": region,
+                "side": side,
+                "median_us": float(np.median(rounds)),
+                "least_us": min(rounds),
+                "most_us": max(rounds),
+                "rounds": len(rounds),
+                "bytes": row.bytes,
+                "floor_us": row.floor_us,
+                "trustworthy": row.trust.trustworthy,
+            }
+            for region, row in measured.items()
+            for side, rounds in row.rounds_us.items()
+        ]
 
     @property
     def claim(self) -> str:
@@ -74,9 +97,12 @@ class KernelStudy:
 
 
 def study_kernels(
-    model: str = "gpt2", *, rounds: int = ROUNDS, progress: Progress | None = None, **case: Any
+    model: str = "gpt2", *, rounds: int = ROUNDS, progress: Progress | None = None, show: Show = unseen, **case: Any
 ) -> KernelStudy:
-    """Measures `layer_case(model, **case)`, which says what a case has, region by region and rung by rung."""
+    """Measures `layer_case(model, **case)`, which says what a case has, region by region and rung by rung.
+
+    `show` is given the study of what is measured so far.
+    """
     check_rounds(rounds)
     follow = progress or unheard
     total = 2 * (rounds + 1) + 2
@@ -87,7 +113,9 @@ def study_kernels(
         return lambda done, _, label: follow(begin + done, total, f"{what}: {label}")
 
     regions = bench.regions(rounds=rounds, progress=part(1, "regions"))
+    show(so_far(KernelStudy, regions=regions))
     ladder = bench.ladder(rounds=rounds, progress=part(rounds + 2, "one region after another"))
+    show(so_far(KernelStudy, regions=regions, ladder=ladder))
     device = bench.stack.sides[0].hidden_NH.device
     found = KernelStudy(regions, ladder, layer_timeline(bench), peak_gflop_s(bench.case.dtype, device))
     follow(total, total, "done")

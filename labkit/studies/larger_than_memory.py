@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import shorten
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -29,11 +29,14 @@ from labkit.harness.streaming.records import BatchPoint, MemorySample
 from labkit.harness.streaming.spans import hidden_share
 from labkit.harness.streaming.table import free_sentence, three_digits
 from labkit.models.dtypes import FLOAT_DTYPES
-from labkit.studies.outcome import Outcome
+from labkit.statistics import Trust
+from labkit.studies.outcome import Outcome, Study
 from labkit.system.asked_from import setting
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.owned_folder import owned_folder
+from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
 from labkit.system.validation import first_problem
 
@@ -51,7 +54,7 @@ class LeftOut(FrozenRecord):
     reason: str
 
 
-class StreamingStudy(FrozenRecord):
+class StreamingStudy(Study, FrozenRecord):
     """What `study_larger_than_memory` found.
 
     plan: predicted, with the measured batches as its points. too_large: batches that were asked for and do not fit.
@@ -93,6 +96,31 @@ class StreamingStudy(FrozenRecord):
         """The weights over the memory that there is for everything."""
         return self.plan.footprint.weights / self.plan.memory
 
+    def case(self) -> dict[str, Any]:
+        return self.plan.case.model_dump()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each batch, and for each baseline at the batch that it was compared at."""
+        plan = self.plan
+        of_engine = [
+            _row(
+                "fused-streamed",
+                point.batch,
+                point.step_ms,
+                point.tokens_per_s,
+                point.trust(plan.case.threads, plan.environment.cores),
+            )
+            | {"resident_layers": point.resident_layers, "share_of_disk": point.share_of_disk}
+            for point in self.points
+        ]
+        of_others = [
+            _row(side.name, side.case.batch, side.per_token_ms, side.tokens_per_s, found.trust())
+            | {"resident_layers": None, "share_of_disk": None}
+            for found in self.comparisons
+            for side in (found.baseline,)
+        ]
+        return of_engine + of_others
+
     @property
     def claim(self) -> str:
         """What batch pays, and how much of the disk that takes."""
@@ -103,18 +131,27 @@ class StreamingStudy(FrozenRecord):
         gains = f"batch {first.batch:,} gives {three_digits(first.tokens_per_s)} tokens/s"
         if best.batch != first.batch:
             gains += f" and batch {best.batch:,} gives {three_digits(best.tokens_per_s)}"
-        return f"{case.model}, {case.precision}, {self.times_larger:.2f} times its memory: {gains}{streamed}{overlap}"
+        larger = three_digits(self.times_larger)
+        return f"{case.model}, {case.precision}, {larger} times its memory: {gains}{streamed}{overlap}"
 
     @property
     def headline(self) -> str:
         """The claim, and what weakens it."""
-        return "; ".join([self.claim, *self.plan.doubts])
+        return self.plan.trust.graded(self.claim)
 
     @property
     def outcome(self) -> Outcome:
-        doubts = self.plan.doubts
-        grade = "; ".join(doubts) or "trustworthy: within the budget, and no faster than the disk beside it"
-        return Outcome(self.claim, grade, not doubts, self.plan.environment.machine)
+        return Outcome.graded(self.claim, self.plan.trust, self.plan.environment.machine)
+
+
+def _row(side: str, batch: int, step_ms: float, tokens_per_s: float, trust: Trust) -> dict[str, Any]:
+    return {
+        "side": side,
+        "at_batch": batch,
+        "step_ms": step_ms,
+        "tokens_per_s": tokens_per_s,
+        "trustworthy": trust.trustworthy,
+    }
 
 
 def study_larger_than_memory(
@@ -132,6 +169,7 @@ def study_larger_than_memory(
     threads: int | None = None,
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
+    show: Show = unseen,
 ) -> StreamingStudy:
     """Lets the engine generate with each batch in `memory_gb` GB, in a process of its own, with the rates of disk and
     processor probed beside each, and measures baselines against it in the same memory, at the first batch.
@@ -140,6 +178,7 @@ def study_larger_than_memory(
     `labkit compare`, separated by commas, or none; one that cannot run is left out with the reason. path: a folder on
     the disk that layers are read from, where the packed weights stay; empty: a temporary one in labkit's folder for
     caches. The rest is as for `plan_streaming`. The record is written under `output`, a file for `load_study`.
+    show: given the study of what is measured so far.
 
     UserError as from `plan_streaming`, for batches of which none fits, and for a path that is not there.
     """
@@ -157,15 +196,13 @@ def study_larger_than_memory(
                 f"got batches = {batches!r} in {memory_gb:g} GB, expected one of at most {plan.largest_batch:,}; allow "
                 "more memory, or fewer tokens"
             )
-        plan, memory = measured_plan(plan, batches=fitting, path=folder, progress=_part(follow, 2, MEASURED))
+        plan, memory = measured_plan(
+            plan, batches=fitting, path=folder, rounds=rounds, progress=_part(follow, 2, MEASURED)
+        )
+        known = {"plan": plan, "too_large": tuple(batch for batch in wanted if batch not in fitting), "memory": memory}
+        show(so_far(StreamingStudy, **known))
         comparisons, left_out = _compared(plan, fitting[0], parse_sides(baselines), rounds, folder, follow)
-    found = StreamingStudy(
-        plan=plan,
-        too_large=tuple(batch for batch in wanted if batch not in fitting),
-        memory=memory,
-        comparisons=comparisons,
-        left_out=left_out,
-    )
+    found = StreamingStudy(**known, comparisons=comparisons, left_out=left_out)
     try:
         save_study(found, output)
     except SaveError as error:
@@ -242,7 +279,7 @@ def compared_case(plan: StreamingPlan, batch: int) -> Case:
 @contextmanager
 def _folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     if os.fspath(path):
-        given = Path(path).expanduser()
+        given = expanded(path)
         if not given.is_dir():
             raise UserError(
                 f"got path = {os.fspath(path)!r}, which is no folder; expected one on the disk that layers are to be "

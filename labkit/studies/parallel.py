@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from labkit.harness.compare.interleave import take_turns
 from labkit.harness.compare.plan import Schedule, SideSpec
@@ -17,10 +18,11 @@ from labkit.models.policies import model_config_of
 from labkit.nsys.analysis.collectives import Collectives, collectives
 from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.trace import Trace
-from labkit.studies.outcome import Outcome
+from labkit.studies.outcome import Outcome, Study
 from labkit.studies.rank_capture import capture_ranks
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
+from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
 from labkit.weights.resolve import resolve
 
@@ -28,8 +30,8 @@ STEPS = 8  # of the capture
 CAPTURE_S = 600.0  # after which a capture that hangs is given up
 
 
-@dataclass(frozen=True)
-class ParallelStudy:
+@dataclass(frozen=True, repr=False)
+class ParallelStudy(Study):
     """What `study_parallel` found. `comparisons`: one rank against each number of ranks, in their order.
 
     `capture`: of the most ranks; None where nothing could be captured, for the reason in `remarks`.
@@ -58,6 +60,29 @@ class ParallelStudy:
     def collectives(self) -> Collectives | None:
         """Who waited for whom, in the capture."""
         return None if self.trace is None else collectives(self.trace)
+
+    def case(self) -> dict[str, Any]:
+        return self.most.case.model_dump(exclude={"tp", "threads"})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each number of ranks."""
+        ratios = [None, *(found.ratio("per_token") for found in self.comparisons)]
+        trusted = [None, *(found.trust().trustworthy for found in self.comparisons)]
+        return [
+            {
+                "ranks": side.case.tp,
+                "threads": side.case.threads,
+                "per_token_ms": side.per_token_ms,
+                "first_token_ms": side.ttft_ms,
+                "times_faster": found and found.value,
+                "low": found and found.low,
+                "high": found and found.high,
+                "trustworthy": graded,
+                "share_of_limit": side.floor_share,
+                "most_waiting": max(side.communication_shares, default=0.0),
+            }
+            for side, found, graded in zip(self.sides, ratios, trusted, strict=True)
+        ]
 
     @property
     def claim(self) -> str:
@@ -92,11 +117,13 @@ def study_parallel(
     threads: int | None = None,
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
+    show: Show = unseen,
 ) -> ParallelStudy:
     """Measures the fused engine on one rank and on each number of ranks in `tp_sizes`, "1,2,4", in the same rounds, and
     captures some steps of the most ranks.
 
     threads: of each rank; None: the cores shared out among the most. Records and capture are written under `output`.
+    show: given the study of what is measured so far.
     ValueError as from `take_turns`, and for a `tp_sizes` without a number above 1.
     """
     sizes = parse_sizes(tp_sizes)
@@ -120,6 +147,7 @@ def study_parallel(
     comparisons = tuple(turns.comparison(0, which) for which in range(1, len(sizes)))
     for comparison in comparisons:
         save_or_warn(comparison, output)
+    show(so_far(ParallelStudy, config=config, comparisons=comparisons))
     (total,) = captured
     follow(total, total + 1, f"capturing {sizes[-1]} ranks")
     capture, remarks = None, tuple[str, ...]()

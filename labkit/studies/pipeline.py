@@ -7,27 +7,30 @@ import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from labkit.harness.pipeline.formulas import SCHEDULES, StepLaw
 from labkit.harness.pipeline.measure import NAIVE, TENSOR_PARALLEL, measure_pipeline, settings_of
 from labkit.harness.pipeline.records import PipelineMeasurement, ScheduleRun, StageSpan
 from labkit.harness.pipeline.simulate import simulate, simulated_bubble
 from labkit.harness.results import SaveError, load_records, save_lines
-from labkit.statistics import taken_cores
-from labkit.statistics.trust import MOST_TAKEN
-from labkit.studies.outcome import Outcome
+from labkit.statistics import Ratio, Trust, grade, ratio, taken_cores
+from labkit.statistics.ratios import median_ratio
+from labkit.statistics.trust import Doubt
+from labkit.studies.outcome import Outcome, Study
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS, check_output_folder
+from labkit.system.partly import Show, unseen
 from labkit.system.progress import Progress
 
 ALL_SCHEDULES = ", ".join(SCHEDULES)
 FEW_ROWS = 8  # of a batch between one row for each stage and all rows
-FEWEST_ROUNDS = 3
+CORES = "give each rank cores of its own: fewer stages, or fewer threads"
 GROWS = 1.05  # times the least time of a row, from which on reading weights is the limit
 
 
-@dataclass(frozen=True)
-class PipelineStudy:
+@dataclass(frozen=True, repr=False)
+class PipelineStudy(Study):
     """A measurement, and what follows from it."""
 
     measured: PipelineMeasurement
@@ -91,44 +94,86 @@ class PipelineStudy:
             if way == TENSOR_PARALLEL and ("queue", batch) in rates
         }
 
+    def case(self) -> dict[str, Any]:
+        return self.measured.case.model_dump(exclude={"batch"})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each schedule and number of micro-batches, and for each way at each batch."""
+        runs = [
+            {
+                "way": run.schedule,
+                "micro_batches": run.micro_batches,
+                "batch": run.batch,
+                "tokens_per_s": run.tokens_per_s,
+                "bubble": run.bubble,
+                "formula": run.formula,
+            }
+            for run in self.measured.runs
+        ]
+        ways = [
+            {
+                "way": f"{point.way}, at other batches" if point.way != TENSOR_PARALLEL else point.way,
+                "micro_batches": None,
+                "batch": point.batch,
+                "tokens_per_s": point.tokens_per_s,
+                "bubble": None,
+                "formula": None,
+            }
+            for point in self.measured.ways
+        ]
+        return runs + ways
+
     @property
-    def doubts(self) -> list[str]:
-        """What weakens these figures."""
-        measured, found = self.measured, []
+    def best(self) -> ScheduleRun:
+        """The run of the most tokens per second."""
+        return max(self.measured.runs, key=lambda run: run.tokens_per_s)
+
+    def gain(self, run: ScheduleRun) -> Ratio | None:
+        """Tokens per second of a run over naive's, with the interval over rounds. None: naive was not measured, the run
+        is naive's own, or the record is an older one without its rounds.
+        """
+        names = [each.name for each in self.measured.runs]
+        if NAIVE not in names or run.name == NAIVE or not self.measured.rates or len(self.measured.rates[0]) < 2:
+            return None
+        base, rates = (self.measured.rates[names.index(name)] for name in (NAIVE, run.name))
+        return ratio([1 / rate for rate in base], [1 / rate for rate in rates])
+
+    @property
+    def trust(self) -> Trust:
+        """The grade of what the best schedule gains."""
+        measured, best = self.measured, self.best
         case, environment = measured.case, measured.environment
-        if (rounds := len(measured.bubbles[0])) < FEWEST_ROUNDS:
-            found.append(f"{rounds} rounds, fewer than {FEWEST_ROUNDS}")
-        if not measured.pinned:
-            found.append(f"{case.stages} ranks had no cores of their own, so they waited for cores too")
-        needed = case.stages * case.threads
-        if measured.others_cores is not None:
-            taken = taken_cores(measured.others_cores, needed=needed, cores=environment.cores)
-            if taken > MOST_TAKEN:
-                found.append(f"other programs used {taken:.1f} of the processors that it was measured on")
-        return found
+        needed, others = case.stages * case.threads, measured.others_cores
+        taken = () if others is None else (taken_cores(others, needed=needed, cores=environment.cores),)
+        own = median_ratio([1 / rate for rate in measured.rates[measured.runs.index(best)]] if measured.rates else ())
+        found = grade(self.gain(best) or own, len(measured.bubbles[0]), taken_cores=taken)
+        if measured.pinned:
+            return found
+        why = f"{case.stages} ranks had no cores of their own, so they waited for cores too"
+        return Trust((*found.doubts, Doubt(why, (CORES,))))
 
     @property
     def claim(self) -> str:
-        """What the best schedule gains, and how far bubbles are from their formulas."""
-        best, gain = max(self.gains.items(), key=lambda each: each[1])
-        gained = (
-            f"{best} makes {gain:.2f} times naive's tokens" if NAIVE in self.gains else f"{best} makes the most tokens"
-        )
-        far = self.farthest
+        """What the best schedule gains, with its interval, and how far bubbles are from their formulas."""
+        best, far = self.best, self.farthest
+        gained = f"{best.name} makes the most tokens"
+        if (gain := self.gain(best)) is not None:
+            gained = f"{best.name} makes {gain} naive's tokens"
+        elif NAIVE in self.gains and best.name != NAIVE:
+            gained = f"{best.name} makes {self.gains[best.name]:.2f} times naive's tokens"
         return (
-            f"{self.measured.case.title}: {gained}; bubbles are within {abs(far.points_over):.1f} points of the formula"
+            f"{self.measured.case.title}: {gained}; the bubble that differs most from its formula is {far.name}'s, "
+            f"{far.bubble:.0%} instead of {far.formula:.0%}"
         )
 
     @property
     def headline(self) -> str:
-        """The claim, and what weakens it."""
-        return "; ".join([self.claim, *self.doubts])
+        """The claim, and its grade."""
+        return self.trust.graded(self.claim)
 
     @property
     def outcome(self) -> Outcome:
-        doubts = self.doubts
-        grade = "; ".join(doubts) or "trustworthy: ranks with cores of their own, on a quiet machine"
-        return Outcome(self.claim, grade, not doubts, self.measured.environment.machine)
+        return Outcome.graded(self.claim, self.trust, self.measured.environment.machine)
 
 
 def study_pipeline(
@@ -145,12 +190,13 @@ def study_pipeline(
     threads: int | None = None,
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
+    show: Show = unseen,
 ) -> PipelineStudy:
     """Generates with each schedule, a rank for each stage, and holds the queue against tensor parallelism on as many.
 
     schedules, micro_batches: names and numbers, separated by commas. threads: of each rank; None: its share of the
     processors. The record is written under `output`, a file for `load_study`. UserError as for `measure_pipeline`, and
-    for what is no list.
+    for what is no list. show: given the study of what is measured so far.
     """
     names, parts = parse_schedules(schedules), parse_parts(micro_batches)
     settings_of(names, parts, batch, stages)
@@ -159,6 +205,7 @@ def study_pipeline(
     measured = measure_pipeline(
         model, dtype=dtype, stages=stages, batch=batch, prompt=prompt, new=new, schedules=names, micro_batches=parts,
         beside=beside, rounds=rounds, threads=threads, progress=progress,
+        show=lambda measured: show(PipelineStudy(measured)),
     )  # fmt: skip
     try:
         save_study(PipelineStudy(measured), output)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, ValidationError
@@ -30,9 +30,10 @@ from labkit.studies.matrix_errors import (
     reason_against,
     spread_of,
 )
-from labkit.studies.outcome import Outcome
+from labkit.studies.outcome import Outcome, Study
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS, check_output_folder
+from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
 from labkit.system.validation import first_problem
 from labkit.weights.precision import STORED, precision_of
@@ -77,7 +78,7 @@ class Refused(FrozenRecord):
     reason: str
 
 
-class PrecisionStudy(FrozenRecord):
+class PrecisionStudy(Study, FrozenRecord):
     """What `study_precision` found.
 
     sides: in the order that was asked for; the others' ratios are against the first. stored: how much the ways to store
@@ -144,6 +145,31 @@ class PrecisionStudy(FrozenRecord):
         others = [side for side in self.by_time if side is not self.first]
         return next((side for side in others if side.evaluation.kl.value <= CLOSE), others[0])
 
+    def case(self) -> dict[str, Any]:
+        return self.first.measurement.case.model_dump(exclude={"dtype"})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each precision."""
+        rows = []
+        for side in self.sides:
+            found = None if side is self.first else self.comparison(side)
+            speed = None if found is None else found.ratio("per_token")
+            rows.append(
+                {
+                    "precision": side.precision,
+                    "per_token_ms": side.measurement.per_token_ms,
+                    "times_faster": speed and speed.value,
+                    "low": speed and speed.low,
+                    "high": speed and speed.high,
+                    "trustworthy": found and found.trust().trustworthy,
+                    "weight_mb": side.evaluation.weight_bytes / 1e6,
+                    "kl": side.evaluation.kl.value,
+                    "perplexity": side.evaluation.perplexity.value if self.trained else None,
+                    "agreement": side.evaluation.agreement.value,
+                }
+            )
+        return rows
+
     @property
     def claim(self) -> str:
         """What the recommended precision gains over the first, with the interval, and what that costs."""
@@ -176,13 +202,14 @@ def study_precision(
     question: str = "",
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
+    show: Show = unseen,
 ) -> PrecisionStudy:
     """Measures the fused engine in each precision of a list such as "float32, int8-32+head", all in the same rounds,
     lets each predict `tokens` tokens of a text beside float32, and finds what storing each matrix loses.
 
     threads: None: as many as torch would use. question: each side answers it once, if the model holds conversations.
     A precision that the model cannot have is reported with the reason. The record is written under `output`, a file
-    for `load_study`.
+    for `load_study`. show: given the study of what is measured so far.
 
     UserError as from `take_turns` and `evaluate`, and for a list without two precisions that the model can have.
     """
@@ -196,12 +223,24 @@ def study_precision(
     choices = [name for name in CHOICES if reason_against(source, name) is None]
     layers = dict.fromkeys(_layers(name) for name in possible if name not in (EXACT, STORED))
     stored = matrix_errors(source, tuple(dict.fromkeys([*layers, *choices])), _part(follow, 0, ERRORS))
+    known: dict[str, Any] = {"refused": refused, "stored": stored, "spread": _spread(source, stored)}
+    show(so_far(PrecisionStudy, **known))
     turns = take_turns(
         [SideSpec(IN_PRECISION + name, threads) for name in possible],
         comparison_case(model=model, dtype=EXACT, batch=1, prompt=PROMPT, new=new, threads=threads),
         Schedule(rounds=rounds, stages=False, question=question),
         progress=_part(follow, ERRORS, TURNS),
     )
+    timed = [
+        {
+            "precision": name,
+            "measurement": turns.sides[index],
+            "head": None if name in (EXACT, STORED) else head_error(source, name),
+            "first_difference": turns.comparison(0, index).first_difference,
+        }
+        for index, name in enumerate(possible)
+    ]
+    show(so_far(PrecisionStudy, sides=tuple(so_far(PrecisionSide, **each) for each in timed), **known))
     sides = []
     for index, name in enumerate(possible):
         begin, end = (TURNS + (ALL - TURNS) * done / len(possible) for done in (index, index + 1))
@@ -209,15 +248,8 @@ def study_precision(
             model, dtype=name, tokens=tokens, window=window_of(tokens), threads=threads,
             progress=_part(follow, begin, end, f"{name}: "),
         )  # fmt: skip
-        side = PrecisionSide(
-            precision=name,
-            measurement=turns.sides[index],
-            evaluation=scores,
-            head=None if name in (EXACT, STORED) else head_error(source, name),
-            first_difference=turns.comparison(0, index).first_difference,
-        )
-        sides.append(side)
-    found = PrecisionStudy(sides=tuple(sides), refused=refused, stored=stored, spread=_spread(source, stored))
+        sides.append(PrecisionSide(evaluation=scores, **timed[index]))
+    found = PrecisionStudy(sides=tuple(sides), **known)
     try:
         save_study(found, output)
     except SaveError as error:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from labkit.nsys.analysis.difference import Difference, explain
 from labkit.nsys.analysis.stage_table import StageTable, stage_table
@@ -22,6 +23,7 @@ from labkit.studies.outcome import Outcome
 from labkit.system.carried import carried
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
+from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
 
 SOURCES = (*get_args(CaptureSource), "bundled")
@@ -32,11 +34,15 @@ BUNDLED_SIDES = ("gpt2-hf-eager", "gpt2-fused")
 
 @dataclass(frozen=True)
 class CapturePair:
-    """The captures of both sides. `remarks`: what a reader of their figures has to know."""
+    """The captures of both sides. `remarks`: what a reader of their figures has to know.
+
+    `of`: what was captured, by the names of a notebook's parameters, where it is not what was asked for.
+    """
 
     vanilla: Capture
     fused: Capture
     remarks: tuple[str, ...] = ()
+    of: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def traces(self) -> tuple[Trace, Trace]:
@@ -78,7 +84,7 @@ class CapturePair:
         if "threads" in environment and "cores" in environment:
             parts.append(f"{environment['threads']} of {environment['cores']} cores")
         machine = "; ".join([", ".join(part for part in parts if part), *self.remarks])
-        return Outcome(self.difference.headline, grade, decided, machine)
+        return Outcome(self.difference.headline, grade, decided, machine, self.of)
 
 
 def capture_pair(
@@ -94,12 +100,14 @@ def capture_pair(
     tax: bool = True,
     output: str | os.PathLike[str] = RUNS,
     progress: Progress | None = None,
+    show: Show = unseen,
 ) -> CapturePair:
     """Capture `steps` decode steps of both sides after a prompt of `prompt` random tokens, each in its own process.
 
     vanilla, fused: names of `labkit.harness.compare.baselines`. source: "nsys", "torch", "bundled" for the captures
     that come with labkit, or "auto": nsys where it is installed, else torch.profiler, and the bundled captures, with a
     remark, where neither can capture here. tax: run each side once more, unprofiled, to tell what profiling costs.
+    show: given the pair of what is captured so far.
 
     Raises ValueError for a request that cannot be served, CommandFailedError where a side's own command fails,
     CaptureError where "nsys" or "torch" captured nothing.
@@ -127,13 +135,15 @@ def capture_pair(
         )
 
     try:
-        return CapturePair(take(0, vanilla), take(1, fused))
+        first = take(0, vanilla)
+        show(so_far(CapturePair, vanilla=first))
+        return CapturePair(first, take(1, fused))
     except CaptureError as error:
         if source != "auto" or isinstance(error, CommandFailedError):  # captures of another model would hide a failure
             raise
         bundled = bundled_pair()
         remark = f"nothing could be captured here, so these are the captures that come with labkit: {error}"
-        return CapturePair(bundled.vanilla, bundled.fused, (remark, *bundled.remarks))
+        return replace(bundled, remarks=(remark, *bundled.remarks))
 
 
 def own_command(model: str, side: str, **options: object) -> list[str]:
@@ -154,4 +164,7 @@ def bundled_pair() -> CapturePair:
         record = read_record(record_file)
         taken.append(Capture(tuple(BUNDLED / file for file in record.files), record_file, record))
     cpu = (taken[0].record.environment or {}).get("cpu", "another machine")
-    return CapturePair(taken[0], taken[1], (f"captured on another day, on {cpu}: not on this machine",))
+    vanilla, fused = (capture.record.case for capture in taken)
+    remark = f"captures of {fused['model']}, taken on another day, on {cpu}: not on this machine"
+    of = {"model": fused["model"], "baseline": vanilla["impl"], "candidate": fused["impl"], "steps": fused["new"] - 1}
+    return CapturePair(taken[0], taken[1], (remark,), of | {"threads": fused["threads"]})

@@ -1,6 +1,4 @@
-"""From where labkit was asked, so that a remedy names what can be given there: an option of the command line, or a
-parameter of a notebook or a function.
-"""
+"""Names of settings in remedies: options on the command line, parameters in notebooks and functions."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ def bounded_call(
 ) -> str:
     """What `call` returns, of `most` bytes at most, in `seconds` and with `memory_bytes` beyond what this process has.
 
-    It runs in a fork of this process, which begins in milliseconds with all that is loaded, and of which nothing is
-    left when this function returns. BoundedCallError: it raised, was too slow, or wanted too much.
+    The call runs in a fork of this process. The fork starts in milliseconds, has all loaded modules, and has ended when
+    this function returns. BoundedCallError: the call raised, was too slow, or wanted too much.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from rich.markup import escape
 from typer import BadParameter
@@ -19,7 +19,7 @@ from labkit.system.shown import shown, shown_lines
 from labkit.system.terminal import terminal
 
 REFUSED, FAILED, INTERRUPTED = 2, 1, 130
-UsageError = BadParameter.__mro__[1]  # typer gives it no public name
+UsageError = cast(type[Exception], BadParameter.__mro__[1])  # typer gives it no public name
 
 
 def run_command(command: Callable[[], object]) -> None:

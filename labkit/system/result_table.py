@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from labkit.system.csv_text import csv_text
-from labkit.system.markdown import markdown_table
+from labkit.system.markdown import as_text, markdown_table
 from labkit.system.shown import shown_lines
 from labkit.system.whole_file import write_whole
 
@@ -81,10 +81,11 @@ class ResultTable:
 
     def markdown(self) -> str:
         """The title as a heading of the second level, the table, the claim and the notes."""
-        claim = f"**{self.claim.words}** {self.claim.rest}" if self.claim else ""
-        title = f"## {self.title}" if self.title else ""
-        cells = [[_plain(cell) for cell in row] for row in (self.columns, *self.rows)]
-        parts = (title, markdown_table(cells[0], cells[1:]), claim, "\n".join(f"- {note}" for note in self.notes))
+        claim = f"**{as_text(self.claim.words)}** {as_text(self.claim.rest)}" if self.claim else ""
+        title = f"## {as_text(self.title)}" if self.title else ""
+        cells = [[as_text(cell) for cell in row] for row in (self.columns, *self.rows)]
+        notes = "\n".join(f"- {as_text(note)}" for note in self.notes)
+        parts = (title, markdown_table(cells[0], cells[1:]), claim, notes)
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def _html_row(self, tag: str, cells: tuple[str, ...]) -> str:
@@ -119,6 +120,12 @@ class Tabular(ABC):
     def __rich__(self) -> RenderableType:
         return self.table()
 
+    def __repr__(self) -> str:
+        """In a line: what holds figures may hold thousands of samples."""
+        table = self.table()
+        claim = f": {table.claim.words} {table.claim.rest.partition(chr(10))[0]}" if table.claim else ""
+        return f"<{type(self).__name__} {table.title}{claim}>"
+
     def __str__(self) -> str:
         return str(self.table())
 
@@ -128,11 +135,6 @@ class Tabular(ABC):
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython shows in a terminal, and where a notebook shows text alone."""
         printer.text(str(self.table()))
-
-
-def _plain(text: str) -> str:
-    """A cell of a table in Markdown: in one line, and without a bar that would end it."""
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _html(text: str) -> str:

@@ -136,9 +136,7 @@ def _opened(target: Path) -> BinaryIO:
 
 
 def _locked_file(target: Path, present: os.stat_result | None) -> tuple[Path, int]:
-    """An empty file beside `target`, with the mode and the owner of what is there, and a descriptor that holds its
-    lock.
-    """
+    """An empty file beside `target` with the mode and the owner of the present file, and the descriptor of its lock."""
     mode = 0o666 if present is None else stat.S_IMODE(present.st_mode)
     while True:
         path = target.with_name(f".{token_hex(4)}.tmp{target.suffix}")

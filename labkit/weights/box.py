@@ -25,7 +25,7 @@ from labkit.system.errors import UserError
 from labkit.system.json_file import read_json
 from labkit.weights.build import build_weights
 from labkit.weights.checkpoint.manifest import FORMAT
-from labkit.weights.checkpoint.save import Saved, Saving, gather_of
+from labkit.weights.checkpoint.save import Saved, Saving, alone
 from labkit.weights.checkpoint.saved import SavedWeights
 from labkit.weights.quantise import Quantization
 from labkit.weights.source import ModelSource, checkpoint_source, gguf_source
@@ -106,7 +106,7 @@ def convert(file: Path, folder: Path) -> None:
     try:
         what = Saved(config=config, hf_config=source.hf_config, dtype=torch.int8, impl="cpp", quant=None)
         part = shard(config)
-        with Saving.begin(temporary, what, part, gather_of(1)) as saving:
+        with Saving.begin(temporary, what, part, alone) as saving:
             with torch.inference_mode():
                 build_weights(policy, config, source, torch.int8, "cpp", quant, part=part, keep=saving.keep)
             source.tokenizer.save_pretrained(temporary)

@@ -173,10 +173,17 @@ class Unsaved:
             return self._policy.tensor(self._part, name, None, self._get)
         stored, vocab, whole = self._policy.stored_names(name)[0], self._part.vocab, self._part.config.vocab_size
 
-        def rows(begin: int, end: int) -> Tensor:
-            return self._get(stored, Cut(0, ((vocab.start + begin, vocab.start + end),), whole))
-
         outputs, inputs = self._part.top_shapes[name]
+
+        def rows(begin: int, end: int) -> Tensor:
+            tensor = self._get(stored, Cut(0, ((vocab.start + begin, vocab.start + end),), whole))
+            if tensor.shape[1:] != (inputs,):
+                raise UserError(
+                    f"{stored} has rows of shape {list(tensor.shape[1:])}, expected [{inputs}]; check that the "
+                    "checkpoint and its config.json belong together"
+                )
+            return tensor
+
         return RowBlocks((outputs, inputs), rows)
 
     def _get(self, name: str, cut: Cut | None) -> Tensor:

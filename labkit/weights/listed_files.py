@@ -9,6 +9,8 @@ from typing import Any
 from labkit.system.errors import UserError
 from labkit.system.json_file import read_json
 
+MOST_OF_PART, MOST_OF_PATH = 255, 1024  # bytes of a name
+
 
 def stays_inside(name: str) -> bool:
     """Whether a path, as it is written, leads to no other place than into the folder that it is relative to."""
@@ -22,7 +24,7 @@ def listed_path(folder: Path, name: Any, listing: Path) -> Path:
     The name is judged as it is written: links are followed, because the files of a snapshot in the hub's cache are
     links to another folder of that cache. Raises UserError for a name that is no text, is absolute, or has `..` in it.
     """
-    if not isinstance(name, str) or not name or "\0" in name:
+    if not _is_name(name):
         raise UserError(f"{listing} lists {reprlib.repr(name)} as a file; expected the name of a file in {folder}")
     if not stays_inside(name):
         raise UserError(
@@ -30,6 +32,15 @@ def listed_path(folder: Path, name: Any, listing: Path) -> Path:
             "copy the file there and correct the name"
         )
     return folder / name
+
+
+def _is_name(name: Any) -> bool:
+    """Whether a file can have this name: systems refuse to look for names that are longer, or hold other signs."""
+    if not isinstance(name, str) or not name or not name.isprintable():
+        return False
+    return len(name.encode()) <= MOST_OF_PATH and all(
+        len(part.encode()) <= MOST_OF_PART for part in PurePath(name).parts
+    )
 
 
 def index_files(index: Path) -> list[Path]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 from labkit.models.presets import PRESETS, find_preset
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.nearest import did_you_mean
 from labkit.weights.box import HOW_TO_GET, NAME, boxed_file, boxed_source
 from labkit.weights.gguf.file import gguf_in
@@ -15,7 +15,7 @@ from labkit.weights.hub import checkpoint_folder
 from labkit.weights.source import ModelSource, RandomWeights, checkpoint_source, gguf_source, weight_files
 
 
-def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSource:
+def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0, any_architecture: bool = False) -> ModelSource:
     """The model of this name; nothing is loaded yet.
 
     What is tried, in this order: a GGUF file, by its first bytes or its suffix, or a folder that holds one and no
@@ -24,15 +24,17 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSour
     random weights drawn from `seed`. The result's `origin` says which of these it was. Presets are found by their name
     or hub id, in any spelling of dots, dashes and capitals.
 
+    any_architecture: take a checkpoint without a row among the policies, too, which transformers alone can run.
+
     Raises UserError for an unknown name, and for a checkpoint that is damaged or does not fit its config.
     """
     name = os.fspath(name_or_path)
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     preset = find_preset(name)
     if not weight_files(folder) and (file := gguf_in(folder)):
         return gguf_source(file, name=name, origin=f"GGUF file {file}")
     if (folder / "config.json").is_file() or (folder.is_dir() and preset is None):
-        return checkpoint_source(folder, name=name, origin=f"checkpoint {folder}")
+        return checkpoint_source(folder, name=name, origin=f"checkpoint {folder}", any_architecture=any_architecture)
 
     if preset is not None and preset.name == NAME and (file := boxed_file()):
         return boxed_source(file)
@@ -40,7 +42,8 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> ModelSour
     if hub_id and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", hub_id) and (preset or "/" in hub_id):
         downloaded = checkpoint_folder(hub_id)
         if downloaded:
-            return checkpoint_source(downloaded, name=preset.name if preset else name, origin=f"hub {hub_id}")
+            known = preset.name if preset else name
+            return checkpoint_source(downloaded, name=known, origin=f"hub {hub_id}", any_architecture=any_architecture)
     if preset is None:
         raise UserError(_unknown(name))
     shape = f"of the published {preset.name} shape" if preset.hub_id else f"of the {preset.name} shape"

@@ -20,11 +20,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from labkit.models.chat_template import end_of_turn
 from labkit.models.config import ModelConfig
 from labkit.models.config_file import read_config
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
-from labkit.models.policies import policy_for
-from labkit.models.policy import Policy
+from labkit.models.policies import find_policy, policy_for
+from labkit.models.policy import Policy, some_of
 from labkit.models.shards import Cut, cut_of
 from labkit.models.tokenizer import byte_tokenizer
 from labkit.system.errors import UserError
@@ -35,9 +36,11 @@ from labkit.weights.gguf.file import GgufFile
 from labkit.weights.gguf.tensors import FLOATS, GgufTensors
 from labkit.weights.identity import identity_of_files
 from labkit.weights.listed_files import index_files
-from labkit.weights.protocol import TensorSource
+from labkit.weights.of_transformers import OfTransformers
+from labkit.weights.protocol import TensorSource, require_tied
 
 CHUNK = 1 << 20  # random numbers that are drawn at once, in a buffer beside the tensor
+ADAPTER = "adapter_config.json"
 GENERATION = "generation_config.json"
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -99,12 +102,23 @@ class ModelSource:
             return self.weights.file.generation_config()
         return _generation_config(self.folder) if self.folder and (self.folder / GENERATION).exists() else None
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end an answer, by the generation config, the tokenizer and its chat template."""
+        config = self.generation_config
+        listed = None if config is None else config.eos_token_id
+        of_turn = None if self.tokenizer.chat_template is None else end_of_turn(self.tokenizer)
+        tokens = [*(listed if isinstance(listed, list) else [listed]), self.tokenizer.eos_token_id, of_turn]
+        return frozenset(token for token in tokens if token is not None)
+
     def hf_model(self, dtype: torch.dtype) -> PreTrainedModel:
         """The vanilla Hugging Face model, in evaluation mode.
 
         It is built without memory and filled tensor by tensor, so it never needs more than its weights and one tensor.
         """
         dtype_of(dtype, FLOAT_DTYPES)
+        if isinstance(self.weights, OfTransformers):
+            return self.weights.model(dtype)
         model = empty_model(self.hf_config, dtype)
         for name, parameter in list(model.named_parameters()):
             module, _, leaf = name.rpartition(".")
@@ -184,11 +198,8 @@ class Checkpoint:
         if config.tied_head and head in self._where:
             self._where.setdefault(tokens, self._where[head])
         policy.check(config, self._where)
-        if config.tied_head and head in self._where and not torch.equal(self.get(head), self.get(tokens)):
-            raise UserError(
-                f"{head} differs from {tokens}, but config.json says that they are tied; "
-                "set tie_word_embeddings to false there"
-            )
+        if config.tied_head:
+            require_tied(policy, self)
 
     def names(self) -> set[str]:
         return set(self._where)
@@ -201,9 +212,16 @@ class Checkpoint:
         return tensor if dtype is None else tensor.to(dtype, copy=True)
 
 
-def checkpoint_source(folder: Path, *, name: str, origin: str) -> ModelSource:
-    """The model in a folder that transformers wrote. Raises UserError where it is unknown, incomplete or damaged."""
+def checkpoint_source(folder: Path, *, name: str, origin: str, any_architecture: bool = False) -> ModelSource:
+    """The model in a folder that transformers wrote. Raises UserError where it is unknown, incomplete or damaged.
+
+    any_architecture: take a model without a row, too, for `hf_model` alone.
+    """
+    refuse_adapter(folder)
     hf_config = read_config(folder)
+    if any_architecture and find_policy(hf_config) is None:
+        weights = OfTransformers(folder, some_weight_files(folder))
+        return ModelSource(name, origin, hf_config, weights, folder)
     policy = policy_for(hf_config)
     config = policy.model_config(hf_config)
     if saved := saved_weights(folder, policy, config):
@@ -228,25 +246,47 @@ def gguf_source(path: Path, *, name: str, origin: str) -> ModelSource:
 
 def some_weight_files(folder: Path) -> list[Path]:
     """As `weight_files`; raises UserError for a folder that has none."""
+    refuse_adapter(folder)
     if files := weight_files(folder):
         return files
+    if parts := [*folder.glob("model-*-of-*.safetensors"), *folder.glob("pytorch_model-*-of-*.bin")]:
+        index = f"{min(parts).name.partition('-')[0]}{parts[0].suffix}.index.json"
+        raise UserError(
+            f"{folder} holds {some_of(path.name for path in parts)}, but no {index}, which lists the files of a "
+            "divided checkpoint; download it, too"
+        )
     raise UserError(f"{folder} holds no weights; expected model*.safetensors or pytorch_model*.bin")
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raises UserError for a folder with an adapter, which changes what its model computes."""
+    path = folder / ADAPTER
+    if not path.is_file():
+        return
+    values = read_json(path, "the config of an adapter that peft writes")
+    base = values.get("base_model_name_or_path") if isinstance(values, dict) else None
+    raise UserError(
+        f"{path} describes an adapter of {base or 'a model'}, which is not applied to the weights; merge it with peft: "
+        f"AutoPeftModelForCausalLM.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained(...), and "
+        f"take that folder; or remove {ADAPTER} to load the weights without it"
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights: safetensors, or PyTorch's where there are none; nothing where a folder has none.
+    As in transformers a whole file comes before an index.
 
     Raises UserError for an index that is damaged or that lists a file which is missing.
     """
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
+        if (folder / f"{stem}.{suffix}").is_file():
+            return [folder / f"{stem}.{suffix}"]
         index = folder / f"{stem}.{suffix}.index.json"
         if index.is_file():
             files = index_files(index)
             if absent := [file.name for file in files if not file.is_file()]:
-                raise UserError(f"{folder} lacks {', '.join(absent)}, which {index.name} lists; download it again")
+                raise UserError(f"{folder} lacks {some_of(absent)}, which {index.name} lists; download it again")
             return files
-        if (folder / f"{stem}.{suffix}").is_file():
-            return [folder / f"{stem}.{suffix}"]
     return []
 
 

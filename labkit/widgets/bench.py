@@ -6,16 +6,21 @@ import html
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar
+from datetime import datetime
+from typing import Any, ClassVar, Generic, TypeVar
 
+from labkit.studies.last import Last, keep_last, now, read_last
 from labkit.studies.outcome import Outcome
 from labkit.system.errors import RunError, UserError, UserTypeError
+from labkit.system.output_folder import RUNS
+from labkit.system.partly import NotMeasuredError, Show
 from labkit.system.progress import HEADLINE_MIME_TYPE, OUTCOME_MIME_TYPE, Progress, as_output
 from labkit.widgets.controls import AMOUNTS, SIZES, Controls, setting_words
 from labkit.widgets.live import Execution, Slot, is_live
 
 Result = TypeVar("Result")
 NOT_YET = "*Nothing has been measured yet: press Run.*"
+UNDER_WAY = "*This is being measured.*"
 
 
 NO_CHECKS: Mapping[str, Callable[[str], object]] = {}
@@ -23,7 +28,7 @@ NO_CHECKS: Mapping[str, Callable[[str], object]] = {}
 
 @dataclass(frozen=True)
 class View:
-    """An output that follows the runs. `cell`: that showed it, by id and by execution."""
+    """Content that follows the runs. `cell`: that showed it, by id and by execution."""
 
     cell: Execution
     slot: Slot
@@ -34,8 +39,12 @@ class Bench(ABC, Generic[Result]):
     """Measures with settings that controls change, and keeps every view up to date.
 
     Live, showing it gives the controls, whose Run button measures, and nothing is measured before it is pressed;
-    without anybody at the kernel it gives the table of the settings, and `run` measures.
+    without anybody at the kernel it gives the table of the settings, and `run` measures. Live, the last result
+    is kept in `runs`, and offered while nothing has been measured yet.
     """
+
+    kind: ClassVar[type]  # of its results
+    _newest: ClassVar[dict[str, Bench[Any]]] = {}  # of each class, which a run that outlives its cells hands over to
 
     def __init__(
         self,
@@ -53,13 +62,18 @@ class Bench(ABC, Generic[Result]):
                 raise UserError(f"got {name} = {value}, expected {limits[0]} to {limits[1]}")
         for name, check in checks.items():
             check(settings[name])
-        self._found: Result | None = None
+        self._last: Last[Result] | None = None
+        self._partly: Result | None = None  # of the run that is under way
+        self._busy = False
         self._views: list[View] = []
+        self._name = type(self).__name__
         self._controls = Controls(settings, choices, self._measure) if is_live() else None
+        if self._controls:
+            self._newest[self._name] = self
 
     @abstractmethod
-    def measure(self, settings: dict[str, Any], follow: Progress) -> Result:
-        """The result of these settings; `follow` is told how far it is."""
+    def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> Result:
+        """The result of these settings; `follow` is told how far it is, `show` is given what is measured so far."""
 
     @abstractmethod
     def headline(self, found: Result) -> str:
@@ -71,28 +85,31 @@ class Bench(ABC, Generic[Result]):
 
     @property
     def found(self) -> Result:
-        """The latest result. Raises RuntimeError before the first run."""
-        if self._found is None:
+        """The latest result, or what is measured of it so far. Raises RuntimeError before the first run."""
+        if self._partly is not None:
+            return self._partly
+        if self._last is None or self._busy:
             then = "press Run" if self._controls else "run the cell that calls run() first"
-            raise RunError(f"nothing has been measured yet; {then}")
-        return self._found
+            raise NotMeasuredError(f"nothing has been measured yet; {then}")
+        return self._last.result
 
     def run(self) -> None:
         """In batch, measure, showing progress. Live, offer to: the Run button, and below it the outcome of each run."""
         if self._controls:
             self._controls.show_buttons()
-            self._show(lambda: {"text/plain": ""} if self._found is None else self._told(self._found))
+            self._show(self._outcome)
+            self._offer()
             return
         slot = Slot(as_output(0, 1, "starting"))
-        found = self._measure(self.settings, lambda done, total, label: slot.replace(as_output(done, total, label)))
-        slot.replace(self._told(found))
+        self._measure(self.settings, lambda done, total, label: slot.replace(as_output(done, total, label)))
+        slot.replace(self._outcome())
 
     def view(self, draw: Callable[[Result], Any]) -> None:
         """Show `draw(found)`, a figure, Markdown text or anything that a notebook can show, of the latest run.
 
         Raises RuntimeError in batch before the run.
         """
-        self._show(lambda: NOT_YET if self._controls and self._found is None else draw(self.found))
+        self._show(lambda: draw(self.found))
 
     def check(self, verdict: Callable[..., Any], *answers: object) -> None:
         """Show `verdict(found, *answers)`, as a view of the latest run."""
@@ -104,25 +121,91 @@ class Bench(ABC, Generic[Result]):
 
     def _show(self, draw: Callable[[], Any]) -> None:
         cell = Execution.now()
-        self._views = [view for view in self._views if not view.cell.replaced_by(cell)]
-        self._views.append(View(cell, Slot(draw()), draw))
-
-    def _measure(self, settings: dict[str, Any], follow: Progress) -> Result:
-        self._found = self.measure(settings, follow)
-        self.settings = settings
         for view in self._views:
-            view.slot.replace(view.draw())
-        if self._controls:
-            self._controls.say("done; every figure and check shows this run")
-        return self._found
+            if view.cell.replaced_by(cell):
+                view.slot.close()
+        self._views = [view for view in self._views if not view.cell.replaced_by(cell)]
+        self._views.append(View(cell, Slot(self._drawn(draw)), draw))
 
-    def _told(self, found: Result) -> dict[str, Any]:
-        line, outcome = self.headline(found), self.outcome(found)
+    def _drawn(self, draw: Callable[[], Any]) -> Any:
+        """What a view shows now: live, where its part is not measured, that."""
+        try:
+            return draw()
+        except NotMeasuredError:
+            if self._controls is None:
+                raise
+            return UNDER_WAY if self._busy else NOT_YET
+        except Exception as error:
+            if self._partly is None:
+                raise
+            return f"*This is drawn when the run has ended ({type(error).__name__}).*"  # the run goes on
+
+    def _redraw(self) -> None:
+        for view in self._views:
+            view.slot.replace(self._drawn(view.draw))
+
+    def _measure(self, settings: dict[str, Any], follow: Progress) -> None:
+        before, self.settings = self.settings, settings
+        self._busy = True
+        try:
+            if self._controls:
+                self._controls.page.results += 1  # a page that is opened during the run finds its figures
+                self._redraw()
+            result = self.measure(settings, follow, self._show_part)
+            of = self.outcome(result).of
+            self.settings = settings | {name: value for name, value in of.items() if name in settings}
+            self._last = Last(self.settings, now(), result)
+        except BaseException:
+            self.settings = before
+            raise
+        finally:
+            self._busy, self._partly = False, None
+            self._redraw()
+        if self._controls:
+            keep_last(self._last, self.kind, self._name, RUNS)
+            self._controls.page.results += 1
+            self._controls.say("done; every figure and check shows this run")
+            self._newest[self._name]._offer()
+
+    def _show_part(self, partly: Result) -> None:
+        """Every figure whose part of a run is measured shows it, while the rest goes on."""
+        if self._controls:
+            self._partly = partly
+            self._redraw()
+
+    def _offer(self) -> None:
+        """Offers the last result of `runs` in the place of none."""
+        if not self._controls or self._last or self._busy:
+            return
+        last: Last[Result] | None = read_last(self.kind, self._name, RUNS)
+        if last and last.settings.keys() == self.settings.keys():
+            self._controls.offer(lambda: self._take(last), f"Show last shows the result of {_when(last.measured)}.")
+
+    def _take(self, last: Last[Result]) -> None:
+        """Shows a kept result as what it is."""
+        assert self._controls
+        before = self.settings, self._last
+        self.settings, self._last = last.settings, last
+        try:
+            self._redraw()
+        except (OSError, UserError, RunError) as error:  # such as captures that are gone
+            self.settings, self._last = before
+            self._redraw()
+            self._controls.say(f"the last result cannot be shown: {error}")
+            return
+        self._controls.settings = last.settings
+        self._controls.say(f"the result of {_when(last.measured)}, kept in {RUNS}; Run measures anew")
+
+    def _outcome(self) -> dict[str, Any]:
+        if self._last is None or self._busy:
+            return {"text/plain": ""}
+        result, measured = self._last.result, self._last.measured
+        line, outcome = self.headline(result), self.outcome(result)
         told = f"**{outcome.claim}**\n\n- Trust: {outcome.grade}\n- Machine: {outcome.machine}"
         return {
             HEADLINE_MIME_TYPE: line,
             OUTCOME_MIME_TYPE: asdict(outcome),
-            "text/markdown": told,
+            "text/markdown": f"{told}\n- Measured: {_when(measured)}",
             "text/plain": line,
         }
 
@@ -134,6 +217,10 @@ class Bench(ABC, Generic[Result]):
             for name, value in self.settings.items()
         )
         return {"text/html": f"<table><tbody>{''.join(rows)}</tbody></table>", "text/plain": str(self.settings)}
+
+
+def _when(moment: datetime) -> str:
+    return f"{moment.astimezone():%Y-%m-%d %H:%M}"
 
 
 def _as_control(name: str, value: object) -> object:

@@ -88,17 +88,25 @@ class Lab:
 
 @contextlib.contextmanager
 def jupyterlab(
-    folder: Path, *, width: int = 1280, height: int = 1000, scale: float = 1, theme: str = LIGHT
+    folder: Path,
+    *,
+    home: Path | None = None,
+    width: int = 1280,
+    height: int = 1000,
+    scale: float = 1,
+    theme: str = LIGHT,
 ) -> Iterator[Lab]:
     """A server on `folder`, with settings of its own, and a page; both are gone afterwards.
+
+    home: where the server keeps its settings and which notebooks it trusts; None: a temporary folder.
 
     Raises RuntimeError where something is missing or the server does not start.
     """
     if reason := missing():
         raise RunError(reason)
     with (
-        tempfile.TemporaryDirectory(prefix="labkit-lab-") as home,
-        _server(folder, Path(home), theme) as url,
+        tempfile.TemporaryDirectory(prefix="labkit-lab-") as temporary,
+        _server(folder, home or Path(temporary), theme) as url,
         opened_page(width=width, height=height, scale=scale) as (page, errors),
     ):
         yield Lab(page, url, errors)

@@ -15,7 +15,7 @@ from labkit.models.presets import PRESETS
 from labkit.system.errors import RunError
 from labkit.system.interruption import interrupt
 from labkit.system.progress import Progress
-from labkit.widgets.live import styles
+from labkit.widgets.page import BOX, CLOCK, OWN, WAITING, Clock, Page
 
 Measure = Callable[[dict[str, Any], Progress], object]
 
@@ -58,6 +58,7 @@ SIZES = {
     "steps": (1, 512),
 }
 AMOUNTS = {"memory_gb": (0.001, 100_000.0)}
+OUTSIDE = "a run is under way; wait for its end, or press Stop where it was begun"
 BUTTON = {"width": "96px", "flex": "0 0 auto"}
 BAR = {"width": "240px", "flex": "0 1 auto"}
 OFFER = "Nothing has been measured yet: Run takes the settings as they are."
@@ -65,7 +66,7 @@ STOPPED = "Stopped; what is shown is from the run before, if there was one."
 
 
 def setting_words(name: str, value: object) -> str:
-    """The value of a setting or a parameter for people: 0 threads are none that run."""
+    """The value of a setting or a parameter for people, who would read 0 threads as none."""
     return "chosen for this machine" if name == "threads" and value == 0 else str(value)
 
 
@@ -74,31 +75,54 @@ class Stopped(BaseException):
 
 
 class Controls:
-    """`box` holds everything; `measure` is called with the settings, on a thread, when Run is pressed."""
+    """`box` holds everything; `measure` is called with the settings, on a thread, when Run is pressed.
+
+    There is one run at a time, whichever controls it was begun with: a second one would disturb its times.
+    """
+
+    _running = threading.Lock()
 
     def __init__(self, settings: dict[str, Any], choices: Mapping[str, Iterable[str]], measure: Measure) -> None:
         self._measure = measure
         self._stop = threading.Event()
-        self._running = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ending = threading.Lock()
         self._interruptible = False
         self._inputs = {name: _input(name, value, choices) for name, value in settings.items()}
         self._run = ipw.Button(description="Run", button_style="primary", icon="play", layout=BUTTON)
         self._end = ipw.Button(description="Stop", icon="stop", disabled=True, layout=BUTTON)
-        self._bar = ipw.IntProgress(min=0, max=1, layout=BAR)
+        self._last = ipw.Button(description="Show last", icon="history", layout=BUTTON | {"display": "none"})
+        self._bar = ipw.FloatProgress(min=0, max=1, layout=BAR)
+        self._clock = Clock()
+        self._clock.add_class(CLOCK)
+        self.page = Page()
         self._label = ipw.HTML(html.escape(OFFER))
         self._run.on_click(lambda _: self.start())
         self._end.on_click(lambda _: self.stop())
         columns = {"grid_template_columns": "repeat(auto-fit, minmax(min(400px, 100%), 400px))", "grid_gap": "4px 24px"}
         grid = ipw.GridBox(list(self._inputs.values()), layout=columns)
         # The words have a line of their own: beside the buttons, a long message would squeeze them.
-        self._buttons = ipw.VBox([ipw.HBox([self._run, self._end, self._bar]), self._label])
-        self.box = ipw.VBox([styles(), grid, self._buttons], layout={"margin": "0 0 10px 0", "grid_gap": "10px"})
+        row = ipw.HBox([self._run, self._end, self._last, self._bar, self._clock])
+        self._buttons = ipw.VBox([row, self._label])
+        self._buttons.add_class(OWN)
+        self.box = ipw.VBox([self.page, grid, self._buttons], layout={"margin": "0 0 10px 0", "grid_gap": "10px"})
+        for name in (OWN, BOX):
+            self.box.add_class(name)
 
     @property
     def settings(self) -> dict[str, Any]:
         return {name: control.value for name, control in self._inputs.items()}
+
+    @settings.setter
+    def settings(self, settings: dict[str, Any]) -> None:
+        for name, control in self._inputs.items():
+            control.value = settings[name]
+
+    def offer(self, show: Callable[[], None], words: str) -> None:
+        """Offers a result of an earlier time next to Run, in these words, until something is measured or shown."""
+        self._last.on_click(lambda _: show())
+        self._last.layout.display = None
+        self.say(f"{OFFER} {words}")
 
     def show_buttons(self) -> None:
         """Shows the buttons and the progress bar once more, in the cell that runs now."""
@@ -128,10 +152,12 @@ class Controls:
     def busy(self) -> Iterator[Progress]:
         """Controls are locked inside; yields what to call with the progress. One run at a time, else RuntimeError."""
         if not self._running.acquire(blocking=False):
-            raise RunError("a run is under way; wait for its end, or press Stop")
+            raise RunError(OUTSIDE)
         self._stop.clear()
         self._disable(inputs=True, stop=False)
+        self._last.layout.display = "none"
         self._bar.bar_style = ""
+        self._clock.start()
         try:
             yield self._follow
             self._bar.bar_style, self._bar.value = "success", self._bar.max
@@ -144,6 +170,8 @@ class Controls:
             self._label.value = f"<span style='color:#d0453a'>{html.escape(str(error) or type(error).__name__)}</span>"
             raise
         finally:
+            self._clock.end()
+            self._bar.remove_class(WAITING)
             self._disable(inputs=False, stop=True)
             self._running.release()
 
@@ -165,7 +193,9 @@ class Controls:
     def _follow(self, done: float, total: float, label: str) -> None:
         if self._stop.is_set():
             raise Stopped
-        self._bar.max, self._bar.value = total, done
+        self._bar.max, self._bar.value = total, done or total  # nothing done yet: the whole bar waits
+        (self._bar.remove_class if done else self._bar.add_class)(WAITING)
+        self._clock.follow(done, total)
         self.say(label)
 
     def _disable(self, *, inputs: bool, stop: bool) -> None:

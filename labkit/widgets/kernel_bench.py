@@ -15,6 +15,7 @@ from labkit.models.dtypes import DTYPES
 from labkit.stages import FUSED_REGIONS
 from labkit.studies.kernels import KernelStudy, study_kernels
 from labkit.studies.outcome import Outcome
+from labkit.system.partly import Show
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
 from labkit.widgets.live import is_live
@@ -26,6 +27,8 @@ def _drawing(index: int, found: KernelStudy) -> go.Figure:
 
 class KernelBench(Bench[KernelStudy]):
     """Runs `study_kernels`."""
+
+    kind = KernelStudy
 
     def __init__(
         self,
@@ -42,8 +45,8 @@ class KernelBench(Bench[KernelStudy]):
         settings = {"model": model, "dtype": dtype, "batch": batch, "context": context, "impl": impl}
         super().__init__(settings | {"threads": threads, "rounds": rounds}, {"dtype": DTYPES, "impl": IMPLS})
 
-    def measure(self, settings: dict[str, Any], follow: Progress) -> KernelStudy:
-        return study_kernels(**settings | {"threads": settings["threads"] or None}, progress=follow)
+    def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> KernelStudy:
+        return study_kernels(**settings | {"threads": settings["threads"] or None}, progress=follow, show=show)
 
     def headline(self, found: KernelStudy) -> str:
         return found.headline

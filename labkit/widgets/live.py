@@ -1,4 +1,4 @@
-"""Whether a notebook is live, that is, somebody sits at it; and outputs that can be replaced later in any notebook."""
+"""Whether a notebook is live, that is, somebody sits at it; and content that can be replaced after it was shown."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import plotly.graph_objects as go
 from IPython import get_ipython
 from IPython.display import DisplayHandle, Markdown, display
-from ipywidgets import HTML, Widget
+from ipywidgets import Output, Widget
 
-from labkit.figures.dark import dark_rules
 from labkit.figures.theme import CONFIG
+from labkit.widgets.page import OWN
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
 FIGURE_CONFIG = CONFIG | {"responsive": False}  # JupyterLab itself tells a figure of a new width
-DARK_PAGE = 'body[data-jp-theme-light="false"] .js-plotly-plot'
+UNSEEN = "This part of a live notebook is shown once the notebook is trusted: File > Trust Notebook."
 
 
 def is_live() -> bool:
@@ -28,11 +28,6 @@ def is_live() -> bool:
     if kernel is None:
         return False
     return bool(kernel.get_parent("shell").get("content", {}).get("allow_stdin", False))
-
-
-def styles() -> HTML:
-    """A widget without looks of its own that gives a page's figures the colours of JupyterLab's dark theme."""
-    return HTML(f"<style>{dark_rules(DARK_PAGE, 'var(--jp-layout-color0)')}</style>", layout={"display": "none"})
 
 
 @dataclass(frozen=True)
@@ -55,23 +50,42 @@ class Execution:
 
 
 class Slot:
-    """One output of a cell, shown now and replaced whenever there is something newer, also from a thread.
+    """Content of a cell, shown now and replaced whenever there is something newer, also from a thread.
 
-    A widget that is replaced is closed, since the kernel and the page would else keep it, with all that it holds.
+    Live, it is in a widget, which lives as long as the kernel: a page that is opened again shows the latest content.
+    In batch it is an output of the cell. A widget that is replaced is closed, since the kernel and the page would else
+    keep it, with all that it holds.
     """
 
     def __init__(self, content: Any) -> None:
         self._content = content
-        self._handle: DisplayHandle = display(as_bundle(content), raw=True, display_id=True)  # type: ignore[assignment]
+        self._widget: Output | None = None
+        self._handle: DisplayHandle | None = None
+        if is_live():
+            self._widget = Output(outputs=(_as_output(content),))
+            self._widget.add_class(OWN)
+            display(self._widget._repr_mimebundle_() | {"text/plain": UNSEEN}, raw=True)
+        else:
+            self._handle = display(as_bundle(content), raw=True, display_id=True)
 
     def replace(self, content: Any) -> None:
-        bundle = as_bundle(content)
-        if PLOTLY_MIME_TYPE in bundle:  # plotly's renderer in JupyterLab draws an output only once, so start a new one
-            self._handle.update({"text/plain": bundle["text/plain"]}, raw=True)
-        self._handle.update(bundle, raw=True)
         before, self._content = self._content, content
+        if self._widget:
+            self._widget.outputs = (_as_output(content),)
+        elif self._handle:
+            self._handle.update(as_bundle(content), raw=True)
         if isinstance(before, Widget) and before is not content:
             before.close()
+
+    def close(self) -> None:
+        """Takes the content off the page, with its widgets."""
+        for widget in (self._content, self._widget):
+            if isinstance(widget, Widget):
+                widget.close()
+
+
+def _as_output(content: Any) -> dict[str, Any]:
+    return {"output_type": "display_data", "data": as_bundle(content), "metadata": {}}
 
 
 def as_bundle(content: Any) -> dict[str, Any]:

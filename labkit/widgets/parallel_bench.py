@@ -7,6 +7,7 @@ from typing import Any
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.studies.outcome import Outcome
 from labkit.studies.parallel import ParallelStudy, parse_sizes, study_parallel
+from labkit.system.partly import Show
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
 
@@ -15,6 +16,8 @@ SIZES = ("1,2", "1,2,4", "1,2,4,8")
 
 class ParallelBench(Bench[ParallelStudy]):
     """Runs `study_parallel`."""
+
+    kind = ParallelStudy
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class ParallelBench(Bench[ParallelStudy]):
         choices = {"dtype": FLOAT_DTYPES, "tp_sizes": SIZES}
         super().__init__(texts | sizes, choices, {"tp_sizes": parse_sizes})
 
-    def measure(self, settings: dict[str, Any], follow: Progress) -> ParallelStudy:
+    def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> ParallelStudy:
         return study_parallel(
             settings["model"],
             settings["tp_sizes"],
@@ -43,6 +46,7 @@ class ParallelBench(Bench[ParallelStudy]):
             rounds=settings["rounds"],
             threads=settings["threads"] or None,
             progress=follow,
+            show=show,
         )
 
     def headline(self, found: ParallelStudy) -> str:

@@ -13,12 +13,15 @@ from labkit.studies.pipeline import (
     parse_schedules,
     study_pipeline,
 )
+from labkit.system.partly import Show
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
 
 
 class PipelineBench(Bench[PipelineStudy]):
     """Runs `study_pipeline`."""
+
+    kind = PipelineStudy
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class PipelineBench(Bench[PipelineStudy]):
         checks = {"schedules": parse_schedules, "micro_batches": parse_parts}
         super().__init__(texts | sizes | {"rounds": rounds, "threads": threads}, {"dtype": FLOAT_DTYPES}, checks)
 
-    def measure(self, settings: dict[str, Any], follow: Progress) -> PipelineStudy:
+    def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> PipelineStudy:
         return study_pipeline(
             settings["model"],
             dtype=settings["dtype"],
@@ -53,6 +56,7 @@ class PipelineBench(Bench[PipelineStudy]):
             rounds=settings["rounds"],
             threads=settings["threads"] or None,
             progress=follow,
+            show=show,
         )
 
     def headline(self, found: PipelineStudy) -> str:

@@ -6,12 +6,15 @@ from typing import Any
 
 from labkit.studies.outcome import Outcome
 from labkit.studies.precision import PRECISIONS, PrecisionStudy, parse_precisions, study_precision
+from labkit.system.partly import Show
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
 
 
 class PrecisionBench(Bench[PrecisionStudy]):
     """Runs `study_precision`."""
+
+    kind = PrecisionStudy
 
     def __init__(
         self,
@@ -29,7 +32,7 @@ class PrecisionBench(Bench[PrecisionStudy]):
         sizes = {"tokens": tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
         super().__init__(texts | sizes, {}, {"precisions": parse_precisions})
 
-    def measure(self, settings: dict[str, Any], follow: Progress) -> PrecisionStudy:
+    def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> PrecisionStudy:
         return study_precision(
             settings["model"],
             settings["precisions"],
@@ -39,6 +42,7 @@ class PrecisionBench(Bench[PrecisionStudy]):
             threads=settings["threads"] or None,
             question=settings["question"],
             progress=follow,
+            show=show,
         )
 
     def headline(self, found: PrecisionStudy) -> str:

@@ -11,6 +11,7 @@ from labkit.studies.larger_than_memory import (
     study_larger_than_memory,
 )
 from labkit.studies.outcome import Outcome
+from labkit.system.partly import Show
 from labkit.system.progress import Progress
 from labkit.weights.precision import precision_of
 from labkit.widgets.bench import Bench
@@ -20,6 +21,8 @@ PRECISIONS = ("bfloat16", "float32", "int8-32+head", "int4-64+head8")
 
 class StreamingBench(Bench[StreamingStudy]):
     """Runs `study_larger_than_memory`."""
+
+    kind = StreamingStudy
 
     def __init__(
         self,
@@ -35,15 +38,15 @@ class StreamingBench(Bench[StreamingStudy]):
         path: str = "",
         threads: int = 0,
     ) -> None:
-        """With `threads` 0 there are as many as torch would use. rounds: of each baseline. path: a folder on the disk
-        that layers are read from; empty: a temporary one.
+        """With `threads` 0 there are as many as torch would use. rounds: of each batch and baseline. path: a folder on
+        the disk that layers are read from; empty: a temporary one.
         """
         texts = {"model": model, "precision": precision, "batches": batches, "baselines": baselines, "path": path}
         sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
         checks = {"batches": parse_batches, "precision": precision_of}
         super().__init__(texts | {"memory_gb": memory_gb} | sizes, {"precision": PRECISIONS}, checks)
 
-    def measure(self, settings: dict[str, Any], follow: Progress) -> StreamingStudy:
+    def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> StreamingStudy:
         return study_larger_than_memory(
             settings["model"],
             precision=settings["precision"],
@@ -56,6 +59,7 @@ class StreamingBench(Bench[StreamingStudy]):
             path=settings["path"],
             threads=settings["threads"] or None,
             progress=follow,
+            show=show,
         )
 
     def headline(self, found: StreamingStudy) -> str:

@@ -17,8 +17,8 @@ class TimelineView extends View {
   listen() {
     const on = (target, events) =>
       Object.entries(events).forEach(([name, handle]) => target.addEventListener(name, handle, { passive: false }));
+    on(this.root, { keydown: (event) => this.key(event) });
     on(this.canvas, {
-      keydown: (event) => this.key(event),
       wheel: (event) => this.wheel(event),
       pointerdown: (event) => this.down(event),
       pointermove: (event) => this.move(event),
@@ -52,6 +52,8 @@ class TimelineView extends View {
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest?.("input")) return; // which has keys of its own, as buttons have Enter
+    if (event.key === "Enter" && event.target.closest?.("button, summary")) return;
     const far = this.room * 0.15;
     const keys = {
       ArrowLeft: () => (event.shiftKey ? this.step(-1) : this.pan(-far)),
@@ -69,8 +71,8 @@ class TimelineView extends View {
       "-": () => this.zoom(1.6),
       0: () => this.show(...this.scene.all),
       f: () => this.fit(),
-      n: () => this.ask({ kind: "search", text: this.panel.input.value, by: 1, time: this.middle }),
-      N: () => this.ask({ kind: "search", text: this.panel.input.value, by: -1, time: this.middle }),
+      n: () => this.ask({ kind: "search", text: this.panel.input.value, by: 1, time: this.begin }),
+      N: () => this.ask({ kind: "search", text: this.panel.input.value, by: -1, time: this.begin }),
       "/": () => this.panel.input.focus(),
     };
     if (!(event.key in keys)) return;

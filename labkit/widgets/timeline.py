@@ -130,7 +130,7 @@ class Timeline(anywidget.AnyWidget):
         return events.details(self._lanes, event) if event >= 0 else None
 
     def _search(self, message: dict[str, Any], reply: dict[str, Any]) -> None:
-        """The next match after the last one found, or with a new text the first one from the middle of the view."""
+        """The next match after the last one found, or with a new text the first that begins in the view or after it."""
         text, by = message["text"], message["by"]
         known, matches, at = self._found
         if text != known:

@@ -55,7 +55,7 @@ export class Painter extends Frame {
       if (tile.level === level) draw();
       else this.clipped(left, HEAD, right - left, this.height, draw);
     }
-    this.paintLabels(labels, inks);
+    this.paintLabels(labels, view, inks);
     return whole;
   }
 
@@ -137,7 +137,7 @@ export class Painter extends Frame {
     for (const [end, wide, row] of gaps) c.fillRect(end - wide, row.y + 1, wide, row.height - 3);
   }
 
-  paintLabels(labels, inks) {
+  paintLabels(labels, view, inks) {
     const c = this.context;
     for (const [tile, at, row] of labels.values()) {
       const text = tile.texts.get(tile.name[at]);
@@ -146,7 +146,8 @@ export class Painter extends Frame {
       const room = Math.min(this.x(tile.end[at]), this.width) - left - 5;
       const fitting = this.fit(text, room);
       if (!fitting) continue;
-      c.fillStyle = inks.texts[tile.shade[at]];
+      const shade = tile.shade[at];
+      c.fillStyle = this.faded(view, shade) ? inks.soft : inks.texts[shade];
       c.fillText(fitting, left, row.y + row.height / 2);
     }
   }

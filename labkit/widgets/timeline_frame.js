@@ -1,9 +1,10 @@
 // What frames the events: bands and names of the lanes, and the time axis.
 
-import { UNITS, layOut } from "./timeline_scene.js";
+import { UNITS, layOut, moment } from "./timeline_scene.js";
 
 export const OVERVIEW = 16; // pixels
 export const HEAD = 42; // overview and axis
+const DECIMALS = 3; // of the time at a tick
 export const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif';
 const BOLD = FONT.replace("11px", "600 12px");
 
@@ -22,7 +23,7 @@ export class Frame {
     this.width = width;
     this.height = height;
     this.ratio = ratio;
-    this.gutter = width < 620 ? 96 : 176;
+    this.gutter = Math.min(width < 620 ? 96 : 176, Math.floor(width / 2)); // so that there is room for time
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
   }
@@ -112,16 +113,24 @@ export class Frame {
     const power = 10 ** Math.floor(Math.log10(least));
     const step = Math.max([1, 2, 5, 10].find((factor) => factor * power >= least) * power, 1);
     const end = begin + (this.width - this.gutter) * perPixel;
-    const largest = Math.max(Math.abs(begin), Math.abs(end));
-    const [unit, size] = UNITS.find(([, size]) => largest >= 2 * size) ?? UNITS[3];
-    const decimals = Math.max(Math.round(Math.log10(size)) - Math.floor(Math.log10(step) + 1e-9), 0);
+    const written = (largest) => {
+      const [unit, size] = UNITS.find(([, size]) => largest >= 2 * size) ?? UNITS[3];
+      return { unit, size, decimals: Math.max(Math.round(Math.log10(size)) - Math.floor(Math.log10(step) + 1e-9), 0) };
+    };
+    let form = written(Math.max(Math.abs(begin), Math.abs(end)));
+    this.base = 0; // from which the ticks count, where they are so close that their times had too many digits
+    if (form.decimals > DECIMALS) {
+      const apart = 10 ** Math.ceil(Math.log10(end - begin));
+      this.base = Math.floor(begin / apart) * apart;
+      form = written(end - this.base);
+    }
     const ticks = [];
     for (let at = Math.ceil(begin / step); at * step <= end; at++) {
-      const value = ((at * step) / size || 0).toLocaleString("en", {
-        minimumFractionDigits: decimals,
-        maximumFractionDigits: decimals,
+      const value = ((at * step - this.base) / form.size || 0).toLocaleString("en", {
+        minimumFractionDigits: form.decimals,
+        maximumFractionDigits: form.decimals,
       });
-      ticks.push({ x: Math.round(this.x(at * step)), text: `${value} ${unit}` });
+      ticks.push({ x: Math.round(this.x(at * step)), text: `${this.base ? "+" : ""}${value} ${form.unit}` });
     }
     return ticks;
   }
@@ -138,7 +147,7 @@ export class Frame {
       if (x + half < this.width - 4) c.fillText(text, Math.max(x, this.gutter + half), HEAD - 14);
     }
     c.textAlign = "left";
-    c.fillText(this.fit(this.scene.zero, this.gutter - 16), 8, HEAD - 14);
+    c.fillText(this.fit(this.base ? moment(this.base) : this.scene.zero, this.gutter - 16), 8, HEAD - 14);
     c.fillStyle = inks.line;
     c.fillRect(0, HEAD - 1, this.width, 1);
   }

@@ -47,7 +47,7 @@ class PageModel {
     }
   }
 
-  /** The next match after the last one found, or with a new text the first one from the middle of the view. */
+  /** The next match after the last one found, or with a new text the first one that begins in the view or after it. */
   search({ text, by, time }) {
     if (text !== this.found.text) {
       const found = this.events.search(text);
@@ -75,7 +75,7 @@ const dark = window.matchMedia("(prefers-color-scheme: dark)");
 colour(dark.matches);
 dark.addEventListener("change", () => colour(dark.matches));
 
-unpackedFrom("packed").then(
+const drawn = unpackedFrom("packed").then(
   (bytes) => {
     const end = bytes.indexOf(10); // of a line of JSON; the columns are behind it
     const { scene, ...header } = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
@@ -92,8 +92,10 @@ unpackedFrom("packed").then(
     };
     addEventListener("beforeprint", () => repaint(false, SHEET));
     addEventListener("afterprint", () => repaint(dark.matches, ""));
+    addEventListener("keydown", (event) => timeline.key(event)); // wherever the focus is
     timeline.canvas.focus({ preventScroll: true });
     document.documentElement.dataset.drawn = "yes";
   },
   (error) => (place.textContent = `The timeline could not be drawn: ${error}`),
 );
+delayed(drawn);

@@ -25,7 +25,7 @@ export class View {
   build() {
     const { scene } = this;
     this.panel = new Panel(scene, {
-      search: (text, by) => this.ask({ kind: "search", text, by, time: this.middle }),
+      search: (text, by) => this.ask({ kind: "search", text, by, time: this.begin }),
       zoom: (factor) => this.zoom(factor),
       all: () => this.show(...scene.all),
       emphasise: (shade) => this.emphasise(shade),

@@ -10,7 +10,8 @@ from labkit.figures.stage_table import stage_table_figure
 from labkit.figures.timeline import timeline
 from labkit.harness.compare.baselines import BASELINES
 from labkit.studies.outcome import Outcome
-from labkit.studies.traces import SOURCES, CapturePair, capture_pair
+from labkit.studies.traces import SOURCES, CapturePair, bundled_pair, capture_pair
+from labkit.system.partly import Show
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
 from labkit.widgets.timeline import Timeline
@@ -20,6 +21,8 @@ STEPS_SHOWN = 2  # of the timelines, to begin with
 
 class TraceBench(Bench[CapturePair]):
     """Runs `labkit.studies.traces.capture_pair`."""
+
+    kind = CapturePair
 
     def __init__(
         self,
@@ -33,10 +36,13 @@ class TraceBench(Bench[CapturePair]):
     ) -> None:
         """`threads` 0: one for each core."""
         sides = {"model": model, "baseline": baseline, "candidate": candidate}
+        settings: dict[str, Any] = sides | {"steps": steps, "source": source, "threads": threads}
+        if source == "bundled":
+            settings |= bundled_pair().of
         choices = {"baseline": BASELINES, "candidate": BASELINES, "source": SOURCES}
-        super().__init__(sides | {"steps": steps, "source": source, "threads": threads}, choices)
+        super().__init__(settings, choices)
 
-    def measure(self, settings: dict[str, Any], follow: Progress) -> CapturePair:
+    def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> CapturePair:
         return capture_pair(
             settings["model"],
             settings["baseline"],
@@ -45,6 +51,7 @@ class TraceBench(Bench[CapturePair]):
             source=settings["source"],
             threads=settings["threads"] or None,
             progress=follow,
+            show=show,
         )
 
     def headline(self, found: CapturePair) -> str:

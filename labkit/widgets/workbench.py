@@ -10,12 +10,15 @@ from labkit.harness.compare.baselines import BASELINES
 from labkit.harness.compare.versus import compare
 from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.studies.outcome import Outcome
+from labkit.system.partly import Show
 from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
 
 
 class Workbench(Bench[Comparison]):
     """Runs `labkit.compare`."""
+
+    kind = Comparison
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class Workbench(Bench[Comparison]):
         settings |= {"question": question} if question else {}
         super().__init__(settings, {"dtype": FLOAT_DTYPES, "baseline": BASELINES})
 
-    def measure(self, settings: dict[str, Any], follow: Progress) -> Comparison:
+    def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> Comparison:
         return compare(
             baseline=settings["baseline"],
             model=settings["model"],
@@ -49,6 +52,7 @@ class Workbench(Bench[Comparison]):
             rounds=settings["rounds"],
             question=settings.get("question", ""),
             progress=follow,
+            show=show,
         )
 
     def headline(self, found: Comparison) -> str:

@@ -97,6 +97,7 @@ def test_what_is_heard_is_the_answer_without_special_tokens() -> None:
     heard: list[str] = []
     free = Conversation(model, chat_tokenizer(), new=9).say("hello", heard.append)
     assert (free.ended, "".join(heard)) == ("length", free.text)
+    assert Conversation(model, chat_tokenizer(), new=9).say("hello").text == free.text
 
     heard.clear()
     ending = Conversation(model, chat_tokenizer(), new=9, forced_eos_token_id=END_OF_TEXT)

@@ -14,7 +14,7 @@ from traces import FUSED, VANILLA, decode
 
 from labkit import figures
 from labkit.figures.dark import IN_THE_DARK
-from labkit.figures.page import PAGE, POLICY, Figures, stylesheet
+from labkit.figures.page import PAGE, POLICY, Figures, figure_page, stylesheet
 from labkit.figures.theme import INK
 from labkit.models.policies import model_config_of
 from labkit.models.presets import PRESETS
@@ -107,3 +107,19 @@ def test_a_browser_that_cannot_unpack_figures_says_so(page: Any) -> None:
     said = page.locator(".missing").all_inner_texts()
     assert len(said) == len(page.locator("figcaption").all_inner_texts())
     assert "Firefox from 113" in said[0]
+
+
+@needs_browser
+def test_a_page_counts_as_loaded_once_its_figures_are_drawn_so_that_printing_it_at_once_prints_them(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(figure_page(figures.per_token_figure(comparison())), encoding="utf-8")
+    with opened_page() as (opened, errors):
+        opened.add_init_script(
+            "addEventListener('load', () => (window.drawnThen = document.documentElement.dataset.drawn))"
+        )
+        opened.goto(file.as_uri())
+        assert opened.evaluate("window.then") == "yes"
+        assert opened.locator("iframe").count() == 0
+        assert errors == []

@@ -54,7 +54,7 @@ def test_bubbles_stand_beside_their_formulas() -> None:
     assert drawn[FORMULA] == [uneven.formula, 0.5]
     assert drawn[UNEQUAL] == pytest.approx([uneven.bubble, 0.5])
     assert f"{(uneven.bubble - uneven.formula) * 100:+.1f} points" in texts(figure)
-    assert f"within {(uneven.bubble - uneven.formula) * 100:.1f} points" in title(figure)
+    assert f"by {(uneven.bubble - uneven.formula) * 100:.1f} points" in title(figure)
 
 
 def test_points_lie_on_the_formulas_lines_and_the_turn_is_marked() -> None:

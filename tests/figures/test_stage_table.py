@@ -7,7 +7,7 @@ from traces import VANILLA, Recorder, decode, disorder, layers
 
 from labkit.figures.frames import number
 from labkit.figures.stage_table import REST_COLORS, stage_table_figure
-from labkit.figures.theme import STAGE_COLORS
+from labkit.figures.theme import META, MODEBAR, STAGE_COLORS
 from labkit.nsys.analysis.stage_table import stage_table
 from labkit.nsys.trace import Trace
 from labkit.stages import Phase, Stage
@@ -94,3 +94,8 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 
 def test_every_stage_and_the_rest_has_a_colour() -> None:
     assert not set(REST_COLORS) & {str(stage) for stage in Stage}
+
+
+def test_headings_are_below_the_buttons_of_a_page_that_takes_the_title_away() -> None:
+    figure = stage_table_figure(stage_table(decode(VANILLA, gpu=False), ("stage",)))
+    assert figure.layout.margin.t - figure.layout.meta[META]["above"] >= MODEBAR

@@ -47,8 +47,9 @@ def test_the_batch_from_which_streaming_is_free_and_the_largest_are_marked() -> 
 def test_a_disk_that_was_not_steady_is_said() -> None:
     found = study()
     unsteady = found.plan.model_copy(update={"points": (point(1, 500.0),)})
-    assert "the disk was not steady" in subtitle(batch_figure(study(plan=unsteady)))
-    assert "not steady" not in subtitle(batch_figure(found))
+    assert "not trustworthy" in subtitle(batch_figure(study(plan=unsteady)))
+    assert "the disk was not steady" in study(plan=unsteady).outcome.grade
+    assert "not trustworthy" not in subtitle(batch_figure(found))
 
 
 def test_every_span_is_a_bar_in_its_lane_and_panel() -> None:

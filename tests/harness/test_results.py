@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 from comparisons import comparison, measurement
+from precision_studies import TRAINED, evaluation
+from streaming_plans import plan
 
 from labkit.harness import Comparison, load_records, load_results, save
+from labkit.harness.methods.cell import MethodCell
+from labkit.harness.results import save_lines
 from labkit.system.whole_file import write_whole
 
 
@@ -30,6 +34,54 @@ def test_the_frame_has_a_row_per_run(tmp_path: Path) -> None:
     assert fused["per_token_ms"].median() == pytest.approx(recorded.candidate.per_token_ms)
     assert fused["floor_share"].median() == pytest.approx(recorded.candidate.floor_share)
     assert set(frame["origin"]) == {recorded.case.origin}
+
+
+def test_records_in_folders_below_are_found_and_hidden_folders_are_not(tmp_path: Path) -> None:
+    save(comparison(rounds=5), tmp_path / "monday" / "gpt2")
+    (tmp_path / ".capture-1").mkdir()
+    (tmp_path / ".capture-1" / "plain.jsonl").write_text("[1, 2]\n")
+    assert len(load_results(tmp_path)) == 10
+
+
+def test_a_folder_without_results_says_so(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match="holds no results; expected files of JSON lines"):
+        load_results(tmp_path)
+
+
+def test_methods_and_evaluations_have_rows_and_what_has_none_is_named(tmp_path: Path) -> None:
+    side = measurement("fused", rounds=6)
+    cells = {"case": side.case, "cycles": 6, "seed": 0, "environment": side.environment}
+    records = [
+        comparison(rounds=6),
+        MethodCell(method="fused-tp2", measured=side, **cells),
+        MethodCell(method="hf-eager", oom="needs more", **cells),
+        evaluation("int8", 0.01, TRAINED),
+        plan(),
+    ]
+    save_lines(tmp_path / "all.jsonl", records)
+    with pytest.warns(UserWarning, match="left out: 1 streaming plan; load_records has them"):
+        frame = load_results(tmp_path)
+    assert frame.groupby("kind").size().to_dict() == {"evaluation": 1, "method": 1, "run": 18}
+    assert list(frame[frame["role"] == "method"]["side"].unique()) == ["fused-tp2", "hf-eager"]
+    assert frame["why"].dropna().tolist() == ["needs more"]
+    assert frame["kl"].dropna().tolist() == pytest.approx([0.01])
+    assert frame[["machine", "model", "dtype"]].notna().all(axis=None)
+
+
+def test_samples_can_be_joined_by_their_case_and_machine() -> None:
+    for frame in (comparison().to_frame(), measurement("fused").to_frame()):
+        assert {"model", "dtype", "batch", "prompt_tokens", "new_tokens", "machine"} <= set(frame.columns)
+
+
+def test_what_holds_thousands_of_samples_has_a_short_repr() -> None:
+    """`repr` is what a debugger and a failed assertion print."""
+    record = comparison(rounds=40, new_tokens=512)
+    assert len(repr(record)) < 300
+    assert str(record.ratio("per_token")) in repr(record)
+    for part in (record.candidate, record.candidate.runs[0], record.case, record.candidate.environment):
+        assert len(repr(part)) < 2500
+    assert repr(record.case).startswith("Case(model='gpt2'")
 
 
 def test_the_floor_is_judged_by_the_bandwidth_beside_each_run() -> None:

@@ -1,5 +1,6 @@
 """Compiling on first use: what is built when, and what is said where nothing can be built."""
 
+import ctypes
 import os
 import platform
 import re
@@ -16,6 +17,7 @@ import torch
 from ops import ISAS, Draw, missing_instructions
 
 from labkit.kernels import build, gemm
+from labkit.kernels.abi import CNorm
 
 
 @pytest.fixture
@@ -141,8 +143,8 @@ def test_an_edited_kernel_is_the_one_that_runs_next(tmp_path: Path, monkeypatch:
     entry.write_text(
         entry.read_text()
         + "\n#undef labkit_gemm\n"
-        + 'extern "C" void labkit_gemm(const Linear* l, const float*, int64_t rows, float* out, int32_t) {\n'
-        + "  for (int64_t i = 0; i < rows * l->outputs; ++i) out[i] = 42;\n}\n"
+        + 'extern "C" int64_t labkit_gemm(const Linear* l, const float*, int64_t rows, float* out, int32_t) {\n'
+        + "  for (int64_t i = 0; i < rows * l->outputs; ++i) out[i] = 42;\n  return 0;\n}\n"
     )
     sleep(build.RECHECK_S)
     assert gemm(x, packed, impl="cpp").eq(42).all()
@@ -289,3 +291,16 @@ def test_every_op_declares_the_arguments_of_its_function() -> None:
             exported[name] = len(arguments.split(","))
     assert {"labkit_gemm", "labkit_attention"} <= set(exported)
     assert {name: len(build.SIGNATURES.get(name, ())) for name in exported} == exported
+
+
+def test_a_struct_that_differs_from_its_mirror_in_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    swapped = [CNorm._fields_[1], CNorm._fields_[0], *CNorm._fields_[2:]]
+    monkeypatch.setitem(build.STRUCTS, "Norm", type("CNorm", (ctypes.Structure,), {"_fields_": swapped}))
+    with pytest.raises(build.BuildError, match=r"static assertion failed.*CNorm.eps"):
+        build.compile_library("float32")
+
+
+def test_every_struct_of_ctypes_is_compared_with_its_c_struct() -> None:
+    mirrors = {mirror.__name__ for mirror in build.STRUCTS.values()}
+    sources = [source.read_text(encoding="utf-8") for source in build.SOURCES.rglob("*.py")]
+    assert mirrors == {name for text in sources for name in re.findall(r"class (\w+)\(ctypes.Structure\)", text)}

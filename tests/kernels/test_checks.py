@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from ops import Draw, rows_of
 
 from labkit.kernels import attention, gemm, mlp_gemm, qkv_gemm, residual_add
+from labkit.kernels.all_reduce import all_gather, all_reduce
 from labkit.kernels.types import AttentionParams, Heads, LayerCache, MlpWeights, QkvWeights, Rows
 
 HEADS, PARAMS, ROWS = Heads(3, 3, 20), AttentionParams(0.25), rows_of(2, 3, 4)
@@ -53,7 +55,7 @@ OPS: list[Callable[..., object]] = [attend, project, expand, add, multiply]
 @pytest.mark.parametrize("call", OPS)
 def test_no_thread_at_all_is_refused(call: Callable[..., object]) -> None:
     call()
-    with pytest.raises(ValueError, match="got threads = 0, expected 1 or more"):
+    with pytest.raises(ValueError, match="got threads = 0, expected 1 to"):
         call(threads=0)
 
 
@@ -75,6 +77,15 @@ def test_no_thread_at_all_is_refused(call: Callable[..., object]) -> None:
 def test_what_does_not_fit_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_sums_of_ranks_take_contiguous_float32() -> None:
+    exchange: Any = None  # which is not looked at
+    for x in (torch.ones(4, dtype=torch.bfloat16), torch.ones(4, 4).t(), torch.ones(4, device="meta")):
+        with pytest.raises(ValueError, match="expected contiguous numbers on the CPU"):
+            all_reduce(x, exchange, impl="cpp")
+    with pytest.raises(ValueError, match="expected contiguous numbers on the CPU"):
+        all_gather(torch.ones(4, 4).t(), exchange, impl="cpp")
 
 
 def test_slopes_with_the_positions_of_all_slots_are_taken() -> None:

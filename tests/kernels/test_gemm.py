@@ -138,5 +138,7 @@ def test_the_kernels_refuse_weights_that_are_not_packed() -> None:
 
 def test_a_weight_type_without_kernels_is_refused() -> None:
     weight = torch.zeros(1, 4, 32, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match="no C\\+\\+ kernels for 'float64'; expected one of float32"):
+    with pytest.raises(
+        ValueError, match=r"weight: expected contiguous float32 or bfloat16 or float16 .* got torch.float64"
+    ):
         gemm(torch.zeros(1, 4), Linear(weight, None, 3, 4, "panels"), impl="cpp")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from small_models import SMALL_CONFIGS, VOCAB, WINDOW, small_config, small_model
 from torch import Tensor
-from transformers import BertConfig, GPT2Config, PreTrainedModel
+from transformers import BertConfig, PreTrainedModel
 
 from labkit.models.config import ModelConfig, alibi_slopes
 from labkit.models.policies import POLICIES, model_config_of, policy_for
@@ -255,8 +255,19 @@ def test_a_tensor_of_the_wrong_shape_is_named() -> None:
 def test_an_unknown_architecture_lists_the_known() -> None:
     with pytest.raises(ValueError, match=r"'bert'.*GPT2LMHeadModel, GPTJForCausalLM"):
         policy_for(BertConfig())
-    with pytest.raises(ValueError, match="GPT2DoubleHeadsModel; expected one of"):
-        policy_for(GPT2Config(architectures=["GPT2DoubleHeadsModel"]))
+    with pytest.raises(ValueError, match="BertLMHeadModel of model type 'bert'; expected one of"):
+        policy_for(BertConfig(architectures=["BertLMHeadModel"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("llama", "LLaMAForCausalLM"), ("llama", "LlamaModel"), ("bloom", "BloomModel")]
+)
+def test_an_architecture_is_found_by_its_model_type_whatever_its_name(name: str, architecture: str) -> None:
+    assert policy_for(small_config(name, architectures=[architecture])) is policy_for(small_config(name))
+
+
+def test_the_model_type_decides_as_in_transformers() -> None:
+    assert policy_for(small_config("llama", architectures=["MistralForCausalLM"])).architecture == "LlamaForCausalLM"
 
 
 @pytest.mark.parametrize(

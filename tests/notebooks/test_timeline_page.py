@@ -150,3 +150,47 @@ def test_a_page_holds_the_part_that_was_asked_for() -> None:
         timeline_page(trace, lane="nowhere")
     with pytest.raises(TraceError, match="got the window"):
         timeline_page(trace, selection=Selection(window_ns=(end + 1, end + 2)))
+
+
+def numbered_trace() -> Trace:
+    """As torch.autograd.profiler.emit_nvtx names ranges, an hour after the capture began."""
+    recorder = Recorder()
+    for at in range(640):
+        recorder.range(f"step {at % 3}, op_id = {at}", 3.6e9 + 10 * at, 3.6e9 + 10 * at + 9, domain="")
+    return recorder.trace()
+
+
+@needs_browser
+def test_what_people_do_on_a_page(browser: Any, tmp_path: Path) -> None:
+    """Keys work wherever the focus is, a search begins with the first match in view, ticks are short, and what is not
+    emphasised has no bright text.
+    """
+    browser.goto(write_timeline_page({"model-1.5B.v2": numbered_trace()}, tmp_path / "timeline.html").as_uri())
+    browser.wait_for_function(DRAWN)
+    legend = browser.eval_on_selector_all(".lkt-legend button span", "all => all.map((each) => each.textContent)")
+    assert sorted(legend) == ["step 0", "step 1", "step 2"]
+    browser.fill(".lkt-bar input", "step")
+    browser.wait_for_function("() => document.querySelector('.lkt-count').textContent === '1 of 640'")
+    browser.evaluate(f"document.activeElement.blur(); {VIEW}.select(null)")
+    for _ in range(12):
+        browser.keyboard.press("+")
+    begin, per_pixel = browser.evaluate(f"[{VIEW}.begin, {VIEW}.perPixel]")
+    assert per_pixel < 10
+    ticks = browser.evaluate(f"{VIEW}.painter.ticks({VIEW}).map(({{ text }}) => text)")
+    assert len(set(ticks)) == len(ticks) > 3
+    assert all(len(text.partition(".")[2]) <= len("123 ms") for text in ticks)
+    styles = browser.evaluate(f"""() => {{
+      const view = {VIEW}, context = view.painter.context, styles = new Set(), write = context.fillText;
+      view.emphasised.add(0); // of none of these
+      context.fillText = (text) => text.startsWith("step") && styles.add(context.fillStyle);
+      view.draw();
+      context.fillText = write;
+      view.emphasised.clear();
+      return [[...styles], view.inks.soft];
+    }}""")
+    assert styles == [[styles[1]], styles[1]]
+    browser.set_viewport_size({"width": 110, "height": 500})
+    browser.wait_for_function(f"() => {VIEW}.painter.width < 110")
+    browser.set_viewport_size({"width": 1000, "height": 700})
+    browser.wait_for_function(f"() => {VIEW}.painter.width > 900")
+    assert browser.evaluate(f"[{VIEW}.begin, {VIEW}.perPixel]") == pytest.approx([begin, per_pixel], rel=1e-4)

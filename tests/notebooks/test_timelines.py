@@ -48,6 +48,8 @@ def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
     assert len(page.figures) == FIGURES
     assert len(html) < MOST_BYTES
     assert "not on this machine" in html
+    assert "model <b>gpt2</b>" in html
+    assert "smollm2" not in html.partition('<details class="code">')[0]
     assert "profiling" in html or "profiled" in html
 
 

@@ -11,31 +11,17 @@ from comparisons import comparison
 from ipywidgets import Label
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
+from notebook_runs import FAKE, SETTINGS
 
 from labkit import figures
 from labkit.notebooks.report import PLOTLY_MIME_TYPE
-from labkit.system.progress import OUTCOME_MIME_TYPE, Progress
+from labkit.system.progress import Progress
 from labkit.widgets import Workbench, live
-from labkit.widgets.bench import NOT_YET
+from labkit.widgets.bench import NOT_YET, UNDER_WAY
 from labkit.widgets.controls import STOPPED, Controls, Stopped
 from labkit.widgets.live import Execution, Slot, is_live
 
-TESTS = Path(__file__).parents[1]
-SETTINGS: dict[str, Any] = {
-    "model": "tiny-gpt2", "dtype": "float32", "batch": 1, "prompt_tokens": 16, "new_tokens": 8, "baseline": "hf-eager",
-    "threads": 0, "rounds": 3,
-}  # fmt: skip
 CHOICES = {"dtype": ["float32", "bfloat16"], "baseline": ["hf-eager", "hf-compile"]}
-FAKE = f"""
-import sys; sys.path.insert(0, {str(TESTS)!r})
-from comparisons import comparison
-from labkit import figures, widgets
-def compare(*, progress, **settings):
-    progress(1, 2, "round 1 of 2"); asked.append(settings)
-    return comparison(dtype=settings["dtype"])
-asked = []; widgets.workbench.compare = compare
-bench = widgets.Workbench(**{SETTINGS})
-"""
 
 
 class Client(NotebookClient):
@@ -53,6 +39,11 @@ def execute(client: type[NotebookClient], *sources: str) -> list[Any]:
     return [cell.outputs for cell in notebook.cells[1:]]
 
 
+def printed(outputs: list[Any]) -> list[str]:
+    """The lines that a cell printed."""
+    return "".join(output["text"] for output in outputs if output.output_type == "stream").splitlines()
+
+
 def subtitle(output: Any) -> str:
     text: str = output["data"][PLOTLY_MIME_TYPE]["layout"]["title"]["subtitle"]["text"]
     return text
@@ -68,24 +59,78 @@ def test_in_batch_everything_is_static_and_done_in_its_cell() -> None:
     assert not any("widget" in kind for output in (*settings, *run, *view) for kind in output["data"])
 
 
-def test_live_nothing_runs_before_run_is_pressed_and_every_view_and_check_follows_the_run() -> None:
-    settings, run, view, check, of_model, pressed = execute(
+def test_live_nothing_runs_before_run_is_pressed_and_every_view_and_check_follows_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything is in widgets, which live as long as the kernel. A second workbench offers the result of the first."""
+    monkeypatch.chdir(tmp_path)
+    settings, run, view, _, _, pressed, offered = execute(
         Client,
         "bench",
         "bench.run()",
         "bench.view(figures.per_token_figure)",
         "bench.check(lambda found, answer: f'{found.case.dtype}: {answer}', 42)",
         "bench.of_model(lambda model, ranks: f'{model} on {ranks}', 2)",
-        "shown = [view.slot._content for view in bench._views]\nprint(len(asked), *shown[1:])\n"
+        "shown = lambda: [view.slot._widget.outputs[0]['data'] for view in bench._views]\n"
+        "print(len(asked), *[data['text/markdown'] for data in shown()[1:]])\n"
         "controls = bench._controls\ncontrols._inputs['dtype'].value = 'bfloat16'\n"
-        "controls._inputs['model'].value = 'tiny-llama'\ncontrols._run.click()\ncontrols._thread.join()",
+        "controls._inputs['model'].value = 'tiny-llama'\ncontrols._run.click()\ncontrols._thread.join()\n"
+        "outcome, figure, check, of_model = shown()\n"
+        "print(outcome['application/vnd.labkit.outcome+json']['machine'])\n"
+        f"print('bfloat16' in figure[{PLOTLY_MIME_TYPE!r}]['layout']['title']['subtitle']['text'])\n"
+        "print(check['text/markdown'], of_model['text/markdown'])",
+        f"bench = widgets.Workbench(**{SETTINGS})\nbench.run()\nbench.view(lambda found: found.case.dtype)\n"
+        "print(bench._controls._label.value)\nbench._controls._last.click()\n"
+        "print(shown()[1]['text/markdown'], bench._controls.settings['model'], bench._controls._label.value)",
     )
-    assert "application/vnd.jupyter.widget-view+json" in settings[0]["data"]
-    assert pressed[0]["text"].startswith(f"0 {NOT_YET} {NOT_YET} tiny-gpt2 on 2")
-    assert run[1]["data"][OUTCOME_MIME_TYPE]["machine"].startswith("Test CPU")
-    assert "bfloat16" in subtitle(view[0])
-    assert check[0]["data"]["text/markdown"] == "bfloat16: 42"
-    assert of_model[0]["data"]["text/markdown"] == "tiny-llama on 2"
+    for output in (*settings, *run, *view):
+        assert "application/vnd.jupyter.widget-view+json" in output["data"]
+        assert PLOTLY_MIME_TYPE not in output["data"]
+    assert printed(pressed) == [
+        f"0 {NOT_YET} {NOT_YET} tiny-gpt2 on 2",
+        "Test CPU @ 2 GHz, 2 of 2 cores, 16 GB",
+        "True",
+        "bfloat16: 42 tiny-llama on 2",
+    ]
+    before, after = printed(offered)
+    assert "Show last shows the result of" in before
+    assert after.startswith("bfloat16 tiny-llama the result of")
+    assert "Run measures anew" in after
+
+
+PARTS = """
+from labkit.harness.compare.interleave import Turns, _timed
+def compare(*, progress, show, **settings):
+    whole = comparison()
+    show(_timed(Turns((whole.baseline, whole.candidate), ([[[1]]], [[[1]]]))).comparison(0, 1))
+    print([view.slot._widget.outputs[0]['data'].get('text/markdown', 'figure') for view in bench._views])
+    if settings['rounds'] == 3:
+        raise ValueError("the second half failed")
+    return whole
+widgets.workbench.compare = compare
+"""
+
+
+def test_a_view_fills_when_its_part_is_measured_and_a_run_that_fails_shows_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    *_, ran = execute(
+        Client,
+        "bench.run()\nbench.view(figures.per_token_figure)\nbench.view(figures.stage_figure)",
+        PARTS + "controls = bench._controls\n"
+        "print([view.slot._content for view in bench._views][1:])\n"
+        "bench._measure(controls.settings | {'rounds': 4}, print)\n"
+        "figure = bench._views[1].slot._widget.outputs\n"
+        "controls._inputs['dtype'].value = 'float16'\ncontrols.start()\ncontrols._thread.join()\n"
+        "print(bench.settings['dtype'], bench.settings['rounds'], figure == bench._views[1].slot._widget.outputs)\n"
+        "print(controls._label.value)",
+    )
+    lines = printed(ran)
+    assert lines[0] == str([NOT_YET, NOT_YET])
+    assert lines[1].endswith(f"'figure', '{UNDER_WAY}']")
+    assert lines[-2] == "float32 4 True"
+    assert "the second half failed" in lines[-1]
 
 
 def test_outputs_of_a_cell_that_was_run_again_are_gone() -> None:
@@ -172,7 +217,7 @@ def test_one_run_at_a_time(controls: Controls) -> None:
         pass
 
 
-@pytest.mark.parametrize(("name", "value", "expected"), [("batch", "8", "int"), ("model", 8, "str")])
+@pytest.mark.parametrize(("name", "value", "expected"), [("batch", "8", "int"), ("model", None, "str")])
 def test_a_setting_of_the_wrong_type_is_refused(name: str, value: object, expected: str) -> None:
     with pytest.raises(TypeError, match=f"got {name} = .*, expected {expected}"):
         Workbench(**(SETTINGS | {name: value}))  # type: ignore[arg-type]

@@ -16,6 +16,12 @@ THROWN = (  # nsys 2022.4, two of them at once
     "std::exception::what: RuntimeException",
     "[QuadDCommon::tag_message*] = Local Endpoint is not available.",
 )
+VANISHED = (  # a semaphore that another capture took away
+    "/build/QuadD/Common/ProcessWaiter/Src/POSIX/ProcessWaiterImpl.cpp(166): Throw in function ProcessWaiterImpl()",
+    "std::exception::what: SystemException",
+    '[boost::errinfo_errno_*] = 2, "No such file or directory"',
+    "[boost::errinfo_api_function_*] = sem_open",
+)
 WELL = Ended(0, 1.0, (), interrupted=False, late=False)
 
 
@@ -30,7 +36,7 @@ def first(runs: Iterator[Ended]) -> Ended:
     return run_with_agent(lambda: next(runs))
 
 
-@pytest.mark.parametrize("said", [LOST.said, THROWN, ("Connection reset by peer",)])
+@pytest.mark.parametrize("said", [LOST.said, THROWN, VANISHED, ("Connection reset by peer",)])
 def test_a_lost_agent_is_worth_some_more_runs(sweeps: list[str], said: tuple[str, ...]) -> None:
     assert first(iter([replace(LOST, said=said), WELL])) is WELL
     assert sweeps == ["swept"] * 2

@@ -122,3 +122,9 @@ def test_without_nsys_only_python_programs_can_be_captured(command: list[str]) -
 def test_without_nsys_only_phases_can_be_waited_for() -> None:
     with pytest.raises(ValueError, match="only nsys can wait"):
         torch_profiler_command(SCRIPT, OUT, Window("step@mine"))
+
+
+def test_a_folder_with_a_percent_sign_is_the_folder_that_it_says() -> None:
+    """nsys writes the host for %h and a variable for %q{...}."""
+    line = nsys_command(NSYS, ["torchrun", "x.py"], Path("/tmp/100%h/%q{HOME}"), ranks="per-rank")
+    assert "--output=/tmp/100%%h/%%q{HOME}-r%q{RANK}" in line

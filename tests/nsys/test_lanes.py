@@ -295,3 +295,12 @@ def test_a_synthetic_trace_has_as_many_events_as_wanted() -> None:
     count = sum(len(frame) for frame in (made.ranges, made.calls, made.operations))
     assert 5_000 <= count < 5_100
     assert attribute(made).coverage == 1.0
+
+
+def test_ranges_are_coloured_by_names_without_their_numbers() -> None:
+    recorder = Recorder()
+    for at in range(20):
+        recorder.range(f"load, seq = {at}, op_id = {at}", 10 * at, 10 * at + 5, domain="")
+        recorder.range(f"ProfilerStep#{at}", 10 * at + 5, 10 * at + 9, domain="")
+    lanes = build_lanes(recorder.trace())
+    assert sorted({lanes.shades[shade] for shade in lanes.shade}) == ["ProfilerStep", "load"]

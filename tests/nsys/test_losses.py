@@ -11,7 +11,8 @@ from unstaged_traces import exchange, mixed, steps, waiting
 
 from labkit.nsys.tables.budget import budget
 from labkit.nsys.tables.gaps import gaps
-from labkit.nsys.tables.losses import HELPS, losses, sentence
+from labkit.nsys.tables.host_causes import HOST
+from labkit.nsys.tables.losses import HELPS, HELPS_PYTORCH, losses, sentence
 from labkit.nsys.tables.rank_waits import rank_waits
 from labkit.nsys.tables.summary import summarise
 from labkit.nsys.trace import Trace
@@ -37,7 +38,7 @@ def test_losses_are_disjoint_parts_of_the_span(seed: int) -> None:
 @pytest.mark.parametrize(
     ("call", "loss", "helps"),
     [
-        ("cudaStreamSynchronize", "idle, because the host waited for the GPU", ".item()"),
+        ("cudaStreamSynchronize", "idle, because the host waited for the GPU", "cudaStreamSynchronize"),
         ("cudaMalloc", "idle, while the host allocated memory", "allocated once"),
         ("cudaEventRecord", "idle, waiting for the host", "CUDA graphs"),
     ],
@@ -74,7 +75,32 @@ def test_copies_that_run_alone_are_lost() -> None:
     (copy,) = found(recorder.trace())
     assert (copy["loss"], copy["time_ns"]) == ("copies while no kernel runs", 50_000)
     assert "3.0 MB of pageable memory" in copy["evidence"]
+    assert copy["helps"] == HELPS["pageable"]
+    recorder.operations[-1] |= {"memory": "Pinned -> Device"}
+    (copy,) = found(recorder.trace())
     assert copy["helps"] == HELPS["copy"]
+    assert not {"pinned", "pageable"} & set((copy["helps"] + copy["evidence"]).lower().split())
+
+
+def test_advice_is_for_what_the_program_is_written_in() -> None:
+    recorder = Recorder()
+    recorder.kernel(0, 5, 10)
+    recorder.kernel(99, 99.2, 110)
+    (native,) = found(recorder.trace())
+    assert native["helps"] == HELPS[HOST]
+    assert "torch" not in str(HELPS).lower()
+    recorder.operator("aten::mm", 98, 100)
+    (python,) = found(recorder.trace())
+    assert python["helps"] == HELPS_PYTORCH[HOST]
+
+
+def test_a_first_launch_that_loads_code_wants_a_warm_up() -> None:
+    recorder = Recorder()
+    recorder.kernel(0, 5, 10, name="known")
+    recorder.kernel(11, 200, 210, name="new")
+    recorder.calls[-1] |= {"end_ns": 199_000}
+    (first,) = found(recorder.trace())
+    assert (first["loss"], first["helps"]) == ("idle, while kernels were launched for the first time", HELPS["first"])
 
 
 def test_a_straggler_is_named_with_its_range() -> None:

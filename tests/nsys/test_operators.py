@@ -188,6 +188,14 @@ def test_short_kernels_are_ranked_by_the_idle_time_before_them() -> None:
         ("aten::_softmax", "softmax"), ("aten::mul_", "elementwise"), ("aten::copy_", "copy, fill"),
         ("aten::mean", "reduction"), ("aten::embedding", "embedding, indexing"), ("vllm::moe_forward", "other"),
         ("c10d::allreduce_", "communication"),
+        ("aten::is_nonzero", "waiting for the device"), ("aten::item", "waiting for the device"),
+        ("aten::_local_scalar_dense", "waiting for the device"), ("aten::nonzero", "embedding, indexing"),
+        ("aten::normal_", "elementwise"), ("aten::norm", "normalisation"), ("aten::clamp_max", "elementwise"),
+        ("aten::max", "reduction"), ("aten::_convert_indices_from_coo_to_csr", "elementwise"),
+        ("aten::upsample_bilinear2d", "elementwise"), ("aten::linear", "matrix multiplication"),
+        ("aten::view", "other"), ("aten::t", "other"), ("aten::transpose_", "other"),
+        ("aten::_reshape_alias", "other"), ("aten::view_copy", "copy, fill"),
+        ("aten::tanh", "elementwise"), ("aten::sub", "elementwise"), ("aten::split_with_sizes", "other"),
     ],
 )  # fmt: skip
 def test_operators_have_the_category_of_what_they_do(name: str, kind: str) -> None:

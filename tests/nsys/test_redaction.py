@@ -41,7 +41,8 @@ def test_they_are_replaced_in_all_other_texts() -> None:
 
 
 def test_what_the_user_is_shown_keeps_the_own_folders() -> None:
-    clean = Redaction.of_secrets([("HOME", "/home/ada"), ("API_TOKEN", "hushhush")], ["x.py", "--key=tiger"])
+    folders = [("HOME", "/home/ada"), ("PWD", "/home/ada"), ("OLDPWD", "/home")]
+    clean = Redaction.of_secrets([*folders, ("API_TOKEN", "hushhush")], ["x.py", "--key=tiger"])
     assert clean("/home/ada: hushhush, tiger") == f"/home/ada: {REDACTED}, {REDACTED}"
     assert Redaction.of_secrets([], ["x.py"])("nothing to hide") == "nothing to hide"
 
@@ -50,3 +51,55 @@ def test_a_refused_command_is_quoted_without_them() -> None:
     with pytest.raises(ValueError, match="expected a script") as refused:
         split_python(["python", "-Xtoken=hushhush"])
     assert "hushhush" not in str(refused.value)
+
+
+WORDS = (
+    *("attention", "generate", "scaled_dot_product_attention", "bfloat16", "float8_e4m3fn", "LlamaForCausalLM"),
+    *("gpt2-xl", "meta-llama/Llama-3.1-8B", "flash_attention_2", "decode/layer", "cuda:0,cuda:1", "en_US.UTF-8"),
+)
+PRIVATE = (
+    *("/home/ada/work", "a8f5f167f44f4964", "123e4567-e89b-12d3-a456-426614174000", "10.20.30.40", "ada@lovelace.org"),
+    *("wJalrXUtnFEMI/K7MDENG", "kJhGfDsAqWe", "hf_abcdefghijklmnop", "https://ada:pw@host/x", "JBSWY3DPEHPK3PXP"),
+)
+
+
+@pytest.mark.parametrize("value", WORDS)
+def test_words_are_no_secrets_of_the_environment(value: str) -> None:
+    clean = Redaction.of_run([("EXPERIMENT", value), ("TOKENIZER", value), ("AUTHOR", value), ("KEYBOARD", value)])
+    text = f"aten::{value}, {value} and void {value}_kernel<float>"
+    assert clean(text) == text
+    assert not clean.replaced
+    assert Redaction.of_secrets([("TOKENIZER", value)], [])(text) == text
+
+
+@pytest.mark.parametrize("value", PRIVATE)
+def test_folders_addresses_numbers_and_tokens_are_private_under_any_name(value: str) -> None:
+    clean = Redaction.of_run([("NOTE", value)])
+    assert value not in clean(f"load from {value} now")
+    assert clean.replaced == {"NOTE": 1}
+
+
+def test_a_variable_that_is_named_like_a_secret_has_one_even_if_it_is_a_word() -> None:
+    clean = Redaction.of_run([("PASSWORD", "attention"), ("API_KEY", "relu")])
+    assert clean("login attention relu") == f"login {REDACTED} {REDACTED}"
+    assert clean.replaced == {"PASSWORD": 1, "API_KEY": 1}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("aten::attention", "aten::scaled_dot_product_attention, op_id = 5", "c10d::allreduce_", "ProfilerStep#3"),
+        *("attention", "decode", "prefill/layer.3/attention", "decode/step", "labkit"),
+    ],
+)
+def test_names_of_labkit_and_of_pytorch_stay_whatever_the_secrets_are(name: str) -> None:
+    words = "attention scaled_dot_product_attention allreduce_ decode layer step labkit ProfilerStep prefill aten"
+    clean = Redaction.of_run([(f"PASSWORD_{word}", word) for word in words.split()] + [("USER", "attention")])
+    assert clean(name) == name
+    assert not clean.replaced
+
+
+def test_a_long_value_is_judged_at_once() -> None:
+    """In linear time, whatever an environment holds."""
+    for value in ("a" * 10_000 + "!", "aB" * 5_000 + "!", "ab-" * 4_000 + "!", "1a" * 5_000, "A" * 10_000 + "é"):
+        assert Redaction.of_run([("X", value)])(value) == REDACTED

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import io
+import json
 import runpy
 import subprocess
 import sys
@@ -10,13 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from sweeps import sweep
 from torch.profiler import ProfilerActivity, profile
 from traces import Recorder
 
-from labkit.harness.replay import RecordedCall, arguments, measure, operator
+from labkit.harness.replay import RecordedCall, _table, arguments, measure, operator
 from labkit.nsys.reader.reading import read
-from labkit.nsys.tables.replay import replayable, write_replay
-from labkit.nsys.trace import Trace, TraceError
+from labkit.nsys.tables.replay import replay_script, replayable, write_replay
+from labkit.nsys.trace import INPUTS, Trace, TraceError
 from labkit.system.errors import UserError
 
 
@@ -92,3 +99,56 @@ def test_what_cannot_be_replayed_is_said(recorded: Trace, tmp_path: Path) -> Non
         measure(replace(call, name="vllm::moe_forward"), "cpu")
     with pytest.raises(UserError, match="fails with made-up data"):
         measure(replace(call, dims=((7,), (5, 6), (99, 7), *call.dims[3:])), "cpu")
+
+
+CONSTANT = """'An operator of PyTorch as a trace recorded it. Options: --device cpu.'
+from labkit.harness.replay import RecordedCall, replay
+if __name__ == '__main__':
+    replay(CALL)"""
+TEXTS = st.text(max_size=20) | st.sampled_from(
+    [
+        '"""\nraise SystemExit(99)\n"""',
+        "'''",
+        "{call} {0.__class__}",
+        "a\nraise SystemExit(99)",
+        "x\\",
+        "# \r\x85\u2028raise SystemExit(99)",
+        "\ud800",
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | TEXTS, lambda inner: st.lists(inner, max_size=3)
+)
+
+
+@pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=sweep)])
+def test_nothing_of_a_trace_is_code_of_the_script(examples: int) -> None:
+    @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+    @given(name=TEXTS, file=TEXTS, device=TEXTS, inputs=st.fixed_dictionaries(dict.fromkeys(INPUTS, st.lists(JSON))))
+    def check(name: str, file: str, device: str, inputs: dict[str, object]) -> None:
+        row = {"name": f"aten::{name}", "inputs": json.dumps(inputs), "count": 2, "median_ns": 1.5e4, "on_gpu": True}
+        script = replay_script(row, (file,), device)
+        script.encode()
+        about, load, files, calls, call, start = ast.parse(script).body
+        constant = "\n".join(ast.unparse(part) for part in (about, load, start))
+        assert constant == CONSTANT
+        assert ast.literal_eval(files.value) == (file,)  # type: ignore[attr-defined]
+        assert ast.literal_eval(calls.value) == 2  # type: ignore[attr-defined]
+        told = {word.arg: ast.literal_eval(word.value) for word in call.value.keywords}  # type: ignore[attr-defined]
+        assert (told["name"], told["traced_on"]) == (f"aten::{name}", device)
+
+    check()
+
+
+def test_a_script_says_what_it_was_given_and_no_more() -> None:
+    """The names of a trace are no markup of the terminal, no attributes of torch, and open no file."""
+    call = RecordedCall("aten::relu", ((2,),), ("float",), ((1,),), ("",), 1.0, "[/bold] of [red]")
+    out = Console(file=io.StringIO(), width=200)
+    out.print(_table(call, measure(call, "cpu", calls=2)))
+    assert "traced on [/bold] of [red]" in out.file.getvalue()  # type: ignore[attr-defined]
+    for name in ("load_library::__func__", "__class__::mro", "aten::__class__", "aten::__name__"):
+        with pytest.raises(UserError, match="does not have"):
+            measure(replace(call, name=name), "cpu")
+    told_file = replace(call, name="aten::from_file", dims=((), (), ()), types=("", "", ""), values=("x", "True", "8"))
+    with pytest.raises(UserError, match="works on a file that the trace names"):
+        measure(told_file, "cpu")

@@ -73,7 +73,10 @@ def rows_of(path: Path, query: str) -> list[tuple[object, ...]]:
 @pytest.fixture
 def clean(report: Path, tmp_path: Path) -> Path:
     target = tmp_path / "out" / "clean.sqlite"
-    scrub(report, target, {"USER": "ada"})
+    replaced = scrub(report, target, {"USER": "ada"})
+    assert {name: count for name, count in replaced.items() if name in ("API", "HF_TOKEN", "the host's name")} == {
+        "HF_TOKEN": 2, "the host's name": 1
+    }  # fmt: skip
     return target
 
 
@@ -130,10 +133,10 @@ def test_a_target_that_cannot_be_written_is_an_os_error(report: Path, tmp_path: 
 
 def test_values_are_replaced_longest_first_and_names_as_words() -> None:
     clean = Redaction.of_run(
-        [("A", "long-value"), ("B", "long-value-and-more"), ("USER", "eve"), ("X", "short")], hosts=["box"]
+        [("A", "/long/value"), ("B", "/long/value/and/more"), ("USER", "eve"), ("X", "short")], hosts=["box"]
     )
-    assert clean("long-value-and-more") == REDACTED
-    assert clean("a long-value here") == f"a {REDACTED} here"
+    assert clean("/long/value/and/more") == REDACTED
+    assert clean("a /long/value here") == f"a {REDACTED} here"
     assert clean("eve at box, every boxer, short") == f"{REDACTED} at {REDACTED}, every boxer, short"
 
 
@@ -144,8 +147,8 @@ def test_parts_of_lists_and_short_secrets_go_too() -> None:
 
 def test_what_labkit_itself_sets_is_no_secret() -> None:
     assert (
-        Redaction.of_run([("LABKIT_IMPL", "hf-eager"), ("IMPL", "hf-static")])("hf-eager hf-static")
-        == f"hf-eager {REDACTED}"
+        Redaction.of_run([("LABKIT_IMPL", "/hf/eager"), ("IMPL", "/hf/static")])("/hf/eager /hf/static")
+        == f"/hf/eager {REDACTED}"
     )
 
 

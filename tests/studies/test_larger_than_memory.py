@@ -41,7 +41,7 @@ class Asked:
         assert path.is_dir()
         return self.plan
 
-    def measured(self, found: StreamingPlan, *, batches: tuple[int, ...], path: Path, progress: Any) -> Any:
+    def measured(self, found: StreamingPlan, *, batches: tuple[int, ...], path: Path, **more: Any) -> Any:
         assert path == self.folders[-1]
         self.batches = batches
         return found.model_copy(update={"points": tuple(point(batch) for batch in batches)}), study().memory
@@ -163,3 +163,30 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     other.write_text('{"kind": "comparison"}')
     with pytest.raises(UserError, match="no study of streaming"):
         load_study(other)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, ""),
+        ({"runs_ms": ()}, "batches 1, 4: 1 round, fewer than 6"),
+        ({"runs_ms": (1500.0, 1490.0)}, "2 rounds, fewer than 6"),
+        ({"others_cores": 2.0}, "other programs used 2.0 of the processors"),
+        ({"runs_ms": (900.0, 1900.0, 900.0, 1900.0, 900.0, 1900.0)}, "is wide"),
+        ({"peak_bytes": 2_000_000_000}, "more than it was given"),
+    ],
+)
+def test_a_study_has_the_grade_of_every_result(change: dict[str, Any], why: str) -> None:
+    found = study(plan=plan(points=tuple(point(batch, **change) for batch in (1, 4))))
+    assert found.outcome.trusted == (not why)
+    assert why in found.outcome.grade
+    assert ("NOT TRUSTWORTHY" in str(found)) == bool(why)
+
+
+def test_a_frame_has_a_row_for_each_batch_and_each_baseline() -> None:
+    frame = study().to_frame()
+    assert list(frame["side"]) == ["fused-streamed"] * 3 + ["hf-eager"]
+    assert {"model", "precision", "prompt_tokens", "machine", "at_batch", "step_ms", "trustworthy"} <= set(
+        frame.columns
+    )
+    assert len(repr(study())) < 600

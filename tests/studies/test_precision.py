@@ -130,3 +130,11 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     other.write_text('{"kind": "comparison"}')
     with pytest.raises(UserError, match="no study of precisions"):
         load_study(other)
+
+
+def test_a_frame_has_a_row_for_each_precision_and_the_repr_is_short() -> None:
+    found = study()
+    frame = found.to_frame()
+    assert list(frame["precision"]) == [side.precision for side in found.sides]
+    assert {"model", "batch", "prompt_tokens", "machine", "per_token_ms", "kl", "trustworthy"} <= set(frame.columns)
+    assert len(repr(found)) < 600

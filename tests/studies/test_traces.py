@@ -9,6 +9,7 @@ from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
 from labkit.statistics import Verdict
 from labkit.studies import traces as pair
 from labkit.studies.traces import bundled_pair, capture_pair
+from labkit.widgets.trace_bench import TraceBench
 
 STEPS = 5
 
@@ -42,7 +43,11 @@ def test_the_bundled_captures_are_whole_and_say_where_they_come_from() -> None:
     assert found.decode_steps >= 8
     assert all(table.coverage > 0.8 for table in found.tables)
     assert found.difference.verdict is Verdict.FASTER
+    assert found.remarks[0].startswith("captures of gpt2, ")
     assert "not on this machine" in found.remarks[0]
+    assert found.outcome.of == found.of
+    assert (found.of["model"], found.of["baseline"], found.of["steps"]) == ("gpt2", "hf-eager", found.decode_steps)
+    assert TraceBench(model="tiny-gpt2", source="bundled").settings == {**found.of, "source": "bundled"}
     assert all(side.record.tax for side in (found.vanilla, found.fused))
 
 

@@ -1,11 +1,12 @@
 """Lines come out whole, wherever the reads of a file that grows have ended."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from labkit.system.appended_lines import AppendedLines
+from labkit.system.appended_lines import LONGEST, AppendedLines
 
 WRITTEN = "größer\r\n50 %\r100 %\n\nend".encode()
 
@@ -18,6 +19,36 @@ def test_lines_do_not_depend_on_where_reads_end(size: int, tmp_path: Path) -> No
         for at in range(0, len(WRITTEN), size):
             os.write(file.fileno(), WRITTEN[at : at + size])
             reader.read()
-        assert "end" not in reader.lines
+        assert "end" not in echoed
         reader.read(last=True)
-    assert echoed == reader.lines == ["größer", "50 %", "100 %", "", "end"]
+    assert echoed == ["größer", "50 %", "100 %", "", "end"]
+
+
+def test_what_was_read_takes_no_room(tmp_path: Path) -> None:
+    """Neither a line without an end nor the file grows with what a program prints."""
+    sizes: list[int] = []
+    with (tmp_path / "said").open("w+b", buffering=0) as file:
+        reader = AppendedLines(file.fileno(), lambda line: sizes.append(len(line)))
+        for _ in range(40):
+            os.write(file.fileno(), b"x" * (1 << 20))
+            reader.read()
+        os.write(file.fileno(), b"\nend\n")
+        reader.read(last=True)
+        taken = os.fstat(file.fileno()).st_blocks * 512
+    assert sum(sizes[:-1]) == 40 << 20
+    assert max(sizes) == LONGEST
+    assert sizes[-1] == len("end")
+    assert taken < 20 << 20 or sys.platform != "linux"
+
+
+def test_a_file_that_grows_faster_than_it_is_read_holds_nobody_up(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("w+b", buffering=0) as file:
+
+        def hear(line: str) -> None:
+            file.write(b"more\n" * 2)
+
+        reader = AppendedLines(file.fileno(), hear)
+        file.write(b"more\n")
+        for _ in range(5):
+            reader.read()
+    assert (tmp_path / "said").stat().st_size == len("more\n") * (2**6 - 1)

@@ -41,7 +41,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, remedy: str
 ) -> None:
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", raising(code))
-    with pytest.raises(UserError, match=f"cannot be written to the folder .*runs: {remedy}.*--output"):
+    with pytest.raises(UserError, match=f"cannot be written to the folder .*runs: {remedy}.*the parameter output"):
         check_output_folder(tmp_path / "runs")
 
 

@@ -81,6 +81,16 @@ def test_a_damaged_cache_is_made_anew(
     assert [each.name for each in conversions[0].parent.iterdir()] == [conversions[0].name]
 
 
+@pytest.mark.usefixtures("file")
+def test_a_conversion_by_another_reading_of_the_file_is_made_anew(
+    conversions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve("smollm2-135m")
+    monkeypatch.setattr(box, "READING", box.READING + 1)
+    resolve("smollm2-135m")
+    assert len({folder.name for folder in conversions}) == 2
+
+
 def test_an_interrupted_conversion_leaves_nothing(
     file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, conversions: list[Path]
 ) -> None:
@@ -122,3 +132,15 @@ def test_the_trained_model_knows_the_capital_of_france() -> None:
     ids = source.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt")["input_ids"]
     new = engine.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
     assert "Paris" in source.tokenizer.decode(new)
+
+
+@pytest.mark.skipif(box.boxed_file() is None, reason=f"the trained model is not installed: {box.HOW_TO_GET}")
+def test_the_trained_model_reads_the_tokens_of_llama_cpp() -> None:
+    """Its file names the split `smollm`: each digit is a word of its own."""
+    expected = {
+        "n  34": [94, 256, 35, 36],
+        "tab\t\t7": [15999, 1656, 39],
+        "Steps:\n\n1. a": [21831, 42, 1116, 33, 30, 253],
+    }
+    tokenizer = resolve("smollm2-135m").tokenizer
+    assert {text: tokenizer(text)["input_ids"] for text in expected} == expected

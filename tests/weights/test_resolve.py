@@ -226,7 +226,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         (None, "has no config.json"),
         (
             {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
-            "unknown architecture BertForMaskedLM; expected one of",
+            "unknown architecture BertForMaskedLM of model type .bert.; expected one of",
         ),
         ({"model_type": "nobody"}, "as the config of a known architecture .*; expected one of GPT2LMHeadModel"),
         ({"model_type": "gpt2"}, "holds no weights; expected model"),

@@ -105,7 +105,11 @@ def test_a_name_below_the_folder_is_taken_as_it_is_written(name: str, tmp_path: 
     assert listed_path(tmp_path, name, tmp_path / "index.json") == tmp_path / name
 
 
-@pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", "..", "a/..", "", 7, None, ["a"], "a\0b"])
+@pytest.mark.parametrize(
+    "name",
+    ["../a", "/a", "a/../../b", "..", "a/..", "", 7, None, ["a"], "a\0b", "a\ud800", 256 * "a", 600 * "a/"],
+    ids=repr,
+)
 def test_a_name_that_leaves_the_folder_or_is_none_is_refused(name: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"index.json lists .*(which leaves|expected the name of a file in)"):
         listed_path(tmp_path, name, tmp_path / "index.json")

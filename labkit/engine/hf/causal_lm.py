@@ -26,7 +26,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from labkit.engine.hf.decode_loop import runs_in_decode_loop
 from labkit.engine.hf.packed import PackedModule
 from labkit.engine.hf.texts import GenerateTexts
-from labkit.engine.hf.validation import check_input_ids, check_keywords, check_prompt, check_tensors
+from labkit.engine.hf.validation import check_input_ids, check_keywords, check_prompt, check_tensors, usable_pad
 from labkit.engine.memory.adoption import adopt, check_made_like, hand_back
 from labkit.engine.memory.keeping import KeptOnError
 from labkit.engine.memory.kv_cache import KVCache
@@ -125,8 +125,8 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         """input_ids [B, T] after what `past_key_values` holds -> logits float32 [B, T or logits_to_keep, V].
 
         attention_mask [B, past + T] hides padding anywhere. Without `position_ids` [B, T] the positions are those that
-        the model's own code in transformers takes: a count of the visible tokens, or of all. logits_to_keep: so many of
-        the last tokens, or the indices of those that are wanted. others: what transformers' loss takes beside `labels`;
+        the model's own code in transformers takes: a count of the visible tokens, or of all. logits_to_keep: a
+        number of last tokens, or the indices of tokens. others: what transformers' loss takes beside `labels`;
         keywords that would change the logits are refused, and so are unknown ones.
         The returned cache is a KVCache, which grows in place on the next call. A given cache of transformers is filled
         too, as vanilla models do, at the price of a copy on every call.
@@ -200,6 +200,11 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         out = super().generate(inputs, *args, **kwargs)
         self.runner.after_generation(out if isinstance(out, Tensor) else out.sequences)
         return out
+
+    def _prepare_special_tokens(self, generation_config: GenerationConfig, *rest: Any, **named: Any) -> None:
+        """As transformers does, once the pad token is one of the vocabulary or none."""
+        generation_config.pad_token_id = usable_pad(generation_config.pad_token_id, self.model_config.vocab_size)
+        super()._prepare_special_tokens(generation_config, *rest, **named)
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *rest: Any, **named: Any

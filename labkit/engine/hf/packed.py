@@ -38,7 +38,7 @@ class PackedModule:
         )
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Where `load_state_dict` of this module, or of one around it, arrives."""
+        """`load_state_dict` of this module and of one around it calls this."""
         raise UnsupportedError(
             "the weights are packed for the kernels, and load_state_dict would change none, strict or not; load "
             "into the original model, and call init_inference again"

@@ -119,7 +119,7 @@ class GenerateTexts:
         )
 
     def _processors_of(self, rows: slice) -> LogitsProcessorList:
-        """Of some of the rows: some processors remember what they have seen, and some know the rows one by one."""
+        """Processors for some of the rows: a processor may remember what it has seen, or know the rows one by one."""
         parts = copy.deepcopy(self.processors)
         for each in parts:
             name = ROWS_IN.get(type(each), "")

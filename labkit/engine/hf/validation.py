@@ -32,6 +32,21 @@ def check_prompt(prompt: Any) -> None:
         raise UserError(f"input_ids: expected at least one token, got shape {list(prompt.shape)}: the prompt is empty")
 
 
+def usable_pad(pad: Any, vocabulary: int) -> int | None:
+    """The token that follows a text that has ended; None: none, which is what -1 means in the configs of LLaMA.
+
+    Raises ValueError for one that is no token of the model.
+    """
+    if pad is None or pad == -1:
+        return None
+    if not 0 <= pad < vocabulary:
+        raise UserError(
+            f"pad_token_id = {int(pad)}; the model's vocabulary is 0 to {vocabulary - 1}: pass the id of one of its "
+            "tokens, such as eos_token_id, or None"
+        )
+    return int(pad)
+
+
 def check_tensors(**given: Any) -> None:
     """Raises TypeError for arguments that are neither tensors nor None."""
     for name, value in given.items():

@@ -1,4 +1,4 @@
-"""Tables of rotary embedding: of all positions that usual texts reach, or of those that a step has."""
+"""Tables of rotary embedding: of all positions up to the length of usual texts, or of the positions of one step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.kernels.types import Rotary, Rows
 from labkit.models.config import RotarySpec
 
 FIRST_POSITIONS = 256
-FEW_POSITIONS = 1 << 16  # tables of so many are kept in any case: 32 MB with 64 frequencies
+FEW_POSITIONS = 1 << 16  # always kept: 32 MB with 64 frequencies
 
 
 class RotaryTables:
@@ -23,8 +23,8 @@ class RotaryTables:
         self._tables: Rotary | None = None
 
     def holds(self, positions: int, slots: int) -> bool:
-        """Whether there are tables of all positions up to that number, for a cache of so many slots. Tables are smaller
-        than a cache with as many slots; a text may also begin at a position far beyond its slots.
+        """Whether to keep tables of all positions below `positions`, next to a cache of `slots` slots. They are smaller
+        than the cache, unless a text begins at a position far beyond its slots.
         """
         return self._spec is None or positions <= max(FEW_POSITIONS, slots)
 

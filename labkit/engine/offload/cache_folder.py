@@ -14,6 +14,7 @@ from labkit.engine.memory.heads_on_disk import CacheFolder
 from labkit.engine.offload.options import KvOffload
 from labkit.system.cache_root import cache_root
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 
 log = logging.getLogger("labkit")
 IN_MEMORY = ("tmpfs", "ramfs")  # file systems that are no disk
@@ -25,7 +26,7 @@ def cache_folder(wanted: KvOffload, dtype: torch.dtype, agree: Callable[[bool], 
 
     Raises UserError for a folder that can't be written, and where there is none on a disk by default.
     """
-    folder = _default() if wanted.path is None else Path(wanted.path).absolute()
+    folder = _default() if wanted.path is None else expanded(wanted.path).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

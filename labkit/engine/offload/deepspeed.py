@@ -1,4 +1,4 @@
-"""DeepSpeed's spelling of `offload`: ZeRO-Inference's `zero_optimization`, and `aio`.
+"""DeepSpeed's spelling of `offload`, `zero_optimization` and `aio`, and what its configs say about training.
 
 The names are those of DeepSpeed 0.19 (runtime/zero/config.py, runtime/zero/offload_config.py, runtime/swap_tensor).
 """
@@ -53,6 +53,67 @@ AIO = {
     "thread_count",
     "use_gds",
 }
+
+
+OF_TRAINING = {  # keys of the whole config (runtime/constants.py, runtime/config.py)
+    "activation_checkpointing",
+    "amp",
+    "autotuning",
+    "bf16",
+    "bfloat16",
+    "comet",
+    "comms_logger",
+    "communication_data_type",
+    "compile",
+    "compression_training",
+    "csv_monitor",
+    "curriculum_learning",
+    "data_efficiency",
+    "data_types",
+    "disable_allgather",
+    "dump_state",
+    "eigenvalue",
+    "elasticity",
+    "flops_profiler",
+    "fp16",
+    "fp32_allreduce",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "gradient_predivide_factor",
+    "hybrid_engine",
+    "load_universal_checkpoint",
+    "memory_breakdown",
+    "monitor_config",
+    "nebula",
+    "optimizer",
+    "pipeline",
+    "prescale_gradients",
+    "progressive_layer_drop",
+    "quantize_training",
+    "scheduler",
+    "seq_parallel_communication_data_type",
+    "sparse_attention",
+    "sparse_gradients",
+    "steps_per_print",
+    "tensorboard",
+    "timers",
+    "torch_autocast",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "wall_clock_breakdown",
+    "wandb",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+}
+
+
+def without_training(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without DeepSpeed's own for training. One warning names what was left out."""
+    if unused := sorted(options.keys() & OF_TRAINING):
+        log.warning(
+            "labkit: for training, and left aside: %s; dtype says which type the weights have here", ", ".join(unused)
+        )
+    return {name: value for name, value in options.items() if name not in OF_TRAINING}
 
 
 def offload_of(zero: Any, aio: Any) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from labkit.models.policies import Policy
 from labkit.models.shards import Shard
 from labkit.system.cache_root import cache_root
 from labkit.system.errors import RunError, UserError
+from labkit.system.home import expanded
 from labkit.system.page_cache import make_cold
 from labkit.system.progress import Progress, progress_bar, unheard
 from labkit.system.terminal import terminal
@@ -123,7 +124,7 @@ def _is_there(folder: Path, wanted: Wanted, held: ExitStack) -> bool:
 def folder_for(path: str | os.PathLike[str] | None) -> Path:
     """The folder for packed weights: `path`, or one in labkit's folder for caches."""
     if path is not None:
-        return Path(path)
+        return expanded(path)
     root = cache_root()
     if root is None:
         raise UserError("offload: this user has no home folder for a cache; name a folder as path")
@@ -134,6 +135,8 @@ def _found(folder: Path, wanted: Wanted) -> SavedWeights | None:
     """What an earlier engine has made, if it is whole."""
     try:
         saved = saved_weights(folder, wanted.policy, wanted.config)
+        if saved is not None:
+            saved.check_headers()
     except UserError as error:
         log.warning("labkit: the streamed weights are made anew: %s", error)
         return None

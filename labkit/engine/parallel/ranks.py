@@ -4,7 +4,9 @@ V vocabulary, each rank with `len(shard.vocab)` rows of it.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,11 +17,13 @@ from labkit.engine.options import TensorParallel
 from labkit.kernels.all_reduce import Exchange, all_gather, all_reduce, slot_bytes
 from labkit.launcher.agreement import check_agreement, versions
 from labkit.launcher.group import ensure_process_group
+from labkit.launcher.joining import joining
 from labkit.models.config import ModelConfig
 from labkit.models.shards import Shard, shard
 from labkit.system.errors import RunError, UserError
 
 DIGEST = 16
+PARALLEL = ("mp_size", "tensor_parallel", "tp", "pipeline_parallel")  # options that ask for ranks
 
 
 class RanksDifferError(RunError):
@@ -109,6 +113,20 @@ def draw_alike(device: torch.device, of_rank_0: Callable[[Tensor], Tensor]) -> N
     torch.set_rng_state(of_rank_0(torch.get_rng_state()).clone())  # torch reads a view from where its memory begins
     if device.type == "cuda":
         torch.cuda.set_rng_state(of_rank_0(torch.cuda.get_rng_state()))
+
+
+def asked_to_join(config: object, keywords: Mapping[str, object]) -> AbstractContextManager[None]:
+    """Within it options are read that seem to ask for several ranks: what fails until this rank has joined the others
+    is raised on them, too. The ranks have met before, or nobody can be told.
+    """
+    asked = (config if isinstance(config, Mapping) else {}) | keywords
+    parallel = [asked[name] for name in PARALLEL if name in asked]
+    if not dist.is_initialized() or not (parallel or isinstance(config, str | Path)):
+        return nullcontext()
+    groups = (
+        getattr(each, "tp_group", None) or (isinstance(each, Mapping) and each.get("tp_group")) for each in parallel
+    )
+    return joining(next((group for group in groups if isinstance(group, dist.ProcessGroup)), None))
 
 
 def join_ranks(

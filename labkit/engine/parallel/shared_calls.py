@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
 from labkit.engine.parallel.ranks import RanksDifferError
-from labkit.kernels.other_ranks import LostRankError, RankFailedError
+from labkit.launcher.joining import reason_of
 
 NAME_BYTES = 32
 
@@ -59,10 +60,24 @@ class SharedCalls:
                 check_names(channel, f"end of {name}")
         except BaseException as error:
             for channel in self._channels:
-                channel.fail_call(_reason(error))
+                channel.fail_call(reason_of(error))
             raise
         finally:
             self._in_one = False
+
+    def gather(self, own: Any) -> list[Any]:
+        """What all ranks bring to the call that is under way, in their order: anything that pickles."""
+        parts = [own]
+        for channel in self._channels:
+            parts = [part for of_rank in _gather_objects(channel, parts) for part in of_rank]
+        return parts
+
+
+def _gather_objects(channel: Channel, own: Any) -> list[Any]:
+    data = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
+    sizes = [int(size) for size in channel.gather(torch.tensor([len(data)]))]
+    everyone = channel.gather(F.pad(data, (0, max(sizes) - len(data))))
+    return [pickle.loads(line[:size].numpy().tobytes()) for line, size in zip(everyone, sizes, strict=True)]
 
 
 def check_names(channel: Channel, name: str) -> None:
@@ -71,11 +86,3 @@ def check_names(channel: Channel, name: str) -> None:
     names = [bytes(each.tolist()).decode(errors="replace").strip() for each in channel.gather(mine)]
     if len(set(names)) > 1:
         raise RanksDifferError(f"the ranks make different calls: {', '.join(names)}; they must make the same ones")
-
-
-def _reason(error: BaseException) -> str:
-    """On one line. What another rank has said is passed on as it is."""
-    said = " ".join(str(error).split())
-    if isinstance(error, RankFailedError | LostRankError):
-        return said
-    return f"rank {dist.get_rank()}: {type(error).__name__}" + (f": {said}" if said else "")

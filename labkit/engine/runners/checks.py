@@ -39,7 +39,7 @@ def check_step(step: StepInput, config: ModelConfig) -> None:
 
 
 def check_reach(reach: int, config: ModelConfig) -> None:
-    """Raises ValueError for more positions than a learned table has, and for those that the cache cannot count."""
+    """Raises ValueError for more positions than a learned table has, or than the cache can count."""
     if reach > MOST_POSITIONS:
         raise UserError(
             f"the tokens reach position {reach - 1}; expected at most {MOST_POSITIONS - 1}: the cache counts in int32"

@@ -17,13 +17,13 @@ from labkit.kernels.types import Heads, LayerCache, Rotary, Rows
 from labkit.stages import Phase, Stage, stage
 
 Ops = Mapping[str, Callable[..., Any]]
-"""The ops of a layer by name: those of `labkit.kernels`, less `threads` and `impl`, which are already said."""
+"""The ops of a layer by name: those of `labkit.kernels` without their checks, and with `threads` and `impl` set."""
 
 
 @cache
 def ops(impl: str, threads: int) -> Ops:
     """The ops as `impl` on `threads` threads."""
-    return {each.op: partial(each.fused, impl=impl, threads=threads) for each in LAYER_OPS}
+    return {each.op: partial(each.trusting, impl=impl, threads=threads) for each in LAYER_OPS}
 
 
 @dataclass(frozen=True)

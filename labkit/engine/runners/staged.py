@@ -15,14 +15,17 @@ from labkit.engine.runners.runner import Runner
 from labkit.engine.runners.stage_clock import StageClock
 from labkit.engine.runners.step import Chunk, StepInput, StepOutput, joined, written
 from labkit.engine.team_size import team_size
-from labkit.kernels import gemm
+from labkit.kernels import gemm as checked_gemm
 from labkit.kernels.cache_stream import CachePass
+from labkit.kernels.checks import unchecked
 from labkit.kernels.decode_step import EmbeddingWeights, HeadWeights, LayerWeights
 from labkit.kernels.gemm import unpack_rows
 from labkit.kernels.plain import argmax_or_minus_one, normalise
 from labkit.kernels.slot_stream import require_whole
 from labkit.kernels.types import LayerCache, Rows
 from labkit.stages import Phase, Stage, stage
+
+gemm = unchecked(checked_gemm)
 
 
 @dataclass(frozen=True)

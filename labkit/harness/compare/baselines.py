@@ -27,11 +27,12 @@ from labkit.harness.compare.stage_spans import SpanClock
 from labkit.harness.stored_weights import StoredWeights, Weights, stored_by
 from labkit.kernels import gpu
 from labkit.kernels.build import load, unavailable
+from labkit.kernels.checks import unchecked
 from labkit.kernels.gemm import gemm, packed
 from labkit.kernels.gpu import CPU
 from labkit.kernels.layer_stream import LayerStream
 from labkit.kernels.types import Linear
-from labkit.models.policies import policy_for
+from labkit.models.policies import find_policy
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 from labkit.weights.build import has_codes
@@ -39,6 +40,7 @@ from labkit.weights.precision import STORED, precision_of
 from labkit.weights.source import ModelSource
 
 FEW_ROWS = 64  # as many sequences as a decode step may have; most prompts have more
+WITHOUT_KERNELS = ("hf-eager", "hf-static", "hf-compile", "hf-graph", "accelerate")  # for any architecture
 FUSED_STORED = "fused-stored"
 IN_PRECISION = "fused:"  # the engine in any precision, whose name follows
 QUANTISED = {  # the engine with integer weights: what the precision of each is called
@@ -228,7 +230,7 @@ class PackedLinear(nn.Module):
         rows = x.flatten(0, -2)
         if len(rows) > FEW_ROWS:
             return self.original(x)
-        y = gemm(rows.float().contiguous(), self.packed, threads=torch.get_num_threads(), impl="cpp")
+        y = unchecked(gemm)(rows.float().contiguous(), self.packed, threads=torch.get_num_threads(), impl="cpp")
         return y.to(x.dtype).view(*x.shape[:-1], self.outputs)
 
 
@@ -289,8 +291,12 @@ def vanilla(
 ) -> Baseline:
     """A model that transformers runs; `how` it does, and `options` of its `generate`."""
 
+    policy = find_policy(model.config)
+
     def stage_times(run: Callable[[], object]) -> list[StageTime]:
-        with annotate(model, policy_for(model.config)) as clock:
+        if policy is None:
+            return _no_stages(run)
+        with annotate(model, policy) as clock:
             run()
         on_cpu = model.device.type == "cpu"  # elsewhere the CPU's times are those of launches
         return clock.stage_times() if on_cpu else []

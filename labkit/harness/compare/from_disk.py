@@ -26,7 +26,7 @@ from labkit.models.policies import policy_for
 from labkit.models.shards import shard
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.hf_folder import write_checkpoint
-from labkit.weights.checkpoint.save import gather_of
+from labkit.weights.checkpoint.save import alone
 from labkit.weights.precision import STORED, precision_of
 from labkit.weights.source import ModelSource, empty_model, hf_shapes
 
@@ -137,7 +137,7 @@ class Streamed(FromDisk):
             part=shard(config),
             impl="cpp",
         )
-        prepared(wanted, folder, gather_of(1))
+        prepared(wanted, folder, alone)
 
     def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
         offload: dict[str, Any] = {"device": "disk", "path": folder, "slots": SLOTS}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -29,7 +29,10 @@ from labkit.harness.rounds import turns
 from labkit.statistics import Verdict
 from labkit.statistics.sequential import next_look
 from labkit.system.output_folder import check_output_folder
+from labkit.system.partly import so_far
 from labkit.system.progress import Progress
+
+UNTIMED = frozenset({"stages", "stage_run", "rank_stages", "answer"})  # fields that are measured after the rounds
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,11 @@ def take_turns(
     decided: Callable[[Turns], bool] = last_is_decided,
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    show: Callable[[Turns], None] | None = None,
 ) -> Turns:
     """Measure sides, which have threads and ranks of their own in place of the case's, in the same rounds.
+
+    `show` is given the rounds once they are done, before stages and answers, which are not measured then.
 
     `decided` says of a schedule with a budget whether it needs no more rounds. `output` is a folder for the caller's
     records: it is checked, and made, before anything is measured.
@@ -116,6 +122,8 @@ def take_turns(
             participant.note_peak()
             participant.note_memory()
             participant.note_reading()
+        if show:
+            show(_timed(rounds.found()))
         for participant in participants if schedule.stages else ():
             steps.begin(f"stages of {participant.name}")
             participant.note_stages()
@@ -133,6 +141,12 @@ def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
         return min(one.shape[-1], other.shape[-1])
     positions = np.nonzero((one != other).any(axis=(0, 1)))[0]
     return int(positions[0]) if len(positions) else None
+
+
+def _timed(found: Turns) -> Turns:
+    """What the rounds alone have found."""
+    kept = ({name: value for name, value in side if name not in UNTIMED} for side in found.sides)
+    return replace(found, sides=tuple(so_far(Measurement, **fields) for fields in kept))
 
 
 def _folders(

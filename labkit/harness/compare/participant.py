@@ -132,16 +132,17 @@ class Participant:
 
     def measurement(self, others_cores: Sequence[float | None]) -> Measurement:
         """All that has been noted so far. `others_cores`: by round, the processors that other programs kept busy."""
-        case, spec, said = self._prepared.case, self.spec, dict(self._said)
+        case, config, spec, said = self._prepared.case, self._prepared.config, self.spec, dict(self._said)
         own = {"threads": spec.threads, "tp": spec.tp, "pp": spec.pp}
         weights = from_plain(said.pop("weights"))
+        sizes = case.batch, case.prompt_tokens, case.new_tokens
         first = self._staged[0] if self._staged else None
         stages = [STAGES.validate_python(rank["stages"]) for rank in self._staged]
         return Measurement(
             name=self.name,
             case=case.model_copy(update=own | {"schedule": spec.schedule if spec.pp > 1 else ""}),
             environment=self._environment,
-            work=count_work(self._prepared.config, weights, case.batch, case.prompt_tokens, case.new_tokens),
+            work=None if config is None else count_work(config, weights, *sizes),
             runs=tuple(run.model_copy(update={"others_cores": others_cores[run.round]}) for run in self._runs),
             weights=name_of(weights),
             reading=self._reading,

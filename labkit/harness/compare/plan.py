@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from labkit.engine.runners.pipeline.schedules import SCHEDULES
-from labkit.harness.compare.baselines import BASELINES, check_baseline, comparison_device
+from labkit.harness.compare.baselines import BASELINES, WITHOUT_KERNELS, check_baseline, comparison_device
 from labkit.harness.compare.providers import PROVIDED, provider_of
 from labkit.harness.records import Case
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
-from labkit.models.policies import model_config_of
+from labkit.models.policies import find_policy, model_config_of
 from labkit.models.shards import shard
 from labkit.statistics.sequential import FIRST_LOOK
 from labkit.system.errors import UserError
@@ -107,11 +107,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A case whose model has been found. `config` is its shape."""
+    """A case whose model has been found. `config` is its shape; None: it has no row, and transformers alone runs it."""
 
     case: Case
     source: ModelSource
-    config: ModelConfig
+    config: ModelConfig | None
 
     @property
     def weights(self) -> str:
@@ -124,15 +124,19 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
     _check_case(case, schedule)
     for side in sides:
         _check_side(side, case)
-    source = resolve(case.model, seed=schedule.seed)
-    config = model_config_of(source.hf_config)
+    without_kernels = all(side.name in WITHOUT_KERNELS for side in sides)
+    source = resolve(case.model, seed=schedule.seed, any_architecture=without_kernels)
+    has_row = not without_kernels or find_policy(source.hf_config) is not None
+    config = model_config_of(source.hf_config) if has_row else None
     for side in sides:
-        shard(config, side.tp)  # says so where the model has too few heads
-        if side.pp > config.num_layers:
-            raise UserError(f"got pp={side.pp} for {config.num_layers} layers, expected at most one stage for each")
+        if config is not None:
+            shard(config, side.tp)  # says so where the model has too few heads
+            if side.pp > config.num_layers:
+                raise UserError(f"got pp={side.pp} for {config.num_layers} layers, expected at most one stage for each")
         if (provider := provider_of(side.name)) is not None:
             provider.check_model(side.name, source)
-    check_positions(config, case.prompt_tokens, case.new_tokens)
+    if config is not None:
+        check_positions(config, case.prompt_tokens, case.new_tokens)
     return Prepared(case.model_copy(update={"origin": source.origin}), source, config)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
-from labkit.harness.compare.interleave import take_turns
+from labkit.harness.compare.interleave import Turns, take_turns
 from labkit.harness.compare.plan import QUEUE, Schedule, SideSpec
 from labkit.harness.compare.providers import provider_of
 from labkit.harness.comparison import Comparison
@@ -16,6 +16,7 @@ from labkit.harness.records import Case
 from labkit.harness.results import save_or_warn
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
+from labkit.system.partly import Show
 from labkit.system.progress import Progress
 
 
@@ -40,6 +41,7 @@ def compare(
     seed: int = 0,
     output: str | os.PathLike[str] | None = RUNS,
     progress: Progress | None = None,
+    show: Show | None = None,
 ) -> Comparison:
     """Measure `candidate` against `baseline`, names of `labkit.harness.compare.baselines`, on the model called `model`.
 
@@ -68,6 +70,8 @@ def compare(
     be written to is refused before anything is measured, and what goes wrong with it later is a warning: the result is
     returned all the same.
 
+    show: given the comparison once its rounds are done, before stages and answers.
+
     UserError: a name, size or dtype that cannot be. NotQuietError: the machine did not become quiet. WorkerError: a
     side's process failed, or needs more memory than it may have.
     """
@@ -84,7 +88,8 @@ def compare(
         memory_gb=memory_gb,
     )
     order = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet_s, question=question)
-    (found,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=progress)
+    timed = None if show is None else (lambda turns: show(turns.comparison(0, -1)))
+    (found,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=progress, show=timed)
     if output is not None:
         save_or_warn(found, output)
     return found
@@ -130,14 +135,14 @@ def compare_with_each(
     *,
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    show: Callable[[Turns], None] | None = None,
 ) -> tuple[Comparison, ...]:
     """Measure a candidate, on the ranks of the case, against several baselines, "llama.cpp" too, all of them in the
     same rounds. The rest is as for `take_turns`.
     """
     ours = SideSpec(candidate, case.threads, case.tp, case.pp, case.schedule or QUEUE)
-    turns = take_turns(
-        [*(_baseline(name, case) for name in baselines), ours], case, schedule, output=output, progress=progress
-    )
+    sides = [*(_baseline(name, case) for name in baselines), ours]
+    turns = take_turns(sides, case, schedule, output=output, progress=progress, show=show)
     return tuple(turns.comparison(which, -1) for which in range(len(baselines)))
 
 

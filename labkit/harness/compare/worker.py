@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import takewhile
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter, time
@@ -65,7 +66,7 @@ class Worker:
         """
         self._asked = perf_counter()
         self._name, self._seed, self._dtype = name, seed, FLOAT_DTYPES[dtype]
-        self._source = resolve(model, seed=seed)
+        self._source = resolve(model, seed=seed, any_architecture=True)  # the parent has refused what cannot run
         _ = self._source.tokenizer
         self._options = options
         if join is not None:
@@ -151,8 +152,8 @@ class Worker:
             raise UserError(f"got a question of {ids.shape[1]} tokens, expected at most {QUESTION_TOKENS}")
         arguments = self._side.greedy_arguments(1, ids.shape[1]) | {"max_new_tokens": new, "streamer": TokenClock()}
         tokens = self._side.generate(ids, **arguments)[0, ids.shape[1] :].tolist()
-        if tokenizer.eos_token_id in tokens:  # not every side stops there by itself
-            tokens = tokens[: tokens.index(tokenizer.eos_token_id)]
+        ends = self._source.ends  # not every side stops there by itself
+        tokens = list(takewhile(lambda token: token not in ends, tokens))
         return {"text": tokenizer.decode(tokens, skip_special_tokens=True).strip()}
 
     def peak_memory(self) -> dict[str, Any]:

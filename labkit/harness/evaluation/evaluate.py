@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,10 +81,7 @@ def evaluate(
     follow = progress or unheard
     written, text_name = read_text(text)
     source = resolve(model, seed=seed)
-    config = model_config_of(source.hf_config)
-    ids, first = encode(written, source.tokenizer, vocab=config.vocab_size, most=tokens), _first(source, bos)
-    window = _window(source, config.max_positions, window, len(ids), len(first))
-    stride = min(stride or window, window)
+    cut = _cut(source, written, tokens, window, stride, bos)
     follow(0, 1, f"loading {model}, {precision.name}")
     kept = dtype_of(kv_dtype, DTYPES) if kv_dtype else None
     engine = init_inference(source, replace_with_kernel_inject=True, kv_dtype=kept, **precision.options)
@@ -93,7 +90,7 @@ def evaluate(
     follow(0, 1, f"loading {model}, {against}")
     reference = _reference(source, against)
     engines = (lambda part: _logits(engine, part, rows)), reference
-    windows, seconds = _scores(engines, ids, first, window, stride, follow)
+    windows, seconds = _scores(engines, cut, follow)
     return Evaluation(
         case=EvaluationCase(
             model=model,
@@ -104,11 +101,11 @@ def evaluate(
             rows=rows,
             against=against,
             text=text_name,
-            tokens=len(ids),
-            window=window,
-            stride=stride,
+            tokens=len(cut.ids),
+            window=cut.window,
+            stride=cut.stride,
             threads=torch.get_num_threads(),
-            bos=bool(len(first)),
+            bos=bool(len(cut.first)),
             asked=tokens,
         ),
         environment=read_environment(torch.get_num_threads()),
@@ -128,14 +125,28 @@ def _precision(name: str | None, quant: Mapping[str, Any] | None) -> Precision:
     return Precision("int8", torch.int8, dict(quant))
 
 
-def _first(source: ModelSource, bos: bool | None) -> Tensor:
-    """What stands in front of every window: int64 [1], or [0]."""
-    token = beginning_of(source.tokenizer, wanted=bos)
-    return torch.tensor([] if token is None else [token], dtype=torch.int64)
+class _Cut(NamedTuple):
+    """The tokens of a text, int64 [tokens], in windows of `window` tokens, each `stride` tokens after the one before.
+
+    first: the tokens in front of every window, int64 [1] or [0].
+    """
+
+    ids: Tensor
+    first: Tensor
+    window: int
+    stride: int
+
+
+def _cut(source: ModelSource, text: str, tokens: int, window: int | None, stride: int | None, bos: bool | None) -> _Cut:
+    config, token = model_config_of(source.hf_config), beginning_of(source.tokenizer, wanted=bos)
+    ids = encode(text, source.tokenizer, vocab=config.vocab_size, most=tokens)
+    first = torch.tensor([] if token is None else [token], dtype=torch.int64)
+    window = _window(source, config.max_positions, window, len(ids), len(first))
+    return _Cut(ids, first, window, min(stride or window, window))
 
 
 def _window(source: ModelSource, positions: int | None, asked: int | None, tokens: int, before: int) -> int:
-    """Tokens of a window, where the text has so many, and so many stand in front of the window."""
+    """Tokens of a window of a text of `tokens` tokens, where `before` other tokens stand in front of the window."""
     most = tokens if positions is None else positions - before
     window = min(min(WINDOW, most) if asked is None else asked, tokens)
     if window > most:
@@ -162,13 +173,9 @@ def _check_sizes(tokens: int, window: int | None, stride: int | None, rows: int 
         raise UserError(f"got tokens = {tokens}, expected at least {LEAST}: the first one predicts the second")
 
 
-def _scores(
-    engines: tuple[Logits, Logits], ids: Tensor, first: Tensor, window: int, stride: int, follow: Progress
-) -> tuple[list[WindowScore], float]:
-    """Of all windows of a text, and the seconds that the first of the engines, the other's candidate, computed. first:
-    what stands in front of every window.
-    """
-    predict, reference = engines
+def _scores(engines: tuple[Logits, Logits], cut: _Cut, follow: Progress) -> tuple[list[WindowScore], float]:
+    """The scores of all windows of a text, and the seconds that the first engine, the candidate, computed."""
+    (predict, reference), (ids, first, window, stride) = engines, cut
     begins = starts(len(ids), window, stride, bos=bool(len(first)))
     found, seconds, predicted = [], 0.0, 1 - len(first)
     for index, begin in enumerate(begins):

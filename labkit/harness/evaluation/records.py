@@ -190,8 +190,8 @@ class Evaluation(Tabular, FrozenRecord):
 
 
 def starts(tokens: int, window: int, stride: int, *, bos: bool = False) -> list[int]:
-    """Where the windows begin that cover a text, each with a token to predict: of at least two tokens, or of one behind
-    a beginning-of-text token. The last one reaches the end.
+    """The first tokens of the windows that cover a text. Each window has a token to predict: it has two tokens, or one
+    after a beginning-of-text token. The last one reaches the end.
     """
     behind_last = max(tokens - window, 0) + stride
     return [begin for begin in range(0, behind_last, stride) if begin < tokens - 1 + bos]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import pydoc_data.topics
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.output_folder import reason
 
 MOST_OF_A_STREAM = 1 << 24  # characters of a pipe or a device
@@ -23,10 +23,10 @@ def read_text(file: str | os.PathLike[str] | None) -> tuple[str, str]:
     """A text and its name: of a UTF-8 file, or of `pydoc_data.topics`. UserError for a file that cannot be read."""
     if file is None:
         return "\n".join(pydoc_data.topics.topics.values()), DEFAULT_TEXT
-    path = Path(file).expanduser()
+    path = expanded(file)
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(-1 if path.is_file() else MOST_OF_A_STREAM + 1)
+        with path.open(encoding="utf-8") as opened:
+            text = opened.read(-1 if path.is_file() else MOST_OF_A_STREAM + 1)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no UTF-8 text (byte {error.start}); expected plain text") from None
     except OSError as error:
@@ -37,7 +37,7 @@ def read_text(file: str | os.PathLike[str] | None) -> tuple[str, str]:
 
 
 def encode(text: str, tokenizer: PreTrainedTokenizerBase, *, vocab: int, most: int) -> Tensor:
-    """The first tokens of a text, `most` of them or as many as there are: int64 [tokens].
+    """The first `most` tokens of a text, or all of a shorter one: int64 [tokens].
 
     UserError for a text of fewer than LEAST tokens, and for a tokenizer with tokens that the model does not have.
     """
@@ -66,7 +66,7 @@ def beginning_of(tokenizer: PreTrainedTokenizerBase, *, wanted: bool | None) -> 
 
 
 def _first_tokens(text: str, tokenizer: PreTrainedTokenizerBase, most: int) -> list[int]:
-    """Of as much of a text as it takes: few characters make a token, but for long runs of one character."""
+    """The first `most` tokens. It reads more and more of the text: a token may be a long run of one character."""
     characters = 32 * (most + MARGIN)
     while True:
         ids: list[int] = tokenizer(text[:characters], add_special_tokens=False, verbose=False)["input_ids"]

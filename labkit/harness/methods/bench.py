@@ -76,7 +76,7 @@ def bench_methods(
     new: int = 100,
     memory_gb: float | None = None,
     threads: int | None = None,
-    cycles: int = 5,
+    cycles: int = 6,
     seed: int = 0,
     wait_quiet_s: float | None = None,
     scratch: str | os.PathLike[str] | None = None,
@@ -91,7 +91,8 @@ def bench_methods(
     temporary files.
 
     output: a file of JSON lines that is written anew, whole, after each cell. What it has already is not measured
-    again, but for cells that were refused; cells of other methods and batch sizes stay in it.
+    again, but for cells that were refused, or measured while other programs took the processors. Cells of other methods
+    and batch sizes stay in it.
 
     A method that does not fit into its memory, or cannot run the case, is a cell that says so. UserError: a name or
     size that cannot be, or a file of another case. NotQuietError: the machine did not become quiet.

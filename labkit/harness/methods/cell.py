@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 
 from labkit.harness.environment import Environment
 from labkit.harness.records import SCHEMA_VERSION, Case, FrozenRecord, Measurement
+from labkit.statistics import Ratio, Trust, grade
+from labkit.statistics.ratios import median_ratio
+from labkit.statistics.trust import busy
 
 
 class MethodCell(FrozenRecord):
@@ -39,8 +42,29 @@ class MethodCell(FrozenRecord):
 
     @property
     def final(self) -> bool:
-        """Whether there is no more to find out: what was refused may run once something has been installed."""
-        return not self.refused
+        """Whether there is no more to find out: what was refused may run once something has been installed, and what
+        was measured while other programs took the processors may be measured when they do not.
+        """
+        return not self.refused and not self.disturbed
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs took processors that it was measured on."""
+        return self.measured is not None and busy(self.measured.taken_cores)
+
+    @property
+    def interval(self) -> Ratio | None:
+        """How far the median of the cycles may be off, as fractions of it: 1, with its interval."""
+        return None if self.measured is None else median_ratio(self.measured.rounds_ms("end_to_end"))
+
+    @property
+    def trust(self) -> Trust:
+        """Whether its time is to be trusted; of what was not measured there is nothing to doubt."""
+        measured, interval = self.measured, self.interval
+        if measured is None or interval is None:
+            return Trust()
+        shares = [share for share in (measured.share_of_limit,) if share is not None]
+        return grade(interval, len(measured.runs), taken_cores=measured.taken_cores, shares=shares)
 
     @property
     def place(self) -> tuple[str, int]:
@@ -70,7 +94,7 @@ class MethodCell(FrozenRecord):
 
     def as_dict(self) -> dict[str, Any]:
         """Its figures, as `labkit bench-methods --json` and frames have them."""
-        measured = self.measured
+        measured, interval, token_ms = self.measured, self.interval, self.token_ms
         return {
             "method": self.method,
             "impl": measured.impl if measured else None,
@@ -78,7 +102,12 @@ class MethodCell(FrozenRecord):
             **self.case.model_dump(),
             "outcome": "measured" if measured else "oom" if self.oom else "refused",
             "step_ms": self.step_ms,
-            "token_ms": self.token_ms,
+            "token_ms": token_ms,
+            "token_ms_low": interval and token_ms and token_ms * interval.low,
+            "token_ms_high": interval and token_ms and token_ms * interval.high,
+            "trustworthy": self.trust.trustworthy if measured else None,
+            "distrust": [doubt.why for doubt in self.trust.doubts],
+            "taken_cores": float(np.median(measured.taken_cores)) if measured and measured.taken_cores else None,
             "tokens_per_s": self.tokens_per_s,
             "start_to_ready_s": measured.start_to_ready_s if measured else None,
             "peak_rss_mb": measured.peak_rss_mb if measured else None,

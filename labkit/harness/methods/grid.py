@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 
 from labkit.harness.methods.cell import MethodCell
 from labkit.published import NOT_MEASURED_HERE, published
+from labkit.statistics import Trust
 from labkit.system.result_table import ResultTable, Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
 
 OOM, NONE = "oom", "–"
+DOUBTED = " ?"  # follows a figure that is not trustworthy
 AT_BATCH = "method, at batch"
 LARGE, SMALL = "bloom176b-8xa100", "bloom7b1-8xa6000"  # of the published tables
 UNITS = (
-    "ms a token: time of the whole call, prompts included / new tokens of all sequences, median of the cycles; the "
-    "articles' time per token",
+    "ms a token: time of the whole call, prompts included / new tokens of all sequences, median of the cycles and its "
+    "95% interval; the articles' time per token",
     "ms a step: the same / new tokens of one sequence",
     "peak memory: the most that a process of the method held in RAM beside what it imports, with files that it maps",
 )
@@ -54,6 +56,7 @@ class MethodGrid(Tabular):
                 UNITS[0],
                 f"{first.cycles} cycles; {limit}; {case.threads} threads",
                 *self._reasons(),
+                *self._doubts(),
                 f"weights: {case.origin}",
                 f"machine: {first.environment.machine}",
             ),
@@ -113,6 +116,16 @@ class MethodGrid(Tabular):
                 places.setdefault((cell.method, cell.why), []).append(str(cell.case.batch))
         return [f"{method}, batch {', '.join(batches)}: {why}" for (method, why), batches in places.items()]
 
+    def _doubts(self) -> list[str]:
+        """Why figures are not trustworthy, once for all that share the reasons, and what mends it."""
+        places: dict[str, list[str]] = {}
+        doubts = tuple(doubt for cell in self.cells for doubt in cell.trust.doubts)
+        for cell in self.cells:
+            if cell.trust.doubts:
+                places.setdefault(cell.trust.why, []).append(f"{cell.method}, batch {cell.case.batch}")
+        told = [f"?: not trustworthy: {why} ({'; '.join(cells)})" for why, cells in places.items()]
+        return [*told, f"to mend it: {Trust(doubts).remedy}"] if told else []
+
     def _impls(self) -> dict[str, str]:
         return {cell.method: cell.measured.impl for cell in self.cells if cell.measured is not None}
 
@@ -140,7 +153,11 @@ def published_table(name: str) -> ResultTable:
 def _figure(cell: MethodCell | None) -> str:
     if cell is None or cell.refused:
         return NONE
-    return OOM if cell.oom else _number(cell.token_ms, ".2f")
+    if cell.oom or cell.interval is None or cell.token_ms is None:
+        return OOM
+    low, high = (cell.token_ms * end for end in (cell.interval.low, cell.interval.high))
+    figure = f"{cell.token_ms:.2f}" if len(cell.measured.runs) < 2 else f"{cell.token_ms:.2f} [{low:.2f}, {high:.2f}]"
+    return figure if cell.trust.trustworthy else figure + DOUBTED
 
 
 def _published_figure(value: float) -> str:

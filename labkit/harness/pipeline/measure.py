@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
+from typing import Any
 
 from labkit.engine.parallel.pipeline_stage import PipelineSpan
 from labkit.harness.environment import read_environment
@@ -16,6 +17,7 @@ from labkit.launcher.shares import threads_each
 from labkit.launcher.spawn import launch
 from labkit.stages import Phase
 from labkit.system.errors import RunError, UserError
+from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
 from labkit.weights.resolve import resolve
 
@@ -38,12 +40,13 @@ def measure_pipeline(
     rounds: int = 3,
     threads: int | None = None,
     progress: Progress | None = None,
+    show: Show = unseen,
 ) -> PipelineMeasurement:
     """Generates with each schedule, and each number of micro-batches where it has several, in turns and `rounds` times.
 
     beside: batches at which the queue and naive are also held against tensor parallelism on as many ranks; none: no
     ranks are started for that. threads: of each rank; None: its share of the processors. The model is given by a name
-    as for `resolve`, and every rank reads its part of it.
+    as for `resolve`, and every rank reads its part of it. show: given the schedules once they are measured.
 
     UserError for numbers that cannot be, and what `labkit.launch` raises for ranks that fail.
     """
@@ -63,35 +66,39 @@ def measure_pipeline(
     follow = progress or unheard
     found = _launched(turns, threads, lambda done, total, label: follow(0.75 * done, total, label))
     runs = _runs(turns, found)
-    mine = [_chosen(runs[number]) for number in range(len(settings))]
+    chosen = [_chosen(runs[number]) for number in range(len(settings))]
+    case = PipelineCase(
+        model=model, origin=origin, dtype=dtype, stages=stages, batch=batch, prompt_tokens=prompt, new_tokens=new,
+        threads=threads,
+    )  # fmt: skip
     ways = _ways(turns, runs, beside)
+    measured = _measured(found, runs, chosen) | {"case": case, "environment": environment}
+    show(so_far(PipelineMeasurement, **measured))
     left_out = ""
     if beside:
         try:
             ways += _tensor_parallel(
                 turns, beside, threads, lambda done, total, label: follow(0.75 * total + 0.25 * done, total, label)
             )
-        except (
-            UserError,
-            RunError,
-        ) as error:  # a model that cannot be cut that way has its pipeline shown all the same
+        except (UserError, RunError) as error:  # a model that cannot be cut that way keeps its pipeline
             left_out = f"tensor parallelism: {str(error).partition(chr(10))[0]}"
+    return PipelineMeasurement(ways=tuple(ways), left_out=left_out, **measured)
+
+
+def _measured(
+    found: Sequence[RankFindings], runs: dict[int, list[ScheduleRun]], chosen: Sequence[ScheduleRun]
+) -> dict[str, Any]:
+    """The fields of a measurement that its schedules give. chosen: a run of each of the first settings."""
     known = [each.others_cores for each in found if each.others_cores is not None]
-    case = PipelineCase(
-        model=model, origin=origin, dtype=dtype, stages=stages, batch=batch, prompt_tokens=prompt, new_tokens=new,
-        threads=threads,
-    )  # fmt: skip
-    return PipelineMeasurement(
-        case=case,
-        environment=environment,
-        layers=found[0].layers,
-        pinned=all(each.pinned for each in found),
-        others_cores=median(known) if known else None,
-        runs=tuple(mine),
-        bubbles=tuple(tuple(run.bubble for run in runs[number]) for number in range(len(settings))),
-        ways=tuple(ways),
-        left_out=left_out,
-    )
+    rounds = [runs[number] for number in range(len(chosen))]
+    return {
+        "layers": found[0].layers,
+        "pinned": all(each.pinned for each in found),
+        "others_cores": median(known) if known else None,
+        "runs": tuple(chosen),
+        "bubbles": tuple(tuple(run.bubble for run in of_setting) for of_setting in rounds),
+        "rates": tuple(tuple(run.tokens_per_s for run in of_setting) for of_setting in rounds),
+    }
 
 
 def settings_of(schedules: Sequence[str], micro_batches: Sequence[int], batch: int, stages: int) -> tuple[Setting, ...]:

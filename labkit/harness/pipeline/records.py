@@ -161,7 +161,8 @@ class PipelineMeasurement(FrozenRecord):
     """Generations with several schedules in turns, in the same processes. runs: of each schedule the round with the
     median bubble; bubbles: of all rounds, in the order of `runs`. ways: the pipeline beside tensor parallelism on as
     many ranks; left_out: why that could not be measured. pinned: each rank had cores of its own. others_cores: that
-    other programs kept busy.
+    other programs kept busy. rates: tokens per second of all rounds, in the order of
+    `runs`; empty in older records.
     """
 
     kind: Literal["pipeline"] = "pipeline"
@@ -174,5 +175,6 @@ class PipelineMeasurement(FrozenRecord):
     others_cores: float | None = None
     runs: tuple[ScheduleRun, ...] = Field(min_length=1)
     bubbles: tuple[tuple[float, ...], ...]
+    rates: tuple[tuple[float, ...], ...] = ()
     ways: tuple[WayPoint, ...] = ()
     left_out: str = ""

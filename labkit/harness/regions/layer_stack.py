@@ -24,6 +24,7 @@ from labkit.harness.regions.records import LayerCase
 from labkit.harness.regions.sides import FUSED, OWN_GEMM, SDPA, UNFUSED
 from labkit.harness.regions.vocabulary import OPS
 from labkit.kernels import LayerWeights
+from labkit.kernels.checks import unchecked
 from labkit.kernels.gemm import gemm
 from labkit.kernels.layer_ops import Multiply
 from labkit.kernels.plain import linear
@@ -85,7 +86,7 @@ def layer_stack(config: ModelConfig, case: LayerCase) -> LayerStack:
     vanilla = _unfused(linear, all_seen=all_seen)
     fast = ops(case.impl, case.threads)
     own_gemm = {
-        **_unfused(partial(gemm, threads=case.threads, impl=case.impl), all_seen=all_seen),
+        **_unfused(partial(unchecked(gemm), threads=case.threads, impl=case.impl), all_seen=all_seen),
         **{name: fast[name] for name in ("attention", "residual_add")},
     }
     sides = [

@@ -12,17 +12,19 @@ from statistics import median
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from labkit.engine.engine import FusedEngine
 from labkit.harness.compare.baselines import IN_PRECISION, Baseline, baseline
 from labkit.harness.disk import BLOCK, folder_rate_gb_s, read_rate_gb_s
 from labkit.harness.environment import read_memory, reset_peak_memory
+from labkit.harness.quiet import SHORTEST_S, OthersClock
 from labkit.harness.records import FrozenRecord
 from labkit.harness.streaming.memory_watch import MemoryWatch
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.harness.streaming.records import BatchPoint, LayerSpan, MemorySample
 from labkit.harness.streaming.spans import run_spans
-from labkit.harness.timing import timed_generate
+from labkit.harness.timing import Times, timed_generate
 from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import LayerStream
 from labkit.kernels.memory import return_freed_memory
@@ -38,13 +40,14 @@ WARM_UP = 2  # new tokens of a run that is not timed: every layer is compared wi
 
 class StreamOrder(FrozenRecord):
     """What to measure of a plan. batches: these, as far as they fit; none: growing ones until a larger batch gives no
-    more tokens per second or nothing larger fits. folder: for the packed weights.
+    more tokens per second or nothing larger fits. folder: for the packed weights. rounds: timed runs of each batch.
     """
 
     plan: StreamingPlan
     folder: str
     seed: int = 0
     batches: tuple[int, ...] = ()
+    rounds: int = Field(default=1, ge=1)
 
 
 class StreamFindings(FrozenRecord):
@@ -101,7 +104,7 @@ def _engine(order: StreamOrder, source: ModelSource, batch: int) -> Iterator[Bas
 
 
 def _point(order: StreamOrder, side: Baseline, batch: int, before: int) -> BatchPoint:
-    """One run of a batch. `before`: bytes that the process held without an engine."""
+    """The timed runs of a batch. `before`: bytes that the process held without an engine."""
     assert isinstance(side.model, FusedEngine)
     case, streamed = order.plan.case, side.model.streamed
     shape = (batch, case.prompt_tokens)
@@ -110,9 +113,13 @@ def _point(order: StreamOrder, side: Baseline, batch: int, before: int) -> Batch
     timed_generate(side, ids, **arguments, max_new_tokens=WARM_UP)
     filled = _filled(streamed)
     probes = [_probed(order, streamed)]
-    times, _ = timed_generate(side, ids, **arguments, max_new_tokens=case.new_tokens)
-    spans = _spans(side.model, filled)
-    _filled(streamed)
+    others, runs = OthersClock(), list[tuple[Times, tuple[LayerSpan, ...]]]()
+    for _ in range(order.rounds):
+        times, _ = timed_generate(side, ids, **arguments, max_new_tokens=case.new_tokens)
+        runs.append((times, _spans(side.model, filled)))
+        filled = _filled(streamed)
+    others_cores = others.lap(SHORTEST_S / 2)
+    times, spans = sorted(runs, key=lambda run: median(run[0].decode_ms))[(len(runs) - 1) // 2]
     probes.append(_probed(order, streamed))
     return BatchPoint(
         batch=batch,
@@ -123,6 +130,8 @@ def _point(order: StreamOrder, side: Baseline, batch: int, before: int) -> Batch
         disk_gb_s=(probes[0][0], probes[1][0]),
         gflop_s=(probes[0][1], probes[1][1]),
         peak_bytes=max(0, read_memory().peak - before),
+        runs_ms=tuple(median(each.decode_ms) for each, _ in runs),
+        others_cores=others_cores,
         spans=spans,
     )
 

@@ -26,13 +26,14 @@ def measured_plan(
     batches: tuple[int, ...] = (),
     path: str | os.PathLike[str] | None = None,
     seed: int = 0,
+    rounds: int = 1,
     progress: Progress | None = None,
 ) -> tuple[StreamingPlan, tuple[MemorySample, ...]]:
     """The plan with points, whose rates are now those that were probed beside these, and the memory over time.
 
     batches: those to measure; they have to fit. None: growing ones, until a larger batch gives no more tokens per
     second or nothing larger fits. path: a folder for the packed weights; None: labkit's own for caches. The plan has to
-    be one of this machine.
+    be one of this machine. rounds: timed runs of each batch; 6 or more for figures that are trusted.
 
     UserError for a batch that does not fit, and for what the engine refuses. RunError where the process dies.
     """
@@ -45,7 +46,7 @@ def measured_plan(
                 "more memory, or fewer tokens"
             )
     folder = check_output_folder(folder_for(path), what="streamed weights", option=setting("path"))
-    order = StreamOrder(plan=plan, folder=str(folder), batches=batches, seed=seed)
+    order = StreamOrder(plan=plan, folder=str(folder), batches=batches, seed=seed, rounds=rounds)
     found = _found(order, progress or unheard)
     disk, peak = typical_rates(found.points)
     rates = plan.rates.model_copy(update={"disk_gb_s": disk, "gflop_s": peak})

@@ -21,6 +21,7 @@ from labkit.engine.offload.footprint import Footprint
 from labkit.harness.environment import Environment
 from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
 from labkit.harness.streaming.records import BatchPoint, StreamCase
+from labkit.statistics.trust import QUIET, Doubt, Trust
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,8 +202,21 @@ class StreamingPlan(FrozenRecord):
         return max(self.points, key=lambda point: point.tokens_per_s, default=None)
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """What weakens the measured figures."""
+    def trust(self) -> Trust:
+        """The grade of the measured figures: of every batch, and of the disk and the memory that all stand on."""
+        doubts: dict[Doubt, list[str]] = {}
+        for point in self.points:
+            for doubt in point.trust(self.case.threads, self.environment.cores).doubts:
+                doubts.setdefault(doubt, []).append(f"{point.batch:,}")
+        of_batches = [
+            replace(doubt, why=f"{'batch' if len(batches) == 1 else 'batches'} {', '.join(batches)}: {doubt.why}")
+            for doubt, batches in doubts.items()
+        ]
+        return Trust((*(Doubt(why, (QUIET,)) for why in self._beyond), *of_batches))
+
+    @property
+    def _beyond(self) -> list[str]:
+        """Figures that cannot be."""
         found = [
             f"batch {point.batch:,} took {point.peak_bytes / 1e9:.3f} GB, more than it was given"
             for point in self.points
@@ -213,7 +227,7 @@ class StreamingPlan(FrozenRecord):
                 f"steps of batch {', '.join(fast)} read faster than the probes beside them: the disk was not steady, "
                 "so that these shares say little"
             )
-        return tuple(found)
+        return found
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each predicted batch, for each number of layers in memory, and for each measured batch, which the

@@ -8,6 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from labkit.harness.records import FrozenRecord
+from labkit.statistics import Trust, grade, taken_cores
+from labkit.statistics.ratios import median_ratio
 
 SpanKind = Literal["read", "wait", "compute"]
 
@@ -57,7 +59,9 @@ class LayerSpan(FrozenRecord):
 class BatchPoint(FrozenRecord):
     """A batch that was generated with so many layers in memory.
 
-    streamed_bytes: read for every step. disk_gb_s, gflop_s: the rates of the disk and of the processor, probed just
+    streamed_bytes: read for every step. ttft_ms, decode_ms: of the median run; runs_ms: the median step of every run
+    (empty in older records, of one run). others_cores: processors that other programs kept busy around the runs (None:
+    nobody looked). disk_gb_s, gflop_s: the rates of the disk and of the processor, probed just
     before and just after. peak_bytes: held at most, beyond what imports take. spans: of the prompt and of the first
     steps; none where everything was in memory.
     """
@@ -70,12 +74,20 @@ class BatchPoint(FrozenRecord):
     disk_gb_s: tuple[float, float]
     gflop_s: tuple[float, float]
     peak_bytes: int
+    runs_ms: tuple[float, ...] = ()
+    others_cores: float | None = None
     spans: tuple[LayerSpan, ...] = ()
 
     @property
     def step_ms(self) -> float:
         """The median step."""
         return float(np.median(self.decode_ms))
+
+    def trust(self, threads: int, cores: int) -> Trust:
+        """The grade of its time. threads: of the engine; cores: of the machine."""
+        runs = self.runs_ms or (self.step_ms,)
+        others = () if self.others_cores is None else (taken_cores(self.others_cores, needed=threads, cores=cores),)
+        return grade(median_ratio(runs), len(runs), taken_cores=others)
 
     @property
     def tokens_per_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from labkit.harness.overlap import Overlap
 from labkit.harness.streaming.records import LayerSpan
 from labkit.kernels.layer_stream import StreamSpan
 
@@ -50,18 +51,16 @@ def run_spans(noted: Sequence[StreamSpan], blocks: Sequence[int], slots: int, fi
 
 
 def hidden_share(spans: Sequence[LayerSpan]) -> float | None:
-    """How much of the shorter of reading and computing ran under the other, in the steps behind the prompt: 1: all of
-    it. None: there is no whole step.
+    """How much of the shorter of reading and computing ran under the other, in the steps after the prompt: 1: all of
+    it. None: there is no whole step, or nothing was read in them.
     """
     steps = sorted({span.step for span in spans if span.kind == "compute" and span.step > 0})
     if not steps:
         return None
     computing = [span for span in spans if span.kind == "compute" and span.step in steps]
     begin, end = _begin_of(spans, steps[0]), max(span.end_ms for span in computing)
-    computed = sum(span.end_ms - span.begin_ms for span in computing)
-    read = sum(max(0.0, min(span.end_ms, end) - max(span.begin_ms, begin)) for span in spans if span.kind == "read")
-    shorter = min(read, computed)
-    return None if shorter <= 0 else min(1.0, max(0.0, (read + computed - (end - begin)) / shorter))
+    reads = [(span.begin_ms, span.end_ms) for span in spans if span.kind == "read"]
+    return Overlap.within(begin, end, reads, [(span.begin_ms, span.end_ms) for span in computing]).hidden
 
 
 def _begin_of(spans: Sequence[LayerSpan], step: int) -> float:

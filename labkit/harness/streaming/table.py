@@ -57,7 +57,7 @@ def measured_table(plan: StreamingPlan) -> ResultTable:
         notes=(
             "of the most: tokens/s over what the rates allow that were probed beside them; D: the disk's, GB/s; "
             f"GB: memory held at most, of {plan.case.memory_gb:g}",
-            *(f"note: {doubt}" for doubt in plan.doubts),
+            *([f"note: {plan.trust.sentence}"] if plan.points and not plan.trust.trustworthy else []),
         ),
     )
 

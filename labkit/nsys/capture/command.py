@@ -82,7 +82,7 @@ def nsys_command(
         "--kill=none",  # the program goes on when its capture range ends
         "--export=sqlite",
         "--force-overwrite=true",
-        f"--output={output}{'-r%q{RANK}' if per_rank else ''}",
+        f"--output={str(output).replace('%', '%%')}{'-r%q{RANK}' if per_rank else ''}",  # %h is a host to nsys
     ]
     if gpu:
         profile.append("--cuda-graph-trace=node")

@@ -22,7 +22,7 @@ from labkit.nsys.capture.record import CaptureRecord
 from labkit.nsys.capture.redaction import Redaction, without_secrets
 from labkit.nsys.capture.result import Capture, CaptureError
 from labkit.nsys.capture.scrubbing import scrub
-from labkit.nsys.capture.tax import Tax, count_steps, tax_of_runs, tax_of_steps
+from labkit.nsys.capture.tax import Tax, count_forked, count_steps, tax_of_runs, tax_of_steps
 from labkit.nsys.capture.trace_scrubbing import scrub_trace
 from labkit.nsys.capture.verify import Contents, cause, contents, full, lost
 from labkit.nsys.process import Ended, run
@@ -174,6 +174,8 @@ class CaptureJob:
         remarks = ["interrupted by Ctrl-C"] * ended.interrupted
         if damaged:
             remarks.append(f"left out, because the run ended before they were whole: {', '.join(sorted(damaged))}")
+        if forked := count_forked(self.place.folder / PROFILED):
+            remarks.append(f"{forked} processes were forked, which no profiler sees: start workers with spawn")
         if plain is not None and not plain.well:
             remarks.append("the unprofiled run did not end well, so what profiling costs is not known")
         environment = None
@@ -181,11 +183,15 @@ class CaptureJob:
             environment = environment_of(self.environment)
         except RunError as error:
             remarks.append(self.clean(str(error)))
+        case = self._shared(self.case)
+        words = without_secrets(self.command)
+        self.clean.replaced["the command"] += words != list(self.command)
+        command = tuple(map(self._shared, words))
         record = CaptureRecord(
             created=datetime.now(UTC),
             files=tuple(file.name for file in files),
-            command=tuple(self._shared(word) for word in without_secrets(self.command)),
-            case=self._shared(self.case),
+            command=command,
+            case=case,
             window=self.window.name,
             profiler=self.profiler,
             exit_code=ended.exit_code,
@@ -193,6 +199,7 @@ class CaptureJob:
             tax=self._tax(ended, plain) if plain is not None and plain.well else None,
             environment=environment,
             remarks=tuple(remarks),
+            redacted=dict(sorted((+self.clean.replaced).items())),
         )
         record_file = self.output / f"{self.name}.json"
         write_whole(record_file, record.model_dump_json(indent=2) + "\n")
@@ -239,7 +246,7 @@ class CaptureJob:
 
     def _keep_report(self, report: Path, target: Path) -> None:
         if self.nsys:
-            scrub(report, target, self.environment, command=self.command)
+            self.clean.replaced.update(scrub(report, target, self.environment, command=self.command))
         else:
             write_chrome(scrub_trace(read(report, cache=False), self.clean), target)
         if self.keep_raw and (raw := report.with_suffix(".nsys-rep")).exists():

@@ -6,14 +6,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from labkit.nsys.capture.tax import Tax
 from labkit.nsys.trace import TraceError
-from labkit.system.validation import first_problem
+from labkit.system.validation import Listed, first_problem
 
 
-class CaptureRecord(BaseModel):
+class CaptureRecord(Listed):
     """One capture: the command, what it is of, what took it, on which machine, and what profiling cost."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,6 +30,8 @@ class CaptureRecord(BaseModel):
     tax: Tax | None
     environment: dict[str, Any] | None
     remarks: tuple[str, ...] = ()
+    # How many texts held the value of a variable, or another secret of the run, by its name.
+    redacted: dict[str, int] = Field(default_factory=dict)
 
 
 def read_record(path: Path) -> CaptureRecord:

@@ -1,19 +1,35 @@
-"""What must not be shared of a run: found in its environment and in its command, and taken out of texts."""
+"""What must not be shared of a run: found in its environment and in its command, and taken out of texts.
+
+A value of a variable whose name names no secret is private where it is no word: a folder, an address, a number, a
+token. `EXPERIMENT=attention` and `DTYPE=bfloat16` are words, which ranges, operators and kernels are made of.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from labkit.stages import DOMAIN, parse
+from labkit.stages import DOMAIN, STAGES, parse
 
 REDACTED = "<redacted>"
 LONG_ENOUGH = 8  # shorter values, such as "1" or "python", are part of every file
 SECRET_LENGTH = 4  # shorter secrets are taken out of the command alone: in a report they would be parts of other words
 PUBLIC = ("LABKIT_IMPL",)  # a name of labkit's own, which its records need
+FOLDERS = ("PWD", "OLDPWD")  # no passwords
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)  # in names of variables
+NAMES = re.compile(  # in names of variables, of whose values no part is a name
+    r"\w*(USER|USERNAME|LOGNAME|HOST|HOSTNAME|NODENAME|NODELIST|_ADDR)|GIT_\w+_NAME", re.IGNORECASE
+)
+# Words, abbreviations with a number, such as gpt2 and e4m3, and what is made of them. A folder begins with a slash.
+PART = re.compile(
+    r"(?:[A-Z]?[a-z]{2,20}+(?![a-z])|[A-Z]{2,12}+)++\d{0,4}"
+    r"|[A-Za-z]{1,2}(?:\d{1,3}[A-Za-z]?){0,2}|\d{1,4}[A-Za-z]{0,2}"
+)
+BETWEEN = re.compile(r"[-_ .,+:/]")
+OPERATOR = re.compile(r"(?:aten|prims?|torch|c10d?|quantized|inductor|profiler|ProfilerStep)(?:::[\w.]+|#\d+)(?:, .*)?")
 # Options are told by whole words: --tokenizer and --max-new-tokens name no secret, --hub-token and --api-key do.
 SECRET_WORDS = frozenset(
     {
@@ -26,7 +42,8 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 # --token=X, TOKEN=X, ?token=X, "token": "X", Authorization: Bearer X
 NAMED = re.compile(
-    r"""([A-Za-z][\w.-]*)["']?\s*[=:](?!//)\s*["']?(?:(?:bearer|basic|token)\s+)?([^\s"'&,;)}\]]+)""", re.IGNORECASE
+    r"""(?<![A-Za-z])([A-Za-z][\w.-]{0,80}+)["']?\s*[=:](?!//)\s*["']?(?:(?:bearer|basic|token)\s+)?([^\s"'&,;)}\]]+)""",
+    re.IGNORECASE,
 )
 USER_OF_URL = re.compile(r"://([^/\s@]+)@")  # user:password, or a token alone
 # Tokens whose issuers give them a form of their own: Hugging Face, GitHub, GitLab, OpenAI, Slack, Amazon.
@@ -35,50 +52,61 @@ SIZE = re.compile(r"[-+]?\d{1,4}(?:\.\d+)?")  # --num-key-value-heads 8
 
 
 class Redaction:
-    """Replaces `anywhere` wherever it stands in a text, and `words` where they are words of their own.
+    """Replaces private values in texts.
 
-    The names of labkit's own ranges are public, so they stay whatever is in the environment.
+    `anywhere` and `words` map each value to its source, such as the name of a variable. The values of `anywhere` are
+    replaced in any place, those of `words` as whole words. `replaced` counts the changed texts of each source. Names of
+    labkit's stages and ranges and of PyTorch's operators are public: they always stay.
     """
 
-    def __init__(self, anywhere: Iterable[str], words: Iterable[str] = ()) -> None:
+    def __init__(self, anywhere: Mapping[str, str], words: Mapping[str, str] | None = None) -> None:
+        words = {} if words is None else words
         patterns = [re.escape(value) for value in sorted(set(anywhere) - {""}, key=len, reverse=True)]
         patterns += [
             rf"(?<!\w){re.escape(word)}(?!\w)" for word in sorted(set(words), key=len, reverse=True) if len(word) > 1
         ]
         self._pattern = re.compile("|".join(patterns)) if patterns else None
+        self._sources = {**words, **anywhere}
+        self.replaced: Counter[str] = Counter()
 
     @classmethod
     def of_run(
-        cls, variables: Iterable[tuple[str, str]], *, command: Sequence[str] = (), hosts: Iterable[str] = ()
+        cls, variables: Collection[tuple[str, str]], *, command: Sequence[str] = (), hosts: Iterable[str] = ()
     ) -> Redaction:
         """All that must not be shared of a run: its environment, the secrets of its command, its user and its hosts.
 
-        Values of at least LONG_ENOUGH characters go wherever they stand, the parts of lists such as PATH too; shorter
-        ones where the variable's name says that it is a secret.
+        Values of at least LONG_ENOUGH characters that are no words go wherever they stand, the parts of lists such as
+        PATH too; secrets, which the name of a variable or the value itself tells, from SECRET_LENGTH on.
         """
         home = os.path.expanduser("~")
-        anywhere, words = ({home} if len(home) > 1 else set()), set(hosts)
+        anywhere, words = ({home: "the home folder"} if len(home) > 1 else {}), dict.fromkeys(hosts, "the host's name")
         for name, value in variables:
             if name in PUBLIC:
                 continue
-            least = SECRET_LENGTH if SECRET.search(name) else LONG_ENOUGH
-            anywhere.update(part for part in (value, *value.split(os.pathsep)) if len(part) >= least)
-            if name in ("USER", "LOGNAME", "USERNAME", "HOSTNAME", "HOST"):
-                words.add(value)
-        long, short = _by_length(command_secrets(command))
+            parts = [each for each in (value, *value.split(os.pathsep)) if not _is_words(each)]
+            anywhere |= {part: name for part in parts if len(part) >= LONG_ENOUGH}
+            if NAMES.fullmatch(name):
+                words[value] = name
+        long, short = _secrets_of(variables, command)
         return cls(anywhere | long, words | short)
 
     @classmethod
-    def of_secrets(cls, variables: Iterable[tuple[str, str]], command: Sequence[str]) -> Redaction:
-        """The secrets alone, for what the user of this machine is shown: the own folders are none."""
-        named = {value for name, value in variables if SECRET.search(name) and len(value) >= SECRET_LENGTH}
-        long, short = _by_length(command_secrets(command))
-        return cls(named | long, short)
+    def of_secrets(cls, variables: Collection[tuple[str, str]], command: Sequence[str]) -> Redaction:
+        """The secrets alone, for the user of this machine, who may see the own folders."""
+        return cls(*_secrets_of(variables, command))
 
     def __call__(self, text: str) -> str:
-        if self._pattern is None or parse(text) or text == DOMAIN:
+        if self._pattern is None or text == DOMAIN or text in STAGES or parse(text) or OPERATOR.fullmatch(text):
             return text
-        return self._pattern.sub(REDACTED, text)
+        sources: set[str] = set()
+
+        def replaced(match: re.Match[str]) -> str:
+            sources.add(self._sources[match[0]])
+            return REDACTED
+
+        clean = self._pattern.sub(replaced, text)
+        self.replaced.update(sources)
+        return clean
 
 
 def command_secrets(command: Sequence[str]) -> set[str]:
@@ -120,7 +148,27 @@ def _names_secret(name: str) -> bool:
     return not SECRET_WORDS.isdisjoint(words) or any(word.endswith(SECRET_ENDS) for word in words)
 
 
-def _by_length(secrets: set[str]) -> tuple[set[str], set[str]]:
-    """Those that are replaced anywhere, and those that are replaced as words."""
-    long = {secret for secret in secrets if len(secret) >= LONG_ENOUGH}
-    return long, {secret for secret in secrets - long if len(secret) >= SECRET_LENGTH}
+def _is_words(value: str) -> bool:
+    return re.search("[A-Za-z]{2}", value) is not None and all(map(PART.fullmatch, BETWEEN.split(value)))
+
+
+def _secrets_of(
+    variables: Collection[tuple[str, str]], command: Sequence[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Secrets that are replaced anywhere, and secrets that are replaced as words; each with its source.
+
+    A variable that is named like a secret holds one. If the value is a word, the name must say so in whole words.
+    """
+    secrets: dict[str, str] = {}
+    for name, value in variables:
+        if name in PUBLIC:
+            continue
+        secrets |= dict.fromkeys(command_secrets(value.split()), name)
+        if name in FOLDERS:
+            continue
+        if _names_secret(name) or (SECRET.search(name) and not _is_words(value)):
+            secrets[value] = name
+    secrets |= dict.fromkeys(command_secrets(command), "the command")
+    anywhere = {each: source for each, source in secrets.items() if len(each) >= LONG_ENOUGH and not _is_words(each)}
+    words = {each: source for each, source in secrets.items() if len(each) >= SECRET_LENGTH and each not in anywhere}
+    return anywhere, words

@@ -43,13 +43,14 @@ EXPORT_ROWS = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_PRODUCT_
 
 def scrub(
     report: Path, target: Path, environment: Mapping[str, str] | None = None, *, command: Sequence[str] = ()
-) -> None:
+) -> dict[str, int]:
     """Write the nsys export `report` (SQLite) to `target` without what names its user, its host or its environment.
 
     Kept are the tables of TEXT_COLUMNS, the strings that they use, the version rows, and of the processes and threads
     those that did something. In every string that is kept, the values of the environment variables of the run (found
     in the report) and of `environment` (default: this process's) are replaced; so are its user, its host and the
-    secrets in the words of `command`.
+    secrets in the words of `command`. Short values and words stay, and so do names of labkit's stages and of PyTorch's
+    operators. Returns how many strings were changed for each variable.
 
     Raises TraceError for what is no SQLite file, RunError where the disk is full, OSError for a target that cannot be.
     """
@@ -62,6 +63,7 @@ def scrub(
             with whole_file(target) as path, closing(sqlite3.connect(path)) as new:
                 _copy(old, new, clean)
                 new.commit()
+            return dict(clean.replaced)
     except sqlite3.OperationalError as error:
         if "full" in str(error) or "I/O" in str(error):
             raise RunError(

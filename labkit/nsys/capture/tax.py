@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from labkit.stages import Phase
+from labkit.system.validation import Listed
 
 
-class Tax(BaseModel):
+class Tax(Listed):
     """Medians over the steps of `phase` as labkit times them itself, in milliseconds, or, of a program that announces
     no steps, wall times from start to end (phase None): under nsys with nsys's own start and its export.
     """
@@ -57,9 +59,18 @@ def count_steps(times: Path) -> int:
     return sum(map(len, _step_times(times).values()))
 
 
+def count_forked(times: Path) -> int:
+    """How many processes of a run were forked, so that the profiler did not see them."""
+    return len({entry["forked"] for entry in _entries(times) if "forked" in entry})
+
+
 def _step_times(path: Path) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        entry = json.loads(line)
-        times.setdefault(entry["phase"], []).extend(entry["step_ms"])
+    for entry in _entries(path):
+        if "phase" in entry:
+            times.setdefault(entry["phase"], []).extend(entry["step_ms"])
     return times
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -3,17 +3,34 @@
 It stands in for nsys where that is not installed. PHASE is "all", or the phase ("prefill" or "decode") whose run number
 OCCURRENCE is captured. PROGRAM is a script, `-m module` or `-c code`, with its arguments. Writes OUTPUT.json, and under
 torchrun OUTPUT-rN.json.
+
+PyTorch has one profiler in a process at a time, and crashes where a second one ends before the first: a program that
+starts its own while this one runs is ended with a word. What forked processes do is not recorded; each says so in the
+file that LABKIT_STEP_TIMES names.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
 import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from labkit.stages import PHASE_WATCHERS, Phase
+from labkit.stages import PHASE_WATCHERS, Phase, note_fork
+
+STARTERS = {  # of profilers, in the modules from which they are called
+    "torch.autograd.profiler": ("_prepare_profiler", "_enable_profiler"),
+    "torch.autograd.profiler_legacy": ("_enable_profiler_legacy",),
+}
+ANOTHER = (
+    "got a program with a torch.profiler of its own, and PyTorch has one at a time: labkit's, which records this run; "
+    "take the program's out, or profile it under nsys (labkit profile --source nsys)"
+)
 
 
 def main() -> None:
@@ -21,10 +38,27 @@ def main() -> None:
     rank = os.environ.get("RANK")
     path = Path(f"{output}-r{rank}.json" if rank else f"{output}.json")
     capture = WindowedProfiler(Phase(phase) if phase in tuple(Phase) else None, int(occurrence))
+    own = os.getpid()
+    os.register_at_fork(after_in_child=note_fork)
     try:
         _run(program)
     finally:
+        if os.getpid() != own:
+            _end_fork(sys.exc_info()[1])
         capture.write(path)
+
+
+def _end_fork(error: BaseException | None) -> None:
+    """Ends a forked process as Python does, but does not wait for the profiler's threads, which only its parent has."""
+    code = error.code if isinstance(error, SystemExit) else error and 1
+    if error is not None and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    elif isinstance(code, str):
+        sys.stderr.write(f"{code}\n")
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 class WindowedProfiler:
@@ -35,6 +69,7 @@ class WindowedProfiler:
 
         self._profiler: Any = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
         self._phase, self._ahead, self._state = phase, occurrence, "waiting"
+        self._refuse_another()
         if phase is None:
             self._start()
         else:
@@ -50,7 +85,25 @@ class WindowedProfiler:
         elif self._state == "running":
             self._stop()
 
+    def _refuse_another(self) -> None:
+        def refusing(start: Callable[..., Any]) -> Callable[..., Any]:
+            def refuse_or_start(*arguments: Any, **options: Any) -> Any:
+                if self._state == "running":
+                    raise SystemExit(ANOTHER)
+                return start(*arguments, **options)
+
+            return refuse_or_start
+
+        for name, starters in STARTERS.items():
+            module = import_module(name)
+            for starter in starters:
+                setattr(module, starter, refusing(getattr(module, starter)))
+
     def _start(self) -> None:
+        from torch.autograd import _profiler_enabled
+
+        if _profiler_enabled():
+            raise SystemExit(ANOTHER)
         self._profiler.start()
         self._state = "running"
 

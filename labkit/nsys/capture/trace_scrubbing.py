@@ -11,19 +11,21 @@ from labkit.nsys.capture.redaction import Redaction
 from labkit.nsys.trace import SCHEMA, Trace
 
 NUMBERS = ("grid", "block")  # texts that hold sizes alone
+CALLED_WITH = ("inputs", "collective")  # as JSON, in which a secret may be written otherwise
 
 
 def scrub_trace(trace: Trace, clean: Redaction) -> Trace:
     """`trace` with every name in it replaced by what `clean` leaves of it.
 
     torch.profiler writes no environment, but a program can put anything into the names of its ranges, and the system
-    puts commands into the names of processes and threads. Arguments of events are not read, so they are gone already.
+    puts commands into the names of processes and threads. What operators and collectives were called with is left out.
     """
     frames = {name: _scrubbed(name, frame, clean) for name, frame in trace.frames.items()}
     return replace(trace, **frames)
 
 
 def _scrubbed(name: str, frame: pd.DataFrame, clean: Redaction) -> pd.DataFrame:
+    frame = frame.assign(**{column: pd.Categorical([""] * len(frame)) for column in CALLED_WITH if column in frame})
     texts = [column for column, kind in SCHEMA[name].items() if kind == "category" and column not in NUMBERS]
     return frame.assign(**{column: _replaced(frame[column], clean) for column in texts})
 

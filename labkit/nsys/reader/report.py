@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
+import shlex
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from labkit.nsys.process import run
 from labkit.nsys.reader.sqlite import read_sqlite
 from labkit.nsys.tool import find_nsys
 from labkit.nsys.trace import Trace, TraceError
 
-EXPORT = "nsys export --type sqlite {name}"
+EXPORT = ("nsys", "export", "--type", "sqlite")
 
 
 def read_report(path: Path) -> Trace:
     """The trace of a report. TraceError: there is no nsys, or it cannot export this report."""
-    by_hand = f"export it where it was recorded, and read the .sqlite: {EXPORT.format(name=path.name)}"
+    by_hand = f"export it where it was recorded, and read the .sqlite: {shlex.join([*EXPORT, path.name])}"
     nsys = find_nsys()
     if nsys is None:
         raise TraceError(f"{path.name} is a report of nsys itself, which only nsys reads, and there is none; {by_hand}")
     with tempfile.TemporaryDirectory(prefix="labkit-export-") as folder:
         export = Path(folder, "report.sqlite")
-        command: list[str | Path] = [nsys.path, "export", "--type", "sqlite", "--output", export, path.resolve()]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-        if done.returncode or not export.exists():
-            said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+        command = [str(nsys.path), *EXPORT[1:], "--output", str(export), str(path.resolve())]
+        ended = run(command, os.environ)
+        if not ended.well or not export.exists():
+            said = ended.said or (f"exit code {ended.exit_code}",)
             raise TraceError(
                 f"{path.name}: nsys {nsys.version_text} cannot export it ({said[-1]}); a report of a newer version "
                 f"needs that version: {by_hand}"

@@ -10,21 +10,27 @@ from labkit.nsys.tables.kernel_names import brief
 ATTENTION, CONVOLUTION, MATMUL = "attention", "convolution", "matrix multiplication"
 COMMUNICATION, NORMALISATION, SOFTMAX = "communication", "normalisation", "softmax"
 INDEXING, COPY, REDUCTION = "embedding, indexing", "copy, fill", "reduction"
-ELEMENTWISE, OTHER = "elementwise", "other"
+WAITING, ELEMENTWISE, OTHER = "waiting for the device", "elementwise", "other"
 FAMILIES = (
     *(COMMUNICATION, ATTENTION, CONVOLUTION, MATMUL, NORMALISATION),
-    *(SOFTMAX, INDEXING, COPY, REDUCTION, ELEMENTWISE),
+    *(SOFTMAX, INDEXING, COPY, REDUCTION, ELEMENTWISE, WAITING),
+)
+VIEWS = (  # tensors that are looked at differently: no work is done
+    "view|reshape|expand|transpose|permute|t|slice|detach|alias|as_strided|squeeze|unsqueeze|narrow|split|chunk|unbind|"
+    "unfold|diagonal|flatten|unflatten|movedim|swapaxes|lift_fresh|size|stride|result_type|set|resize|broadcast_to"
 )
 OPERATORS = (  # the first pattern that is in the name counts
     (COMMUNICATION, r"c10d|nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|record_param_comms"),
+    (WAITING, r"::(?:item|_?local_scalar_dense|is_nonzero|synchronize)\b"),
     (ATTENTION, r"attention|attn|fmha|sdpa"),
-    (CONVOLUTION, r"conv"),
-    (MATMUL, r"\b_?(?:scaled_|grouped_)?(?:mm|addmm|bmm|baddbmm|mv|addmv)\b|linear|matmul|gemm|einsum|Mm"),
-    (NORMALISATION, r"norm"),
+    (CONVOLUTION, r"conv(?!ert)"),
+    (MATMUL, r"\b_?(?:scaled_|grouped_)?(?:mm|addmm|bmm|baddbmm|mv|addmv)\b|linear(?!\dd)|matmul|gemm|einsum|Mm"),
+    (NORMALISATION, r"norm(?!al)|normalize"),
     (SOFTMAX, r"softmax"),
+    (OTHER, rf"aten::_?(?:{VIEWS})(?:_alias|_with_sizes|_)?\b"),
     (INDEXING, r"embedding|index|gather|scatter|select|take|sort|topk|nonzero|unique"),
-    (COPY, r"copy|clone|contiguous|::cat|stack|::to\b|fill|zero|ones|empty|arange|pad"),
-    (REDUCTION, r"sum|mean|max\b|min\b|arg|prod\b|any|all\b|var\b|std\b"),
+    (COPY, r"copy|clone|contiguous|::cat|stack|::to\b|fill|full|zero|ones|empty|arange|pad"),
+    (REDUCTION, r"sum|mean|(?<!clamp_)(?:max|min)\b|arg|prod\b|any|all\b|var\b|std\b"),
     (ELEMENTWISE, r"aten::\w+"),
 )
 # Of cuBLAS, cuDNN, CUTLASS, rocBLAS, MIOpen, NCCL, FlashAttention, Triton, PyTorch, vLLM and TensorRT-LLM.

@@ -6,6 +6,7 @@ saved in one place may be lost to the next limit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -28,16 +29,29 @@ MOST_LOOKED_AT = 20_000  # gaps, for the ranges that they lie in
 LAUNCH_NS = 50_000  # a longer gap is no launch's
 COLUMNS = ("loss", "rank", "device", "gpu", "time_ns", "share", "evidence", "start_ns", "end_ns", "helps")
 HELPS = {
-    HOST: "CUDA graphs or torch.compile, a larger batch, less Python between launches",
-    SYNCHRONISED: "no .item(), .cpu(), print or nonzero() of tensors in the loop; copies with non_blocking=True",
-    ALLOCATED: "buffers that are allocated once; no empty_cache() in the loop; a warmed-up caching allocator",
+    HOST: "CUDA graphs, a larger batch, less work of the CPU between launches",
+    SYNCHRONISED: "no cudaDeviceSynchronize, cudaStreamSynchronize or cudaMemcpy in the loop: streams and events order "
+    "work without the host",
+    ALLOCATED: "buffers that are allocated once, or cudaMallocAsync, which has a pool",
+    "first": "a warm-up before what is measured: the first launch of a kernel loads its code",
     "short": "fused kernels, or CUDA graphs, which launch many at once",
-    "idle": "look what the CPU did there, with PyTorch's operators or NVTX ranges recorded",
-    "copy": "pinned memory, non_blocking=True and a stream of their own, so that copies run beside kernels",
-    "own copy": "layouts that need no copy: views, fused kernels, writing results where they are needed",
+    "idle": "look what the CPU did there, with NVTX ranges recorded",
+    "pageable": "pinned memory, asynchronous copies and a stream of their own, so that copies run beside kernels",
+    "copy": "asynchronous copies on a stream of their own, beside kernels; fewer or smaller ones",
+    "own copy": "layouts that need no copy: fused kernels, writing results where they are needed",
     "communication": "overlap with computing (buckets, a stream of its own), fewer and larger messages",
     "straggler": "equal work for all ranks; look what this rank did before it came, and at its clocks and its CPU",
 }
+HELPS_PYTORCH = HELPS | {
+    HOST: "CUDA graphs or torch.compile, a larger batch, less Python between launches",
+    SYNCHRONISED: "no .item(), .cpu(), print or nonzero() of tensors in the loop; copies with non_blocking=True",
+    ALLOCATED: "buffers that are allocated once; no empty_cache() in the loop; a warmed-up caching allocator",
+    "idle": "look what the CPU did there, with PyTorch's operators or NVTX ranges recorded",
+    "pageable": "pinned memory, non_blocking=True and a stream of their own, so that copies run beside kernels",
+    "copy": "non_blocking=True and a stream of their own, so that copies run beside kernels; fewer or smaller ones",
+    "own copy": "layouts that need no copy: views, fused kernels, writing results where they are needed",
+}
+PYTORCH = re.compile(r"^aten::|\bat::native::|^triton_|ProfilerStep")
 
 
 @dataclass(frozen=True)
@@ -103,8 +117,11 @@ def _of_idle_time(trace: Trace, place: dict, found: pd.DataFrame) -> Iterator[Lo
     short = (lasted < SHORT_NS) & (mine["time_ns"].to_numpy() < LAUNCH_NS)
     waited = mine["latency_ns"] + mine["queued_ns"]
     host = {cause: mine["host_ns"].where(mine["host_cause"] == cause, 0) for cause in HOST_CAUSES}
+    first = (~operations.duplicated(["process", "name"])).to_numpy()[mine["row"].to_numpy()]
+    first &= (mine["launch_ns"] >= LAUNCH_NS).to_numpy()
     parts = (
-        ("idle, waiting for the host", HOST, host[HOST] + host[CALLED] + mine["launch_ns"]),
+        ("idle, waiting for the host", HOST, host[HOST] + host[CALLED] + mine["launch_ns"].where(~first, 0)),
+        ("idle, while kernels were launched for the first time", "first", mine["launch_ns"].where(first, 0)),
         ("idle, because the host waited for the GPU", SYNCHRONISED, host[SYNCHRONISED]),
         ("idle, while the host allocated memory", ALLOCATED, host[ALLOCATED]),
         ("idle before kernels shorter than 10 µs", "short", waited.where(short, 0)),
@@ -112,7 +129,13 @@ def _of_idle_time(trace: Trace, place: dict, found: pd.DataFrame) -> Iterator[Lo
     )
     for what, helps, time in parts:
         if time.sum():
-            yield _loss(what, place, int(time.sum()), *_evidence(trace, mine, time), HELPS[helps])
+            yield _loss(what, place, int(time.sum()), *_evidence(trace, mine, time), _helps(trace)[helps])
+
+
+def _helps(trace: Trace) -> dict[str, str]:
+    """What helps, in the words of what the program is written in."""
+    named = (frame["name"].cat.categories for frame in (trace.calls, trace.ranges, trace.operations))
+    return HELPS_PYTORCH if any(PYTORCH.search(str(name)) for names in named for name in names) else HELPS
 
 
 def _evidence(trace: Trace, mine: pd.DataFrame, time: pd.Series) -> tuple[str, int, int]:
@@ -144,10 +167,11 @@ def _of_copies(trace: Trace, place: dict) -> Iterator[Loss]:
     text = f"{len(rows):,} copies and memsets, mostly {kinds.index[0]}"
     if worst["bytes"]:
         text += f"; the longest moves {_size(int(worst['bytes']))}"
-    if str(worst["memory"]).startswith("Pageable") or str(worst["memory"]).endswith("Pageable"):
+    if "Pageable" in str(worst["memory"]):
         text += " of pageable memory"
     bounds = (int(worst["start_ns"]), int(worst["end_ns"]))
-    helps = HELPS["own copy" if within else "copy"]
+    pageable = times[rows["memory"].astype("str").str.contains("Pageable")].sum() > times.sum() / 2
+    helps = _helps(trace)["own copy" if within else "pageable" if pageable else "copy"]
     yield _loss("copies while no kernel runs", place, place["exposed_copy_ns"], text, *bounds, helps)
 
 

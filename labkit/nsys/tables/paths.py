@@ -17,9 +17,14 @@ NUMBERED = re.compile(r", (?:seq|op_id) = .*$", re.DOTALL)  # what torch.autogra
 STEP = re.compile(r"(?<=ProfilerStep)#\d+$")
 
 
+def bare_name(name: str) -> str:
+    """The name of a range without what tells two runs of the same code apart."""
+    return STEP.sub("", NUMBERED.sub("", name))
+
+
 def without_numbers(names: pd.Categorical) -> pd.Categorical:
-    """The names of ranges without what tells two runs of the same code apart."""
-    texts = [STEP.sub("", NUMBERED.sub("", str(name))) for name in names.categories]
+    """The names of ranges, each as `bare_name` has it."""
+    texts = [bare_name(str(name)) for name in names.categories]
     codes, categories = pd.factorize(np.array(texts, object))
     return pd.Categorical.from_codes(np.append(codes, -1)[names.codes], pd.Index(categories, dtype="str"))
 

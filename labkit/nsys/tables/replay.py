@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pprint
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,12 +20,13 @@ from labkit.nsys.trace import Trace, TraceError
 from labkit.system.nearest import did_you_mean
 from labkit.system.whole_file import write_whole
 
-SCRIPT = '''"""{name}, as {file} recorded it: {count:,} calls of these shapes.
-
-python {script} [--device cpu]
-"""
+# All that comes from the trace goes into it as literals, never into the docstring or a comment.
+SCRIPT = '''"""An operator of PyTorch as a trace recorded it. Options: --device cpu."""
 
 from labkit.harness.replay import RecordedCall, replay
+
+FILES = {files}
+CALLS = {count}  # of these shapes in the trace
 
 CALL = {call}
 
@@ -85,34 +88,38 @@ def write_replay(trace: Trace, op: str, output: Path, selection: Selection = EVE
         raise TraceError(f"got the operator {op!r}{near}, expected one with recorded inputs, such as {most}")
     if not 1 <= nth <= len(mine):
         raise TraceError(f"got {nth} as the place of the inputs, expected 1 to {len(mine)}: so many has {op}")
-    row = mine.iloc[nth - 1]
-    told, work = json.loads(row["inputs"]), operator_work(row["name"], row["inputs"])
-    inputs = parsed(row["inputs"])
-    count = len(inputs.dims) if inputs else 0
     device = str(trace.devices["name"].iloc[0]) if len(trace.devices) else "a GPU"
+    write_whole(output, replay_script(mine.iloc[nth - 1].to_dict(), trace.source.files, device))
+    return output
+
+
+def replay_script(row: Mapping[str, Any], files: tuple[str, ...], device: str) -> str:
+    """The script for a row of `replayable`, from a trace of these files and with this GPU."""
+    told, work, inputs = json.loads(row["inputs"]), operator_work(row["name"], row["inputs"]), parsed(row["inputs"])
     call = {
         "name": row["name"],
-        "dims": tuple(_tuples(each) for each in told["dims"]),
-        "types": tuple((told.get("types", []) + [""] * count)[:count]),
-        "strides": tuple(_tuples(each) for each in told.get("strides", [])),
-        "values": tuple(map(str, told.get("values", []))),
+        "dims": _tuples(told["dims"]) if inputs else (),
+        "types": inputs.types if inputs else (),
+        "strides": _tuples(told.get("strides") or []),
+        "values": inputs.values if inputs else (),
         "traced_us": round(float(row["median_ns"]) / 1e3, 3),
         "traced_on": device if row["on_gpu"] else "the CPU",
         "flops": work.flops if work else 0,
         "bytes": work.bytes if work else 0,
     }
     text = ",\n".join(f"    {name}={_written(value, 6 + len(name))}" for name, value in call.items())
-    files = ", ".join(trace.source.files).replace("\\", "/").replace('"""', "'''")
-    script = SCRIPT.format(
-        name=row["name"], file=files, count=row["count"], script=output.name, call=f"RecordedCall(\n{text},\n)",
-    )  # fmt: skip
-    write_whole(output, script)
-    return output
+    return SCRIPT.format(
+        files=_written(files, len("FILES = ")), count=int(row["count"]), call=f"RecordedCall(\n{text},\n)"
+    )
 
 
 def _tuples(each: object) -> object:
-    return tuple(_tuples(part) for part in each) if isinstance(each, list) else each
+    """Sizes, or lists of sizes; () for anything else, which no tensor has."""
+    if isinstance(each, list):
+        return tuple(_tuples(part) for part in each)
+    return each if type(each) is int else ()
 
 
 def _written(value: object, indent: int) -> str:
+    """A value as a literal of Python."""
     return pprint.pformat(value, width=112 - indent).replace("\n", "\n" + " " * indent)

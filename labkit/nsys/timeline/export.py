@@ -130,8 +130,8 @@ def _operations(trace: Trace, where: Tracks) -> Iterator[str]:
     operations = trace.operations
     args = [_numbers(operations, name) for name in ARGUMENTS]
     for name in ("grid", "block"):
-        sides = (", ".join(text.split(" x ")) for text in operations[name].cat.categories)
-        args.append(_of(operations[name], [f'"{name}": [{each}]' if each else "" for each in sides]))
+        sides = ([_number(side) for side in text.split(" x ")] for text in operations[name].cat.categories)
+        args.append(_of(operations[name], [f'"{name}": {json.dumps(each)}' if any(each) else "" for each in sides]))
     owner = where.pids[operations["process"].to_numpy()]
     args.append(np.array([f'"{PROCESS}": {pid}' for pid in owner.tolist()], object))
     args.append(_stages(trace, attribute(trace).range_of_operation))
@@ -199,6 +199,10 @@ def _columns(frame: pd.DataFrame, placed: Placed, rows: Ints) -> Iterator[tuple[
 def _of(column: pd.Series, values: Sequence[object]) -> NDArray[np.object_]:
     """For each row of a column of categories, the value for its category."""
     return np.array([*values, ""], object)[column.cat.codes.to_numpy()]
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 def _numbers(frame: pd.DataFrame, name: str) -> NDArray[np.object_]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from labkit.nsys.analysis.attribution import Attribution, attribute
 from labkit.nsys.analysis.nesting import stable_order
 from labkit.nsys.arrays import Ints
+from labkit.nsys.tables.paths import bare_name
 from labkit.nsys.timeline.shades import CODE, OTHER, SHADES, Codes, first_decode_step, has_labels
 from labkit.nsys.timeline.strips import FRAMES, MAX_LEVELS, Strip, cut
 from labkit.nsys.trace import Trace, TraceError
@@ -173,7 +174,8 @@ def _coloured_by_name(
     trace, frame = np.divmod(events["source"], len(FRAMES))
     ranges = (frame == FRAMES.index("ranges")) & np.isin(trace, traces) & (events["shade"] == CODE[OTHER])
     rows = np.flatnonzero(ranges)
-    names, of_row = np.unique(texts[events["name"][rows]].astype(str), return_inverse=True)
+    bare = np.array([bare_name(str(text)) for text in texts], object)
+    names, of_row = np.unique(bare[events["name"][rows]].astype(str), return_inverse=True)
     time = np.bincount(of_row, weights=(events["end"] - events["start"])[rows], minlength=len(names))
     most = np.argsort(-time, kind="stable")[:MOST_COLOURED]
     code = np.full(len(names), CODE[OTHER])

@@ -13,7 +13,7 @@ from labkit.nsys.analysis.attribution import Attribution
 from labkit.nsys.analysis.launches import first_calls
 from labkit.nsys.analysis.nesting import innermost
 from labkit.nsys.arrays import Ints
-from labkit.nsys.tables.families import COPY, FAMILIES, kernel_family, operator_family
+from labkit.nsys.tables.families import COPY, FAMILIES, WAITING, kernel_family, operator_family
 from labkit.nsys.trace import Trace
 from labkit.stages import DOMAIN, Label, Phase, Stage, parse
 
@@ -92,9 +92,13 @@ def _families(trace: Trace) -> tuple[Codes, Codes, Codes]:
     of_kernels = np.where(computes, _by_name(trace.operations, kernel_family), CODE[OTHER])
     return (
         _by_name(trace.ranges, lambda name: operator_family(name) if OPERATOR.search(name) else OTHER),
-        np.where(operators, _by_name(trace.calls, operator_family), CODE[OTHER]),
+        np.where(operators, _by_name(trace.calls, operator_family), _by_name(trace.calls, _call_family)),
         np.where(moves, CODE[COPY], of_kernels),
     )
+
+
+def _call_family(name: str) -> str:
+    return WAITING if "Synchronize" in name else OTHER
 
 
 def _by_name(frame: pd.DataFrame, family: Callable[[str], str]) -> Codes:

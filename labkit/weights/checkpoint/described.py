@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 from labkit.models.config_file import CONFIG
 from labkit.models.policies import policy_for
 from labkit.system.errors import UserError
+from labkit.system.home import expanded
 from labkit.system.json_file import read_json
 from labkit.system.validation import all_problems
 from labkit.weights.checkpoint.megatron import megatron_weights
@@ -82,9 +83,9 @@ def described_source(
 
     Raises UserError for a description or files that cannot be used, and for those of another model.
     """
-    folder, came_with = Path(base_dir), None
+    folder, came_with = expanded(base_dir), None
     if isinstance(checkpoint, str | Path):
-        path = Path(base_dir) / checkpoint
+        path = folder / expanded(checkpoint)
         if path.is_dir() and not (path / WRITTEN_BY_DEEPSPEED).is_file():
             folder = path.absolute()
             checkpoint = {"type": "ds_model", "checkpoints": str(folder)}

@@ -16,7 +16,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from labkit.system.errors import UserError
+from labkit.weights.protocol import require_floats
 
+MOST_LEVELS = 32  # of dicts within each other; Megatron's have five
+MOST_VALUES = 1 << 18  # in dicts; dicts that stand in each other more than once multiply
 REBUILD_ARRAY = np.empty(0).__reduce__()[0]
 # Megatron keeps its arguments and the state of random generators beside the tensors. These classes hold data only.
 HARMLESS: list[Any] = [Namespace, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
@@ -41,36 +44,43 @@ class TensorFile:
             with self._opened() as tensors:
                 self._names = set(tensors.keys())
         else:
-            self._loaded = {}
-            self._flatten("", self._unpickled())
+            self._loaded = self._flatten(self._unpickled())
             self._names = set(self._loaded)
 
     def names(self) -> set[str]:
         return self._names
 
     def get(self, name: str) -> Tensor:
-        """The tensor as it is stored, mapped from the file. Raises UserError unless its numbers are floating-point."""
+        """The tensor as it is stored, mapped from the file. Raises UserError unless it is dense and floating-point."""
         if self._loaded is None:
             with self._opened() as tensors:
                 tensor = tensors.get_tensor(name)
         else:
             tensor = self._loaded[name]
-        if not tensor.is_floating_point():
-            raise UserError(
-                f"{name} is stored as {tensor.dtype} in {self.path}; expected a floating-point checkpoint, "
-                "not a quantised one"
-            )
-        return tensor
+        return require_floats(tensor, name, f"in {self.path}")
 
-    def _flatten(self, prefix: str, value: Any) -> None:
-        assert self._loaded is not None
-        if isinstance(value, Tensor):
-            self._loaded[prefix.removesuffix(".")] = value.detach()
-        elif isinstance(value, dict):
-            for key, inner in value.items():
-                self._flatten(f"{prefix}{key}.", inner)
-        else:
-            self.other[prefix.removesuffix(".")] = value
+    def _flatten(self, whole: Any) -> dict[str, Tensor]:
+        """The tensors within dicts, by their joined names; all other values go to `other`."""
+        if not isinstance(whole, dict):
+            raise UserError(f"{self.path} holds a {type(whole).__name__}; expected a state dict")
+        tensors: dict[str, Tensor] = {}
+        pending = [("", whole, 0)]
+        for _ in range(MOST_VALUES):
+            if not pending:
+                return tensors
+            prefix, value, level = pending.pop()
+            if isinstance(value, Tensor):
+                tensors[prefix.removesuffix(".")] = value.detach()
+            elif not isinstance(value, dict):
+                self.other[prefix.removesuffix(".")] = value
+            elif level == MOST_LEVELS:
+                break
+            else:
+                pending += [(f"{prefix}{key}.", inner, level + 1) for key, inner in value.items()]
+        raise UserError(
+            f"{self.path} has more than {MOST_VALUES} values or {MOST_LEVELS} dicts within each other; expected a "
+            "state dict"
+        )
 
     def _unpickled(self) -> Any:
         try:
@@ -83,7 +93,7 @@ class TensorFile:
                 f"{self.path} holds more than tensors and numbers ({_reason(error)}); labkit runs no code of a "
                 "checkpoint: have its author save the state dict alone, or as safetensors"
             ) from None
-        except (RuntimeError, EOFError, OSError) as error:
+        except Exception as error:  # torch's reader of pickles can raise errors of any kind
             raise self._damaged(error) from error
 
     @contextmanager

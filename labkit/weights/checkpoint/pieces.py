@@ -80,8 +80,8 @@ class Divided:
 
         Raises UserError for a cut of another shape.
         """
-        if cut is not None and cut.whole != self.shape[cut.dim]:
-            raise UserError(f"has {self.shape[cut.dim]} in dimension {cut.dim}, expected {cut.whole}")
+        if cut is not None and (len(self.shape) <= cut.dim or cut.whole != self.shape[cut.dim]):
+            raise UserError(f"has shape {list(self.shape)}, expected {cut.whole} in dimension {cut.dim}")
         along = cut if cut is not None and cut.dim == self.dim else None
         wanted = pieces(ranges_of(along, self.shape[self.dim]), [part.ranges for part in self.parts])
         read = {holder: self.parts[holder].read() for holder in dict.fromkeys(piece.holder for piece in wanted)}

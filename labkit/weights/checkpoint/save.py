@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig
 
@@ -198,20 +197,15 @@ class Saving:
         return 0
 
 
-def gather_of(size: int, group: Any = None) -> Gather:
-    """How the ranks of a process group tell each other something; with size 1 there is nobody to tell."""
-
-    def gather(own: Any) -> list[Any]:
-        found = [own] * size
-        if size > 1:
-            dist.all_gather_object(found, own, group=group)
-        return found
-
-    return gather
+def alone(own: T) -> list[T]:
+    """The `Gather` of a process that has nobody to tell."""
+    return [own]
 
 
 def together(work: Callable[[], T], gather: Gather) -> list[T]:
-    """The results of all ranks' work, on every rank. Where one rank fails all raise its error, so that none waits."""
+    """The results of all ranks' work, on every rank. All raise the error of one that can't read or write, or was asked
+    wrongly. Any other error is raised on its rank alone: the shared call around the work tells it to the others.
+    """
     done: tuple[T | None, str | None, bool]
     try:
         done = (work(), None, False)

@@ -115,6 +115,11 @@ class SavedWeights:
         for rank in range(self.manifest.tp_size):
             self.file(rank).check()
 
+    def check_headers(self) -> None:
+        """Raises UserError where the header of a file contradicts the manifest. No weight is read."""
+        for rank in range(self.manifest.tp_size):
+            self.file(rank).check_header(self.dtype)
+
     def file(self, rank: int) -> ShardFile:
         if rank not in self._files:
             record = self.manifest.files[rank]

@@ -8,13 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from labkit.kernels.codes import DEPTH, WORD, unpack_scales
+from labkit.kernels.codes import DEPTH, PACKED, WORD, unpack_scales
 from labkit.kernels.gemm import BLOCK, LANES, packed_shape, unpack, unpack_words
-from labkit.kernels.types import Linear
+from labkit.kernels.types import Linear, float_dtype
 from labkit.system.errors import UserError
 from labkit.weights.checkpoint.manifest import FileRecord, MatrixRecord
 from labkit.weights.checkpoint.pieces import Interval
 from labkit.weights.checkpoint.tensor_stream import TensorStream
+from labkit.weights.checkpoint.tensor_writer import PAGE
 
 Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
 AGAIN = "copy it again, or save the checkpoint again"
@@ -46,6 +47,28 @@ class ShardFile:
         """Raises UserError unless every tensor is what was written."""
         for name in self._stream.tensors:
             self._stream.check(name)
+
+    def check_header(self, dtype: torch.dtype) -> None:
+        """Raises UserError where the header contradicts the manifest. No weight is read. dtype: of the save."""
+        stored = self._stream.tensors
+        types = dict.fromkeys(stored, torch.float32)
+        for key in self.record.matrices:
+            matrix = self._matrix(key)
+            codes = torch.int8 if matrix.layout == "words" else PACKED[matrix.bits]
+            types[key] = codes if matrix.group else float_dtype(dtype)
+            types |= {scales_of(key): torch.float16} if matrix.group else {}
+        for key, kind in types.items():
+            if stored[key].dtype != kind:
+                raise UserError(f"{key} of {self.path} is {stored[key].dtype}, expected {kind}; {AGAIN}")
+        for layer in self.record.layers:
+            places = [entry for name, entry in stored.items() if name.startswith(f"layers.{layer.layer}.")]
+            begin = min((entry.offset for entry in places), default=0)
+            end = max((entry.offset + entry.nbytes for entry in places), default=0)
+            if (layer.offset, layer.bytes) != (begin, -(-(end - begin) // PAGE) * PAGE):
+                raise UserError(
+                    f"layer {layer.layer} of {self.path} is from {begin} to {end}, in the manifest {layer.bytes} bytes "
+                    f"from {layer.offset} on; {AGAIN}"
+                )
 
     def vector(self, key: str) -> Tensor:
         """A tensor that is no matrix, in float32."""

@@ -18,6 +18,7 @@ from labkit.system.errors import UserError
 from labkit.weights.checkpoint.divided import DividedWeights, by_thirds, replicated, same_names, side_by_side
 from labkit.weights.checkpoint.files import TensorFile
 from labkit.weights.checkpoint.pieces import Divided, FilePart
+from labkit.weights.protocol import require_tied
 
 
 def tensor_parallel_weights(
@@ -53,7 +54,10 @@ def tensor_parallel_weights(
     if config.tied_head and head in tensors:
         tensors.setdefault(tokens, tensors[head])
     policy.check(config, tensors)
-    return DividedWeights(tensors)
+    weights = DividedWeights(tensors)
+    if config.tied_head:
+        require_tied(policy, weights)
+    return weights
 
 
 def _divided(stored: str, files: Sequence[TensorFile], shape: tuple[int, ...] | None, thirds: bool) -> Divided:

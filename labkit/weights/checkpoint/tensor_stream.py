@@ -57,7 +57,8 @@ class TensorStream:
                 raise UserError(f"a header of {length} bytes")
             header = parse_json(self._file.read(length), path, "a header of safetensors")
             self.metadata: dict[str, str] = dict(header.pop("__metadata__", {}))
-            stored = {name: _stored(entry, LENGTH + length, size) for name, entry in header.items()}
+            stored = {name: _stored(entry, LENGTH + length) for name, entry in header.items()}
+            _require_gapless(stored, LENGTH + length, size)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is damaged ({error!r}); copy it again, or save the checkpoint again") from error
         self.tensors = {name: entry for name, entry in stored.items() if not name.startswith(FILLER)}
@@ -119,12 +120,23 @@ class TensorStream:
             done += read
 
 
-def _stored(entry: Mapping[str, Any], start: int, size: int) -> Stored:
-    """What a header says of a tensor, whose data begins at `start` of a file of `size` bytes."""
-    shape, (begin, _) = tuple(entry["shape"]), entry["data_offsets"]
+def _stored(entry: Mapping[str, Any], start: int) -> Stored:
+    """What a header says of a tensor, in a file whose tensors begin at `start`."""
+    shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
     if any(type(number) is not int or number < 0 for number in (*shape, begin)):
         raise UserError(f"a tensor of shape {list(shape)} at {begin}")
     stored = Stored(BY_NAME[entry["dtype"]], shape, start + begin)
-    if stored.offset + stored.nbytes > size:
-        raise UserError(f"a tensor that ends at {stored.offset + stored.nbytes} of {size} bytes")
+    if begin + stored.nbytes != end:
+        raise UserError(f"a tensor of {stored.nbytes} bytes from {begin} to {end}")
     return stored
+
+
+def _require_gapless(stored: Mapping[str, Stored], start: int, size: int) -> None:
+    """Raises UserError unless the tensors follow each other from `start` to the end of the file, as the format says."""
+    end = start
+    for name, entry in sorted(stored.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if entry.offset != end:
+            raise UserError(f"{name} begins at {entry.offset}, expected {end}")
+        end += entry.nbytes
+    if end != size:
+        raise UserError(f"tensors that end at {end} of {size} bytes")

@@ -174,8 +174,8 @@ def _yarn(architecture: str, metadata: Metadata) -> dict[str, Any]:
 def _divided(
     metadata: Metadata, fields: Mapping[str, Any], plain: Mapping[str, Any], stored: StoredTensor
 ) -> dict[str, Any]:
-    """Llama 3's scaling where the factors are those that it gives, as in every published file. Else transformers'
-    longrope, which takes the factors themselves, with the same for short texts and long ones.
+    """Llama 3's scaling, where it gives these factors, as it does in every published file. Otherwise transformers'
+    longrope, which takes the factors themselves, the same for short and for long texts.
     """
     pairs = fields["head_dim"] // 2
     if stored.kind.name != "F32" or stored.shape != (pairs,):

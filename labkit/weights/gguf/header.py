@@ -1,7 +1,7 @@
 """What stands before the numbers of a GGUF file: its metadata, and the table of its tensors.
 
 The file is mapped and its header walked once. Whatever it claims is bounded: by its own size, and by what no real file
-reaches. Texts stay bytes and lists stay where they are until somebody asks for them (`metadata.py`).
+reaches. StringList stay bytes and lists stay where they are until somebody asks for them (`metadata.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALIGNMENT = "general.alignment"
 
 
 @dataclass(frozen=True)
-class Texts:
+class StringList:
     """A list of strings in a mapped file, read when it is walked through."""
 
     data: memoryview
@@ -53,7 +53,7 @@ class Texts:
 
 
 T = TypeVar("T")
-Value: TypeAlias = int | float | bool | bytes | Texts | np.ndarray
+Value: TypeAlias = int | float | bool | bytes | StringList | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class _Walk:
         begin = self.at
         if kind == STRING:
             self._pass_texts(count)
-            return Texts(self.data, begin, count)
+            return StringList(self.data, begin, count)
         if kind not in NUMBERS:
             raise ValueError("a list of lists" if kind == ARRAY else f"a list of the unknown type {kind}")
         numbers = np.frombuffer(self.data, np.dtype(NUMBERS[kind]).newbyteorder("<"), count, begin)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit.system.errors import UserError
-from labkit.weights.gguf.header import Texts, Value
+from labkit.weights.gguf.header import StringList, Value
 
 TOKENIZER = "tokenizer.ggml"
 
@@ -67,7 +67,7 @@ class Metadata:
         value = self._values.get(key)
         if value is None:
             return None
-        if not isinstance(value, Texts):
+        if not isinstance(value, StringList):
             raise self._other(key, "a list of strings")
         return [self._decoded(key, text) for text in value]
 
@@ -85,7 +85,7 @@ class Metadata:
         value = self._values.get(key)
         if value is None:
             return None
-        if not isinstance(value, Texts | np.ndarray):
+        if not isinstance(value, StringList | np.ndarray):
             raise self._other(key, "a list")
         return len(value)
 
@@ -97,5 +97,5 @@ class Metadata:
 
     def _other(self, key: str, expected: str, value: object = None) -> UserError:
         shown = self._values[key] if value is None else value
-        got = f"a list of {len(shown)}" if isinstance(shown, Texts | np.ndarray) else reprlib.repr(shown)
+        got = f"a list of {len(shown)}" if isinstance(shown, StringList | np.ndarray) else reprlib.repr(shown)
         return UserError(f"{self.path}: {key} is {got}, expected {expected}; convert the file again")

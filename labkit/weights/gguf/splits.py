@@ -51,7 +51,7 @@ GPT4O = Splits((_cased(UPPER, LOWER, f"{CONTRACTIONS}?", r"\p{N}{1,3}", OTHERS_A
 NO_HAN = r"&&[^\p{Han}]"
 KIMI_WORDS = _cased(UPPER + NO_HAN, LOWER + NO_HAN, f"{CONTRACTIONS}?", r"\p{N}{1,3}", OTHERS)
 KIMI = Splits((rf"\p{{Han}}+|{KIMI_WORDS}",))
-MARKED_WORDS = (  # a mark belongs to the letters behind it
+MARKED_WORDS = (  # a mark belongs to the letters that follow
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
 )

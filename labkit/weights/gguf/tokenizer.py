@@ -134,7 +134,7 @@ def _tokens(metadata: Metadata) -> list[str]:
 
 
 def _kinds(metadata: Metadata, tokens: Sequence[str]) -> Sequence[float]:
-    """The kind of each token. A token that ends an answer is a control token, whatever the file says."""
+    """The kind of each token. Ends of an answer are control tokens even if the file has another kind for them."""
     kinds = metadata.numbers(f"{TOKENIZER}.token_type") or list(repeat(NORMAL, len(tokens)))
     if len(kinds) < len(tokens):
         raise UserError(f"{metadata.path} has {len(tokens)} tokens and kinds of {len(kinds)}; convert it again")
@@ -142,7 +142,10 @@ def _kinds(metadata: Metadata, tokens: Sequence[str]) -> Sequence[float]:
 
 
 def _splits(metadata: Metadata) -> Splits:
-    name = metadata.text(f"{TOKENIZER}.pre") or "default"
+    name = metadata.text(f"{TOKENIZER}.pre")
+    if not name:
+        name = "default"
+        log.warning("labkit: %s does not say how its text is split; the split is llama.cpp's default", metadata.path)
     if name not in SPLITS:
         raise UserError(
             f"{metadata.path} splits text by the rules of {name!r} ({TOKENIZER}.pre){did_you_mean(name, SPLITS)}; "

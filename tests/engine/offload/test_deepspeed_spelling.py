@@ -101,3 +101,23 @@ def test_the_spelling_of_deepspeed_makes_a_streamed_engine(tmp_path: Path) -> No
     zero = {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": str(tmp_path), "buffer_count": 2}}
     labkit.init_inference(vanilla("gpt2"), zero_optimization=zero)
     assert list(tmp_path.glob("*/*.safetensors"))
+
+
+def test_what_a_config_says_about_training_is_named_once_and_left_aside(caplog: pytest.LogCaptureFixture) -> None:
+    training: dict[str, Any] = {
+        "bf16": {"enabled": True},
+        "steps_per_print": 10,
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW"},
+        "zero_optimization": {"stage": 3, "offload_param": NVME},
+    }
+    options = read_options({**training, "max_out_tokens": 7}, {})
+    assert (options.max_out_tokens, options.dtype) == (7, None)
+    assert options.offload is not None
+    assert options.offload.path == "/scratch"
+    (record,) = caplog.records
+    assert "for training, and left aside: bf16, optimizer, steps_per_print, train_micro_batch_size_per_gpu" in (
+        record.message
+    )
+    with pytest.raises(ValueError, match="unknown option steps_per_prnt"):
+        read_options({"steps_per_prnt": 10}, {})

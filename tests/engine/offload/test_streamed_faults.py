@@ -2,11 +2,14 @@
 
 import errno
 import fcntl
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from labkit.engine.offload import prepared
 from labkit.kernels import layer_stream
 from labkit.kernels.layer_stream import LayerStream
 from labkit.weights.checkpoint import tensor_writer
+from labkit.weights.checkpoint.manifest import MANIFEST
 
 
 def packed(folder: Path) -> Path:
@@ -262,3 +266,56 @@ def test_other_weights_types_and_models_have_folders_of_their_own(tmp_path: Path
     ):
         labkit.init_inference(model, offload={"path": tmp_path}, dtype=dtype)
     assert len(list(tmp_path.rglob("labkit_checkpoint.json"))) == 4
+
+
+def damaged_header(file: Path, manifest: Path) -> None:
+    change(file, 100)
+
+
+def damaged_length(file: Path, manifest: Path) -> None:
+    change(file, 0)
+
+
+def other_offsets(file: Path, manifest: Path) -> None:
+    """Two tensors of one size change places."""
+    data = file.read_bytes()
+    first, second = (re.escape(f'"layers.{layer}.qkv.weight"'.encode()) for layer in (0, 1))
+    places = [re.search(name + rb'.*?"data_offsets": (\[[^]]*\])', data) for name in (first, second)]
+    one, two = (found[1] for found in places if found is not None)
+    file.write_bytes(data.replace(one, b"<first>").replace(two, one).replace(b"<first>", two))
+
+
+def other_type(file: Path, manifest: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b'"dtype": "F32"', b'"dtype": "BF16"', 1).replace(b"  ", b" ", 1))
+
+
+def other_extent(file: Path, manifest: Path) -> None:
+    values = json.loads(manifest.read_text())
+    values["files"][0]["layers"][1]["offset"] += 4096
+    manifest.write_text(json.dumps(values))
+
+
+def shorter_extent(file: Path, manifest: Path) -> None:
+    values = json.loads(manifest.read_text())
+    values["files"][0]["layers"][2]["bytes"] -= 4096
+    manifest.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damaged_header, damaged_length, other_offsets, other_type, other_extent, shorter_extent],
+    ids=lambda damage: damage.__name__,
+)
+def test_a_damaged_header_or_extent_is_made_anew(
+    damage: Callable[[Path, Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    offload = {"path": tmp_path}
+    want = labkit.init_inference(vanilla("gpt2"), offload=offload)(prompt(1, 5)).logits
+    file = packed(tmp_path)
+    damage(file, file.with_name(MANIFEST))
+    assert torch.equal(labkit.init_inference(vanilla("gpt2"), offload=offload)(prompt(1, 5)).logits, want)
+    assert "the streamed weights are made anew" in caplog.text
+    caplog.clear()
+    labkit.init_inference(vanilla("gpt2"), offload=offload)
+    assert "made anew" not in caplog.text

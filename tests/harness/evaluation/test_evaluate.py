@@ -207,7 +207,7 @@ def test_a_beginning_that_the_tokenizer_does_not_have_is_refused(monkeypatch: py
 
 
 def test_a_tokenizer_that_joins_long_runs_gives_all_the_tokens_that_were_asked_for() -> None:
-    """Of a text of dashes, where a token is up to 64 of them."""
+    """The text consists of dashes, and a token is up to 64 of them."""
 
     def joining(text: str, **unused: Any) -> dict[str, list[int]]:
         return {"input_ids": [1] * -(-len(text) // 64)}

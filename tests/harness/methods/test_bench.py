@@ -8,6 +8,7 @@ import psutil
 import pytest
 import torch
 
+from labkit.harness.methods import cell
 from labkit.harness.methods.bench import bench_methods, side_of
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.methods.grid import MethodGrid
@@ -29,6 +30,7 @@ SMALL: dict[str, Any] = {
 def no_gpu_and_no_peers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
+        patch.setattr(cell, "busy", lambda taken: False)  # the load of this machine changes nothing here
         patch.setenv("LABKIT_LLAMA_CPP_PYTHON", str(tmp_path_factory.mktemp("none") / "python"))
         yield
 

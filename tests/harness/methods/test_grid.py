@@ -40,10 +40,46 @@ def test_a_token_costs_the_time_of_a_call_over_all_new_tokens_and_a_step_over_th
     assert four.tokens_per_s == pytest.approx(4000 / step_ms)
 
 
+def figure(cell: MethodCell) -> str:
+    """The time of a token with its interval."""
+    assert cell.interval is not None
+    assert cell.token_ms is not None
+    assert cell.interval.low < 1 < cell.interval.high
+    return f"{cell.token_ms:.2f} [{cell.token_ms * cell.interval.low:.2f}, {cell.token_ms * cell.interval.high:.2f}]"
+
+
+def loaded(found: MethodCell, others: float, rounds: int) -> MethodCell:
+    """A cell with this number of rounds, measured while other programs kept `others` processors busy."""
+    assert found.measured is not None
+    runs = tuple(run.model_copy(update={"others_cores": others}) for run in found.measured.runs[:rounds])
+    return found.model_copy(update={"measured": found.measured.model_copy(update={"runs": runs})})
+
+
+@pytest.mark.parametrize(
+    ("others", "rounds", "why"),
+    [(0.0, 8, ""), (1.9, 8, "other programs used 1.9"), (0.0, 5, "5 rounds, fewer than 6"), (0.0, 1, "1 round, fewer")],
+)
+def test_a_cell_has_the_grade_of_every_result(others: float, rounds: int, why: str) -> None:
+    found = loaded(cell("fused", 1), others, rounds)
+    grid = MethodGrid((found,))
+    (text,) = grid.table().rows[0][1:]
+    assert text.endswith(" ?") == bool(why)
+    assert any(note.startswith(f"?: not trustworthy: {why}") for note in grid.table().notes) == bool(why)
+    assert found.as_dict()["trustworthy"] == (not why)
+    assert why in "; ".join(found.as_dict()["distrust"])
+
+
+def test_only_what_was_measured_in_quiet_is_kept() -> None:
+    assert cell("fused", 1).final
+    assert cell("fused", 1, oom="needs more").final
+    assert not loaded(cell("fused", 1), 1.9, 8).final
+    assert not cell("fused", 1, refused="not installed").final
+
+
 def test_there_is_a_row_for_each_method_and_a_column_for_each_batch() -> None:
     table = GRID.table()
     assert table.columns == ("method, at batch", "1", "4")
-    figures = tuple(f"{each.token_ms:.2f}" for each in GRID.cells[:2])
+    figures = tuple(figure(each) for each in GRID.cells[:2])
     assert table.rows == (("fused", *figures), ("hf-eager", figures[0], "oom"), ("llama.cpp", "–", "–"))
     assert "hf-eager, batch 4: needs more" in table.notes
     assert any(note.startswith("llama.cpp, batch 1, 4: one") for note in table.notes)

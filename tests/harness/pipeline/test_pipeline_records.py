@@ -42,8 +42,9 @@ def test_a_study_says_what_it_found() -> None:
     assert found.most_parts == pytest.approx(8 / 3)
     assert found.against_tensor_parallel() == pytest.approx({2: 250 / 300, 8: 250 / 300})
     assert found.farthest.bubble == pytest.approx(found.farthest.formula)
-    assert found.doubts == []
-    assert "queue, m = 2 makes 1.82 times naive's tokens" in found.headline
+    assert found.trust.trustworthy
+    assert "queue, m = 2 makes 1.82x [1.8" in found.headline
+    assert "] naive's tokens" in found.headline
 
 
 def test_unequal_stages_are_told_from_the_schedule() -> None:
@@ -61,7 +62,9 @@ def test_without_small_steps_nobody_knows_where_weights_are_the_limit() -> None:
 @pytest.mark.parametrize(
     ("change", "doubt"),
     [
-        ({"bubbles": ((0.1, 0.1),) * 5}, "2 rounds, fewer than 3"),
+        ({"bubbles": ((0.1, 0.1),) * 5}, "2 rounds, fewer than 6"),
+        ({"rates": ((400.0, 900.0, 400.0, 900.0, 300.0, 500.0), *((500.0,) * 6,) * 4)}, "is wide"),
+        ({"rates": ()}, "is wide"),  # of an older record, which has no rounds
         ({"pinned": False}, "no cores of their own"),
         ({"others_cores": 1.0}, "other programs used 1.0"),
     ],
@@ -70,6 +73,14 @@ def test_what_weakens_the_figures_is_said(change: dict[str, Any], doubt: str) ->
     found = study(**change)
     assert doubt in found.headline
     assert not found.outcome.trusted
+
+
+def test_a_frame_has_a_row_for_each_schedule_and_each_way() -> None:
+    found = study()
+    frame = found.to_frame()
+    assert len(frame) == len(found.measured.runs) + len(found.measured.ways)
+    assert {"model", "dtype", "machine", "prompt_tokens", "tokens_per_s", "bubble"} <= set(frame.columns)
+    assert len(repr(found)) < 600
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from children import children_that_run
 from streaming_plans import point, saved_model, spans, tight_gb
 
+from labkit.harness.stream_record import Overlapped
 from labkit.harness.streaming import measured
 from labkit.harness.streaming.make import plan_streaming
 from labkit.harness.streaming.measure import _still_grows, typical_rates
@@ -114,6 +115,32 @@ def test_what_is_hidden_is_of_the_shorter() -> None:
     ]  # fmt: skip
     assert hidden_share(alternating) == 0
     assert hidden_share(spans(steps=1)) is None
+
+
+def test_both_records_of_a_run_hide_the_same_share() -> None:
+    """Also where neither goes on for a while, and where a read is longer than the steps."""
+    in_ms = [
+        ("read", 0, 4),
+        ("compute", 1, 3),
+        ("compute", 8, 10),
+        ("read", 9, 13),
+        ("compute", 11, 12),
+        ("read", 12, 30),
+    ]
+    noted = [StreamSpan(kind, 0, begin * 10**6, end * 10**6) for kind, begin, end in in_ms]
+    spans = [
+        LayerSpan(kind=kind, layer=0, slot=0, step=1, begin_ms=begin, end_ms=end)  # type: ignore[arg-type]
+        for kind, begin, end in in_ms
+    ]
+    of_run = Overlapped.of(1, 10**6, 12 * 10**6, noted)
+    assert (of_run.read_ms, of_run.compute_ms, of_run.busy_ms) == (6, 5, 7)
+    assert of_run.hidden == hidden_share(spans) == 4 / 5
+
+
+def test_nothing_is_hidden_where_nothing_was_read() -> None:
+    assert Overlapped.of(1, 0, 10, [StreamSpan("compute", 0, 2, 5)]).hidden is None
+    assert Overlapped.of(1, 0, 10, []).hidden is None
+    assert Overlapped.of(1, 0, 10, [StreamSpan("compute", 0, 2, 5), StreamSpan("read", 0, 5, 7)]).hidden == 0
 
 
 def test_the_search_ends_with_the_first_batch_that_gives_no_more() -> None:

@@ -125,7 +125,7 @@ def test_tables_tell_predicted_from_measured_and_say_what_went_over() -> None:
 
 
 def test_steps_that_outrun_the_probe_are_doubted() -> None:
-    assert "the disk was not steady" in str(measured_table(plan(points=(point(4, 700.0),))))
+    assert "the disk was not steady" in measured_table(plan(points=(point(4, 700.0),))).notes[-1]
 
 
 def test_a_plan_is_read_back_as_it_was_saved(tmp_path: Path) -> None:

@@ -51,5 +51,5 @@ def test_what_nobody_has_is_an_error() -> None:
 
 def test_a_cut_of_another_shape_is_an_error() -> None:
     tensor = Divided((4,), 0, (FilePart(lambda: torch.zeros(4), ((0, 4),)),))
-    with pytest.raises(ValueError, match="has 4 in dimension 0, expected 5"):
+    with pytest.raises(ValueError, match=r"has shape \[4\], expected 5 in dimension 0"):
         tensor.get(Cut(0, ((0, 2),), 5))

@@ -66,7 +66,7 @@ def factors(rope: dict[str, Any]) -> torch.Tensor:
 
 @pytest.mark.parametrize(("original", "expected"), [(8192, "llama3"), (32, "longrope")])
 def test_factors_of_frequencies(original: int, expected: str, tmp_path: Path) -> None:
-    """Of Llama 3's parameters those of published files are recognised; any other factors are taken as they are."""
+    """Llama 3's parameters in published files are recognised. Any other factors are taken as they are."""
     rope = {"rope_type": "llama3", "rope_theta": THETA, "factor": 32.0, "original_max_position_embeddings": original}
     rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     model, extra = scaled("llama", rope), {"rope_freqs.weight": factors(rope)}

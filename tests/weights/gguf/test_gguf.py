@@ -109,6 +109,15 @@ def test_tokenizer_template_and_end_are_those_of_the_file(tmp_path: Path, capfd:
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_end_of_turn_ends_what_is_generated(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), metadata={"tokenizer.ggml.eot_token_id": HI})
+    source = resolve(file)
+    assert source.ends == {HI, END}
+    engine = init_inference(source, replace_with_kernel_inject=True)
+    told = engine.generate(TOKENS, max_new_tokens=9, do_sample=False, sequence_bias={(HI,): 1e4})
+    assert told[0, TOKENS.shape[1] :].tolist() == [HI]
+
+
 def test_a_cut_between_ranks_takes_whole_groups(tmp_path: Path) -> None:
     tensors = resolve(write_gguf(tmp_path / "model.gguf", gguf_model("bloom"), "Q4_1")).weights
     assert isinstance(tensors, GgufTensors)

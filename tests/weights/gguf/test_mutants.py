@@ -53,7 +53,7 @@ model = cache(partial(gguf_model, "llama"))
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, int]:
-    """Where mutants lie, a whole file, and where its numbers begin."""
+    """The path of mutants, the bytes of a whole file, and the size of its header."""
     folder = tmp_path_factory.mktemp("mutants")
     whole = write_gguf(folder / "whole.gguf", model(), "Q4_1").read_bytes()
     assert examine(folder / "whole.gguf")
@@ -142,7 +142,7 @@ def no_mutant_of_metadata_breaks_anything(places: Any, metadata: Any, extra: Any
     file.unlink(missing_ok=True)
     try:
         vocabulary = sentencepiece if spm else None
-        write_gguf(file, model(), "Q4_1", metadata=metadata, extra=extra, tokenizer=vocabulary)
+        write_gguf(file, model(), metadata=metadata, extra=extra, tokenizer=vocabulary)
     except (ValueError, UnicodeError, struct.error):  # the writer refuses it
         return
     examine(file)

@@ -1,4 +1,4 @@
-"""Tokens of a GGUF file's own vocabulary are those that llama.cpp makes of the same text and the same file.
+"""A GGUF file's tokenizer makes the same tokens as llama.cpp of the same text.
 
 Expected ids come from llama.cpp (llama-cpp-python 0.3.36, `vocab_only`) for files that these helpers write.
 """
@@ -50,11 +50,11 @@ NORMAL, UNKNOWN, CONTROL, USER = (
     gguf.TokenType.USER_DEFINED,
 )
 
-FIRST = 257  # the id after those of letters and of "Hi"
+FIRST = 257  # the id after the letters and "Hi"
 
 
 def metadata(path: Path, vocabulary: Any, **values: object) -> Metadata:
-    """Of a file that has a vocabulary and nothing else."""
+    """The metadata of a file with a vocabulary and nothing else."""
     writer = gguf.GGUFWriter(path, "llama")
     vocabulary(writer)
     for name, value in values.items():
@@ -94,10 +94,11 @@ def test_text_is_split_by_the_rules_of_the_name(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["", "smolm", "made-up"])
-def test_an_unknown_name_is_refused(name: str, tmp_path: Path) -> None:
+def test_an_unknown_name_is_refused(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     read = metadata(tmp_path / "v.gguf", letters_and(pre=name))
     if not name:
-        assert ids(read_tokenizer(read), "1")  # a file that names no split has llama.cpp's default
+        assert ids(read_tokenizer(read), "1")
+        assert "the split is llama.cpp's default" in caplog.text
         return
     with pytest.raises(UserError, match=rf"rules of '{name}'.*expected one of .*smollm"):
         read_tokenizer(read)
@@ -203,9 +204,9 @@ def test_named_roles_end_an_answer(tmp_path: Path) -> None:
         (byte_level(["a", "a"], [1, 1], [], "gpt-2"), {}, "has 'a' twice"),
         (byte_level(["a", "b"], [1], [], "gpt-2"), {}, "has 2 tokens and kinds of 1"),
         (byte_level(["a", "b"], [1, 1], ["a b"], "gpt-2"), {}, "merges 'a b', of which no token is made"),
-        (byte_level(["a", "b"], [1, 1], ["a"], "gpt-2"), {"add_bos_token": 3}, "add_bos_token is 3, expected true"),
+        (sentencepiece, {"add_bos_token": 3}, "add_bos_token is 3, expected true"),
         (
-            byte_level(["a", "b"], [1, 1], ["a"], "gpt-2"),
+            sentencepiece,
             {"eos_token_id": "b"},
             "eos_token_id is b'b', expected a whole",
         ),

@@ -79,8 +79,8 @@ def _of_first(
     if dist.get_rank(group) == 0:
         try:
             sent[0] = plan()
-        except Exception as error:
-            sent[1] = str(error)
+        except BaseException as error:  # Ctrl-C, too: the others wait for what is sent
+            sent[1] = str(error) or type(error).__name__
             raise
         finally:
             dist.broadcast_object_list(sent, group=group, group_src=0)

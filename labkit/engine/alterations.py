@@ -1,0 +1,107 @@
+"""What a user changed in a model beside its weights. The kernels compute what the config says, so it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from labkit.models.config import ModelConfig
+from labkit.models.policy import Policy
+from labkit.system.errors import UserError
+
+LIBRARIES = ("torch", "transformers")  # whose modules compute what a config says
+WATCHING = ("labkit", "transformers")  # whose hooks change nothing
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+POINTS = torch.linspace(-3, 3, 13)
+ROUNDING = 1e-4  # of the formulas of one activation; GELU and its approximation by tanh are 4e-4 apart
+
+
+def refuse_alterations(model: PreTrainedModel, policy: Policy, config: ModelConfig) -> None:
+    """Raises UserError, naming the module, where the engine would compute something else than the model does.
+
+    It looks for forward hooks, a `forward` that replaces the class's, classes from outside torch and transformers, and
+    activations, epsilons and scales that differ from the config's. An encoder is looked at in its layers alone, because
+    everything else of it is kept.
+    """
+    root = model if config.causal else model.base_model
+    start = "" if config.causal else policy.layers.split(".")[0]
+    for path, module in root.get_submodule(start).named_modules(prefix=start):
+        if change := _changed_code(module):
+            raise _refused(path or type(model).__name__, change)
+        if change := _changed_epsilon(module, config.norm_eps):
+            raise _refused(path, change)
+    for index, layer in enumerate(root.get_submodule(policy.layers).children()):
+        for path, module in layer.named_modules(prefix=f"{policy.layers}.{index}"):
+            if change := _changed_scale(module, config.attention_scales[index]) or _changed_activation(module, config):
+                raise _refused(path, change)
+
+
+def _refused(path: str, change: str) -> UserError:
+    return UserError(
+        f"{path} {change}, which the kernels would leave out; they compute what the model's config says: undo the "
+        "change, or run the model as it is, without init_inference"
+    )
+
+
+def _changed_code(module: nn.Module) -> str | None:
+    kind = type(module)
+    if kind.__module__.partition(".")[0] not in LIBRARIES:
+        return f"is a {kind.__name__} of {kind.__module__}"
+    if _library(kind.forward) not in LIBRARIES or not _is_own(module):
+        return "has a forward that replaces its own"
+    hook = next((hook for hook in _hooks(module) if _library(hook) not in WATCHING), None)
+    return None if hook is None else f"has the forward hook {getattr(hook, '__qualname__', type(hook).__name__)}"
+
+
+def _is_own(module: nn.Module) -> bool:
+    """Whether a module's `forward` is its class's, compiled or not. accelerate keeps it under another name."""
+    forward = vars(module).get("_old_forward", vars(module).get("forward"))
+    compiled = getattr(forward, "_torchdynamo_orig_callable", forward)
+    wrapper = "_orig_mod" in module._modules  # of torch.compile, around a module that is looked at as well
+    return forward is None or wrapper or getattr(compiled, "__func__", None) is type(module).forward
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    yield from module._forward_hooks.values()
+    yield from module._forward_pre_hooks.values()
+
+
+def _library(hook: Any) -> str:
+    function = hook.func if isinstance(hook, partial) else hook
+    return str(getattr(function, "__module__", "")).partition(".")[0]
+
+
+def _changed_epsilon(module: nn.Module, expected: float) -> str | None:
+    own = vars(module).get("variance_epsilon", vars(module).get("eps"))
+    if not isinstance(own, float) or own == expected:
+        return None
+    return f"has an epsilon of {own:g} (the config's: {expected:g})"
+
+
+def _changed_scale(module: nn.Module, expected: float) -> str | None:
+    own = vars(module).get("scaling")
+    if not isinstance(own, float) or abs(own - expected) <= 1e-6 * abs(expected):
+        return None
+    return f"has scaling = {own:g} (the config's: {expected:g})"
+
+
+def _changed_activation(module: nn.Module, config: ModelConfig) -> str | None:
+    """Modules of a layer that have no weights are activations, or do nothing once training is over."""
+    if isinstance(module, nn.Dropout | nn.Identity) or next(module.children(), None) is not None:
+        return None
+    if next(module.parameters(), None) is not None:
+        return None
+    with torch.no_grad():
+        same = torch.allclose(module(POINTS), FUNCTIONS[config.activation](POINTS), atol=ROUNDING)
+    return None if same else f"computes {type(module).__name__} (the config's activation: {config.activation})"

@@ -1,0 +1,95 @@
+"""Ranks that are about to share a model: each says in the store of the run what it brings, or why it does not come.
+
+In a collective of torch.distributed the others would wait for a rank that has failed before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch.distributed as dist
+
+from labkit.kernels.other_ranks import TOGETHER, LostRankError, RankFailedError
+from labkit.kernels.shared_memory import system
+from labkit.system.process_state import ENDED, process_state
+
+TIMEOUT_S = 600.0
+PAUSE_S, LOOK_S = 0.002, 0.2
+PROCESS = "labkit/process/{}"
+
+_calls: defaultdict[tuple[int, ...], int] = defaultdict(int)  # by the ranks of a group: how often they have joined
+
+
+def reason_of(error: BaseException) -> str:
+    """What the other ranks are told, on one line. What another rank has said is passed on as it is."""
+    said = " ".join(str(error).split())
+    if isinstance(error, RankFailedError | LostRankError):
+        return said
+    return f"rank {dist.get_rank()}: {type(error).__name__}" + (f": {said}" if said else "")
+
+
+def say_process() -> None:
+    """Leaves this process's number in the store of the run, so that others can tell when it has ended."""
+    _store().set(PROCESS.format(dist.get_rank()), json.dumps([*system(), os.getpid()]))
+
+
+@contextmanager
+def joining(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """What fails within, before this rank has joined the others of `group` (None: all), is raised on them, too."""
+    ranks = dist.get_process_group_ranks(group)
+    before = _calls[tuple(ranks)]
+    try:
+        yield
+    except BaseException as error:
+        if _calls[tuple(ranks)] == before:
+            _calls[tuple(ranks)] += 1
+            with suppress(RuntimeError):  # the store may be lost
+                _of_call(ranks, before).set(f"failed/{dist.get_rank()}", reason_of(error))
+        raise
+
+
+def join(brought: str, group: dist.ProcessGroup | None) -> list[str]:
+    """What every rank of `group` brings, once all are there. Raises RankFailedError with the reason of one that has
+    failed before it came, and LostRankError where one has ended or does not come.
+    """
+    ranks, me = dist.get_process_group_ranks(group), dist.get_rank()
+    store = _of_call(ranks, _calls[tuple(ranks)])
+    _calls[tuple(ranks)] += 1
+    try:
+        store.set(f"here/{me}", brought)
+        begun = looked = time.monotonic()
+        while missing := [rank for rank in ranks if not store.check([f"here/{rank}"])]:
+            for rank in missing:
+                if store.check([f"failed/{rank}"]):
+                    raise RankFailedError(store.get(f"failed/{rank}").decode())
+            if (now := time.monotonic()) - looked > LOOK_S:
+                looked = now
+                _require_alive(missing, me, now - begun)
+            time.sleep(PAUSE_S)
+        return [store.get(f"here/{rank}").decode() for rank in ranks]
+    except dist.DistError as error:
+        raise LostRankError(f"rank {me}: the store of the run is lost: {error}; {TOGETHER}") from error
+
+
+def _require_alive(ranks: list[int], me: int, waited_s: float) -> None:
+    store = _store()
+    for rank in ranks:
+        if store.check([PROCESS.format(rank)]):
+            *where, pid = json.loads(store.get(PROCESS.format(rank)))
+            if where == list(system()) and process_state(pid) in ENDED:
+                raise LostRankError(f"rank {me}: rank {rank} has ended; {TOGETHER}")
+    if waited_s > TIMEOUT_S:
+        raise LostRankError(f"rank {me}: rank {ranks[0]} did not come within {TIMEOUT_S:.0f} s; {TOGETHER}")
+
+
+def _of_call(ranks: list[int], number: int) -> dist.Store:
+    return dist.PrefixStore(f"labkit/joining/{'-'.join(map(str, ranks))}/{number}", _store())
+
+
+def _store() -> dist.Store:
+    return dist.distributed_c10d._get_default_store()  # the only way to that of a group that somebody else made

@@ -1,0 +1,60 @@
+"""The last result of each kind of study, kept with the records of a folder, so that a notebook can show it again."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from labkit.system.output_folder import reason
+from labkit.system.whole_file import write_whole
+
+Result = TypeVar("Result")
+FOLDER = "last"
+
+
+@dataclass(frozen=True)
+class Last(Generic[Result]):
+    """A result, the settings that it was measured with, and when."""
+
+    settings: dict[str, Any]
+    measured: datetime
+    result: Result
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def keep_last(last: Last[Result], kind: type[Result], name: str, runs: str | os.PathLike[str]) -> None:
+    """Writes it in the place of the one before, as a file of the folder `runs`. A folder that it cannot be written to
+    is a warning.
+    """
+    file = _file(name, runs)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, _adapter(kind).dump_json(last).decode())
+    except OSError as error:
+        warnings.warn(f"the last result could not be kept as {file}: {reason(error)}", stacklevel=2)
+
+
+def read_last(kind: type[Result], name: str, runs: str | os.PathLike[str]) -> Last[Result] | None:
+    """What `keep_last` wrote; None where there is nothing, and where it is of another version of labkit."""
+    try:
+        last: Last[Result] = _adapter(kind).validate_json(_file(name, runs).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return last
+
+
+def _file(name: str, runs: str | os.PathLike[str]) -> Path:
+    return Path(runs) / FOLDER / f"{name}.json"
+
+
+def _adapter(kind: type[Result]) -> TypeAdapter[Last[Result]]:
+    return TypeAdapter(Last[kind])  # type: ignore[valid-type]

@@ -1,0 +1,48 @@
+"""The weights of a model that has no row: transformers loads them, whole, and labkit reads none of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from labkit.models.shards import Cut
+from labkit.system.errors import UserError
+from labkit.weights.checkpoint.files import first_line
+from labkit.weights.identity import identity_of_files
+
+
+class OfTransformers:
+    """The weights in a folder, for `model` alone."""
+
+    def __init__(self, folder: Path, files: list[Path]) -> None:
+        self.folder = folder
+        self.identity = identity_of_files(files)
+
+    def model(self, dtype: torch.dtype) -> PreTrainedModel:
+        """The vanilla model, in evaluation mode. Raises UserError for one that transformers cannot load, or whose
+        weights are not all there.
+        """
+        try:
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                self.folder, dtype=dtype, trust_remote_code=False, local_files_only=True, output_loading_info=True
+            )
+        except Exception as error:  # the code of an architecture can raise errors of any kind
+            raise UserError(f"transformers cannot load the model in {self.folder} ({first_line(error)})") from error
+        if missing := sorted(loaded["missing_keys"]):
+            raise UserError(
+                f"{self.folder} lacks {len(missing)} tensors of {type(model).__name__}, {missing[0]} for one; "
+                "download it again"
+            )
+        return model.eval()
+
+    def names(self) -> NoReturn:
+        raise self._unread()
+
+    def get(self, name: str, dtype: torch.dtype | None = None, cut: Cut | None = None) -> NoReturn:
+        raise self._unread()
+
+    def _unread(self) -> UserError:
+        return UserError(f"labkit reads no weights of the architecture in {self.folder}: transformers runs it")

@@ -1,0 +1,45 @@
+// The page of a live notebook: it saves what its widgets show with the notebook, so that a page that is opened again
+// without their kernel shows it, too.
+const STATE = "application/vnd.jupyter.widget-state+json";
+
+// The models that cells show, and the models that these name, by their ids.
+function shown(state, cells) {
+  const kept = {};
+  const waiting = [JSON.stringify(cells)];
+  while (waiting.length) {
+    for (const [id] of waiting.pop().matchAll(/[0-9a-f]{32}/g)) {
+      if (!(id in state) || id in kept) continue;
+      kept[id] = state[id];
+      waiting.push(JSON.stringify(state[id]));
+    }
+  }
+  return kept;
+}
+
+function initialize({ model }) {
+  const manager = model.widget_manager;
+  const context = manager?.context; // of JupyterLab's; other pages keep what they keep
+  if (!context?.saveState) return;
+  const keep = (_, begun) => {
+    if (begun !== "started") return;
+    const all = manager.get_state_sync({ drop_defaults: true });
+    const state = shown(all.state, context.model.toJSON().cells);
+    context.model.setMetadata("widgets", { [STATE]: { ...all, state } });
+  };
+  const save = () => context.save();
+  // What was measured while no page was open is saved by the first page that sees it.
+  const saveUnsaved = () => {
+    const saved = Object.values(context.model.getMetadata("widgets")?.[STATE]?.state ?? {});
+    if (!saved.some((known) => known.state.results === model.get("results"))) save();
+  };
+  context.saveState.connect(keep);
+  model.on("change:results", save);
+  if (model.get("results") && !manager.restoredStatus) manager.restored.connect(saveUnsaved);
+  return () => {
+    context.saveState.disconnect(keep);
+    manager.restored.disconnect(saveUnsaved);
+    model.off("change:results", save);
+  };
+}
+
+export default { initialize };

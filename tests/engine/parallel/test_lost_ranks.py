@@ -1,0 +1,50 @@
+"""A rank that fails or dies in a step whose full logits are wanted: the others say so, and none of them crashes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lost_ranks
+import pytest
+from lost_ranks import BEFORE, MEETINGS, REASON
+from sweeps import sweep
+
+pytestmark = pytest.mark.timeout(300)
+STEPS = 2  # of a generation, at whose meetings a rank is killed
+TOGETHER = "all ranks of a model make the same calls, or none goes on"
+
+
+def test_a_rank_that_fails_at_any_meeting_or_step_gives_its_reason_to_the_others(of_two: Any) -> None:
+    survivor, failed = (rank["lost"] for rank in of_two.answers)
+    assert set(survivor) == set(failed)
+    assert len(failed) == sum(MEETINGS.values()) + 12
+    assert all(REASON in answer for answer in failed.values())
+    for point, answer in survivor.items():
+        assert answer.startswith("RankFailedError: rank 1: RuntimeError: "), point
+        assert REASON in answer, point
+
+
+@sweep
+@pytest.mark.parametrize("way", lost_ranks.WAYS)
+@pytest.mark.parametrize("model", MEETINGS)
+def test_the_survivor_of_a_kill_at_any_meeting_names_the_lost_rank(model: str, way: str) -> None:
+    """Each rank is killed in turn. A step of gptj has an odd number of meetings, one of gpt2 an even number."""
+    meetings = BEFORE + MEETINGS[model] * (1 if way == "forward" else STEPS)
+    script = Path(lost_ranks.__file__)
+    lines = subprocess.run(
+        [sys.executable, "-P", str(script), model, way, str(meetings)],
+        env=os.environ | {"PYTHONPATH": str(script.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert len(lines) == 2 * meetings
+    for outcome in map(json.loads, lines):
+        victim = outcome["victim"]
+        assert outcome["victim's code"] == -9, outcome
+        assert outcome["survivor's code"] == 0, outcome
+        expected = f"LostRankError: rank {1 - victim}: rank {victim} has ended; {TOGETHER}"
+        assert outcome["survivor said"] == expected, outcome

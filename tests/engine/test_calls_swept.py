@@ -1,0 +1,195 @@
+"""Calls as strangers make them: whatever the shape of the model, the dtype, the positions and the keywords, the answer
+is transformers', or an error that says what was wrong.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from engines import distance
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import small_model
+from sweeps import sweep
+from transformers import PreTrainedModel
+
+import labkit
+from labkit.engine import InferenceEngine
+from labkit.system.errors import UserError
+
+VOCABULARY = 131
+BOUNDS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 0.15, "int8": 0.25}  # of the spread of the logits
+ANY = (ValueError, TypeError, IndexError, AttributeError, RuntimeError, AssertionError)
+REFUSED = (ValueError, TypeError, AttributeError)
+SHAPES: dict[str, Callable[[int, int, int], dict[str, int]]] = {
+    "gpt2": lambda heads, size, wide: {"n_head": heads, "n_embd": heads * size, "n_inner": wide},
+    "gptj": lambda heads, size, wide: {"n_head": heads, "n_embd": 2 * heads * size, "n_inner": wide, "rotary_dim": 2},
+    "gpt-neox-sequential": lambda heads, size, wide: {
+        "num_attention_heads": heads, "hidden_size": 2 * heads * size, "intermediate_size": wide,
+    },
+    "bloom": lambda heads, size, wide: {"n_head": heads, "hidden_size": heads * size},
+    "opt": lambda heads, size, wide: {
+        "num_attention_heads": heads, "hidden_size": heads * size, "ffn_dim": wide, "word_embed_proj_dim": wide + 2,
+    },
+    "llama": lambda heads, size, wide: {
+        "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 2 * size, "hidden_size": heads * wide,
+        "intermediate_size": wide,
+    },
+    "qwen3": lambda heads, size, wide: {
+        "num_attention_heads": 2 * heads, "num_key_value_heads": heads, "head_dim": 2 * size,
+        "hidden_size": 2 * heads * size, "intermediate_size": wide,
+    },
+}  # fmt: skip
+
+
+@cache
+def model(name: str, heads: int, size: int, wide: int) -> PreTrainedModel:
+    return small_model(name, **SHAPES[name](heads, size, wide))
+
+
+@cache
+def engine(name: str, heads: int, size: int, wide: int, dtype: str, kv_dtype: str | None) -> InferenceEngine:
+    return labkit.init_inference(model(name, heads, size, wide), dtype=dtype, kv_dtype=kv_dtype, impl="cpp")
+
+
+shapes = st.tuples(
+    st.sampled_from(sorted(SHAPES)), st.sampled_from([1, 3, 5]), st.sampled_from([2, 3, 9]), st.sampled_from([5, 34])
+)
+sizes = st.tuples(st.integers(1, 4), st.integers(1, 40))
+
+
+def positions(batch: int, tokens: int) -> st.SearchStrategy[Any]:
+    begins = st.one_of(st.integers(0, 150), st.integers(2**16 - 9, 2**16 + 9), st.integers(2**31 - 60, 2**33))
+    counted = begins.map(lambda begin: torch.arange(begin, begin + tokens)[None].expand(batch, -1))
+    odd = st.sampled_from(
+        [torch.zeros(batch, tokens), torch.zeros(1, tokens + 1).long(), -torch.ones(1, tokens).long()]
+    )
+    return st.one_of(counted, counted.map(lambda found: found.flip(1)), odd)
+
+
+def masks(batch: int, tokens: int) -> st.SearchStrategy[Any]:
+    left = st.lists(st.integers(0, tokens - 1), min_size=batch, max_size=batch)
+    padded = left.map(lambda hidden: torch.stack([(torch.arange(tokens) >= each).long() for each in hidden]))
+    return st.one_of(padded, padded.map(torch.Tensor.bool), padded.map(torch.Tensor.float), st.just(torch.ones(1, 99)))
+
+
+def keywords(batch: int, tokens: int) -> st.SearchStrategy[dict[str, Any]]:
+    """Some of the keywords of `forward`, with values that fit and values that do not."""
+    ids = torch.ones(batch, tokens, dtype=torch.long)
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "attention_mask": masks(batch, tokens),
+            "position_ids": positions(batch, tokens),
+            "logits_to_keep": st.sampled_from([0, 1, tokens, 99, -1, 0.5, torch.tensor([0]), torch.tensor([-1, 0])]),
+            "use_cache": st.sampled_from([True, False, None]),
+            "return_dict": st.just(True),
+            "output_hidden_states": st.booleans(),
+            "labels": st.sampled_from([ids, ids[:, :-1], None]),
+            "past_key_values": st.sampled_from([None, ()]),
+            "head_mask": st.sampled_from([None, torch.zeros(2, 2)]),
+            "inputs_embeds": st.sampled_from([None, torch.zeros(batch, tokens, 8)]),
+            "token_type_ids": st.sampled_from([None, ids]),
+            "nonsense": st.sampled_from([None, 1]),
+        },
+    )
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[Any, ...]:
+    batch, tokens = draw(sizes)
+    # one keyword in three calls is odd: most calls have to get through
+    more = draw(keywords(batch, tokens)) if draw(st.integers(0, 2)) else {}
+    ids = torch.randint(
+        1, VOCABULARY, (batch, tokens), generator=torch.Generator().manual_seed(draw(st.integers(0, 9)))
+    )
+    if draw(st.integers(0, 19)) == 0:
+        ids[0, 0] = draw(st.sampled_from([-1, VOCABULARY, 2**40]))
+    how = draw(st.sampled_from(sorted(BOUNDS))), draw(st.sampled_from([None, None, "int8"]))
+    return draw(shapes), how, ids, more
+
+
+def check_forward(call: tuple[Any, ...]) -> str:
+    """How a call went: "right", "refused", or "both refuse"."""
+    shape, (dtype, kv_dtype), ids, more = call
+    fused = engine(*shape, dtype, kv_dtype)
+    try:
+        found = fused(ids, **more)
+    except UserError:
+        return "refused"
+    except ANY as error:
+        ours: Exception = error
+        with torch.no_grad(), pytest.raises(REFUSED):
+            model(*shape)(ids, **more)
+    else:
+        return compared(call, found)
+    assert isinstance(ours, REFUSED), f"{ours!r} is no error for {more}"
+    return "both refuse"
+
+
+def compared(call: tuple[Any, ...], found: Any) -> str:
+    """What `check_forward` says where the engine computed something."""
+    shape, (dtype, kv_dtype), ids, more = call
+    with torch.no_grad():
+        try:
+            want = model(*shape)(ids, **more)
+        except (IndexError, RuntimeError):
+            return "further than vanilla"
+    seen = visible(more, ids, want.logits.shape[1])
+    if int(seen.sum()) > 0 and found.logits.numel() > 1:
+        off = distance(found.logits[seen], want.logits[seen])
+        assert off <= BOUNDS[dtype] + (0.15 if kv_dtype else 0), f"off by {off}"
+    if want.loss is not None and more.get("attention_mask") is None and dtype == "float32" and kv_dtype is None:
+        assert torch.allclose(found.loss, want.loss, rtol=1e-3, atol=1e-4, equal_nan=True)
+    return "right"
+
+
+def visible(more: dict[str, Any], ids: torch.Tensor, kept: int) -> torch.Tensor:
+    """The tokens whose logits count: those that the mask shows."""
+    mask = more.get("attention_mask")
+    shown = torch.ones_like(ids).bool() if mask is None else mask != 0
+    keep = more.get("logits_to_keep", 0)
+    return shown[:, keep] if isinstance(keep, torch.Tensor) else shown[:, -kept:]
+
+
+def check_generate(call: tuple[Any, ...]) -> str:
+    """The same of a few greedy tokens in float32, whose ties are far apart."""
+    shape, _, ids, more = call
+    more = {name: value for name, value in more.items() if name in ("attention_mask", "position_ids", "head_mask")}
+    arguments = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0} | more
+    texts: list[Any] = []
+    for each in (engine(*shape, "float32", None), model(*shape)):
+        try:
+            texts.append(each.generate(ids, **arguments))
+        except ANY as error:
+            texts.append(error)
+    ours, theirs = texts
+    if isinstance(ours, Exception):
+        assert isinstance(ours, UserError) or isinstance(theirs, Exception), repr(ours)
+        return "refused"
+    if isinstance(theirs, Exception):
+        return "further than vanilla"
+    assert torch.equal(ours, theirs)
+    return "right"
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(calls())
+def test_forward_is_transformers_or_refuses(call: tuple[Any, ...]) -> None:
+    check_forward(call)
+
+
+@sweep
+@settings(derandomize=True, deadline=None, max_examples=600)
+@given(calls())
+def test_forward_is_transformers_or_refuses_swept(call: tuple[Any, ...]) -> None:
+    check_forward(call)
+
+
+@sweep
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(calls())
+def test_generate_is_transformers_or_refuses_swept(call: tuple[Any, ...]) -> None:
+    check_generate(call)

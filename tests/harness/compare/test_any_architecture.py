@@ -1,0 +1,83 @@
+"""A checkpoint without a row is compared between the sides that need no kernel of labkit's, and by no others."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from small_models import TOKENS, randomised
+from transformers import AutoModelForCausalLM, Gemma2Config, PreTrainedModel
+
+import labkit
+from labkit.harness.compare.baselines import WITHOUT_KERNELS, baseline
+from labkit.harness.compare.plan import Schedule, SideSpec, prepare
+from labkit.harness.records import Case
+from labkit.system.errors import UserError
+from labkit.weights.resolve import resolve
+
+PROMPT = torch.arange(40, 49).repeat(2, 1)
+ARGS = {"attention_mask": torch.ones_like(PROMPT), "do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5}
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+
+
+def case(folder: Path) -> Case:
+    return Case(model=str(folder), dtype="float32", batch=1, prompt_tokens=4, new_tokens=3, threads=1)
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    config = Gemma2Config(**(TOKENS | SIZES), intermediate_size=64, max_position_embeddings=64)
+    return randomised(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.fixture(scope="module")
+def folder(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model.save_pretrained(path := tmp_path_factory.mktemp("gemma"))
+    return path
+
+
+@pytest.mark.parametrize("name", ["hf-eager", "hf-static", "accelerate"])
+def test_its_tokens_are_those_of_transformers(name: str, model: PreTrainedModel, folder: Path) -> None:
+    side = baseline(name, resolve(folder, any_architecture=True), torch.float32, threads=1)
+    assert torch.equal(side.generate(PROMPT, **ARGS), model.generate(PROMPT, **ARGS))
+    calls: list[int] = []
+    assert side.stage_times(lambda: calls.append(1)) == []
+    assert calls == [1]
+
+
+def test_it_is_prepared_without_a_shape_for_sides_without_kernels(folder: Path) -> None:
+    sides = [SideSpec(name, 1) for name in ("hf-eager", "hf-compile")]
+    assert {side.name for side in sides} <= set(WITHOUT_KERNELS)
+    assert prepare(sides, case(folder), Schedule()).config is None
+    assert prepare(sides, case(Path("tiny-gpt2")), Schedule()).config is not None
+
+
+def test_sides_with_kernels_refuse_it(folder: Path) -> None:
+    with pytest.raises(UserError, match="unknown architecture Gemma2ForCausalLM of model type 'gemma2'; expected one"):
+        prepare([SideSpec("hf-eager", 1), SideSpec("fused", 1)], case(folder), Schedule())
+    with pytest.raises(UserError, match="unknown architecture Gemma2ForCausalLM"):
+        labkit.init_inference(resolve(folder, any_architecture=True))
+    with pytest.raises(UserError, match="transformers runs it"):
+        resolve(folder, any_architecture=True).names()
+
+
+def test_weights_that_are_not_all_there_are_named(model: PreTrainedModel, tmp_path: Path) -> None:
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != "model.norm.weight"}
+    model.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(UserError, match=r"lacks 1 tensors of Gemma2ForCausalLM, model.norm.weight for one"):
+        resolve(tmp_path, any_architecture=True).hf_model(torch.float32)
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(UserError, match="transformers cannot load the model"):
+        resolve(tmp_path, any_architecture=True).hf_model(torch.float32)
+
+
+@pytest.mark.sweep
+def test_a_comparison_of_it_has_times_and_no_limit(folder: Path) -> None:
+    found = labkit.compare("hf-eager", "hf-static", model=str(folder), prompt=4, new=3, rounds=2, output=None)
+    assert "hf-static" in repr(found)

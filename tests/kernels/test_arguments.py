@@ -1,0 +1,51 @@
+"""Whatever the public ops are called with: the result is the reference's, or a UserError says what does not fit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sweeps import sweep
+
+OPS = ("gemm", "residual_add", "mlp_gemm", "attention", "qkv_gemm")
+SCRIPT = Path(__file__).with_name("argument_mutants.py")
+FEW, MANY = 25, 1000
+
+
+def check_mutants(folder: Path, examples: int, *ops: str) -> None:
+    """In a process of its own, which a kernel may end."""
+    done = subprocess.run(
+        [sys.executable, "-P", str(SCRIPT), str(examples), *ops],
+        env=os.environ | {"PYTHONPATH": str(SCRIPT.parent.parent)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{done.stderr[-5000:]}\n{(folder / 'LAST').read_text()}"
+    counts = [[int(count) for count in line.split()] for line in done.stdout.splitlines()]
+    assert len(counts) == len(ops)
+    assert all(results > 0 and refused > 0 for results, refused in counts)
+
+
+def test_arguments_that_do_not_fit_are_refused_and_others_give_the_reference(tmp_path: Path) -> None:
+    check_mutants(tmp_path, FEW, *OPS)
+
+
+@sweep
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("op", OPS)
+def test_many_arguments_that_do_not_fit_are_refused(op: str, tmp_path: Path) -> None:
+    check_mutants(tmp_path, MANY, op)
+
+
+def test_a_kernel_that_gets_no_memory_raises_and_ends_no_process() -> None:
+    script = SCRIPT.with_name("scarce_memory.py")
+    done = subprocess.run(
+        [sys.executable, "-P", str(script)],
+        env=os.environ | {"PYTHONPATH": str(script.parent.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 3

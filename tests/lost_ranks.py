@@ -1,0 +1,161 @@
+"""Ranks that are lost in the middle of a step whose full logits are wanted, and what the others say then.
+
+As a script: `lost_ranks.py MODEL WAY MEETINGS`, which kills one of two ranks at each of its first meetings and prints a
+line of JSON for each.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from ctypes import c_uint64, c_void_p, cast
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from small_models import small_model
+
+import labkit
+from labkit.kernels.all_reduce import Exchange
+from labkit.kernels.all_reduce.exchange import BRING
+from labkit.kernels.other_ranks import LINE
+from labkit.launcher.group import ensure_process_group
+
+MEETINGS = {"gptj": 5, "gpt2": 8}  # of a step: after the embedding, one or two in each layer, about the logits
+BEFORE = 2  # of a call, before its first step: about its name and its tokens
+IDS = torch.arange(1, 10)[None]
+GENERATE: dict[str, Any] = {"max_new_tokens": 4, "pad_token_id": 0}
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "forward": lambda engine: engine(IDS),
+    "sampling": lambda engine: engine.generate(IDS, do_sample=True, top_k=0, **GENERATE),
+    "beams": lambda engine: engine.generate(IDS, num_beams=2, do_sample=False, **GENERATE),
+}
+REASON = "out of luck"
+
+
+def engine_of_two(name: str) -> Any:
+    return labkit.init_inference(small_model(name), impl="cpp", dtype=torch.float32, tensor_parallel={"tp_size": 2})
+
+
+def exchange_of(engine: Any) -> Exchange:
+    exchange: Exchange = engine.module.runner.staged.held.ranks.exchange
+    assert exchange.transport == "shared memory"
+    return exchange
+
+
+@contextmanager
+def lost_at(exchange: Exchange, meeting: int, lose: Callable[[], None]) -> Iterator[None]:
+    """Within, this rank meets the others from Python, and runs `lose` in place of the meeting of this number."""
+    c, others = exchange.c, iter(range(meeting))
+    arrivals, bring = c.arrivals, c.bring
+    assert arrivals is not None
+    rounds = [c_uint64.from_address(arrivals + LINE * rank) for rank in range(exchange.size)]
+
+    def meet(turn: int, count: int) -> int:
+        if next(others, None) is None:
+            lose()
+            return 1
+        rounds[exchange.rank].value = c.round
+        while any(line.value < c.round for line in rounds):
+            os.sched_yield()
+        return 0
+
+    callback = BRING(meet)
+    c.arrivals, c.bring = None, cast(callback, c_void_p)
+    try:
+        yield
+    finally:
+        c.arrivals, c.bring = arrivals, bring
+
+
+def said(call: Callable[[Any], object], engine: Any) -> str:
+    try:
+        call(engine)
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def failed_in_steps() -> dict[str, str]:
+    """What this rank of two says where rank 1 fails at each meeting of a step, and at the beginning of each step."""
+    answers, fails = {}, dist.get_rank() == 1
+    for name, meetings in MEETINGS.items():
+        engine = engine_of_two(name)
+        exchange = exchange_of(engine)
+
+        def fail(exchange: Exchange = exchange) -> None:
+            exchange.error = RuntimeError(REASON)
+
+        for meeting in range(meetings):
+            with lost_at(exchange, BEFORE + meeting, fail) if fails else nullcontext():
+                answers[f"{name}, meeting {meeting}"] = said(WAYS["forward"], engine)
+        for step in range(3):
+            for way in ("sampling", "beams"):
+                with _raising(engine.module.runner, step) if fails else nullcontext():
+                    answers[f"{name}, {way}, step {step}"] = said(WAYS[way], engine)
+    return answers
+
+
+@contextmanager
+def _raising(runner: Any, step: int) -> Iterator[None]:
+    steps, begin = iter(range(step)), runner.begin
+
+    def begin_or_raise(wanted: Any) -> Any:
+        if next(steps, None) is None:
+            raise RuntimeError(REASON)
+        return begin(wanted)
+
+    with mock.patch.object(runner, "begin", begin_or_raise):
+        yield
+
+
+def outcome_of_kill(name: str, way: str, meeting: int, victim: int) -> dict[str, Any]:
+    """The end of both ranks, which are forked: the victim is killed at a meeting of its call."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [_forked(rank, Path(folder), name, way, meeting if rank == victim else None) for rank in range(2)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+        text = Path(folder, str(1 - victim))
+        return {
+            "model": name,
+            "way": way,
+            "meeting": meeting,
+            "victim": victim,
+            "victim's code": codes[victim],
+            "survivor's code": codes[1 - victim],
+            "survivor said": text.read_text() if text.exists() else None,
+        }
+
+
+def _forked(rank: int, folder: Path, name: str, way: str, meeting: int | None) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _run_rank(rank, folder, name, way, meeting)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def _run_rank(rank: int, folder: Path, name: str, way: str, meeting: int | None) -> NoReturn:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    ensure_process_group("cpu", tp_size=2, init_method=f"file://{folder}/store")
+    engine = engine_of_two(name)
+    losing = nullcontext()
+    if meeting is not None:
+        losing = lost_at(exchange_of(engine), meeting, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    with losing:
+        Path(folder, str(rank)).write_text(said(WAYS[way], engine))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # a fork keeps no other thread
+    labkit.init_inference(small_model(sys.argv[1]), impl="cpp", dtype=torch.float32)  # compiled and loaded once
+    for number in range(int(sys.argv[3])):
+        for lost in range(2):
+            sys.stdout.write(json.dumps(outcome_of_kill(sys.argv[1], sys.argv[2], number, lost)) + "\n")

@@ -1,0 +1,63 @@
+"""Checks of exercises that ask about the run: its model, its batch, and its bandwidth as it is shown."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from comparisons import comparison
+
+from labkit.harness.records import Measurement
+from labkit.harness.regions.case import layer_case
+from labkit.harness.regions.counting import region_bytes
+from labkit.harness.roofline import decode_bytes
+from labkit.models.policies import model_config_of
+from labkit.models.presets import PRESETS
+from labkit.notebooks.exercises import BATCH, CONTEXT, check_batches, check_limit, check_sums
+from labkit.stages import Stage
+from labkit.weights.resolve import resolve
+
+READ_MB = decode_bytes(model_config_of(PRESETS["gpt2"].hf_config), torch.bfloat16, BATCH, CONTEXT) / 1e6
+
+
+def kernel_study() -> Any:
+    """What `check_batches` looks at of a study."""
+    case = layer_case("tiny-llama", batch=4, context=32, threads=1, layers=1)
+    return SimpleNamespace(ladder=SimpleNamespace(case=case))
+
+
+def test_predictions_about_the_batch_are_judged_by_the_bytes_of_the_run() -> None:
+    config, context = model_config_of(resolve("tiny-llama").hf_config), 32
+
+    def grows(region: Stage) -> float:
+        one, many = (region_bytes(config, region, torch.float32, batch, context) for batch in (1, 8))
+        return many / one
+
+    mlp, attention = grows(Stage.MLP), grows(Stage.ATTENTION)
+    assert mlp < 1.5 < attention
+    right = check_batches(kernel_study(), mlp, attention).data
+    assert right.count("**right**") == 2
+    wrong = check_batches(kernel_study(), 8, 1.0).data
+    assert "reads the weights once" in wrong
+    assert "keys and values of its own" in wrong
+    assert check_batches(kernel_study(), None, "many").data.count("not") >= 2
+
+
+def test_yours_is_the_model_that_was_run() -> None:
+    text = check_sums("tiny-gptj", {"yours": 1, "tiny-llama": 2}, None).data
+    assert text.count("**right**") == 2
+    assert "a layer of tiny-gptj" in text
+
+
+@pytest.mark.parametrize("digits", [0, 1])
+def test_a_limit_worked_out_from_the_bandwidth_as_it_is_shown_is_right(digits: int) -> None:
+    found = comparison()
+    slow = found.model_copy(update={side: _at(getattr(found, side), 24.4) for side in ("baseline", "candidate")})
+    assert slow.read_bandwidth_gb_s == pytest.approx(24.4)
+    text = check_limit(slow, 1.0, READ_MB / round(24.4, digits)).data
+    assert "least ms per step: **right**" in text
+
+
+def _at(side: Measurement, gb_s: float) -> Measurement:
+    runs = tuple(run.model_copy(update={"bandwidth_gb_s": (gb_s, gb_s)}) for run in side.runs)
+    return side.model_copy(update={"runs": runs})

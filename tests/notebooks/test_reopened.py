@@ -1,0 +1,94 @@
+"""A live notebook whose page is loaded again, closed during a run, or opened on a new server, in a real JupyterLab.
+Its figures show the latest run.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser_lab import needs_browser, write_notebook
+from notebook_runs import FAKE
+
+from labkit.widgets.browser import DARK, Lab, jupyterlab
+
+WAITS = """
+import time
+def compare(*, progress, show, **settings):
+    progress(1, 2, "half")
+    while open("hold").read():
+        time.sleep(0.05)
+    return comparison(dtype=settings["dtype"])
+widgets.workbench.compare = compare
+"""
+CELLS = (FAKE + WAITS, "bench", "bench.run()", "bench.view(figures.per_token_figure)")
+SHOWS = """(dtype) => {
+  const plot = document.querySelector(".js-plotly-plot");
+  return plot && plot.layout.title.subtitle.text.includes(dtype);
+}"""
+
+
+SAVED = """async () => {
+  const { context } = window.jupyterapp.shell.currentWidget;
+  const model = await window.jupyterapp.serviceManager.contents.get(context.path);
+  return JSON.stringify(model.content.metadata.widgets ?? "").includes("float16") && !context.model.dirty;
+}"""
+NOTICE = """() => getComputedStyle(document.querySelector(".labkit-box"), "::before").content"""
+INK = "getComputedStyle(document.querySelector('.ytick text')).fill"
+PAPER = "'rgb(31, 41, 51)'"  # the ink of a light page
+
+
+def no_errors(lab: Lab) -> bool:
+    """anywidget gives up what takes two seconds, which on a busy machine is nobody's mistake."""
+    return [error for error in lab.errors if "Failed to initialize" not in error] == []
+
+
+def press(lab: Lab, words: str) -> None:
+    lab.page.locator(".jupyter-button", has_text=words).first.click()
+
+
+def wait_for(page: Any, dtype: str) -> None:
+    page.wait_for_function(SHOWS, arg=dtype, timeout=120_000)
+
+
+@needs_browser
+@pytest.mark.timeout(600)
+def test_figures_follow_the_runs_whatever_became_of_the_page(tmp_path: Path) -> None:
+    folder, home = tmp_path / "work", tmp_path / "home"
+    for each in (folder, home):
+        each.mkdir()
+    hold, name = folder / "hold", write_notebook(folder, *CELLS)
+    hold.write_text("")
+    with jupyterlab(folder, home=home) as lab:
+        page, lab.patience_s = lab.page, 300
+        lab.open(name)
+        lab.run_all()
+        press(lab, "Run")
+        wait_for(page, "float32")
+        page.reload()
+        lab.wait_idle()
+        wait_for(page, "float32")
+        page.locator("select:has(option[value=bfloat16])").first.select_option("bfloat16")
+        press(lab, "Run")
+        wait_for(page, "bfloat16")
+        hold.write_text("until the page is gone")
+        page.locator("select:has(option[value=bfloat16])").first.select_option("float16")
+        press(lab, "Run")
+        page.wait_for_function("() => document.body.innerText.includes('This is being measured')")
+        page.goto("about:blank")
+        hold.write_text("")
+        page.goto(f"{lab.url}/lab/tree/{name}")
+        wait_for(page, "float16")
+        page.wait_for_function(SAVED, timeout=120_000)
+        assert no_errors(lab)
+    with jupyterlab(folder, home=home, theme=DARK) as lab:
+        lab.patience_s = 300
+        lab.open(name)
+        wait_for(lab.page, "float16")
+        assert "Error displaying widget" not in lab.page.inner_text("body")
+        assert "To measure, run its cells again" in lab.page.evaluate(NOTICE)
+        assert lab.page.evaluate(INK) != lab.page.evaluate(PAPER)
+        lab.run_all()
+        press(lab, "Show last")
+        wait_for(lab.page, "float16")
+        assert "Run measures anew" in lab.page.inner_text("body")
+        assert no_errors(lab)

@@ -1,0 +1,106 @@
+"""What one profiler cannot see or do beside another is said: a profiler of the program's own, and forked processes."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from nsight import needs_nsys
+from traces import Recorder
+
+from labkit.nsys.capture.profile import profile
+from labkit.nsys.capture.redaction import Redaction
+from labkit.nsys.capture.result import CommandFailedError
+from labkit.nsys.capture.trace_scrubbing import scrub_trace
+from labkit.nsys.timeline.export import write_chrome
+
+OWN = """
+import torch
+x = torch.ones(4)
+x + x
+print("before", flush=True)
+if "{kind}" == "new":
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        x * x
+else:
+    with torch.autograd.profiler.profile():
+        x * x
+print("after", flush=True)
+"""
+FORKS = """
+import os, sys, torch
+from labkit.stages import Phase, StepRanges
+
+def step():
+    with StepRanges() as ranges:
+        ranges.begin(Phase.DECODE)
+        torch.ones(4) + 1
+
+step()
+ends = []
+for number in range(3):
+    if (pid := os.fork()) == 0:
+        step()
+        if number == 0:
+            os._exit(0)
+        if number == 1:
+            sys.exit(5)
+        raise ValueError("sorry")
+    ends.append(os.waitpid(pid, 0)[1] >> 8)
+assert ends == [0, 5, 1], ends
+"""
+
+
+@pytest.mark.parametrize("kind", ["new", pytest.param("old", marks=pytest.mark.sweep)])
+def test_a_program_with_a_profiler_of_its_own_is_told_so_and_does_not_crash(kind: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", OWN.format(kind=kind)]
+    lines: list[str] = []
+    with pytest.raises(
+        CommandFailedError, match=r"(?s)exit code 1; what was captured is in .*torch\.profiler of its own"
+    ) as stopped:
+        profile(command, name="run", output=tmp_path, source="torch", tax=False, echo=lines.append)
+    assert "before" in lines
+    assert "after" not in lines
+    assert stopped.value.capture is not None
+    assert "aten::add" in set(stopped.value.capture.trace().calls["name"])
+
+
+@pytest.mark.parametrize("source", ["torch", pytest.param("nsys", marks=[needs_nsys, pytest.mark.sweep])])
+def test_forked_processes_end_as_ever_and_are_counted(source: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", FORKS]
+    taken = profile(command, output=tmp_path, source=source, tax=False)  # type: ignore[arg-type]
+    assert taken.trace().ranges["name"].astype(str).tolist() == ["decode", "decode/step"]
+    assert taken.record.remarks == ("3 processes were forked, which no profiler sees: start workers with spawn",)
+
+
+def test_what_operators_were_called_with_is_left_out() -> None:
+    recorder = Recorder()
+    recorder.operator("aten::add", 0, 10)
+    recorder.kernel(1, 2, 8)
+    trace = recorder.trace()
+    told = pd.Categorical([json.dumps({"values": ['pä"ss']})] * len(trace.calls))
+    trace = replace(
+        trace,
+        calls=trace.calls.assign(inputs=told),
+        operations=trace.operations.assign(collective=pd.Categorical([told[0]] * len(trace.operations))),
+    )
+    clean = scrub_trace(trace, Redaction({}))
+    assert set(clean.calls["inputs"]) == set(clean.operations["collective"]) == {""}
+    assert set(clean.calls["name"]) == set(trace.calls["name"])
+
+
+def test_sizes_of_a_strangers_kernel_are_data_in_what_is_written(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.operator("aten::add", 0, 10)
+    recorder.kernel(1, 2, 8)
+    trace = recorder.trace()
+    evil = '1], "evil": [2 x 3'
+    trace = replace(trace, operations=trace.operations.assign(grid=evil, block="4 x 5 x 6"))
+    trace = replace(trace, operations=trace.operations.astype({"grid": "category", "block": "category"}))
+    events = json.loads(write_chrome(trace, tmp_path / "x.json").read_text())["traceEvents"]
+    (kernel,) = (event for event in events if event.get("cat") == "kernel")
+    assert kernel["args"]["grid"] == ['1], "evil": [2', 3]
+    assert kernel["args"]["block"] == [4, 5, 6]
+    assert "evil" not in kernel["args"]
