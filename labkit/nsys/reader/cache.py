@@ -33,8 +33,8 @@ ABOUT = "source.json"
 LABKIT = Path(__file__).parents[2]
 CODE = (  # what a trace depends on
     LABKIT / "stages.py",
-    LABKIT / "system" / "kept_folders.py",
-    LABKIT / "system" / "nvtx_ranges.py",
+    *sorted(LABKIT.glob("system/*.py")),
+    LABKIT / "nsys" / "process.py",
     LABKIT / "nsys" / "tool.py",
     LABKIT / "nsys" / "trace.py",
     *sorted(Path(__file__).parent.glob("*.py")),
