@@ -153,7 +153,7 @@ def published_table(name: str) -> ResultTable:
 def _figure(cell: MethodCell | None) -> str:
     if cell is None or cell.refused:
         return NONE
-    if cell.oom or cell.interval is None or cell.token_ms is None:
+    if cell.measured is None or cell.interval is None or cell.token_ms is None:
         return OOM
     low, high = (cell.token_ms * end for end in (cell.interval.low, cell.interval.high))
     figure = f"{cell.token_ms:.2f}" if len(cell.measured.runs) < 2 else f"{cell.token_ms:.2f} [{low:.2f}, {high:.2f}]"
