@@ -43,7 +43,8 @@ MOST_REAL = torch.finfo(torch.float32).max
 MOST_UNITS = 1 << 24  # of work that one call deals to its threads, 24 bits of Team::Hand in team.h
 
 Size = int | str | None
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class ArgumentCheck:
@@ -316,12 +317,14 @@ def _cache(name: str, cache: LayerCache, call: ArgumentCheck) -> None:
     for part, scales in (("key_scales", cache.key_scales), ("value_scales", cache.value_scales)):
         if cache.keys.dtype == torch.int8:
             call.tensor(f"{name}.{part}", scales, SCALE_DTYPE, *shape[:3])
+            assert scales is not None
             parts.append(scales)
         elif scales is not None:
             raise UserError(f"{name}.{part}: expected None beside {cache.keys.dtype}, got {type(scales).__name__}")
     if any(_overlap(*pair) for pair in combinations(parts, 2)):
         raise UserError(f"{name}: keys, values and their scales share memory; expected memory of its own for each")
-    maybe(lambda *at: call.tensor(*at[:2], torch.int32, 1))(f"{name}.counter", cache.counter, call)
+    if cache.counter is not None:
+        call.tensor(f"{name}.counter", cache.counter, torch.int32, 1)
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from ctypes import c_uint64, c_void_p, cast
 from pathlib import Path
 from typing import Any, NoReturn
@@ -145,7 +145,7 @@ def _run_rank(rank: int, folder: Path, name: str, way: str, meeting: int | None)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
     ensure_process_group("cpu", tp_size=2, init_method=f"file://{folder}/store")
     engine = engine_of_two(name)
-    losing = nullcontext()
+    losing: AbstractContextManager[None] = nullcontext()
     if meeting is not None:
         losing = lost_at(exchange_of(engine), meeting, lambda: os.kill(os.getpid(), signal.SIGKILL))
     with losing:

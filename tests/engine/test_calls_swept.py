@@ -46,7 +46,8 @@ SHAPES: dict[str, Callable[[int, int, int], dict[str, int]]] = {
 
 @cache
 def model(name: str, heads: int, size: int, wide: int) -> PreTrainedModel:
-    return small_model(name, **SHAPES[name](heads, size, wide))
+    sizes: dict[str, Any] = SHAPES[name](heads, size, wide)
+    return small_model(name, **sizes)
 
 
 @cache

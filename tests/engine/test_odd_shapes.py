@@ -35,6 +35,8 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 
 @cache
 def odd(number: int) -> PreTrainedModel:
+    name: str
+    sizes: dict[str, Any]
     name, sizes = SHAPES[number]
     return small_model(name, **sizes)
 

@@ -120,11 +120,12 @@ def for_qkv_gemm(data: st.DataObject) -> Arguments:
     call = with_slots(data, draw)
     heads, rows, cache = call["heads"], call["rows"], call["cache"]
     _, proj = draw.linear((heads.query + 2 * heads.kv) * heads.dim, WIDTH)
-    norms = [1 + draw.normal(heads.dim) for _ in range(2)] if data.draw(st.booleans()) else [None, None]
+    with_norms = data.draw(st.booleans())
+    q_norm, k_norm = (1 + draw.normal(heads.dim) if with_norms else None for _ in range(2))
     rotary = draw.rotary(heads.dim // 2 // 2 * 2, 64, interleaved=data.draw(st.booleans()))
     return call | {
         "hidden": draw.normal(rows.batch * rows.tokens, WIDTH),
-        "weights": QkvWeights(a_norm(data, draw), proj, *norms, 1e-5),
+        "weights": QkvWeights(a_norm(data, draw), proj, q_norm, k_norm, 1e-5),
         "rotary": rotary if data.draw(st.booleans()) else None,
         "cache": cache,
         "residual_from_norm": data.draw(st.booleans()),
@@ -311,7 +312,8 @@ def sweep(name: str, examples: int) -> None:
     )
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        arguments, threads, changes = OPS[name][2](data), data.draw(st.sampled_from([1, 2])), []
+        arguments, changes = OPS[name][2](data), []
+        threads: Any = data.draw(st.sampled_from([1, 2]))
         for _ in range(data.draw(st.integers(0, 3))):
             if data.draw(st.integers(0, 19)) == 0:
                 threads = data.draw(st.sampled_from(NUMBERS))

@@ -70,7 +70,7 @@ def damaged_json(random: Random) -> bytes:
     events = document["traceEvents"] if isinstance(document, dict) else document
     for _ in range(random.randrange(4)):
         event = random.choice(events)
-        holder = event.get("args") if isinstance(event, dict) and random.random() < 0.4 else event
+        holder: Any = event.get("args") if isinstance(event, dict) and random.random() < 0.4 else event
         keys = sorted(holder) if isinstance(holder, dict) else []
         match random.randrange(4 if keys else 2):
             case 0:
@@ -139,7 +139,8 @@ def survives(make: Callable[[Random], bytes], random: Random) -> None:
         began = time.process_time()
         with suppress(UserError):
             trace = read(path, cache=False)
-            for table in (*TABLES, partial(write_chrome, path=Path(folder, "back.json"))):
+            tables = [*TABLES, partial(write_chrome, path=Path(folder, "back.json"))]
+            for table in tables:
                 with suppress(UserError):
                     table(trace)
         assert time.process_time() - began < MOST_S

@@ -1,3 +1,5 @@
+"""No character of a stranger's text moves the cursor, turns the text, or begins a new line."""
+
 import sys
 import unicodedata
 
@@ -21,11 +23,11 @@ DIRECTIONS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068
         ("bytes\udcff", r"bytes\udcff"),
     ],
 )
-def test_a_control_character_is_written_out(text, expected):
+def test_a_control_character_is_written_out(text: str, expected: str) -> None:
     assert shown(text) == expected
 
 
-def test_no_character_that_moves_the_cursor_or_turns_text_is_left():
+def test_no_character_that_moves_the_cursor_or_turns_text_is_left() -> None:
     kinds = ("Cc", "Cs", "Zl", "Zp")
     controls = {each for each in EVERY if each in DIRECTIONS or unicodedata.category(each) in kinds}
     assert not controls & set(shown(EVERY))
@@ -34,12 +36,12 @@ def test_no_character_that_moves_the_cursor_or_turns_text_is_left():
     assert all(shown(each).isascii() for each in controls)
 
 
-def test_what_was_shown_stays_as_it_is():
+def test_what_was_shown_stays_as_it_is() -> None:
     once = shown(EVERY)
     assert shown(once) == once
     once.encode()
 
 
-def test_lines_of_a_message_stay_lines():
+def test_lines_of_a_message_stay_lines() -> None:
     assert shown_lines("one\n\ttwo\r\x1b[2J") == "one\n\ttwo\\r\\x1b[2J"
     assert shown_lines(EVERY) == shown(EVERY).replace(r"\n", "\n", 1).replace(r"\t", "\t", 1)

@@ -119,7 +119,7 @@ def asked_to_join(config: object, keywords: Mapping[str, object]) -> AbstractCon
     """Within it options are read that seem to ask for several ranks: what fails until this rank has joined the others
     is raised on them, too. The ranks have met before, or nobody can be told.
     """
-    asked = (config if isinstance(config, Mapping) else {}) | keywords
+    asked = {**(config if isinstance(config, Mapping) else {}), **keywords}
     parallel = [asked[name] for name in PARALLEL if name in asked]
     if not dist.is_initialized() or not (parallel or isinstance(config, str | Path)):
         return nullcontext()

@@ -72,9 +72,7 @@ def evaluate(
     one that cannot be read.
     """
     _check_sizes(tokens, window, stride, rows, threads)
-    precision = _precision(dtype, quant)
-    if against != VANILLA:
-        precision_of(against)
+    precision = _precision(dtype, quant, against)
     if output is not None:
         check_output_folder(output)
     torch.set_num_threads(threads or torch.get_num_threads())
@@ -91,23 +89,9 @@ def evaluate(
     reference = _reference(source, against)
     engines = (lambda part: _logits(engine, part, rows)), reference
     windows, seconds = _scores(engines, cut, follow)
+    asked = {"model": model, "kv_dtype": kv_dtype, "rows": rows, "against": against, "text": text_name, "asked": tokens}
     return Evaluation(
-        case=EvaluationCase(
-            model=model,
-            origin=source.origin,
-            dtype=precision.name,
-            quant=dict(precision.quant or {}),
-            kv_dtype=kv_dtype,
-            rows=rows,
-            against=against,
-            text=text_name,
-            tokens=len(cut.ids),
-            window=cut.window,
-            stride=cut.stride,
-            threads=torch.get_num_threads(),
-            bos=bool(len(cut.first)),
-            asked=tokens,
-        ),
+        case=_case(source, precision, cut, **asked),
         environment=read_environment(torch.get_num_threads()),
         impl=engine.impl,
         windows=tuple(windows),
@@ -117,7 +101,24 @@ def evaluate(
     )
 
 
-def _precision(name: str | None, quant: Mapping[str, Any] | None) -> Precision:
+def _case(source: ModelSource, precision: Precision, cut: _TextCut, **asked: Any) -> EvaluationCase:
+    return EvaluationCase(
+        origin=source.origin,
+        dtype=precision.name,
+        quant=dict(precision.quant or {}),
+        tokens=len(cut.ids),
+        window=cut.window,
+        stride=cut.stride,
+        bos=bool(len(cut.first)),
+        threads=torch.get_num_threads(),
+        **asked,
+    )
+
+
+def _precision(name: str | None, quant: Mapping[str, Any] | None, against: str) -> Precision:
+    """That of the engine. Raises UserError for an unknown one, the reference's too."""
+    if against != VANILLA:
+        precision_of(against)
     if not quant:
         return precision_of(name or "float32")
     if name not in (None, "int8"):
@@ -125,7 +126,7 @@ def _precision(name: str | None, quant: Mapping[str, Any] | None) -> Precision:
     return Precision("int8", torch.int8, dict(quant))
 
 
-class _Cut(NamedTuple):
+class _TextCut(NamedTuple):
     """The tokens of a text, int64 [tokens], in windows of `window` tokens, each `stride` tokens after the one before.
 
     first: the tokens in front of every window, int64 [1] or [0].
@@ -137,12 +138,14 @@ class _Cut(NamedTuple):
     stride: int
 
 
-def _cut(source: ModelSource, text: str, tokens: int, window: int | None, stride: int | None, bos: bool | None) -> _Cut:
+def _cut(
+    source: ModelSource, text: str, tokens: int, window: int | None, stride: int | None, bos: bool | None
+) -> _TextCut:
     config, token = model_config_of(source.hf_config), beginning_of(source.tokenizer, wanted=bos)
     ids = encode(text, source.tokenizer, vocab=config.vocab_size, most=tokens)
     first = torch.tensor([] if token is None else [token], dtype=torch.int64)
     window = _window(source, config.max_positions, window, len(ids), len(first))
-    return _Cut(ids, first, window, min(stride or window, window))
+    return _TextCut(ids, first, window, min(stride or window, window))
 
 
 def _window(source: ModelSource, positions: int | None, asked: int | None, tokens: int, before: int) -> int:
@@ -173,7 +176,7 @@ def _check_sizes(tokens: int, window: int | None, stride: int | None, rows: int 
         raise UserError(f"got tokens = {tokens}, expected at least {LEAST}: the first one predicts the second")
 
 
-def _scores(engines: tuple[Logits, Logits], cut: _Cut, follow: Progress) -> tuple[list[WindowScore], float]:
+def _scores(engines: tuple[Logits, Logits], cut: _TextCut, follow: Progress) -> tuple[list[WindowScore], float]:
     """The scores of all windows of a text, and the seconds that the first engine, the candidate, computed."""
     (predict, reference), (ids, first, window, stride) = engines, cut
     begins = starts(len(ids), window, stride, bos=bool(len(first)))

@@ -80,7 +80,7 @@ def compare_traces(a: Trace, b: Trace, selection: Selection = EVERYTHING) -> Tra
         kernels=kernels,
         a_ns=int(kernels["a_ns"].sum()),
         b_ns=int(kernels["b_ns"].sum()),
-        remarks=(*told, *_remarks(*rows, units)),
+        remarks=(*told, *_remarks(rows[0], rows[1], units)),
         units=units,
     )
 

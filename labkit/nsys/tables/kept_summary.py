@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -87,7 +88,7 @@ def _store(folder: Path, found: TraceSummary) -> None:
         written.mkdir()
         for name, frame in found.frames.items():
             frame.to_parquet(written / f"{name}.parquet", index=False)
-        about = {"source": asdict(found.source), "frames": list(found.frames)}
+        about: dict[str, Any] = {"source": asdict(found.source), "frames": list(found.frames)}
         about |= {"remarks": found.remarks, "ranks_known": found.ranks_known}
         (written / ABOUT).write_text(json.dumps(about))
         shutil.rmtree(folder, ignore_errors=True)
