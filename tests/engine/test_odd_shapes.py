@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 import labkit
 
 BOUNDS = {"int8": 0.2, "float32": 1e-4, "float16": 1e-2, "bfloat16": 0.1, "int4": 1.5}
-SHAPES: list[tuple[str, dict[str, int]]] = [
+SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6, "hidden_size": 33}),  # 18 of context
     ("gpt2", {"n_embd": 9, "n_head": 3, "n_inner": 5}),
     ("gpt2", {"n_embd": 7, "n_head": 1, "n_inner": 3}),

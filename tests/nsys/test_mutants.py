@@ -139,7 +139,7 @@ def survives(make: Callable[[Random], bytes], random: Random) -> None:
         began = time.process_time()
         with suppress(UserError):
             trace = read(path, cache=False)
-            tables = [*TABLES, partial(write_chrome, path=Path(folder, "back.json"))]
+            tables: list[Callable[[Trace], object]] = [*TABLES, partial(write_chrome, path=Path(folder, "back.json"))]
             for table in tables:
                 with suppress(UserError):
                     table(trace)
