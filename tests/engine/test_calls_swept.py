@@ -183,14 +183,16 @@ def test_forward_is_transformers_or_refuses(call: tuple[Any, ...]) -> None:
 
 
 @sweep
-@settings(derandomize=True, deadline=None, max_examples=600)
+@pytest.mark.timeout(1800)
+@settings(derandomize=True, deadline=None, max_examples=300)
 @given(calls())
 def test_forward_is_transformers_or_refuses_swept(call: tuple[Any, ...]) -> None:
     check_forward(call)
 
 
 @sweep
-@settings(derandomize=True, deadline=None, max_examples=200)
+@pytest.mark.timeout(1800)
+@settings(derandomize=True, deadline=None, max_examples=100)
 @given(calls())
 def test_generate_is_transformers_or_refuses_swept(call: tuple[Any, ...]) -> None:
     check_generate(call)

@@ -51,7 +51,8 @@ def wait_for(page: Any, dtype: str) -> None:
 
 
 @needs_browser
-@pytest.mark.timeout(600)
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
 def test_figures_follow_the_runs_whatever_became_of_the_page(tmp_path: Path) -> None:
     folder, home = tmp_path / "work", tmp_path / "home"
     for each in (folder, home):

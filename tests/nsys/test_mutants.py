@@ -146,7 +146,7 @@ def survives(make: Callable[[Random], bytes], random: Random) -> None:
         assert time.process_time() - began < MOST_S
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(400, marks=sweep)])
+@pytest.mark.parametrize("count", [12, pytest.param(200, marks=[sweep, pytest.mark.timeout(1800)])])
 @pytest.mark.parametrize("make", [damaged_json, damaged_database])
 def test_a_damaged_trace_is_read_or_refused(make: Callable[[Random], bytes], count: int) -> None:
     settled = settings(

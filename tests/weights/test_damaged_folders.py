@@ -216,4 +216,4 @@ def test_a_damaged_folder_is_the_model_or_a_user_error(kind: str) -> None:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kind", swept(KINDS, ()))
 def test_damaged_folders_by_hundreds_are_the_model_or_a_user_error(kind: str) -> None:
-    check_some(kind, 400)
+    check_some(kind, 80)

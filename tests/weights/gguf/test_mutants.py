@@ -100,6 +100,7 @@ def test_bytes(places: Any, edits: Any) -> None:
 
 
 @sweep
+@pytest.mark.timeout(1800)
 @many
 @given(PLACES)
 def test_many_bytes(places: Any, edits: Any) -> None:
@@ -155,6 +156,7 @@ def test_metadata(places: Any, metadata: Any, extra: Any, spm: bool) -> None:
 
 
 @sweep
+@pytest.mark.timeout(1800)
 @many
 @given(METADATA, EXTRA, st.booleans())
 def test_much_metadata(places: Any, metadata: Any, extra: Any, spm: bool) -> None:
