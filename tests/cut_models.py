@@ -72,7 +72,7 @@ def engine(
     options: dict[str, Any] = {"tensor_parallel": {"tp_size": size}} if size > 1 else {}
     options["kv_dtype"] = kv_dtype
     if dtype == torch.int8:
-        options["quant"] = {"weight": {"q_groups": 4}, "lm_head": True}
+        options["quant"] = {"weight": {"q_groups": 2}, "lm_head": True}
     return labkit.init_inference(small_model(name, **model), dtype=dtype, impl=impl, **options)
 
 

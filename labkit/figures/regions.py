@@ -80,7 +80,9 @@ def regions_figure(study: KernelStudy) -> go.Figure:
     dashed = (
         "dashed: the least time that reading the region's bytes takes here; each region has an axis of its own length"
     )
-    subtitle = in_lines(case_line(rows[0].case), rows[0].environment.machine, dashed)
+    doubted = [row for row in rows if not row.trust.trustworthy]
+    grade = f"{', '.join(row.region for row in doubted)}: {doubted[0].trust.short}" if doubted else ""
+    subtitle = in_lines(case_line(rows[0].case), rows[0].environment.machine, dashed, grade)
     finish(figure, "Each region, unfused and fused", subtitle, height=40 + 230 * len(rows))
     return figure.update_layout(margin_l=left)
 

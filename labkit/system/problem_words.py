@@ -19,7 +19,7 @@ EXPECTED = {
     "literal_error": "expected {expected}",
     "enum": "expected {expected}",
     "is_instance_of": "expected {class}",
-    "union_tag_invalid": "expected one of {expected_tags}",
+    "union_tag_invalid": "expected a field {discriminator} that is one of {expected_tags}",
     "union_tag_not_found": "expected a field {discriminator}",
     "string_pattern_mismatch": "expected text that matches {pattern}",
     "too_short": "expected at least {min_length} of them",

@@ -1,6 +1,7 @@
 """Whatever stands on a command line, the command ends with a number and a few plain lines."""
 
 import io
+import json
 import os
 import re
 import signal
@@ -70,7 +71,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("labkit.nsys.capture.profile.profile", begun)
     monkeypatch.setattr("labkit.launcher.rendezvous.Rendezvous.wait_until_open", begun)
     (tmp_path / "words.txt").write_text("some words of a text " * 99)
-    (tmp_path / "made.json").write_text('{"traceEvents": []}')
+    event = {"ph": "X", "cat": "kernel", "name": "k", "ts": 0, "dur": 1, "pid": 1, "tid": 1}
+    (tmp_path / "made.json").write_text(json.dumps({"traceEvents": [event]}))
     chat_checkpoint(tmp_path / "chatty", layers=1)
     return tmp_path
 

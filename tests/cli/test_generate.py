@@ -16,6 +16,7 @@ from labkit.cli import generate as generate_cli
 from labkit.cli import speaking
 from labkit.models.tokenizer import END_OF_TEXT
 from labkit.system.errors import UserError
+from labkit.system.shown import shown_lines
 
 HELLO = ("--prompt", "hello there")
 SPEED = r"{} tokens, [\d.]+ tokens/s, [\d.]+ ms per token, first token after \d+ ms, \d+% of the physical limit"
@@ -73,7 +74,7 @@ def test_a_model_larger_than_the_memory_for_it_is_read_from_the_disk(labkit: Lab
     assert least is not None, errors
     code, said, errors = labkit("generate", checkpoint, *HELLO, *arguments, "--resident-gb", least[1])
     assert code == 0, errors
-    assert said == answered(checkpoint, 9, [{"role": "user", "content": "hello there"}]) + "\n"
+    assert said == shown_lines(answered(checkpoint, 9, [{"role": "user", "content": "hello there"}])) + "\n"
     assert re.search(r"\d of \d layers, [\d.e-]+ GB, are read from .*packed.* for every token", errors)
 
 

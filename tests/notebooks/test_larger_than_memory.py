@@ -86,7 +86,7 @@ def test_every_setting_has_a_control_with_help() -> None:
         ({"batches": " , "}, "expected numbers of sequences"),
         ({"precision": "int5"}, "unknown precision"),
         ({"memory_gb": 0.0}, "got memory_gb = 0.0, expected 0.001 to"),
-        ({"memory_gb": 1}, "got memory_gb = 1, expected float"),
+        ({"memory_gb": "one"}, "got memory_gb = 'one', expected"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_runs(settings: dict[str, Any], message: str) -> None:

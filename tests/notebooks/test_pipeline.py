@@ -37,7 +37,8 @@ def test_every_parameter_is_typed_and_documented() -> None:
 def test_it_says_what_the_schedules_gain(report: RunReport) -> None:
     assert report.failure is None, report.failure
     (headline,) = report.headlines
-    assert re.search(r"tiny-llama, float32, 2 stages, batch 4, 6 \+ 5 tokens: .* times naive's tokens", headline)
+    assert headline.startswith("tiny-llama, float32, 2 stages, batch 4, 6 + 5 tokens: ")
+    assert re.search("(times naive's|naive makes the most) tokens", headline)
     assert "2 rounds, fewer than 6" in headline
 
 

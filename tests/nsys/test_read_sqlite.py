@@ -219,9 +219,9 @@ def test_columns_that_are_missing_are_taken_as_unknown_and_said(tmp_path: Path) 
 
 
 def test_a_table_without_times_is_not_read_and_said(tmp_path: Path) -> None:
-    trace = opened(kernels(), tmp_path, without=("end",))
-    assert trace.operations.empty
-    assert trace.source.skipped == tuple(f"{table} has no start or no end: not read" for table in (KERNEL, RUNTIME))
+    with pytest.raises(TraceError) as error:
+        opened(kernels(), tmp_path, without=("end",))
+    assert all(f"{table} has no start or no end: not read" in str(error.value) for table in (KERNEL, RUNTIME))
 
 
 def test_a_newer_schema_is_read_and_what_it_adds_is_named(tmp_path: Path) -> None:
@@ -286,10 +286,9 @@ def test_a_database_of_something_else_is_none_of_nsys(tmp_path: Path) -> None:
         read(path, cache=False)
 
 
-def test_an_export_without_events_is_an_empty_trace(tmp_path: Path) -> None:
-    trace = opened(Export("2023.4"), tmp_path)
-    assert all(frame.empty for frame in trace.frames.values())
-    assert not trace.on_gpu
+def test_an_export_without_events_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"nothing in \S+ can be read \(it has no event\)"):
+        opened(Export("2023.4"), tmp_path)
 
 
 @pytest.mark.parametrize("what", ["range", "kernel", "start"])

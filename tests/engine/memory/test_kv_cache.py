@@ -163,7 +163,7 @@ def test_a_cropped_cache_equals_a_shorter_text(name: str, mask: Tensor | None) -
         again = fused(name)(
             step, past_key_values=filled(name, ids[:, :5], mask if mask is None else mask[:, :5])
         ).logits
-        assert torch.equal(got, again)
+        torch.testing.assert_close(got, again, rtol=1e-4, atol=1e-4)  # rows of other numbers of tokens round otherwise
 
 
 def test_nothing_more_can_be_cropped_than_there_is() -> None:

@@ -133,7 +133,7 @@ def _without_direct(what: int, flags: tuple[int, ...]) -> int:
 @pytest.mark.parametrize(
     ("kv_offload", "words"),
     [
-        ({"slots": 1}, r"kv_offload.slots: .* greater than or equal to 2"),
+        ({"slots": 1}, r"kv_offload.slots: .* expected at least 2"),
         ({"device": "nvme"}, "kv_offload.device: .*'disk'"),
         (
             {"device": "cpu"},

@@ -131,8 +131,8 @@ def test_too_little_memory_names_the_least_that_works(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offload", "words"),
     [
-        ({"slots": 1}, r"offload.slots: .* greater than or equal to 2"),
-        ({"resident_gb": -1}, r"offload.resident_gb: .* greater than or equal to 0"),
+        ({"slots": 1}, r"offload.slots: .* expected at least 2"),
+        ({"resident_gb": -1}, r"offload.resident_gb: .* expected at least 0"),
         ({"resident_gb": float("nan")}, "offload.resident_gb: .* finite"),
         ({"device": "nvme"}, "offload.device: .*'disk'"),
         ({"device": "cpu"}, "got device='cpu' without a GPU: .*; use device='disk'"),

@@ -24,7 +24,12 @@ def test_the_weights_of_a_rank_go_to_the_gpu_that_it_has_taken(monkeypatch: pyte
 
     def join(*_: object) -> SimpleNamespace:
         current[0] = GPUS[1]
-        return SimpleNamespace(shard=shard(model_config_of(model.config), 2, 1))
+        return SimpleNamespace(
+            shard=shard(model_config_of(model.config), 2, 1),
+            begin_call=lambda: None,
+            fail_call=lambda reason: None,
+            gather=lambda own: torch.stack([own, own]),
+        )
 
     monkeypatch.setattr(plan.gpu, "default_device", lambda: current[0])
     monkeypatch.setattr(plan, "chosen_impl", lambda wanted: "triton")

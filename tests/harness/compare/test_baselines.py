@@ -93,6 +93,7 @@ def test_the_steps_of_hf_gemm_use_the_engines_gemm(monkeypatch: pytest.MonkeyPat
         calls.append(len(x))
         return own(x, *args, **kwargs)  # type: ignore[arg-type]
 
+    counted.__wrapped__ = counted  # type: ignore[attr-defined]  # what `unchecked` takes
     monkeypatch.setattr(baselines, "gemm", counted)
     prompt = torch.arange(70)[None]
     side.generate(

@@ -145,7 +145,7 @@ def test_few_rounds_decide_nothing(diff: Diff) -> None:
     for rounds in (1, 3):
         found = diff([measurement("fused", rounds=rounds)], [at(measurement("fused"), speed=0.5)])
         assert verdicts(found) == {"fused": Verdict.UNDECIDED}
-        assert f"{rounds} rounds, fewer than 6" in found.changes[0].trust.why
+        assert f"{rounds} round{'' if rounds == 1 else 's'}, fewer than 6" in found.changes[0].trust.why
 
 
 @pytest.mark.parametrize("machine", [QUIET, SHARED], ids=["quiet", "shared"])
@@ -199,7 +199,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, diff: Diff) -> None:
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
     for path, message in (
         ("none", r"none, which does not exist; expected a file of JSON lines, or a folder"),
-        ("empty", "empty with no record; expected what `labkit compare`"),
+        ("empty", "empty, which holds no results; expected files of JSON lines"),
         ("binary.jsonl", "is no text"),
     ):
         with pytest.raises(UserError, match=message):

@@ -121,8 +121,8 @@ def test_the_figures_take_a_gpus_record() -> None:
     assert "in a CUDA graph against unfused torch ops: 3.00x" in study.headline
     both = replace(study, regions=(row, row.model_copy(update={"region": Stage.MLP})))
     told = subtitle(regions_figure(both))
-    assert "qkv, mlp: not trustworthy: 4 rounds" in told
-    assert told.count("To mend it: ") == 1
+    assert "qkv, mlp: not trustworthy, for the reasons that stand with the result" in told
+    assert told.count("not trustworthy") == 1
     (bars,) = regions_figure(study).data
     assert [words(name) for name in bars.y] == [TITLES[side] for side in row.rounds_us]
     assert [words(name) for name in ladder_figure(study).data[0].y] == list(rungs)

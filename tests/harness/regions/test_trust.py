@@ -73,9 +73,11 @@ def test_noise_is_never_sold_as_a_result(found: KernelStudy, reason: str) -> Non
     row = found.regions[0].as_dict()
     assert row["trustworthy"] is False
     assert reason in "; ".join(row["distrust"])
-    for text in said(found):
+    table, headline, *subtitles = said(found)
+    for text in (table, headline):
         assert "not trustworthy: " in text
         assert reason in text.replace("<br>", " ")
+    assert all("not trustworthy, for the reasons" in text.replace("<br>", " ") for text in subtitles)
 
 
 def test_a_region_from_before_grades_is_read() -> None:

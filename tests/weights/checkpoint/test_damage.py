@@ -1,5 +1,6 @@
 """What is wrong with a checkpoint is said by name, and nothing in one is ever run."""
 
+import errno
 import json
 import pickle
 from collections import OrderedDict
@@ -201,15 +202,22 @@ def test_int8_is_not_turned_back_or_quantised_again(tmp_path: Path) -> None:
         labkit.init_inference(resolve(tmp_path), dtype=torch.int8, quant=quant)
 
 
-def test_an_interrupted_save_leaves_no_manifest(tmp_path: Path) -> None:
+def test_an_interrupted_save_leaves_no_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two ranks can't write: both say so, and what is there is no checkpoint until it is saved again."""
-    (tmp_path / SECOND).mkdir()
-    with pytest.raises(RuntimeError, match=rf"the checkpoint was not saved: .*Is a directory.*{SECOND}"):
-        save(tmp_path, MODEL, CONFIG, size=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-00-of-02.safetensors", SECOND]
+    replace = Path.replace
+
+    def refused(path: Path, target: Path) -> Path:
+        if target.name == SECOND:
+            raise OSError(errno.EIO, "no disk", str(target))
+        return replace(path, target)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "replace", refused)
+        with pytest.raises(RuntimeError, match=rf"the checkpoint was not saved: .*no disk.*{SECOND}"):
+            save(tmp_path, MODEL, CONFIG, size=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-00-of-02.safetensors"]
     with pytest.raises(ValueError, match="its save was interrupted; save it again"):
         load(tmp_path, CONFIG)
-    (tmp_path / SECOND).rmdir()
     save(tmp_path, MODEL, CONFIG, size=2)
 
 

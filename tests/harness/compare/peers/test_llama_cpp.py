@@ -125,7 +125,7 @@ def test_a_model_that_is_no_file_is_no_side_of_files(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LlamaCpp, "unavailable", lambda peer: None)
     with pytest.raises(UserError, match=r"got tiny-gpt2 for llama.cpp-gguf, expected a GGUF file; use llama.cpp"):
         compare(LLAMA_CPP_GGUF, "fused", model="tiny-gpt2", output=None)
-    LlamaCpp().check_model(LLAMA_CPP_GGUF, SimpleNamespace(gguf=Path("x.gguf")))  # type: ignore[arg-type]
+    LlamaCpp().check_model(LLAMA_CPP_GGUF, SimpleNamespace(gguf=Path("x.gguf"), weights=None))  # type: ignore[arg-type]
 
 
 def test_a_quantiser_that_fails_is_named(tmp_path: Path) -> None:
