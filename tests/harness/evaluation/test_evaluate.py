@@ -16,6 +16,7 @@ from labkit.harness.evaluation.evaluate import FEW_ROWS, VANILLA, evaluate
 from labkit.harness.evaluation.records import Evaluation, starts
 from labkit.harness.evaluation.text import DEFAULT_TEXT, read_text
 from labkit.harness.results import load_records, save
+from labkit.system.processor import cpu_flags
 from labkit.weights.resolve import resolve
 
 MODEL, TOKENS, WINDOW = "tiny-llama", 100, 40
@@ -94,7 +95,12 @@ def test_windows_may_be_read_a_few_tokens_at_a_time() -> None:
     assert few.agreement.value == 1
 
 
-@pytest.mark.parametrize("options", [{"dtype": "int8+a8"}, {"dtype": "int8", "kv_dtype": "int8"}], ids=str)
+rounds = pytest.mark.skipif("avx512_vnni" not in cpu_flags(), reason="kernels round activations with AVX-512 VNNI")
+
+
+@pytest.mark.parametrize(
+    "options", [pytest.param({"dtype": "int8+a8"}, marks=rounds), {"dtype": "int8", "kv_dtype": "int8"}], ids=str
+)
 def test_rounding_of_steps_is_seen(options: dict[str, Any], int8: Evaluation) -> None:
     """Kernels round activations, and the cache what it holds, in steps of few rows."""
     found = evaluate(MODEL, tokens=TOKENS, window=WINDOW, against="int8", **options)
