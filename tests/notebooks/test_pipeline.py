@@ -38,7 +38,7 @@ def test_it_says_what_the_schedules_gain(report: RunReport) -> None:
     assert report.failure is None, report.failure
     (headline,) = report.headlines
     assert headline.startswith("tiny-llama, float32, 2 stages, batch 4, 6 + 5 tokens: ")
-    assert re.search("(times naive's|naive makes the most) tokens", headline)
+    assert re.search(r"(x \[.*\] naive's|naive makes the most) tokens", headline)
     assert "2 rounds, fewer than 6" in headline
 
 
