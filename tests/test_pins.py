@@ -24,7 +24,7 @@ CUDA_LIBRARIES = ("cuda-", "nvidia-")  # are PyTorch's to pin: each of its build
 
 
 def needs(lines: Iterable[str], python: str, extra: str = "", platform: str = "Linux") -> list[Requirement]:
-    """Those requirements that hold for a Python."""
+    """The requirements that hold for a Python."""
     environment = {"python_version": python, "platform_system": platform, "extra": extra}
     requirements = [Requirement(line) for line in lines]
     return [one for one in requirements if one.marker is None or one.marker.evaluate(environment)]
@@ -35,7 +35,7 @@ def constraints(python: str) -> dict[str, str]:
 
 
 def unmet(lines: Iterable[str]) -> list[str]:
-    """Those requirements that the pins do not meet, on any Python that labkit takes."""
+    """The requirements that the pins do not meet, on any Python that labkit takes."""
     lines = list(lines)
     return [
         f"Python {python}: {need}"

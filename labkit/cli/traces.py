@@ -252,7 +252,7 @@ def merge(
 
 
 def _sorted(tables: Tables, by: str | None, ascending: bool) -> Tables:
-    """The tables by a column, with or without the unit at its end. Those that lack it stay as they are."""
+    """The tables by a column, with or without the unit at its end. Tables without the column stay as they are."""
     if by is None:
         return {name: frame.iloc[::-1].reset_index(drop=True) if ascending else frame for name, frame in tables.items()}
     known = {column.removesuffix("_ns"): column for frame in tables.values() for column in frame}

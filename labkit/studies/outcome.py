@@ -33,7 +33,7 @@ class Outcome:
 
     @classmethod
     def graded(cls, claim: str, trust: Trust, machine: str) -> Outcome:
-        """Of a result with a grade."""
+        """The outcome of a result with a grade."""
         return cls(claim, trust.sentence or "trustworthy", trust.trustworthy, machine)
 
 

@@ -16,7 +16,7 @@ V1 = (
 
 
 def groups(tmp_path: Path, texts: tuple[str, str]) -> list[tuple[Path, int]]:
-    """Those of a process that is two groups deep."""
+    """The groups of a process that is two groups deep."""
     (tmp_path / "cgroup").write_text(texts[0])
     (tmp_path / "mountinfo").write_text(texts[1].format(mount=tmp_path / "mount"))
     (tmp_path / "mount" / "outer" / "inner").mkdir(parents=True)

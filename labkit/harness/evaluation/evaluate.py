@@ -116,7 +116,7 @@ def _case(source: ModelSource, precision: Precision, cut: _TextCut, **asked: Any
 
 
 def _precision(name: str | None, quant: Mapping[str, Any] | None, against: str) -> Precision:
-    """That of the engine. Raises UserError for an unknown one, the reference's too."""
+    """The engine's precision. Raises UserError for an unknown one, also of the reference."""
     if against != VANILLA:
         precision_of(against)
     if not quant:
