@@ -201,6 +201,7 @@ def _linear(name: str, linear: Linear, call: ArgumentCheck) -> None:
     if call.impl != "reference" or not words:
         wanted = {"cpp": "panels", "reference": "rows", "triton": "rows" if linear.scales is None else "words"}
         linear.require(wanted[call.impl], call.impl)
+    call.number(f"{name}.group", linear.group, 0)
     call.one_of(f"{name}.bits", linear.bits, (8, 4))
     call.one_of(f"{name}.activation_bits", linear.activation_bits, (16, 8))
     types: Sequence[torch.dtype] = FLOATS

@@ -10,7 +10,7 @@ from sweeps import sweep
 
 OPS = ("gemm", "residual_add", "mlp_gemm", "attention", "qkv_gemm")
 SCRIPT = Path(__file__).with_name("argument_mutants.py")
-FEW, MANY = 25, 200
+FEW, MANY = 25, 400
 pytestmark = pytest.mark.timeout(900)  # kernels of four types may have to be compiled first
 
 
