@@ -12,7 +12,7 @@ import pytest
 from sweeps import sweep
 
 pytest.importorskip("triton")
-pytestmark = sweep
+pytestmark = [sweep, pytest.mark.timeout(1200)]  # the fixture compiles every kernel
 COMPILER = Path(__file__).parent / "gpu_compiler.py"
 FULL, THREE = "llama-2-7b", "gpt-j-6b"  # attention and MLP one after the other; from the same rows
 STEP = {
