@@ -24,7 +24,7 @@ OPS[100] = {"finish_heads", "attend_many", "add_rows", "activate"}  # around tor
 INT8_CACHE = ["embed", "gemm", "finish_heads", "attend_one", "gemm", "mlp_gemm", "gemm", "head_argmax", "next_step"]
 PRODUCTS = {"qkv_gemm", "qkv_and_mlp", "gemm", "mlp_gemm", "head_argmax"}
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that a program may have
-STACK = {80: 8, 90: 0}  # bytes: where registers are given out in steps, two may not find room
+STACK = {80: 8, 90: 16}  # bytes: Triton 3.7.1 finds no room for up to four registers of a quantised product
 Found = list[tuple[dict[str, Any], list[dict[str, Any]]]]
 
 

@@ -125,7 +125,7 @@ def opened(path: Path) -> Iterator[Export]:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             connection.text_factory = partial(str, encoding="utf-8", errors="replace")
             yield Export(connection)
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite quotes a damaged schema, whatever its bytes
         raise TraceError(DAMAGED.format(name=path.name, why=error)) from None
 
 
