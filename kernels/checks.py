@@ -178,11 +178,11 @@ def record(kind: type, check: Check) -> Check:
 def _norm(name: str, norm: Norm, call: ArgumentCheck) -> None:
     """Over rows of `width`."""
     call.one_of(f"{name}.kind", norm.kind, NORM_KINDS)
+    call.real(f"{name}.eps", norm.eps, 0.0)
     if norm.kind == "none":
         if norm.weight is not None or norm.bias is not None:
             raise UserError(f"{name}: got a weight or a bias for the kind 'none', expected None")
         return
-    call.real(f"{name}.eps", norm.eps, 0.0)
     call.tensor(f"{name}.weight", norm.weight, torch.float32, "width")
     if norm.bias is not None:
         if norm.kind == "rms":
