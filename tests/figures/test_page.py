@@ -115,7 +115,7 @@ def test_a_page_counts_as_loaded_once_its_figures_are_drawn_so_that_printing_it_
 ) -> None:
     file = tmp_path / "page.html"
     file.write_text(figure_page(figures.per_token_figure(comparison())), encoding="utf-8")
-    opened = page.context.new_page()
+    opened = page.context.browser.new_page()
     opened.add_init_script("addEventListener('load', () => (window.then = document.documentElement.dataset.drawn))")
     opened.goto(file.as_uri())
     assert opened.evaluate("window.then") == "yes"

@@ -50,10 +50,17 @@ TRACES: dict[str, Traces] = {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with opened_page(width=1000, height=700) as (page, errors):
+def shared_browser() -> Iterator[Any]:
+    with opened_page() as (page, errors):
         yield page
         assert errors == []
+
+
+@pytest.fixture
+def browser(shared_browser: Any) -> Any:
+    """A window of one size, whatever the test before made of it."""
+    shared_browser.set_viewport_size({"width": 1000, "height": 700})
+    return shared_browser
 
 
 def opened(browser: Any, folder: Path, name: str) -> Lanes:
