@@ -45,7 +45,12 @@ def _quota_here() -> float | None:
 
 
 def _allowed() -> int:
-    """OpenMP can bind the main thread to one processor; then its mask does not tell where the others run."""
-    if any(name in os.environ for name in BINDINGS) or not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1 if _mask_misleads() else len(os.sched_getaffinity(0))
+
+
+@cache
+def _mask_misleads() -> bool:
+    """OpenMP, which reads its variables once, can bind the main thread to one processor; the mask of that thread then
+    does not tell where the others run.
+    """
+    return any(name in os.environ for name in BINDINGS) or not hasattr(os, "sched_getaffinity")
