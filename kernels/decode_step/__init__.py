@@ -229,9 +229,9 @@ class DecodeStep:
             require_whole([each.stream for each in (self.streamed, kv_pass) if each is not None], not failed)
 
     def _workspace_for(self, all_rows: int, rows: int, threads: int) -> int:
-        wanted = (all_rows, rows, threads)
-        if any(want > had for want, had in zip(wanted, self._sized_for, strict=True)):
-            size = self.library.labkit_workspace_bytes(byref(self.model.c), *wanted)
+        most_in_all, most, most_threads = self._sized_for
+        if all_rows > most_in_all or rows > most or threads > most_threads:
+            size = self.library.labkit_workspace_bytes(byref(self.model.c), all_rows, rows, threads)
             self._workspace = torch.empty(size + 64, dtype=torch.uint8)
-            self._sized_for = wanted
+            self._sized_for = all_rows, rows, threads
         return -(-self._workspace.data_ptr() // 64) * 64

@@ -1,8 +1,15 @@
 """How many threads compute a step."""
 
+from time import monotonic
+
 import torch
 
 from labkit.system.processors import usable_processors
+
+RECHECK_S = 0.5  # steps can last a tenth of a millisecond, of which the question to the system would be 2 %
+
+_usable = 1
+_asked_again_at = 0.0
 
 
 def team_size() -> int:
@@ -10,4 +17,7 @@ def team_size() -> int:
 
     More would take turns on a processor, and every stage would wait for the last of them.
     """
-    return min(torch.get_num_threads(), usable_processors())
+    global _usable, _asked_again_at
+    if (now := monotonic()) >= _asked_again_at:
+        _usable, _asked_again_at = usable_processors(), now + RECHECK_S
+    return min(torch.get_num_threads(), _usable)

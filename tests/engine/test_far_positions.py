@@ -5,6 +5,7 @@ import torch
 from engines import IMPLS, error, fused, greedy, prompt, vanilla
 from torch import Tensor
 
+from labkit.engine.memory.kv_cache import KVCache
 from labkit.engine.memory.rotary import FEW_POSITIONS, RotaryTables
 from labkit.models.policies import model_config_of
 
@@ -42,9 +43,12 @@ def test_one_row_may_be_far_from_the_others() -> None:
 
 
 def test_tables_hold_what_a_cache_has_slots_for_and_no_far_position() -> None:
-    tables = RotaryTables(model_config_of(vanilla("llama").config).rotary, torch.device("cpu"))
-    assert tables.holds(2 * FEW_POSITIONS, slots=2 * FEW_POSITIONS)
-    assert not tables.holds(2 * FEW_POSITIONS, slots=100)
+    config = model_config_of(vanilla("llama").config)
+    tables, cache = RotaryTables(config.rotary, torch.device("cpu")), KVCache(config, torch.float32)
+    cache.reserve(1, 100)
+    assert not tables.holds(2 * FEW_POSITIONS, cache)
+    cache.reserve(1, 2 * FEW_POSITIONS)
+    assert tables.holds(2 * FEW_POSITIONS, cache)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom"])

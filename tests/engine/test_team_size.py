@@ -1,5 +1,6 @@
 """A step takes no more threads than the process may use processors, whatever PyTorch was told."""
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from small_models import small_model
 
 import labkit
-from labkit.engine.team_size import team_size
+from labkit.engine import team_size
 from labkit.kernels import DecodeStep
 from labkit.system import processors
 
@@ -20,6 +21,8 @@ def one_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in processors.BINDINGS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(team_size, "_usable", team_size._usable)  # which is put back after the test
+    monkeypatch.setattr(team_size, "_asked_again_at", 0.0)
     before = torch.get_num_threads()
     torch.set_num_threads(8)
     yield
@@ -44,5 +47,17 @@ def test_threads_are_no_more_than_processors(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_fewer_threads_of_pytorch_stay_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("labkit.engine.team_size.usable_processors", lambda: 64)
-    assert team_size() == torch.get_num_threads()
+    monkeypatch.setattr(team_size, "_usable", 64)
+    monkeypatch.setattr(team_size, "_asked_again_at", math.inf)
+    assert team_size.team_size() == torch.get_num_threads()
+
+
+@pytest.mark.usefixtures("one_processor")
+def test_the_system_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(team_size, "monotonic", lambda: now[0])
+    assert team_size.team_size() == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert team_size.team_size() == 1
+    now[0] += team_size.RECHECK_S
+    assert team_size.team_size() == 2

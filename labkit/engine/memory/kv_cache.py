@@ -224,7 +224,7 @@ class KVCache(CacheFacade):
         return Rows(
             batch,
             tokens,
-            self.positions[:, self.length : self.length + tokens].flatten().contiguous(),
+            self.positions.narrow(1, self.length, tokens).contiguous().view(-1),
             self.first,
             self.mask if self.holes else None,
             self.positions if self.config.position == "alibi" else None,

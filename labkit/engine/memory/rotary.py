@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from labkit.engine.memory.kv_cache import KVCache
 from labkit.kernels.types import Rotary, Rows
 from labkit.models.config import RotarySpec
 
@@ -21,20 +22,22 @@ class RotaryTables:
     def __init__(self, spec: RotarySpec | None, device: torch.device) -> None:
         self._spec, self._device = spec, device
         self._tables: Rotary | None = None
+        self._positions = 0  # of the tables
 
-    def holds(self, positions: int, slots: int) -> bool:
-        """Whether to keep tables of all positions below `positions`, next to a cache of `slots` slots. They are smaller
-        than the cache, unless a text begins at a position far beyond its slots.
+    def holds(self, positions: int, cache: KVCache) -> bool:
+        """Whether to keep tables of all positions below `positions`, next to such a cache. They are smaller than it,
+        unless a text begins at a position far beyond its slots.
         """
-        return self._spec is None or positions <= max(FEW_POSITIONS, slots)
+        return self._spec is None or positions <= FEW_POSITIONS or positions <= cache.capacity
 
     def reaching(self, positions: int) -> Rotary | None:
         """Tables of at least so many positions; None for a model that rotates nothing."""
         if self._spec is None:
             return None
-        if self._tables is None or len(self._tables.cosine) < positions:
-            before = 0 if self._tables is None else len(self._tables.cosine)
-            self._tables = rotary_tables(self._spec, max(positions, FIRST_POSITIONS, 2 * before), self._device)
+        if self._tables is None or self._positions < positions:
+            positions = max(positions, FIRST_POSITIONS, 2 * self._positions)
+            self._tables = rotary_tables(self._spec, positions, self._device)
+            self._positions = positions
         return self._tables
 
     def of(self, rows: Sequence[Rows]) -> tuple[list[Rows], Rotary]:

@@ -179,7 +179,7 @@ class CudaGraphRunner(Runner):
     def begin(self, step: StepInput) -> Pending:
         held, cache = self.staged.held, step.cache
         reach = cache.reach + max(1, cache.capacity - cache.length)
-        if not step.follows or not held.rotary.holds(reach, cache.capacity):
+        if not step.follows or not held.rotary.holds(reach, cache):
             return self.staged.begin(step)
         given = step.rows if step.tokens is None else step.tokens
         assert given is not None

@@ -67,7 +67,7 @@ class LayerRange:
 
     def rotated(self, chunks: list[Chunk], cache: KVCache) -> tuple[list[Chunk], Rotary | None]:
         """The chunks of a step, and the rotary tables that their positions count in."""
-        if self.rotary.holds(cache.reach, cache.capacity):
+        if self.rotary.holds(cache.reach, cache):
             return chunks, self.rotary.reaching(cache.reach)
         rows, tables = self.rotary.of([chunk.rows for chunk in chunks])
         return [chunk._replace(rows=each) for chunk, each in zip(chunks, rows, strict=True)], tables
