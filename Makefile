@@ -42,7 +42,7 @@ test: $(READY) ## style, types and every property once
 	@$(PYTEST)
 
 test-all: $(READY) ## the same, and the sweeps over every combination of models, types and shapes
-	@echo "test-all: style, types, every property, and the sweeps over every combination; about three times as long"
+	@echo "test-all: style, types, every property, and the sweeps over every combination; five times as long"
 	@$(PYTEST) -m ""
 
 docs: $(READY) $(EXECUTED) ## the documentation as a site in build/docs/, which needs no network

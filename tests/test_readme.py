@@ -94,7 +94,9 @@ def test_command_runs(command: str, place: Path, monkeypatch: pytest.MonkeyPatch
         assert ended.value.code == 0
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=sweep if "labkit.launch(" in text else ()) for each, text in PROGRAMS.items()]
+)
 def test_program_runs(name: str, place: Path) -> None:
     """As `__main__`, so that functions can be sent to other processes as those of a script can."""
     script = place / "program.py"

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from sweeps import sweep
+
 PROGRAM = """
 import sys
 sys.modules["triton"] = None  # an import of it fails
@@ -21,6 +23,7 @@ except ValueError as error:
 """
 
 
+@sweep
 def test_the_engine_runs_and_says_what_is_missing() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(

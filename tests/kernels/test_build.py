@@ -15,6 +15,7 @@ from time import sleep, time
 import pytest
 import torch
 from ops import ISAS, Draw, missing_instructions
+from sweeps import sweep
 
 from labkit.kernels import build, gemm
 from labkit.kernels.abi import CNorm
@@ -126,6 +127,7 @@ def test_an_edited_source_makes_another_library(tmp_path: Path, monkeypatch: pyt
     assert build.compile_library("float32") == before
 
 
+@sweep
 def test_an_edited_kernel_is_the_one_that_runs_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_ISA", "portable")  # the quickest to compile
     copy = tmp_path / "kernels"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gpus import INTERPRETED
 from ops import DTYPES, MASKS, Draw, distance, double, mask_for, rows_of
-from sweeps import crossed, numbered
+from sweeps import crossed, numbered, sweep
 from torch import Tensor
 
 from labkit.kernels import attention, gpu
@@ -52,6 +52,7 @@ def test_attention_equals_reference(dtype: torch.dtype, step: tuple[attention_ca
     assert not got[want.eq(0).all(dim=1)].any()
 
 
+@sweep
 def test_attention_split_over_programs_equals_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where most shares are empty. Where the shares meet nothing is left behind: a second call gives the same."""
     monkeypatch.setattr(attention_impl, "processors", lambda: 132)

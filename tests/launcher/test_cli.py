@@ -93,6 +93,7 @@ def ranks_of(said: str) -> dict[str, dict[str, str]]:
     return {line.pop("rank"): line for line in lines if "rank" in line}
 
 
+@sweep
 def test_every_rank_computes_on_its_own_processors(temporary: Path) -> None:
     code, said, errors = run(SUM, "a", "--b", temporary=temporary, launcher=(*LABKIT, "launch", "--tp", "2", "--"))
     assert code == 0, errors

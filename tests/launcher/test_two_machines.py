@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sweeps import swept
+from sweeps import sweep, swept
 from two_machines import Machine, missing, two_machines
 
 LABKIT = (sys.executable, "-P", "-c", "from labkit.cli.main import main; main()")
@@ -110,7 +110,7 @@ def test_ranks_of_two_machines_run_one_model_and_fail_together(tmp_path: Path, r
     assert [path.name for path in tmp_path.iterdir() if "inductor" not in path.name] == ["script.py"]
 
 
-@pytest.mark.sweep
+@sweep
 def test_machines_without_node_ranks_meet_by_c10d(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.partition("try:")[0].replace("tp_size=4", "tp_size=2"))
@@ -122,7 +122,7 @@ def test_machines_without_node_ranks_meet_by_c10d(tmp_path: Path) -> None:
     assert sorted(line.split(maxsplit=1)[1] for lines in said for line in lines) == ["0 3", "1 3"]
 
 
-@pytest.mark.sweep
+@sweep
 def test_stages_on_two_machines_give_the_tokens_of_one_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PIPELINE)
@@ -133,6 +133,7 @@ def test_stages_on_two_machines_give_the_tokens_of_one_process(tmp_path: Path) -
     assert [printed.splitlines() for printed, _ in said] == [[f"stage {stage} gloo True"] for stage in (0, 1)]
 
 
+@sweep
 @pytest.mark.parametrize("which", swept([0, 1], ["1"]))
 def test_a_rank_that_is_stopped_ends_the_run_on_both_machines_with_one_cause(tmp_path: Path, which: int) -> None:
     """All of its machine's ranks stand still then, but not all of the run."""

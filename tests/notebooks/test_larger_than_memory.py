@@ -8,6 +8,7 @@ import nbformat
 import pytest
 from pages import MOST_BYTES, Page, run_in
 from streaming_plans import saved_model, tight_gb
+from sweeps import sweep
 
 from labkit.notebooks import RunReport, read_parameters
 from labkit.studies.larger_than_memory import BASELINES, load_study
@@ -41,6 +42,7 @@ def test_every_parameter_is_typed_and_documented() -> None:
     assert parameters["baselines"].default == BASELINES
 
 
+@sweep
 @pytest.mark.timeout(240)
 def test_it_says_what_batch_pays(report: RunReport) -> None:
     assert report.failure is None, report.failure
@@ -48,6 +50,7 @@ def test_it_says_what_batch_pays(report: RunReport) -> None:
     assert re.search(r"small-llama, float32, [\d.]+ times its memory: batch 1 gives [\d.,]+ tokens/s", headline)
 
 
+@sweep
 @pytest.mark.timeout(240)
 def test_the_page_has_all_figures_loads_nothing_and_says_what_was_not_measured(report: RunReport) -> None:
     html = report.html.read_text()
@@ -62,6 +65,7 @@ def test_the_page_has_all_figures_loads_nothing_and_says_what_was_not_measured(r
     assert len(slider["steps"]) > 1  # it works without a kernel: each step has the data
 
 
+@sweep
 @pytest.mark.timeout(240)
 def test_the_study_is_kept_and_the_weights_stay_where_they_were_wanted(report: RunReport) -> None:
     folder = report.html.parents[1]

@@ -7,6 +7,7 @@ from typing import Any
 import nbformat
 import pytest
 from pages import MOST_BYTES, Page, run_in
+from sweeps import sweep
 
 from labkit.notebooks import RunReport, read_parameters
 from labkit.studies.pipeline import load_study
@@ -33,6 +34,7 @@ def test_every_parameter_is_typed_and_documented() -> None:
     assert all(parameter.types and parameter.help for parameter in parameters.values())
 
 
+@sweep
 @pytest.mark.timeout(240)
 def test_it_says_what_the_schedules_gain(report: RunReport) -> None:
     assert report.failure is None, report.failure
@@ -42,6 +44,7 @@ def test_it_says_what_the_schedules_gain(report: RunReport) -> None:
     assert "2 rounds, fewer than 6" in headline
 
 
+@sweep
 @pytest.mark.timeout(240)
 def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
     html = report.html.read_text()
@@ -54,6 +57,7 @@ def test_the_page_has_all_figures_and_loads_nothing(report: RunReport) -> None:
     assert all(len(slider["steps"]) > 1 for slider in sliders)
 
 
+@sweep
 @pytest.mark.timeout(240)
 def test_the_spans_of_all_stages_are_kept_on_one_clock(report: RunReport) -> None:
     (file,) = (report.html.parents[1] / "runs").glob("*-tiny-llama-pp2.jsonl")

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from pages import Page
+from sweeps import sweep
 
 from labkit.cli.main import main
 from labkit.notebooks import NotebookError, ParameterError, execution, run_notebook
@@ -213,6 +214,7 @@ def test_a_run_whose_last_write_fails_keeps_its_notebook(
     assert names(tmp_path / "out") == []
 
 
+@sweep
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.sweep), signal.SIGKILL]
 )
@@ -233,7 +235,7 @@ def test_an_interrupted_run_leaves_no_files_and_no_kernel(tmp_path: Path, number
     wait_for(lambda: not psutil.pid_exists(int(pid_file.read_text())))
 
 
-@pytest.mark.sweep
+@sweep
 def test_a_kernel_that_takes_long_to_end_is_waited_for_after_an_interrupt(tmp_path: Path) -> None:
     """Longer than an interrupted cell has to end."""
     pid_file = tmp_path / "pid"
@@ -266,6 +268,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+@sweep
 def test_any_notebooks_report_opens_without_a_network(tmp_path: Path) -> None:
     source = "import plotly.graph_objects as go\ngo.Figure(go.Bar(x=[1], y=[2]))"
     report = run_notebook(write(tmp_path / "n.ipynb", source, source), None, tmp_path / "out")

@@ -12,6 +12,7 @@ import pytest
 from browser_lab import needs_browser, write_notebook
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
+from sweeps import sweep
 
 from labkit.notebooks.report import PLOTLY_MIME_TYPE
 from labkit.nsys.timeline.events import details, search
@@ -79,6 +80,7 @@ def fact(page: Any, name: str) -> str:
     return str(page.locator(f'.lkt-details [data-fact="{name}"] dd').inner_text())
 
 
+@sweep
 @needs_browser
 def test_keys_zoom_and_pan(page: Any) -> None:
     everything = span_ns(page)
@@ -93,6 +95,7 @@ def test_keys_zoom_and_pan(page: Any) -> None:
     page.wait_for_selector(READY)
 
 
+@sweep
 @needs_browser
 def test_the_wheel_zooms_around_the_mouse_once_the_timeline_has_the_focus(page: Any) -> None:
     everything = span_ns(page)
@@ -109,6 +112,7 @@ def test_the_wheel_zooms_around_the_mouse_once_the_timeline_has_the_focus(page: 
     assert place(page, 200_000, 0)[0] == pytest.approx(x, abs=1)
 
 
+@sweep
 @needs_browser
 def test_dragging_moves_what_is_under_the_mouse_with_it(page: Any) -> None:
     page.keyboard.press("+")
@@ -122,6 +126,7 @@ def test_dragging_moves_what_is_under_the_mouse_with_it(page: Any) -> None:
     assert place(page, 150_000, 0)[0] == pytest.approx(x - 60, abs=1)
 
 
+@sweep
 @needs_browser
 @pytest.mark.parametrize("side", TRACES)
 def test_a_click_on_a_kernel_tells_its_stage_and_what_launched_it(page: Any, side: str) -> None:
@@ -143,6 +148,7 @@ def test_a_click_on_a_kernel_tells_its_stage_and_what_launched_it(page: Any, sid
     assert page.locator(".lkt-linked button b").all_inner_texts() == ["cudaLaunchKernel"]
 
 
+@sweep
 @needs_browser
 def test_a_parent_is_a_way_to_its_own_details(page: Any) -> None:
     page.locator(".lkt-bar input").fill("layer.1/mlp_out")
@@ -152,6 +158,7 @@ def test_a_parent_is_a_way_to_its_own_details(page: Any) -> None:
     assert fact(page, "stage") == "none"
 
 
+@sweep
 @needs_browser
 def test_the_search_counts_and_goes_through_its_matches(page: Any) -> None:
     count = f"{len(search(build_lanes(TRACES), 'layer.1/mlp_out')):,}"
@@ -168,6 +175,7 @@ def test_the_search_counts_and_goes_through_its_matches(page: Any) -> None:
     page.wait_for_function("() => document.querySelector('.lkt-count').innerText === 'none found'")
 
 
+@sweep
 @needs_browser
 def test_without_a_mouse_lanes_are_chosen_and_events_selected(page: Any) -> None:
     for _ in range(3):
@@ -187,6 +195,7 @@ def test_without_a_mouse_lanes_are_chosen_and_events_selected(page: Any) -> None
     page.wait_for_selector(".lkt-empty")
 
 
+@sweep
 @needs_browser
 def test_a_stage_of_the_legend_is_emphasised_and_let_go(page: Any) -> None:
     chip = page.locator(".lkt-legend button", has_text=re.compile("^attention$"))
@@ -197,6 +206,7 @@ def test_a_stage_of_the_legend_is_emphasised_and_let_go(page: Any) -> None:
     assert chip.get_attribute("aria-pressed") == "false"
 
 
+@sweep
 @needs_browser
 def test_it_has_the_colours_of_the_pages_theme(page: Any) -> None:
     paper = "getComputedStyle(document.body).getPropertyValue('--jp-layout-color0').trim()"
@@ -272,7 +282,7 @@ def test_a_trace_of_nothing_is_refused() -> None:
         Timeline(Trace(Source("nsys", "", ("empty.sqlite",))))
 
 
-@pytest.mark.sweep
+@sweep
 def test_in_batch_it_is_a_figure() -> None:
     """As on the page of the third notebook, in a kernel of its own."""
     notebook = new_notebook(cells=[new_code_cell(SOURCE)])

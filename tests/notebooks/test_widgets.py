@@ -12,6 +12,7 @@ from ipywidgets import Label
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from notebook_runs import FAKE, SETTINGS
+from sweeps import sweep
 
 from labkit import figures
 from labkit.notebooks.report import PLOTLY_MIME_TYPE
@@ -49,7 +50,7 @@ def subtitle(output: Any) -> str:
     return text
 
 
-@pytest.mark.sweep
+@sweep
 def test_in_batch_everything_is_static_and_done_in_its_cell() -> None:
     """As in the first notebook, cell by cell."""
     settings, run, view = execute(NotebookClient, "bench", "bench.run()", "bench.view(figures.per_token_figure)")
@@ -111,6 +112,7 @@ widgets.workbench.compare = compare
 """
 
 
+@sweep
 def test_a_view_fills_when_its_part_is_measured_and_a_run_that_fails_shows_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

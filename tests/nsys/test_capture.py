@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from nsight import NSYS, needs_nsys
-from sweeps import swept
+from sweeps import sweep, swept
 
 from labkit.nsys import agent
 from labkit.nsys.capture import profile as capture
@@ -103,6 +103,7 @@ def test_a_window_captures_one_phase_and_no_other(tmp_path: Path) -> None:
     assert taken.record.tax is None
 
 
+@sweep
 @needs_nsys
 def test_a_function_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     messages = ["decode/lm_head", "decode/sample"]
@@ -144,6 +145,7 @@ def losing_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return losses
 
 
+@sweep
 @needs_nsys
 def test_nsys_that_loses_its_agent_is_started_again(
     losing_agents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +201,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(what: str, full_disk: Path, tm
     assert not output.exists() or not list(output.iterdir())
 
 
+@sweep
 @needs_nsys
 def test_ctrl_c_ends_the_program_and_keeps_the_report(tmp_path: Path) -> None:
     program = script(tmp_path, "print('ready', flush=True); generate(1); time.sleep(60)")
@@ -226,6 +229,7 @@ def test_ctrl_c_ends_the_program_and_keeps_the_report(tmp_path: Path) -> None:
     assert "prefill/step" in names(Capture((tmp_path / "stopped.sqlite",), tmp_path / "stopped.json", record))
 
 
+@sweep
 def test_without_nsys_torch_profiler_sees_the_same_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "find_nsys", lambda: None)
     text = """
@@ -262,13 +266,14 @@ with torch.inference_mode():
     assert taken.record.tax is not None
 
 
-@pytest.mark.sweep
+@sweep
 def test_torch_profiler_can_wait_for_a_phase(tmp_path: Path) -> None:
     command = script(tmp_path, "import torch; generate(1); generate()")
     taken = profile(command, output=tmp_path, window=Window.of_phase(Phase.DECODE, 2), source="torch", tax=False)
     assert names(taken) == expected(Phase.DECODE)
 
 
+@sweep
 @pytest.mark.parametrize("source", swept(["nsys", "torch"], ["nsys"]))
 def test_every_rank_has_a_capture(source: str, tmp_path: Path) -> None:
     if source == "nsys" and capture.find_nsys() is None:
@@ -282,7 +287,7 @@ def test_every_rank_has_a_capture(source: str, tmp_path: Path) -> None:
     assert trace.ranges.groupby("process").size().tolist() == [len(expected(*Phase))] * 2
 
 
-@pytest.mark.sweep
+@sweep
 @needs_nsys
 def test_one_report_of_all_ranks_tells_them_apart(tmp_path: Path) -> None:
     program = script(tmp_path, "generate()")[-1]
@@ -292,7 +297,7 @@ def test_one_report_of_all_ranks_tells_them_apart(tmp_path: Path) -> None:
     assert sorted(trace.processes["rank"].iloc[announced]) == [0, 1]
 
 
-@pytest.mark.sweep
+@sweep
 @needs_nsys
 def test_nvtx_that_drops_ranges_does_not_drop_ours(tmp_path: Path) -> None:
     """nvtx 0.2.17 hands out a dummy under nsys 2022 and 2023; ours arrive, others are missed aloud."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from nsight import needs_nsys
+from sweeps import sweep
 from traces import Recorder
 
 from labkit.nsys.capture.profile import profile
@@ -53,6 +54,7 @@ assert ends == [0, 5, 1], ends
 """
 
 
+@sweep
 @pytest.mark.parametrize("kind", ["new", pytest.param("old", marks=pytest.mark.sweep)])
 def test_a_program_with_a_profiler_of_its_own_is_told_so_and_does_not_crash(kind: str, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-c", OWN.format(kind=kind)]
@@ -67,6 +69,7 @@ def test_a_program_with_a_profiler_of_its_own_is_told_so_and_does_not_crash(kind
     assert "aten::add" in set(stopped.value.capture.trace().calls["name"])
 
 
+@sweep
 @pytest.mark.parametrize("source", ["torch", pytest.param("nsys", marks=[needs_nsys, pytest.mark.sweep])])
 def test_forked_processes_end_as_ever_and_are_counted(source: str, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-c", FORKS]

@@ -36,7 +36,7 @@ TENTH = 0.05 + 1e-6  # nsys rounds means and deviations to tenths
 
 
 @needs_nsys
-@pytest.mark.parametrize("batch", swept(range(BATCHES), ["0", "1", "2"]))
+@pytest.mark.parametrize("batch", swept(range(BATCHES), ["0"]))
 def test_two_hundred_random_exports_are_projected_as_nsys_does(batch: int, tmp_path: Path) -> None:
     assert NSYS is not None
     rows = 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from sweeps import sweep
 
 from labkit.nsys.analysis.attribution import attribute
 from labkit.nsys.analysis.projection import project
@@ -225,6 +226,7 @@ def test_what_labkit_writes_it_reads_back(ranks: int, name: str, tmp_path: Path)
         pd.testing.assert_frame_equal(ours.astype(texts), theirs.astype(texts))
 
 
+@sweep
 def test_what_torch_profiler_writes_is_read(tmp_path: Path) -> None:
     path = tmp_path / "torch-r2.json"
     subprocess.run([sys.executable, "-P", "-c", PROGRAM, str(path)], check=True, capture_output=True)

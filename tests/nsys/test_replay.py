@@ -66,6 +66,7 @@ def test_an_operator_runs_again_with_its_shapes(op: str, recorded: Trace, tmp_pa
     assert min(found.warm_us) > 0
 
 
+@sweep
 def test_the_script_stands_alone(recorded: Trace, tmp_path: Path) -> None:
     script = write_replay(recorded, "addmm", tmp_path / "replay_addmm.py")
     done = subprocess.run(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from nsight import needs_nsys
+from sweeps import sweep
 
 from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
 from labkit.statistics import Verdict
@@ -14,6 +15,7 @@ from labkit.widgets.trace_bench import TraceBench
 STEPS = 5
 
 
+@sweep
 @needs_nsys
 def test_both_sides_have_the_same_steps_and_stages(tmp_path: Path) -> None:
     found = capture_pair("tiny-gpt2", steps=STEPS, output=tmp_path, threads=1, tax=False)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from engines import greedy_steps, prompt, result, shallow
 from gpus import INTERPRETED, ON_GPU
-from sweeps import swept
+from sweeps import sweep, swept
 from torch import Tensor
 
 import labkit
@@ -79,6 +79,7 @@ def test_the_sequences_that_stay_go_on_in_their_slots(where: str, name: str, end
         assert len(slots.recordings) == (recorded or 1)
 
 
+@sweep
 @pytest.mark.parametrize("step", [False, True], ids=["", "after a step"])
 @pytest.mark.parametrize("cuts", swept({"15": (0, 1, 5), "235": (0, 2, 3, 5)}, ["235"]))
 @pytest.mark.parametrize("name", swept(NAMES, ["bloom"]))
@@ -118,6 +119,7 @@ def test_sequences_that_are_divided_anew_go_on(where: str, name: str, sizes: tup
     assert [cache.batch_size for cache in caches] == [3, 0, 2]
 
 
+@sweep
 @everywhere
 def test_a_cache_whose_sequences_have_all_ended_takes_others(where: str) -> None:
     model = model_of("gpt2")
@@ -139,7 +141,7 @@ def test_a_cache_can_go_on_with_some_sequences_of_others(where: str) -> None:
     assert torch.equal(continued(model, one, these), alone("bloom")[:3])
 
 
-@pytest.mark.sweep
+@sweep
 @everywhere
 def test_int8_keys_and_values_move_with_their_scales(where: str) -> None:
     model = model_of("llama", kv_dtype=torch.int8)

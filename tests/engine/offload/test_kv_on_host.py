@@ -13,7 +13,7 @@ from engines import error, greedy, profiled, prompt, result, shallow, vanilla
 from gpus import interpreted, on_gpu
 from offloaded import LEAST
 from small_models import SMALL_CONFIGS, small_model
-from sweeps import swept
+from sweeps import sweep, swept
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -102,6 +102,7 @@ def test_logits_are_those_of_the_resident_engine_in_every_type(
     assert all(map(torch.equal, *found))
 
 
+@sweep
 @interpreted
 def test_weights_are_fetched_beside_keys_and_values() -> None:
     """All copies to the device are handed to the same queue, in the order of their use."""
@@ -119,6 +120,7 @@ def test_weights_are_fetched_beside_keys_and_values() -> None:
     assert order == ["weights"] * 2 + ["cache"] * 2 + ["cache", "weights"] * (3 * LAYERS)
 
 
+@sweep
 @interpreted
 def test_a_long_prompt_passes_each_layer_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks that go through a layer one after the other; then another text behind it, which grows the cache."""
@@ -138,7 +140,7 @@ def test_a_long_prompt_passes_each_layer_once(monkeypatch: pytest.MonkeyPatch) -
     assert float((found - want)[mask.bool()].abs().max() / want.std()) <= SAME
 
 
-@pytest.mark.sweep
+@sweep
 @interpreted
 def test_beams_go_on_with_their_own_keys_and_values() -> None:
     model, ids = shallow("gpt2", 3), prompt(1, 5)
@@ -146,7 +148,7 @@ def test_beams_go_on_with_their_own_keys_and_values() -> None:
     assert torch.equal(found, greedy(model, ids, 3, num_beams=2, num_return_sequences=2))
 
 
-@pytest.mark.sweep
+@sweep
 @interpreted
 def test_caches_of_transformers_are_gone_on_with_and_filled() -> None:
     model, ids, cache = shallow("gpt2", 3), prompt(2, 16), DynamicCache()
@@ -172,6 +174,7 @@ def test_the_device_holds_a_few_layers_and_the_host_all_of_them() -> None:
     assert layer <= slots.memory.nbytes / 2 == stream.host.bytes / LAYERS < layer + words
 
 
+@sweep
 @interpreted
 def test_waits_are_stages_and_spans() -> None:
     engine = on_host(shallow("gpt2", LAYERS))

@@ -18,6 +18,7 @@ import torch
 from engines import fused, greedy, prompt, vanilla
 from offloaded import LEAST, least_gb, reader_of, stream_of, streamed
 from small_models import small_model
+from sweeps import sweep
 
 import labkit
 from labkit.engine.offload import prepared
@@ -231,6 +232,7 @@ def test_a_process_that_is_killed_while_it_converts_leaves_no_file_under_its_fin
     assert [path.name for path in tmp_path.rglob("*.safetensors")] == ["rank-00-of-01.safetensors"]
 
 
+@sweep
 def test_of_two_processes_that_convert_a_model_one_waits_for_the_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

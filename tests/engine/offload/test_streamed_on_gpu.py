@@ -12,7 +12,7 @@ from engines import error, greedy, profiled, prompt, result, shallow, vanilla
 from gpus import INTERPRETED, interpreted, marked, on_gpu
 from offloaded import LEAST
 from small_models import small_model
-from sweeps import swept
+from sweeps import sweep, swept
 from torch import Tensor
 
 import labkit
@@ -84,7 +84,7 @@ def change(file: Path, at: int) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("case", swept(CASES, ["cpu-llama", "disk-gptj"]))
+@pytest.mark.parametrize("case", swept(CASES, ["cpu-llama"]))
 def test_tokens_equal_vanilla(case: tuple[str, str], tmp_path: Path) -> None:
     """A padded prompt op by op, then steps of five kernels in a layer or three; each layer is fetched once for each."""
     (where, name), ids, mask = case, prompt(2, 10), torch.ones(2, 10, dtype=torch.long)
@@ -128,6 +128,7 @@ def test_with_more_memory_more_layers_stay(where: str, tmp_path: Path) -> None:
     assert torch.equal(logits(whole), want)
 
 
+@sweep
 @interpreted
 def test_a_long_prompt_fetches_each_layer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks that go through a layer one after the other, each behind the tokens of those before it in the cache."""
@@ -169,6 +170,7 @@ def test_a_checkpoint_of_a_triton_engine_is_streamed_as_it_is(options: dict[str,
         assert len(list((tmp_path / f"of {impl}").rglob("*.safetensors"))) == written
 
 
+@sweep
 @interpreted
 def test_a_file_that_is_altered_is_noticed_and_the_engine_goes_on_when_it_is_whole(tmp_path: Path) -> None:
     """In a step that follows others, which leaves the cache as it was."""
@@ -198,6 +200,7 @@ def test_a_file_that_is_altered_is_noticed_and_the_engine_goes_on_when_it_is_who
     assert error(stepped(), want[:, cache.length - 1 : cache.length]) <= TOLERANCE
 
 
+@sweep
 @interpreted
 def test_a_profiler_sees_the_fetches(tmp_path: Path) -> None:
     engine = streamed(shallow("gpt2", LAYERS), "cpu", tmp_path)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from pipelined_caches import ROWS, every_schedule, peaks, two_by_two, two_stages
+from sweeps import sweep
 
 import labkit
 
@@ -18,16 +19,19 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     return labkit.launch(two_stages, str(tmp_path_factory.mktemp("caches")), pp_size=2, timeout_s=TIMEOUT_S)
 
 
+@sweep
 def test_rows_that_end_at_different_steps_give_the_tokens_of_one_process(stages: Answers) -> None:
     """Also where those of three micro-batches are divided anew into two behind the prompt."""
     assert [rank["different"] for rank in stages] == [[]] * 2
 
 
+@sweep
 def test_other_calls_give_what_one_process_gives(stages: Answers) -> None:
     for rank in stages:
         assert [name for name, equal in rank["other calls"].items() if not equal] == []
 
 
+@sweep
 def test_rows_that_have_ended_leave_their_file_once_that_is_worth_it(stages: Answers) -> None:
     """So that steps have more rows than in memory, and fewer than if all stayed in their two micro-batches."""
     for rank in stages:
@@ -35,11 +39,13 @@ def test_rows_that_have_ended_leave_their_file_once_that_is_worth_it(stages: Ans
         assert sum(memory) < sum(disk) < len(disk) * ROWS // 2
 
 
+@sweep
 def test_all_micro_batches_have_the_slots_of_one_batch(stages: Answers) -> None:
     for rank in stages:
         assert len(rank["slots"]) == 1
 
 
+@sweep
 def test_a_disk_without_room_or_broken_is_told_to_all_and_they_can_go_on(stages: Answers) -> None:
     """Rows leave a file without more room."""
     for rank in stages:

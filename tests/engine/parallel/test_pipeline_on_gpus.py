@@ -12,6 +12,7 @@ import pytest
 import torch
 from failing_ranks import ON_GPUS, check_told, told
 from gpus import INTERPRETED, ON_GPU
+from sweeps import sweep
 
 import labkit
 
@@ -27,6 +28,7 @@ def launched(function: Any, *arguments: Any, **sizes: int) -> list[Any]:
     return labkit.launch(function, *arguments, **{"pp_size": 2, "timeout_s": TIMEOUT_S} | sizes)  # type: ignore[arg-type]
 
 
+@sweep
 @somewhere
 def test_stages_give_every_rank_the_tokens_of_one_process(where: str) -> None:
     """Of texts of unequal lengths that end at different steps, in micro-batches that become fewer."""

@@ -12,7 +12,7 @@ import torch
 from engines import greedy, prompt, shallow
 from gpus import INTERPRETED
 from layer_ranges import CutModel
-from sweeps import swept
+from sweeps import sweep, swept
 
 import labkit
 from labkit.engine.runners.cuda_graph import GpuDecoder
@@ -78,6 +78,7 @@ def test_a_step_is_recorded_once_and_played_for_every_token(name: str, recorded:
     assert [graph.replays for graph in recorded] == [6, 3]  # of one sequence, played by two calls, and of four
 
 
+@sweep
 def test_rows_that_a_range_begins_with_are_there_when_its_graph_is_played(recorded: list[Any]) -> None:
     """A step writes over them, also the one that is run before it is recorded."""
     model, steps = shallow("gpt2", 2), prompt(1, 3)

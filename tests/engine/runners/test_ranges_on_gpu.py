@@ -10,7 +10,7 @@ import torch
 from engines import error, prompt, shallow, vanilla
 from gpus import interpreted, on_gpu
 from layer_ranges import CutModel
-from sweeps import swept
+from sweeps import sweep, swept
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -69,7 +69,7 @@ def test_steps_of_ranges_one_after_the_other_are_those_of_the_model(name: str) -
     assert error(found(CutModel(model, (0, 1, 2), "triton"), 2), wanted(model, 2)) <= SAME
 
 
-@pytest.mark.sweep
+@sweep
 @pytest.mark.parametrize("rows", [1, 3, FEW_ROWS + 1])
 @interpreted
 def test_ranges_take_any_number_of_rows(rows: int) -> None:
@@ -78,6 +78,7 @@ def test_ranges_take_any_number_of_rows(rows: int) -> None:
     assert error(found(CutModel(model, (0, 1, 2, 3), "triton"), rows), wanted(model, rows)) <= SAME
 
 
+@sweep
 @interpreted
 def test_a_range_has_the_kernels_of_its_layers_alone() -> None:
     model = CutModel(shallow("gpt2", 2), (0, 1, 2), "triton")

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from sweeps import sweep
 
 from labkit.harness import Comparison, WorkerError, load_records
 from labkit.harness.compare.interleave import first_difference
@@ -109,7 +110,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.sweep
+@sweep
 def test_an_interrupt_in_any_round_ends_the_workers_and_writes_nothing(tmp_path: Path) -> None:
     """tests/cli interrupts a command while its workers load."""
     before = children()
@@ -158,6 +159,7 @@ def test_a_killed_worker_is_reported_with_its_signal() -> None:
             side.ask("prepare", **PREPARE)
 
 
+@sweep
 def test_a_worker_ends_with_its_parent() -> None:
     """The parent is killed outright, so that nothing of it can clean up."""
     code = (

@@ -7,6 +7,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from sweeps import sweep
 
 from labkit.harness.methods import cell
 from labkit.harness.methods.bench import bench_methods, side_of
@@ -58,6 +59,7 @@ def resumed(interrupted: tuple[Path, Path, list[Any]]) -> tuple[MethodGrid, list
     return grid, steps
 
 
+@sweep
 def test_an_interrupt_keeps_what_was_measured_and_leaves_nothing_else(interrupted: Any) -> None:
     _, scratch, cells = interrupted
     assert [cell.place for cell in cells] == [("hf-eager", 1)]
@@ -65,6 +67,7 @@ def test_an_interrupt_keeps_what_was_measured_and_leaves_nothing_else(interrupte
     assert psutil.Process().children() == []
 
 
+@sweep
 def test_it_goes_on_where_it_was(interrupted: Any, resumed: Any) -> None:
     file, scratch, before = interrupted
     grid, steps = resumed
@@ -76,6 +79,7 @@ def test_it_goes_on_where_it_was(interrupted: Any, resumed: Any) -> None:
     assert list(scratch.iterdir()) == []
 
 
+@sweep
 def test_each_cell_says_what_came_of_it(resumed: Any) -> None:
     eager, streamed, other = resumed[0].cells
     assert eager.measured is not None
@@ -89,6 +93,7 @@ def test_each_cell_says_what_came_of_it(resumed: Any) -> None:
     assert "does not import llama_cpp" in other.refused
 
 
+@sweep
 def test_what_is_done_is_not_measured_again_and_what_was_refused_is_tried_again(interrupted: Any, resumed: Any) -> None:
     grid = bench_methods(**SMALL, output=interrupted[0])
     assert grid.cells[:2] == resumed[0].cells[:2]
@@ -98,6 +103,7 @@ def test_what_is_done_is_not_measured_again_and_what_was_refused_is_tried_again(
     assert load_records(interrupted[0]) == list(grid.cells)
 
 
+@sweep
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -147,6 +153,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, text: str, message: str) -> N
         bench_methods(**SMALL, output=tmp_path / "methods.jsonl")
 
 
+@sweep
 def test_other_records_in_the_file_are_refused(tmp_path: Path, resumed: Any) -> None:
     measured = resumed[0].cells[0].measured
     (tmp_path / "methods.jsonl").write_text(measured.model_dump_json() + "\n")
@@ -155,6 +162,7 @@ def test_other_records_in_the_file_are_refused(tmp_path: Path, resumed: Any) -> 
     assert len(load_results(tmp_path)) == 2
 
 
+@sweep
 def test_a_cell_has_one_outcome(resumed: Any) -> None:
     lines = [json.loads(cell.model_dump_json()) for cell in resumed[0].cells]
     for line in (lines[0] | {"oom": "too large"}, lines[1] | {"oom": ""}):

@@ -33,6 +33,7 @@ def faster_with_good_tiles(decoder: GpuDecoder) -> float:
     return 100.0 - 10 * sum(tile == GOOD for tile in decoder.launch.tiles.tiles.values())
 
 
+@sweep
 def test_every_kernel_gets_the_tile_that_makes_the_step_fastest(tmp_path: Path) -> None:
     path, found = tune(["tiny-gptj"], timer=faster_with_good_tiles)
     assert path.parent == tmp_path

@@ -14,6 +14,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pretended_peers import NAME, PretendedPeer, wheel
+from sweeps import swept
 
 from labkit.harness.compare.peers import folder as folders
 from labkit.harness.compare.peers.folder import RECORD, installed, peers_root, python_version
@@ -82,7 +83,9 @@ def test_one_of_another_python_is_of_no_use_and_replaced(peer: PretendedPeer) ->
     assert peer.unavailable() is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": "1"}'], ids=["empty", "damaged", "list", "short"])
+@pytest.mark.parametrize(
+    "text", swept({"empty": "", "damaged": "{", "list": "[]", "short": '{"version": "1"}'}, ["damaged"])
+)
 def test_a_folder_with_no_record_of_what_it_holds_is_not_installed(peer: PretendedPeer, text: str) -> None:
     found = install(peer)
     (found.path / RECORD).write_text(text)
@@ -90,7 +93,9 @@ def test_a_folder_with_no_record_of_what_it_holds_is_not_installed(peer: Pretend
     assert install(peer) == found
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of luck")])
+@pytest.mark.parametrize(
+    "error", swept({"interrupt": KeyboardInterrupt(), "failure": RuntimeError("out of luck")}, ["interrupt"])
+)
 def test_an_installation_that_is_cut_off_leaves_what_was_there(
     peer: PretendedPeer, root: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sweeps import sweep
 
 from labkit.harness.compare import interleave
 from labkit.harness.compare.conversion import converted
@@ -99,6 +100,7 @@ def test_a_missing_converter_is_named(interpreter: Path, where: str | None, monk
     assert (where or "is not set") in reason
 
 
+@sweep
 def test_a_converter_that_fails_is_reported_in_one_line(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SOURCES, str(sources))
     with (
@@ -164,7 +166,7 @@ def test_what_a_file_holds_is_counted_apart_for_layers_and_head(tmp_path: Path) 
     assert stored_in(tmp_path, reader(0, output__weight=("F32", 4, 1), **layers)).computes == "float32"
 
 
-@pytest.mark.sweep
+@sweep
 @pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 def test_sides_of_four_bits_say_what_they_hold_whatever_the_dtype() -> None:
     case = comparison_case(model="tiny-gpt2", dtype="bfloat16", batch=1, prompt=20, new=12, threads=1)
@@ -179,7 +181,7 @@ def test_sides_of_four_bits_say_what_they_hold_whatever_the_dtype() -> None:
     assert len(works) == 3
 
 
-@pytest.mark.sweep
+@sweep
 @pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 def test_a_given_file_is_run_as_it_is(tmp_path: Path) -> None:
     source, peer = resolve("tiny-gpt2"), LlamaCpp()
@@ -203,7 +205,7 @@ def test_a_given_file_is_run_as_it_is(tmp_path: Path) -> None:
             peer.load(LLAMA_CPP_GGUF, tmp_path, given, torch.float32, Room(1, 1, 1, 32))
 
 
-@pytest.mark.sweep
+@sweep
 @pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 @pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-bloom", "tiny-llama"])
 def test_its_float32_tokens_are_those_of_the_other_sides(model: str) -> None:
@@ -214,7 +216,7 @@ def test_its_float32_tokens_are_those_of_the_other_sides(model: str) -> None:
     assert all(comparison.tokens_equal for comparison in found)
 
 
-@pytest.mark.sweep
+@sweep
 @pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 def test_a_model_that_it_does_not_know_is_refused_in_one_line() -> None:
     with (
