@@ -56,7 +56,7 @@ BACK = '<nav><a href="../docs/notebooks.html">labkit: all notebooks</a></nav>'
 # The sidebar, which only the site has: what each of these pages leads to, under which caption.
 NAVIGATION = {
     "README": {
-        "First": ["docs/install", "docs/notebooks"],
+        "First": ["docs/install", "docs/notebooks", "docs/which-command"],
         "How to": [
             "docs/profile-my-script",
             "docs/compare-my-model",
@@ -70,7 +70,13 @@ NAVIGATION = {
             "docs/models",
         ],
         "Numbers": ["docs/measuring", "docs/when-numbers-look-wrong", "profiles/README"],
-        "Look up": ["docs/reference/README", "docs/changelog", "docs/CONTRIBUTING"],
+        "Look up": [
+            "docs/reference/README",
+            "docs/glossary",
+            "docs/architecture",
+            "docs/changelog",
+            "docs/CONTRIBUTING",
+        ],
     },
     "profiles/README": {"": ["cpu-*"]},
     "docs/reference/README": {"": ["command-line", "labkit", "[!l]*"]},
