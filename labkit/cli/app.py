@@ -33,29 +33,40 @@ class Home:
 
 MEASURING = "labkit.cli.measuring:MeasuringCommand"
 MORE_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}
-HOMES = {
-    "compare": Home("compare", "compare", MEASURING),
-    "kernels": Home("kernels", "kernels", MEASURING),
-    "bench-methods": Home("methods", "bench_methods", MEASURING),
-    "diff": Home("diff", "diff"),
-    "evaluate": Home("evaluate", "evaluate"),
-    "plan-batch": Home("plan_batch", "plan_batch"),
-    "generate": Home("generate", "generate"),
-    "chat": Home("chat", "chat"),
-    "tune": Home("tune", "tune"),
-    "models": Home("models", "models"),
-    "run": Home("run", "run", settings=MORE_WORDS),
-    "profile": Home("trace", "profile"),
-    "doctor": Home("trace", "doctor"),
-    "stages": Home("trace", "stages"),
-    "explain": Home("trace", "explain"),
-    "timeline": Home("trace", "timeline"),
-    "lab": Home("lab", "lab", "labkit.cli.lab:LabCommand"),
-    "launch": Home("launch", "launch", "typer.core:TyperCommand", settings={"allow_interspersed_args": False}),
-    "peers": Home("peers", "peers"),
-    "trace": Home("traces", "trace"),
-    "notebooks": Home("notebooks", "notebooks"),
+PANELS = {
+    "Talk": {
+        "generate": Home("generate", "generate"),
+        "chat": Home("chat", "chat"),
+        "models": Home("models", "models"),
+    },
+    "Measure": {
+        "compare": Home("compare", "compare", MEASURING),
+        "kernels": Home("kernels", "kernels", MEASURING),
+        "evaluate": Home("evaluate", "evaluate"),
+        "diff": Home("diff", "diff"),
+        "plan-batch": Home("plan_batch", "plan_batch"),
+        "bench-methods": Home("methods", "bench_methods", MEASURING),
+    },
+    "Profile": {
+        "profile": Home("trace", "profile"),
+        "trace": Home("traces", "trace"),
+        "timeline": Home("trace", "timeline"),
+        "stages": Home("trace", "stages"),
+        "explain": Home("trace", "explain"),
+        "doctor": Home("trace", "doctor"),
+    },
+    "Lab": {
+        "lab": Home("lab", "lab", "labkit.cli.lab:LabCommand"),
+        "run": Home("run", "run", settings=MORE_WORDS),
+        "notebooks": Home("notebooks", "notebooks"),
+    },
+    "Machine": {
+        "launch": Home("launch", "launch", "typer.core:TyperCommand", settings={"allow_interspersed_args": False}),
+        "tune": Home("tune", "tune"),
+        "peers": Home("peers", "peers"),
+    },
 }
+HOMES = {name: home for homes in PANELS.values() for name, home in homes.items()}
 
 
 class Commands(dict[str, Any]):
@@ -86,7 +97,12 @@ class LabkitGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The list of commands needs what they say, and not what they import."""
-        loaded, self.commands = self.commands, {name: Command(name=name, help=_says(HOMES[name])) for name in HOMES}
+        loaded = self.commands
+        self.commands = {
+            name: Command(name=name, help=_says(home), rich_help_panel=panel)
+            for panel, homes in PANELS.items()
+            for name, home in homes.items()
+        }
         try:
             super().format_help(ctx, formatter)
         finally:

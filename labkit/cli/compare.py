@@ -55,7 +55,7 @@ def compare(
     output: Output,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a candidate against a baseline, side by side, with intervals and the machine's limit."""
+    """Compare two ways to run a model, now: time per token, with intervals and the machine's limit."""
     from labkit.harness.compare.plan import Schedule
     from labkit.harness.compare.versus import compare_with_each, comparison_case
     from labkit.harness.results import save

@@ -25,7 +25,7 @@ def diff(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what became faster and what slower between two records. Exit code 1: something is SLOWER; 0: nothing is."""
+    """Compare two files of results: what is faster, what slower. Exit code 1: something is SLOWER; 0: nothing is."""
     from labkit.harness.diff.diff_records import diff_records
     from labkit.statistics import Verdict
 

@@ -162,7 +162,7 @@ def explain(
     phase: PhaseOption = Phase.DECODE,
     output: Annotated[Path | None, typer.Option(help="Write the waterfall, too: .html, .png, .svg or .pdf.")] = None,
 ) -> None:
-    """Take the difference of a step of two captures apart until its parts add up to it."""
+    """Compare a step of two captures of labkit's own runs, stage by stage, until the parts add up to the difference."""
     from labkit.figures.difference import difference_figure
     from labkit.figures.saving import save
     from labkit.nsys.analysis.difference import explain as explained

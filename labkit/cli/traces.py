@@ -172,7 +172,7 @@ def compare(
     parquet: Parquet = False,
     output: Output = None,
 ) -> None:
-    """Take the difference of two traces apart, by ranges and by kernels, until its parts add up to it."""
+    """Compare any two traces, by ranges and by kernels, until the parts add up to the difference."""
     from labkit.cli.showing import out, show
     from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.compare import compare_traces
