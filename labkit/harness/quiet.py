@@ -15,7 +15,8 @@ import psutil
 
 from labkit.statistics.trust import MOST_TAKEN, taken_cores
 from labkit.system.asked_from import setting
-from labkit.system.errors import RunError, UserError
+from labkit.system.bounds import check_numbers
+from labkit.system.errors import RunError
 from labkit.system.progress import Progress
 
 IDLE = ("idle", "iowait")
@@ -96,8 +97,7 @@ def wait_until_quiet(limit_s: float, *, needed: int | None = None, progress: Pro
     NotQuietError after `limit_s` seconds: who asks for a quiet machine would not trust what another one gives.
     `progress` is told once a second, in seconds.
     """
-    if not limit_s > 0:
-        raise UserError(f"got {limit_s} seconds to wait for a quiet machine, expected more than 0")
+    check_numbers(wait_quiet_s=limit_s)
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     needed = needed or cores
     start, quiet = monotonic(), 0

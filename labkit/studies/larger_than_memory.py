@@ -32,6 +32,7 @@ from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.statistics import Trust
 from labkit.studies.outcome import Outcome, Study
 from labkit.system.asked_from import setting
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.home import expanded
 from labkit.system.output_folder import RUNS, check_output_folder
@@ -180,8 +181,9 @@ def study_larger_than_memory(
     caches. The rest is as for `plan_streaming`. The record is written under `output`, a file for `load_study`.
     show: given the study of what is measured so far.
 
-    UserError as from `plan_streaming`, for batches of which none fits, and for a path that is not there.
+    UserError as from `plan_streaming`, where no batch fits, and for a path that is not there.
     """
+    check_numbers(rounds=rounds)
     wanted, follow = parse_batches(batches), progress or unheard
     check_output_folder(output)
     with _folder(path) as folder:

@@ -31,6 +31,7 @@ from labkit.studies.matrix_errors import (
     spread_of,
 )
 from labkit.studies.outcome import Outcome, Study
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.partly import Show, so_far, unseen
@@ -213,6 +214,7 @@ def study_precision(
 
     UserError as from `take_turns` and `evaluate`, and for a list without two precisions that the model can have.
     """
+    check_numbers(tokens=tokens, new=new, rounds=rounds, threads=threads)
     names = parse_precisions(precisions)
     source = resolve(model)
     check_output_folder(output)

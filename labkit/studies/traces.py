@@ -20,6 +20,7 @@ from labkit.nsys.trace import Trace
 from labkit.stages import Phase
 from labkit.statistics import Verdict
 from labkit.studies.outcome import Outcome
+from labkit.system.bounds import check_numbers
 from labkit.system.carried import carried
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
@@ -114,8 +115,7 @@ def capture_pair(
     """
     if source not in SOURCES:
         raise UserError(f"got source = {source!r}, expected one of {', '.join(SOURCES)}")
-    if steps < 1:
-        raise UserError(f"got steps = {steps}, expected at least 1")
+    check_numbers(steps=steps, prompt=prompt, threads=threads)
     if source == "bundled":
         return bundled_pair()
     threads = threads or len(os.sched_getaffinity(0))

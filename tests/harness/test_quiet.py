@@ -129,7 +129,7 @@ def test_a_machine_that_stays_busy_is_refused_with_the_name_of_what_runs(
 
 
 def test_no_time_to_wait_is_refused() -> None:
-    with pytest.raises(UserError, match="got 0 seconds"):
+    with pytest.raises(UserError, match="got wait_quiet_s = 0, expected more than 0"):
         wait_until_quiet(0)
 
 

@@ -182,8 +182,8 @@ def test_a_table_fits_a_terminal_of_80_columns(diff: Diff) -> None:
             {"metric": "per_tokn"},
             r"unknown metric 'per_tokn' \(did you mean 'per_token' or 'end_to_end'\?\); expected one of ttft",
         ),
-        ({"tolerance": -0.1}, "got tolerance = -0.1, expected a fraction such as 0.05"),
-        ({"tolerance": float("nan")}, "expected a fraction"),
+        ({"tolerance": -0.1}, "got tolerance = -0.1, expected at least 0"),
+        ({"tolerance": float("nan")}, "got tolerance = nan, expected a number"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(options: dict[str, Any], message: str, diff: Diff) -> None:
