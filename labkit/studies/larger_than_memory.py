@@ -21,7 +21,7 @@ from labkit.harness.compare.sides import WorkerError
 from labkit.harness.compare.versus import comparison_case
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import SCHEMA_VERSION, Case, FrozenRecord
-from labkit.harness.results import SaveError, save_lines
+from labkit.harness.results import OF_LARGER, SaveError, save_lines
 from labkit.harness.streaming.make import plan_streaming
 from labkit.harness.streaming.measured import measured_plan
 from labkit.harness.streaming.plan import StreamingPlan
@@ -229,7 +229,7 @@ def parse_sides(text: str) -> tuple[str, ...]:
 def save_study(study: StreamingStudy, folder: str | os.PathLike[str]) -> Path:
     """Writes it as a file of its own under `folder`, whole or not at all; returns its path. SaveError as for `save`."""
     model = Path(study.plan.case.model).name
-    return save_lines(Path(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}-larger-than-memory.json", [study])
+    return save_lines(Path(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}{OF_LARGER}", [study])
 
 
 def load_study(path: str | os.PathLike[str]) -> StreamingStudy:
