@@ -13,6 +13,7 @@ from labkit.harness.records import METRICS
 from labkit.harness.results import load_records
 from labkit.statistics import Trust, Verdict, grade, unpaired_ratio
 from labkit.statistics.trust import Doubt
+from labkit.system.asked_from import setting
 from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
@@ -64,7 +65,7 @@ def diff_records(
     if differences and not across_machines:
         raise UserError(
             f"got records of two machines ({'; '.join(differences)}), whose times tell the machines apart and not what "
-            "changed; expected those of one machine. To compare machines: --across-machines"
+            f"changed; expected those of one machine. To compare machines: {setting('across_machines')}"
         )
     changes = [_change(*pair, len(pairs), tolerance) for pair in pairs]
     return RecordsDiff(

@@ -100,7 +100,7 @@ def test_slower_memory_is_not_taken_for_slower_code(diff: Diff) -> None:
 def test_two_machines_are_compared_only_on_request(diff: Diff) -> None:
     there = measurement("fused")
     there = there.model_copy(update={"environment": there.environment.model_copy(update={"cpu": "Other CPU"})})
-    with pytest.raises(UserError, match=r"two machines \(cpu Test CPU @ 2 GHz, then Other CPU\).* --across-machines"):
+    with pytest.raises(UserError, match=r"two machines \(cpu Test CPU @ 2 GHz, then Other CPU\).* parameter across_"):
         diff([measurement("fused")], [at(there, 0.5)])
     found = diff([measurement("fused")], [at(there, 0.5)], across_machines=True)
     assert verdicts(found) == {"fused": Verdict.SLOWER}
