@@ -8,7 +8,6 @@ import typer
 
 from labkit.cli.measuring import OrTrained, Precision, Threads
 from labkit.cli.speaking import (
-    INTERRUPTED,
     NEW_OF_ANSWER,
     OffloadPath,
     ResidentGb,
@@ -22,6 +21,7 @@ from labkit.cli.speaking import (
     write,
 )
 from labkit.system.errors import UserError
+from labkit.system.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from labkit.conversation import Answer

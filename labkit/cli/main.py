@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 
+from labkit.system.interrupts import INTERRUPTED, interrupts_after_imports
+
 
 def main() -> None:
     """Runs the command line of this process."""
     try:
-        from labkit.cli.app import app
-        from labkit.system.asked_from import from_command_line
-        from labkit.system.command import run_command
+        with interrupts_after_imports():
+            from labkit.cli.app import app
+            from labkit.system.asked_from import from_command_line
+            from labkit.system.command import run_command
+
+            with from_command_line():
+                run_command(lambda: app(standalone_mode=False))
     except KeyboardInterrupt:
-        sys.exit(130)
-    with from_command_line():
-        run_command(lambda: app(standalone_mode=False))
+        sys.exit(INTERRUPTED)

@@ -14,7 +14,7 @@ from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import progress_bar
 from labkit.system.terminal import terminal
-from labkit.system.whole_file import write_whole
+from labkit.system.whole_file import check_two_outputs, write_whole
 
 out = terminal()
 err = terminal(stderr=True)
@@ -47,6 +47,7 @@ def bench_methods(
     """Measure ways to run a model on several batch sizes, as the articles about BLOOM do, beside their table."""
     from labkit.harness.methods.bench import bench_methods as run_bench
 
+    check_two_outputs(page=page, output=output)
     if page is not None:
         check_output_folder(page.parent, what="tables", option=setting("page"))
     with progress_bar(err) as follow:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from labkit.weights.source import ModelSource
 
 NEW_OF_ANSWER = 512
-INTERRUPTED = 130
 
 System = Annotated[str | None, typer.Option(help="What a chat model is told before the first message.")]
 Temperature = Annotated[float, typer.Option(help="0: greedy; else sampling.")]

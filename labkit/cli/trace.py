@@ -16,6 +16,7 @@ from labkit.cli.traces import Range, Rank, Window, window_of
 from labkit.stages import Phase
 from labkit.system.errors import UserError
 from labkit.system.progress import progress_bar
+from labkit.system.shown import shown
 from labkit.system.terminal import terminal
 from labkit.system.whole_file import check_no_input
 
@@ -94,8 +95,9 @@ def _show(taken: Capture) -> None:
         out.print(f"profiling tax {taken.record.tax}")
     for file in (*taken.files, taken.record_file):
         out.print(str(file), soft_wrap=True)
-    for remark in taken.record.remarks:
-        err.print(f"note: {remark}", style="yellow", soft_wrap=True)
+    for remark in (*taken.record.remarks, taken.record.trust.sentence):
+        if remark:
+            err.print(f"note: {remark}", style="yellow", soft_wrap=True)
 
 
 def _take(command: list[str], **options: Any) -> Capture:
@@ -154,6 +156,7 @@ def stages(
     out.print(found)
     for remark in found.remarks:
         err.print(f"note: {remark}", style="yellow")
+    _say_load(*captures)
 
 
 def explain(
@@ -173,6 +176,7 @@ def explain(
     first, second = _names(vanilla, fused)
     found = explained(read(vanilla), read(fused), phase, names=(first, second))
     out.print(found.text(), soft_wrap=True)
+    _say_load(vanilla, fused)
     if output is not None:
         save(difference_figure(found), output)
         out.print(str(output), soft_wrap=True)
@@ -218,6 +222,15 @@ def timeline(
     else:
         raise UserError(f"got --output {output}, expected a name that ends in .html, .json or .json.gz")
     out.print(str(output), soft_wrap=True)
+
+
+def _say_load(*files: Path) -> None:
+    """A note for each capture that was taken while other programs took the processors."""
+    from labkit.nsys.capture.record import record_beside
+
+    for file in files:
+        if (record := record_beside(file)) is not None and not record.trust.trustworthy:
+            err.print(f"note: {shown(file.name)}: {record.trust.sentence}", style="yellow", soft_wrap=True)
 
 
 def _names(*files: Path) -> tuple[str, ...]:

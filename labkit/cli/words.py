@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from typing import Any
 
 from typer.core import TyperCommand
 
+from labkit.system.bounds import BOUNDS, check_number
 from labkit.system.errors import UserError
 from labkit.system.shown import shown
-
-MOST = 1e9
-BOUNDS = {  # of options by their names; what a model or a machine allows besides is said where it is known
-    "threads": (1, max(256, 4 * (os.cpu_count() or 1))),
-    "seed": (0, 2**32 - 2),  # NumPy's generators take no more, and prompts have the next one
-    "temperature": (0, 1000),
-    **dict.fromkeys(("rounds", "new", "prompt", "context", "tokens", "window", "stride", "rows"), (1, 10_000_000)),
-    **dict.fromkeys(("tp", "pp", "ranks", "slots", "nth", "occurrence"), (1, 10_000)),
-    **dict.fromkeys(("memory_gb", "resident_gb", "disk_gb_s", "gflops", "budget_s", "wait_quiet"), (0, MOST)),
-    "tolerance": (0, MOST),
-    "batch": (1, 65_536),
-}
-
 
 FORMER = {  # names that options had, or have as parameters of notebooks; no help shows them
     "--precision": "--dtype",
@@ -47,7 +34,7 @@ class Command(TyperCommand):
                 if isinstance(each, str):
                     check_text(each, name)
                 elif isinstance(each, int | float) and name in BOUNDS:
-                    check_number(each, name)
+                    check_number(name, each)
         return left
 
 
@@ -56,14 +43,6 @@ def _present(word: str, own: Collection[str]) -> str:
     name, equals, value = word.partition("=")
     present = FORMER.get(name.replace("_", "-"), "")
     return f"{present}{equals}{value}" if present in own and name not in own else word
-
-
-def check_number(number: float, name: str) -> None:
-    """UserError for a number beyond BOUNDS, and for NaN."""
-    least, most = BOUNDS[name]
-    if not least <= number <= most:
-        expected = f"at least {least:g}" if number < least else f"at most {most:,}" if number > most else "a number"
-        raise UserError(f"got {name} = {number:g}, expected {expected}")
 
 
 def check_text(text: str, name: str) -> None:

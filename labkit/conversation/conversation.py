@@ -12,6 +12,7 @@ from labkit.conversation.answer import Answer, Write, silent, speak, stop_tokens
 from labkit.engine import InferenceEngine
 from labkit.engine.memory.kv_cache import KVCache
 from labkit.models.chat_template import Message, check_chat_template, end_of_turn, render
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError, UserTypeError
 
 
@@ -45,8 +46,7 @@ class Conversation:
         UserError for a tokenizer without a chat template, and for less than one new token.
         """
         check_chat_template(tokenizer)
-        if new < 1:
-            raise UserError(f"got new = {new}, expected at least 1")
+        check_numbers(new=new, temperature=generation.get("temperature"))
         if not hasattr(engine, "new_cache"):
             raise UserTypeError(
                 f"got {type(engine).__name__}, which keeps no KV cache of labkit's; expected what init_inference "

@@ -9,6 +9,7 @@ from pydantic import AliasChoices, Field, ValidationError, field_validator, mode
 from labkit.engine.offload.deepspeed import offload_of, without_training
 from labkit.engine.offload.options import KvOffload, Offload
 from labkit.models.dtypes import DTYPES, dtype_of
+from labkit.system.bounds import MOST_RANKS
 from labkit.system.errors import UnsupportedError, UserError, UserTypeError
 from labkit.system.home import expanded
 from labkit.system.json_file import read_json
@@ -38,7 +39,7 @@ LATER = {
 
 class TensorParallel(Strict):
     enabled: bool = True
-    tp_size: int = Field(default=1, ge=1)
+    tp_size: int = Field(default=1, ge=1, le=MOST_RANKS)
     tp_grain_size: int = 64
     mpu: Any = None
     tp_group: Any = None
@@ -77,7 +78,7 @@ class PipelineParallel(Strict):
     """
 
     enabled: bool = True
-    pp_size: int = Field(default=1, ge=1)
+    pp_size: int = Field(default=1, ge=1, le=MOST_RANKS)
     schedule: Literal["queue", "rounds", "barrier", "naive"] = "queue"
     micro_batches: Literal["auto"] | Annotated[int, Field(ge=1)] | MicroBatches = "auto"
     layers: list[Annotated[int, Field(ge=1)]] | None = None

@@ -27,15 +27,21 @@ def captures_table(pair: CapturePair) -> Markdown:
         "captured by": [record.profiler for record in records],
         "on": [f"{gpu}, {cpu}" if gpu else cpu for gpu, cpu in zip(gpus, machines, strict=True)],
         "case": [_case(record.case) for record in records],
+        "other programs took": [_taken(record.taken_cores) for record in records],
         "what being profiled costs": [str(record.tax) if record.tax else "not measured" for record in records],
         "time that has a stage": [f"{table.coverage:.1%} of the {table.clock}'s" for table in tables],
     }
     cells = [[as_text(cell) for cell in ("", *pair.names)]]
     cells += [[row, *map(as_text, both)] for row, both in rows.items()]
-    remarks = [*pair.remarks, *(remark for table in tables for remark in table.remarks)]
+    graded = [] if pair.trust.trustworthy else [pair.trust.sentence]
+    remarks = [*graded, *pair.remarks, *(remark for table in tables for remark in table.remarks)]
     return Markdown(
         "\n".join([markdown_table(cells[0], cells[1:]), "", *(f"- {as_text(line)}" for line in dict.fromkeys(remarks))])
     )
+
+
+def _taken(cores: float | None) -> str:
+    return "not recorded" if cores is None else f"{cores:.1f} of the processors"
 
 
 def _case(case: dict[str, object]) -> str:

@@ -18,6 +18,7 @@ from labkit.harness.stored_weights import name_of, stored_by
 from labkit.harness.timing import timed_generate
 from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 
 
@@ -39,8 +40,7 @@ def measure_latency(
     ValueError: an empty prompt, prompts of unequal length without a pad token, beams (they have no per-token times),
     fewer than two new tokens, or counts below their minimum.
     """
-    if runs < 1 or warmup < 0:
-        raise UserError(f"got runs={runs}, warmup={warmup}; expected at least 1 timed run and no negative warm-up")
+    check_numbers(runs=runs, warmup=warmup)
     if generation_args.get("num_beams", 1) != 1:
         raise UserError(
             f"got num_beams={generation_args['num_beams']}, expected 1: beams are not final until the end, so there "

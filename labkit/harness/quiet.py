@@ -1,12 +1,7 @@
-"""What other programs take of the processors while something is measured, and waiting until they take little.
-
-The system counts the time that its processors were busy, or taken away by a host of virtual machines, and the time that
-each process ran. The first without the time of the processes that measure is what others took.
-"""
+"""What other programs take of the processors while something is measured, and waiting until they take little."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -15,13 +10,11 @@ import psutil
 
 from labkit.statistics.trust import MOST_TAKEN, taken_cores
 from labkit.system.asked_from import setting
-from labkit.system.errors import RunError, UserError
+from labkit.system.bounds import check_numbers
+from labkit.system.errors import RunError
+from labkit.system.others_clock import SHORTEST_S, OthersClock
 from labkit.system.progress import Progress
 
-IDLE = ("idle", "iowait")
-CONTAINED = ("guest", "guest_nice")  # Linux counts them in user and nice too
-SPENT = ("user", "system", "children_user", "children_system")  # of a process, and of children that it has waited for
-SHORTEST_S = 1.0  # the system counts in hundredths of a second, so a shorter time says little
 SAMPLE_S, QUIET_SAMPLES = 1.0, 3  # so many samples in a row must be quiet
 NAMED = 3  # programs named in a message
 LEAST_NAMED = 0.05  # processors
@@ -36,33 +29,6 @@ class Program:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.cores:.1f})"
-
-
-class OthersClock:
-    """Tells how many processors other processes kept busy, from one call to the next.
-
-    `ours` are the ids of the processes that measure. This process counts as ours too, whether or not it is among them.
-    """
-
-    def __init__(self, ours: Iterable[int] = ()) -> None:
-        self._ours = [psutil.Process(pid) for pid in {os.getpid(), *ours}]
-        self._last = self._read()
-
-    def lap(self, shortest_s: float = SHORTEST_S) -> float | None:
-        """Processors since the last lap; None, and the lap goes on, where it has been shorter than `shortest_s`."""
-        at, busy, own = self._read()
-        seconds = at - self._last[0]
-        if seconds < shortest_s:
-            return None
-        others = (busy - self._last[1]) - (own - self._last[2])
-        self._last = at, busy, own
-        return max(0.0, others / seconds)
-
-    def _read(self) -> tuple[float, float, float]:
-        """The clock, and the seconds that all processors and those that our processes have been busy."""
-        times = psutil.cpu_times()._asdict()
-        busy = sum(spent for name, spent in times.items() if name not in (*IDLE, *CONTAINED))
-        return monotonic(), busy, sum(map(_seconds, self._ours))
 
 
 class OthersByRound:
@@ -96,8 +62,7 @@ def wait_until_quiet(limit_s: float, *, needed: int | None = None, progress: Pro
     NotQuietError after `limit_s` seconds: who asks for a quiet machine would not trust what another one gives.
     `progress` is told once a second, in seconds.
     """
-    if not limit_s > 0:
-        raise UserError(f"got {limit_s} seconds to wait for a quiet machine, expected more than 0")
+    check_numbers(wait_quiet_s=limit_s)
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     needed = needed or cores
     start, quiet = monotonic(), 0
@@ -148,11 +113,3 @@ def _by_process() -> dict[int, _Spent]:
         except psutil.Error:  # it has ended, or belongs to somebody who does not show it
             continue
     return found
-
-
-def _seconds(process: psutil.Process) -> float:
-    """Processor time of a process and of the children that it has waited for; what has ended spends no more."""
-    try:
-        return float(sum(getattr(process.cpu_times(), name, 0.0) for name in SPENT))
-    except psutil.Error:
-        return 0.0

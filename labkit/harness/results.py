@@ -1,13 +1,17 @@
-"""Results on disk: one record per line of JSON, written whole, read back as records or as a frame."""
+"""Results on disk: one record per line of JSON, written whole, read back as records or as a frame.
+
+A study of precisions, or of a model larger than memory, is one JSON object with records inside.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
@@ -24,6 +28,7 @@ from labkit.harness.stream_record import StreamMeasurement
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.system.asked_from import setting
 from labkit.system.errors import RunError, UserError
+from labkit.system.json_file import read_json
 from labkit.system.output_folder import reason
 from labkit.system.validation import first_problem
 from labkit.system.whole_file import write_whole
@@ -45,6 +50,11 @@ AnyRecord = (
     | StreamingPlan
     | PipelineMeasurement
 )
+KINDS = {record.model_fields["kind"].default for record in get_args(AnyRecord)}
+OF_PRECISIONS, OF_LARGER = (
+    "-precisions.json",
+    "-larger-than-memory.json",
+)  # ends of the names of studies, which hold records
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
 
@@ -93,9 +103,10 @@ def save_lines(target: Path, records: Iterable[BaseModel]) -> Path:
 
 
 def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
-    """The records of a file of JSON lines, or of all such files in a folder and in the folders in it, oldest first.
+    """The records of a file of JSON lines or of a study, or of all such files in a folder and in the folders in it,
+    oldest first.
 
-    UserError: nothing at `path`, a folder without such files, a line that is no record.
+    UserError: nothing at `path`, a folder without such files, a line that is no record, a study without records.
     """
     root = Path(path)
     if not root.exists():
@@ -106,12 +117,7 @@ def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
             f"got the folder {root}, which holds no results; expected files of JSON lines (.jsonl) in it or in its "
             "folders, such as `runs`, which labkit compare writes"
         )
-    return [
-        _parse(line, f"{file}:{number}")
-        for file in files
-        for number, line in enumerate(_text(file).splitlines(), 1)
-        if line.strip()
-    ]
+    return [record for file in files for record in _records(file)]
 
 
 def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -133,9 +139,34 @@ def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of JSON lines, sorted by their names, which begin with times. Hidden folders hold unfinished work."""
-    found = (file for file in folder.rglob("*.jsonl") if not any(map(_hidden, file.relative_to(folder).parts)))
+    """The files of JSON lines and of studies, sorted by their names, which begin with times. Hidden folders hold
+    unfinished work.
+    """
+    named = (file for file in folder.rglob("*.json*") if file.name.endswith((".jsonl", OF_PRECISIONS, OF_LARGER)))
+    found = (file for file in named if not any(map(_hidden, file.relative_to(folder).parts)))
     return sorted(found, key=lambda file: (file.name, file))
+
+
+def _records(file: Path) -> Iterator[AnyRecord]:
+    if not file.name.endswith((OF_PRECISIONS, OF_LARGER)):
+        for number, line in enumerate(_text(file).splitlines(), 1):
+            if line.strip():
+                yield _parse(line, f"{file}:{number}")
+        return
+    inside = list(_inside(read_json(file, "a study that labkit wrote")))
+    if not inside:
+        raise UserError(f"got {file}, which holds no records; expected a study that labkit wrote")
+    for record in inside:
+        yield _parse(json.dumps(record), str(file))
+
+
+def _inside(value: Any) -> Iterator[dict[str, Any]]:
+    """The records in plain data, each whole: a comparison, and not its sides."""
+    if isinstance(value, dict) and value.get("kind") in KINDS:
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _inside(each)
 
 
 def _hidden(part: str) -> bool:

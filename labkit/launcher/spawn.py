@@ -18,6 +18,7 @@ from labkit.launcher.failure import RankFailure, to_blame
 from labkit.launcher.rank_process import CALL, RankError, RankProcess
 from labkit.launcher.start import START_S, not_met
 from labkit.launcher.stopped import LOOK_S, StoppedRanks, stands_still
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.owned_folder import owned_folder
 from labkit.system.pickled_call import pickle_call
@@ -56,14 +57,8 @@ def launch(
     `timeout_s`, with where each rank stood then; ValueError for sizes that cannot be, and for what cannot be pickled.
     Whatever happens, Ctrl-C too, no process is left.
     """
-    sizes = {
-        "tp_size": tp_size,
-        "pp_size": pp_size,
-        "threads": threads,
-        "timeout_s": timeout_s,
-        "start_timeout_s": start_timeout_s,
-    }
-    for name, value in sizes.items():
+    check_numbers(tp_size=tp_size, pp_size=pp_size, threads=threads)
+    for name, value in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
         if value is not None and not value > 0:
             raise UserError(f"got {name} = {value}, expected more than 0")
     name = getattr(function, "__name__", str(function))

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from labkit.nsys.run_load import RunLoad
 from labkit.system.appended_lines import AppendedLines
 from labkit.system.lifetime import kill_session
 from labkit.system.marked_run import MARK, end_marked, ended_with_owner
@@ -26,13 +27,18 @@ NSYS_LINES = re.compile(
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended. `said`: its last lines, without nsys's own; `interrupted`: by Ctrl-C; `late`: by timeout."""
+    """How a command ended.
+
+    said: its last lines, without nsys's own. interrupted: by Ctrl-C. late: by timeout.
+    taken_cores: processors that other programs took from it; None: it was too short to tell.
+    """
 
     exit_code: int
     seconds: float
     said: tuple[str, ...]
     interrupted: bool
     late: bool
+    taken_cores: float | None = None
 
     @property
     def well(self) -> bool:
@@ -61,7 +67,7 @@ def run(
         mark = uuid.uuid4().hex
         with ended_with_owner(mark):
             return run(command, environment, timeout_s=timeout_s, echo=echo, mark=mark)
-    started = time.monotonic()
+    started, load = time.monotonic(), RunLoad(mark)
     interrupted = late = False
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
@@ -79,6 +85,7 @@ def run(
                 if late := timeout_s is not None and time.monotonic() - started > timeout_s:
                     break
                 reader.read()
+                load.look()
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
             interrupted = True
@@ -86,7 +93,7 @@ def run(
             _end(process)
         end_marked(mark)
         reader.read(last=True)
-    return Ended(process.returncode, time.monotonic() - started, tuple(said), interrupted, late)
+    return Ended(process.returncode, time.monotonic() - started, tuple(said), interrupted, late, load.taken_cores)
 
 
 def _without_nsys(*listeners: Callable[[str], None] | None) -> Callable[[str], None]:

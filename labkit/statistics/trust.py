@@ -25,6 +25,7 @@ SHARE_ERROR, MOST_SHARE_ERROR = 0.10, 0.25  # how far past 100 % of the limit no
 
 MORE_ROUNDS = "measure more rounds"
 QUIET = "close other programs, or wait until they are done"
+AGAIN = "close other programs, and capture again"
 SETTINGS = {MORE_ROUNDS: ("rounds",), QUIET: ()}
 OPTIONS = {MORE_ROUNDS: ("rounds", "budget_s"), QUIET: ("wait_quiet",)}
 
@@ -115,6 +116,14 @@ def busy(taken_cores: Sequence[float]) -> bool:
     return len(taken_cores) > 0 and float(np.median(taken_cores)) > MOST_TAKEN
 
 
+def load_doubts(taken_cores: Sequence[float], remedy: str) -> list[Doubt]:
+    """The doubt about a figure that other programs took processors from, if they took too many."""
+    if not busy(taken_cores):
+        return []
+    taken = float(np.median(taken_cores))
+    return [Doubt(f"other programs used {taken:.1f} of the processors that it was measured on", (remedy,))]
+
+
 def grade(
     found: Ratio, rounds: int, *, taken_cores: Sequence[float] = (), shares: Iterable[ShareOfLimit] = ()
 ) -> Trust:
@@ -129,9 +138,7 @@ def grade(
         doubts.append(Doubt(f"{count}, fewer than {FEWEST_ROUNDS}", (MORE_ROUNDS,)))
     if rounds > 1 and not found.high <= WIDEST * found.low:
         doubts.append(Doubt(f"the interval [{found.low:.2f}, {found.high:.2f}] is wide", (MORE_ROUNDS, QUIET)))
-    if busy(taken_cores):
-        taken = float(np.median(taken_cores))
-        doubts.append(Doubt(f"other programs used {taken:.1f} of the processors that it was measured on", (QUIET,)))
+    doubts += load_doubts(taken_cores, QUIET)
     for side in shares:
         if side.share > 1 + min(max(SHARE_ERROR, side.probe_noise), MOST_SHARE_ERROR):
             why = f"{side.side} is at {side.share:.0%} of a limit that nothing can pass: the probes were disturbed"

@@ -21,7 +21,7 @@ from labkit.harness.compare.sides import WorkerError
 from labkit.harness.compare.versus import comparison_case
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import SCHEMA_VERSION, Case, FrozenRecord
-from labkit.harness.results import SaveError, save_lines
+from labkit.harness.results import OF_LARGER, SaveError, save_lines
 from labkit.harness.streaming.make import plan_streaming
 from labkit.harness.streaming.measured import measured_plan
 from labkit.harness.streaming.plan import StreamingPlan
@@ -32,6 +32,7 @@ from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.statistics import Trust
 from labkit.studies.outcome import Outcome, Study
 from labkit.system.asked_from import setting
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.home import expanded
 from labkit.system.output_folder import RUNS, check_output_folder
@@ -180,8 +181,9 @@ def study_larger_than_memory(
     caches. The rest is as for `plan_streaming`. The record is written under `output`, a file for `load_study`.
     show: given the study of what is measured so far.
 
-    UserError as from `plan_streaming`, for batches of which none fits, and for a path that is not there.
+    UserError as from `plan_streaming`, where no batch fits, and for a path that is not there.
     """
+    check_numbers(rounds=rounds)
     wanted, follow = parse_batches(batches), progress or unheard
     check_output_folder(output)
     with _folder(path) as folder:
@@ -227,7 +229,7 @@ def parse_sides(text: str) -> tuple[str, ...]:
 def save_study(study: StreamingStudy, folder: str | os.PathLike[str]) -> Path:
     """Writes it as a file of its own under `folder`, whole or not at all; returns its path. SaveError as for `save`."""
     model = Path(study.plan.case.model).name
-    return save_lines(Path(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}-larger-than-memory.json", [study])
+    return save_lines(Path(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}{OF_LARGER}", [study])
 
 
 def load_study(path: str | os.PathLike[str]) -> StreamingStudy:

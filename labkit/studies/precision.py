@@ -20,7 +20,7 @@ from labkit.harness.comparison import Comparison
 from labkit.harness.evaluation.evaluate import evaluate
 from labkit.harness.evaluation.records import Evaluation
 from labkit.harness.records import SCHEMA_VERSION, FrozenRecord, Measurement
-from labkit.harness.results import SaveError, save_lines
+from labkit.harness.results import OF_PRECISIONS, SaveError, save_lines
 from labkit.studies.matrix_errors import (
     MatrixError,
     Spread,
@@ -31,6 +31,7 @@ from labkit.studies.matrix_errors import (
     spread_of,
 )
 from labkit.studies.outcome import Outcome, Study
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS, check_output_folder
 from labkit.system.partly import Show, so_far, unseen
@@ -213,6 +214,7 @@ def study_precision(
 
     UserError as from `take_turns` and `evaluate`, and for a list without two precisions that the model can have.
     """
+    check_numbers(tokens=tokens, new=new, rounds=rounds, threads=threads)
     names = parse_precisions(precisions)
     source = resolve(model)
     check_output_folder(output)
@@ -276,7 +278,7 @@ def window_of(tokens: int) -> int:
 def save_study(study: PrecisionStudy, folder: str | os.PathLike[str]) -> Path:
     """Writes it as a file of its own under `folder`, whole or not at all; returns its path. SaveError as for `save`."""
     model = Path(study.first.measurement.case.model).name
-    return save_lines(Path(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}-precisions.json", [study])
+    return save_lines(Path(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}{OF_PRECISIONS}", [study])
 
 
 def load_study(path: str | os.PathLike[str]) -> PrecisionStudy:

@@ -10,6 +10,7 @@ from labkit.nsys.capture.command import CaptureSource
 from labkit.nsys.capture.profile import profile
 from labkit.nsys.capture.result import Capture
 from labkit.studies.traces import own_command
+from labkit.system.bounds import check_numbers
 from labkit.system.output_folder import RUNS
 from labkit.system.progress import Progress
 
@@ -32,6 +33,7 @@ def capture_ranks(
     `labkit launch` starts them, each on processors of its own where there are enough. source: as for `profile`, which
     says what is raised.
     """
+    check_numbers(ranks=ranks, steps=steps, prompt=prompt, threads=threads)
     case = {"impl": "fused", "model": model, "dtype": dtype, "prompt": prompt, "new": steps + 1}
     labkit = Path(sys.executable).with_name("labkit")
     return profile(

@@ -18,8 +18,9 @@ from labkit.nsys.capture.record import read_record
 from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
 from labkit.nsys.trace import Trace
 from labkit.stages import Phase
-from labkit.statistics import Verdict
+from labkit.statistics import Trust, Verdict
 from labkit.studies.outcome import Outcome
+from labkit.system.bounds import check_numbers
 from labkit.system.carried import carried
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
@@ -75,16 +76,33 @@ class CapturePair:
         return explain(*self.traces, names=self.names)
 
     @property
+    def trust(self) -> Trust:
+        """The grade of both captures' times, by the load of the machine when they were taken."""
+        doubts = [
+            replace(doubt, why=f"{name}: {doubt.why}")
+            for name, side in zip(self.names, (self.vanilla, self.fused), strict=True)
+            for doubt in side.record.trust.doubts
+        ]
+        return Trust(tuple(doubts))
+
+    @property
+    def headline(self) -> str:
+        """The difference, and its grade."""
+        return self.trust.graded(self.difference.headline)
+
+    @property
     def outcome(self) -> Outcome:
         """The difference, and how far captures carry."""
         decided = self.difference.verdict is not Verdict.UNDECIDED
         grade = f"{'decided' if decided else 'undecided'} over the steps of one capture of each side; {PROFILED}"
+        if not self.trust.trustworthy:
+            grade = f"{self.trust.sentence} {grade}"
         environment = self.vanilla.record.environment or {}
         parts = [environment.get("gpu"), environment.get("cpu", "not recorded")]
         if "threads" in environment and "cores" in environment:
             parts.append(f"{environment['threads']} of {environment['cores']} cores")
         machine = "; ".join([", ".join(part for part in parts if part), *self.remarks])
-        return Outcome(self.difference.headline, grade, decided, machine, self.of)
+        return Outcome(self.difference.headline, grade, decided and self.trust.trustworthy, machine, self.of)
 
 
 def capture_pair(
@@ -114,8 +132,7 @@ def capture_pair(
     """
     if source not in SOURCES:
         raise UserError(f"got source = {source!r}, expected one of {', '.join(SOURCES)}")
-    if steps < 1:
-        raise UserError(f"got steps = {steps}, expected at least 1")
+    check_numbers(steps=steps, prompt=prompt, threads=threads)
     if source == "bundled":
         return bundled_pair()
     threads = threads or len(os.sched_getaffinity(0))

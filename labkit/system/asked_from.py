@@ -31,3 +31,8 @@ def setting(*parameters: str) -> str:
     if on_command_line():
         return " or ".join(f"--{name.replace('_', '-')}" for name in parameters)
     return f"the parameter{'s' * (len(parameters) > 1)} {' or '.join(parameters)}"
+
+
+def given(parameter: str, value: str) -> str:
+    """A parameter with its value, a word, as it is given: "--source torch", elsewhere "source='torch'"."""
+    return f"--{parameter.replace('_', '-')} {value}" if on_command_line() else f"{parameter}={value!r}"

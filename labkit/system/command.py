@@ -13,12 +13,13 @@ from rich.markup import escape
 from typer import BadParameter
 
 from labkit.system.errors import RunError, UserError
+from labkit.system.interrupts import INTERRUPTED
 from labkit.system.output_folder import reason
 from labkit.system.problem_words import problem_words
 from labkit.system.shown import shown, shown_lines
 from labkit.system.terminal import terminal
 
-REFUSED, FAILED, INTERRUPTED = 2, 1, 130
+REFUSED, FAILED = 2, 1
 UsageError = cast(type[Exception], BadParameter.__mro__[1])  # typer gives it no public name
 
 

@@ -38,25 +38,22 @@ KINDS = {  # of a value, by the beginning of pydantic's name
     "list": "a list",
     "tuple": "a list",
     "set": "a list without repetitions",
-    "dict": "an object",
-    "mapping": "an object",
-    "model": "an object",
-    "dataclass": "an object",
     "datetime": "a date with its time",
     "timezone": "a time with its zone",
     "callable": "a function",
 }
-KIND = re.compile(rf"({'|'.join(KINDS)})_\w+")
+OBJECTS = ("dict", "mapping", "model", "dataclass")
+KIND = re.compile(rf"({'|'.join((*KINDS, *OBJECTS))})_\w+")
 
 
-def problem_words(problem: Mapping[str, Any]) -> str:
-    """The words for one of the `errors()` of a ValidationError."""
+def problem_words(problem: Mapping[str, Any], *, an_object: str = "an object") -> str:
+    """The words for one of the `errors()` of a ValidationError. an_object: the reader's word for an object of JSON."""
     name, context = problem["type"], problem.get("ctx", {})
     if "error" in context and name in ("value_error", "assertion_error"):  # raised by a check of labkit's own
         return str(context["error"])
     if name in EXPECTED:
         return EXPECTED[name].format_map(context)
     if kind := KIND.fullmatch(name):
-        return f"expected {KINDS[kind[1]]}"
+        return f"expected {KINDS.get(kind[1], an_object)}"
     said = str(problem["msg"])
     return said[:1].lower() + said[1:]

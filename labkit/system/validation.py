@@ -41,10 +41,10 @@ def first_problem(error: ValidationError, whole: str) -> str:
 
 
 def all_problems(error: ValidationError) -> str:
-    """Every field, what was got and what is wrong with it."""
+    """Every field of options that Python gives, what was got and what is wrong with it."""
     return "; ".join(
         f"{'.'.join(map(str, item['loc']))}: "
         + ("" if item["type"] == "missing" else f"got {item['input']!r}, ")
-        + problem_words(item)
+        + problem_words(item, an_object="a dict")
         for item in error.errors()
     )

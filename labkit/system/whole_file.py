@@ -66,6 +66,18 @@ def check_no_input(output: Path, inputs: Iterable[Path], option: str = "--output
                 raise UserError(f"got {option} {output}, which is the input {path}; name another file")
 
 
+def check_two_outputs(**outputs: Path | None) -> None:
+    """UserError where two outputs of a command, by the names of their options, are one file: the second would replace
+    the first. None: not asked for.
+    """
+    seen: dict[str, str] = {}
+    for name, output in outputs.items():
+        if output is None or (output.exists() and _is_stream(output, output.stat())):
+            continue
+        if (other := seen.setdefault(os.path.realpath(output), name)) != name:
+            raise UserError(f"got {output} as --{other} and as --{name}; name two files")
+
+
 def remove_unfinished(folder: Path, suffix: str) -> None:
     """Removes the files with this suffix that `whole_file` was writing in a folder when its process was killed.
 

@@ -23,7 +23,7 @@ from labkit.weights.checkpoint.shard_file import Empty
 from labkit.weights.gguf.native import NativeWeights
 from labkit.weights.gguf.tensors import GgufTensors
 from labkit.weights.protocol import TensorSource, finite, is_finite
-from labkit.weights.quantise import Quantization, check_schemes
+from labkit.weights.quantise import Quantization, check_schemes, warn_of_coarse_scales
 from labkit.weights.records import Builder, matrices_of, packed_at_once
 
 Keep = Callable[[int | None, Canonical], None]
@@ -70,6 +70,7 @@ def build_layers(
     part = builder.part
     tensors = canonical.top(builder.empty)
     outside = builder.outside(tensors)  # the largest matrices first, while nothing else is in memory
+    warn_of_coarse_scales(None, outside.matrices())
     if keep:
         keep(None, {**vectors_of(tensors), **outside.matrices()})
     layers: list[LayerWeights] = []
@@ -77,6 +78,7 @@ def build_layers(
     for index in part.layers:
         tensors = canonical.layer(index, builder.empty)
         layers.append(builder.layer(index, tensors, before))
+        warn_of_coarse_scales(index, matrices_of(layers[-1]))
         before = builder.last_norm(tensors)
         if keep:
             keep(index, {**vectors_of(tensors), **matrices_of(layers[-1])})
@@ -109,12 +111,16 @@ def pack_layers(
     sizes = [max(size(part, each, quant) for each in types) for size in (outside_bytes, layer_bytes)]
     builder = Builder(part, dtype, impl, quant, Arena.reserved(sizes[0]), packed_at_once(sum(sizes)))
     tensors = canonical.top(builder.empty)
-    keep(None, {**vectors_of(tensors), **builder.outside(tensors).matrices()})
+    outside = builder.outside(tensors).matrices()
+    warn_of_coarse_scales(None, outside)
+    keep(None, {**vectors_of(tensors), **outside})
     memory = reserved(sizes[1])
     for count, index in enumerate(part.layers, 1):
         builder = replace(builder, place=Arena(memory))
         tensors = canonical.layer(index, builder.empty)
-        keep(index, {**vectors_of(tensors), **matrices_of(builder.layer(index, tensors, Norm()))})
+        matrices = matrices_of(builder.layer(index, tensors, Norm()))
+        warn_of_coarse_scales(index, matrices)
+        keep(index, {**vectors_of(tensors), **matrices})
         del tensors
         return_freed_memory()
         if progress:

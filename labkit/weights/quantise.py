@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -9,6 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from labkit.kernels.codes import FINEST, check_flat, codes_of, cut_groups, flat_scales, group_size, scales_of
+from labkit.kernels.types import Linear
 from labkit.models.shards import SUMMED, Shard
 from labkit.system.errors import UserError
 from labkit.system.validation import Strict
@@ -17,6 +20,9 @@ GROUP_SIZES = (32, 64, 128)
 MLP = ("ff1.weight", "ff2.weight")
 LAYER = ("qkv.weight", "attn_out.weight", *MLP)
 HEAD = ("embed.weight", "head.weight")  # one of them is the LM head
+SMALLEST_STEP = 2.0**-24  # between numbers of float16
+FINE = 0.01  # of a number: how far off it may be
+log = logging.getLogger("labkit")
 
 
 class WeightQuantization(Strict):
@@ -120,6 +126,29 @@ class Scheme:
 
     def codes(self, weight: Tensor, scales: Tensor, group: int) -> Tensor:
         return codes_of(weight, scales, group, bits=self.bits)
+
+
+def warn_of_coarse_scales(layer: int | None, matrices: Mapping[str, Linear]) -> None:
+    """Logs a warning for each quantised matrix with weights so small that float16 has no fine scale for them.
+
+    Below 6e-5 float16 numbers are multiples of 6e-8. A scale counts where that is more than 1 % of it, and where it is
+    more than 1 % of the matrix's largest: in comparison smaller weights hardly matter. layer: None outside layers.
+    """
+    for name, linear in matrices.items():
+        if linear.scales is None:
+            continue
+        scales = linear.scales.select(2, 0).float().abs()
+        largest = float(scales.max())
+        if linear.scales.shape[2] == 2:  # scale and minimum
+            largest = max(largest, float(linear.scales.select(2, 1).abs().max()) / (1 << linear.bits))
+        coarse = scales[(scales > largest * FINE) & (scales < SMALLEST_STEP / FINE)]
+        if coarse.numel():
+            place = "" if layer is None else f"layer {layer}, "
+            log.warning(
+                f"{place}{name}: {coarse.numel() / int((scales > 0).sum()):.1%} of its groups have weights so small "
+                f"that a scale in float16 is up to {min(1.0, SMALLEST_STEP / float(coarse.min())):.0%} off; to keep "
+                "them, pass a floating dtype"
+            )
 
 
 def check_schemes(part: Shard, quant: Quantization) -> None:

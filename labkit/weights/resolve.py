@@ -6,6 +6,7 @@ import os
 import re
 
 from labkit.models.presets import PRESETS, find_preset
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.home import expanded
 from labkit.system.nearest import did_you_mean
@@ -28,6 +29,7 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0, any_architec
 
     Raises UserError for an unknown name, and for a checkpoint that is damaged or does not fit its config.
     """
+    check_numbers(seed=seed)
     name = os.fspath(name_or_path)
     folder = expanded(name)
     preset = find_preset(name)

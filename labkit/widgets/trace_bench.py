@@ -55,7 +55,7 @@ class TraceBench(Bench[CapturePair]):
         )
 
     def headline(self, found: CapturePair) -> str:
-        return found.difference.headline
+        return found.headline
 
     def outcome(self, found: CapturePair) -> Outcome:
         return found.outcome

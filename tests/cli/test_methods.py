@@ -44,7 +44,8 @@ def test_json_is_one_object_with_a_cell_for_each_batch(labkit: Labkit) -> None:
         (("--batch", "1,two"), "got --batch 'two', expected numbers"),
         (("--batch", ","), "expected at least one of each"),
         (("--methods", "lama.cpp"), "did you mean"),
-        (("--memory-gb", "0"), "got memory_gb = 0.0"),
+        (("--memory-gb", "0"), "got memory_gb = 0"),
+        (("--page", "cells.jsonl", "--output", "./cells.jsonl"), "as --page and as --output; name two files"),
         (("--page", "/dev/null/page.md"), "tables cannot be written to the folder /dev/null"),
     ],
 )

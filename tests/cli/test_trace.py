@@ -1,5 +1,6 @@
 """The commands about captures as a user meets them: what they print, to the letter."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from traces import Recorder
 
 from labkit.cli import trace as trace_cli
 from labkit.nsys.capture import profile as capture
+from labkit.nsys.capture.record import CaptureRecord
 from labkit.nsys.capture.result import CaptureInterrupted
 from labkit.nsys.timeline.export import write_chrome
 
@@ -82,3 +84,17 @@ def test_what_an_interrupted_capture_kept_is_named(
     code, _, errors = labkit("profile", "--output", FOLDER, "--", "python", "x.py")
     assert code == 130
     assert f"interrupted; kept: {FOLDER}/run.sqlite" in errors
+
+
+def test_captures_of_a_busy_machine_are_named(labkit: Labkit, recorded: str) -> None:
+    capture = Path(recorded).with_name("[red]busy.json.gz")
+    Path(recorded).rename(capture)
+    record = CaptureRecord(
+        created=datetime.now(UTC), files=(capture.name,), command=("x",), case={}, window=None,
+        profiler="torch.profiler", exit_code=0, seconds=9.0, tax=None, environment=None, taken_cores=1.5,
+    )  # fmt: skip
+    capture.with_name("[red]busy.json").write_text(record.model_dump_json())
+    for words in (("explain", str(capture), str(capture)), ("stages", str(capture))):
+        code, _, errors = labkit(*words)
+        assert code == 0
+        assert "note: [red]busy.json.gz: not trustworthy: other programs used 1.5 of the processors" in errors

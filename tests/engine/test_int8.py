@@ -150,3 +150,28 @@ def test_the_perplexity_of_a_text_changes_by_less_than_a_hundredth(quant: dict[s
     ]
     assert losses[0] < 0.7 * torch.tensor(model.config.vocab_size).log(), "the model has learnt nothing"
     assert abs(torch.expm1(losses[1] - losses[0])) <= 0.01
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("quant", ["rows", "groups", "asymmetric"])
+def test_weights_too_small_for_a_fine_scale_are_said_to_be_lost(
+    quant: str, impl: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small_model("llama")
+    small = model.model.layers[1].mlp.down_proj.weight
+    small.data *= 1e-6
+    with caplog.at_level("WARNING", logger="labkit"):
+        labkit.init_inference(model, dtype=torch.int8, quant=QUANT[quant], impl=impl)
+    (said,) = (each.getMessage() for each in caplog.records if "float16" in each.getMessage())
+    assert said.startswith("layer 1, ff2.weight: 100.0% of its groups have weights so small that a scale in float16")
+    assert said.endswith("to keep them, pass a floating dtype")
+
+
+def test_small_weights_beside_large_ones_and_zeros_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = small_model("llama")
+    weight = model.model.layers[0].mlp.down_proj.weight.data
+    weight[0] *= 1e-6
+    weight[1] = 0
+    with caplog.at_level("WARNING", logger="labkit"):
+        labkit.init_inference(model, dtype=torch.int8)
+    assert not [each for each in caplog.records if "float16" in each.getMessage()]

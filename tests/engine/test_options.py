@@ -60,7 +60,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kernel_inject": "yes"}, "replace_with_kernel_inject: got 'yes'"),
     ({"mp_size": "1"}, "tensor_parallel.tp_size: got '1', expected an integer"),
     ({"mp_size": 0}, "tensor_parallel.tp_size: got 0, expected at least 1"),
-    ({"tensor_parallel": 1}, "tensor_parallel: got 1, expected an object"),
+    ({"tensor_parallel": 1}, "tensor_parallel: got 1, expected a dict"),
     ({"tensor_parallel": {"size": 1}}, "tensor_parallel.size: got 1, is not known here"),
     ({"moe": 3}, "moe: got 3"),
     ({"dtype": "int8", "quant": {"weight": {"num_bits": 3}}}, "quant.weight.num_bits: got 3, expected 4 or 8"),

@@ -8,8 +8,10 @@ import psutil
 import pytest
 
 from labkit.harness import quiet as module
-from labkit.harness.quiet import NotQuietError, OthersByRound, OthersClock, Program, wait_until_quiet
+from labkit.harness.quiet import NotQuietError, OthersByRound, Program, wait_until_quiet
+from labkit.system import others_clock
 from labkit.system.errors import UserError
+from labkit.system.others_clock import OthersClock
 
 Times = SimpleNamespace
 
@@ -31,7 +33,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
-    monkeypatch.setattr(module, "monotonic", lambda: found.now)
+    monkeypatch.setattr(others_clock, "monotonic", lambda: found.now)
 
     def times() -> psutil._ntuples.scputimes:  # type: ignore[name-defined]
         return SimpleNamespace(
@@ -39,7 +41,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         )
 
     monkeypatch.setattr(psutil, "cpu_times", times)
-    monkeypatch.setattr(module, "_seconds", lambda process: found.ours)
+    monkeypatch.setattr(others_clock, "_seconds", lambda process: found.ours)
     return found
 
 
@@ -129,7 +131,7 @@ def test_a_machine_that_stays_busy_is_refused_with_the_name_of_what_runs(
 
 
 def test_no_time_to_wait_is_refused() -> None:
-    with pytest.raises(UserError, match="got 0 seconds"):
+    with pytest.raises(UserError, match="got wait_quiet_s = 0, expected more than 0"):
         wait_until_quiet(0)
 
 
@@ -145,4 +147,16 @@ def test_a_process_that_has_ended_spends_nothing() -> None:
         def cpu_times(self) -> Iterator[float]:
             raise psutil.NoSuchProcess(1)
 
-    assert module._seconds(Gone()) == 0  # type: ignore[arg-type]
+    assert others_clock._seconds(Gone()) == 0  # type: ignore[arg-type]
+
+
+def test_idle_processors_stand_in_for_those_that_others_keep_busy(machine: Machine) -> None:
+    clock = OthersClock()
+    machine.runs(2, others=0.5, ours=1.0)
+    lap = clock.whole_lap()
+    assert lap is not None
+    assert lap.taken == 0  # half a processor is idle
+    machine.runs(2, others=1.25, ours=0.25)
+    lap = clock.whole_lap()
+    assert lap is not None
+    assert lap.taken == pytest.approx(0.75)

@@ -6,11 +6,16 @@ from pathlib import Path
 import pytest
 from comparisons import comparison, measurement
 from precision_studies import TRAINED, evaluation
+from precision_studies import study as precision_study
 from streaming_plans import plan
+from streaming_studies import study as streaming_study
 
 from labkit.harness import Comparison, load_records, load_results, save
 from labkit.harness.methods.cell import MethodCell
 from labkit.harness.results import save_lines
+from labkit.studies.larger_than_memory import save_study as save_streaming
+from labkit.studies.precision import save_study as save_precisions
+from labkit.system.errors import UserError
 from labkit.system.whole_file import write_whole
 
 
@@ -149,3 +154,22 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_record_names_no_user_and_no_host() -> None:
     fields = set(Comparison.model_json_schema()["$defs"]["Environment"]["properties"])
     assert not {"host", "hostname", "user", "environ", "node"} & fields
+
+
+def test_records_inside_of_studies_are_found_with_the_others(tmp_path: Path) -> None:
+    of_precisions, of_streaming = precision_study(), streaming_study()
+    save_precisions(of_precisions, tmp_path)
+    save_streaming(of_streaming, tmp_path)
+    (tmp_path / "capture.json").write_text("{}")  # of another kind
+    with pytest.warns(UserWarning, match="left out: 1 streaming plan; load_records has them"):
+        frame = load_results(tmp_path)
+    sides = frame[frame["role"] == "measurement"]
+    assert set(sides["side"]) == {side.measurement.name for side in of_precisions.sides}
+    assert list(frame[frame["kind"] == "evaluation"]["dtype"]) == [each.precision for each in of_precisions.sides]
+    assert [found for found in load_records(tmp_path) if isinstance(found, Comparison)] == [*of_streaming.comparisons]
+
+
+def test_a_study_without_records_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x-precisions.json").write_text('{"kind": "precision_study", "sides": []}')
+    with pytest.raises(UserError, match=r"x-precisions\.json, which holds no records; expected a study"):
+        load_records(tmp_path)

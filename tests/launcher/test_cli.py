@@ -45,6 +45,12 @@ if rank == 1:
     raise ValueError("the second rank has had enough")
 dist.barrier()
 """
+EARLY = """
+import os
+
+if os.environ["RANK"] == "1":
+    raise ValueError("the second rank has no data")
+"""
 DIE = """
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -126,6 +132,16 @@ def test_the_error_of_the_rank_that_failed_first_comes_last(temporary: Path) -> 
     assert last.startswith("error: rank 1 failed")
     assert last.rstrip().endswith("ValueError: the second rank has had enough")
     assert "Root Cause" not in errors
+
+
+def test_a_rank_that_fails_before_the_ranks_meet_is_not_waited_for(temporary: Path) -> None:
+    script = temporary.parent / "script.py"
+    script.write_text(EARLY + JOIN)
+    process = start(*LABKIT, "launch", "--tp", "2", "--", script, temporary=temporary)
+    _, errors = process.communicate(timeout=50)  # less than the 60 s that ranks may take to meet
+    assert process.returncode == 1
+    assert errors[errors.index("error: ") :].startswith("error: rank 1 failed")
+    assert errors.rstrip().endswith("ValueError: the second rank has no data")
 
 
 @sweep  # `labkit.launch` has the same, and costs less

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from labkit.nsys.capture import job as job_module
 from labkit.nsys.capture.command import Window
 from labkit.nsys.capture.job import CaptureJob, Workplace, environment_of
 from labkit.nsys.capture.profile import profile
+from labkit.nsys.capture.record import record_beside
 from labkit.nsys.process import Ended
 from labkit.nsys.tool import Nsys
 from labkit.nsys.trace import TraceError
@@ -95,6 +97,22 @@ def test_a_machine_that_cannot_be_described_is_remarked(job: CaptureJob, monkeyp
     assert kept is not None
     assert kept.record.environment is None
     assert kept.record.remarks == ("what machine this was is not known: <redacted>",)
+
+
+@pytest.mark.parametrize(("taken", "trusted"), [(1.5, False), (0.04, True), (None, True)])
+def test_the_record_keeps_the_load_and_grades_it(taken: float | None, trusted: bool, job: CaptureJob) -> None:
+    whole(job, 0)
+    ended = replace(WELL, taken_cores=taken)
+    kept = job.keep(job.collect(ended), ended, None)
+    assert kept is not None
+    found = record_beside(kept.files[0])
+    assert found == kept.record
+    assert found.taken_cores == taken
+    assert found.trust.trustworthy == trusted
+    assert trusted or found.trust.sentence == (
+        "not trustworthy: other programs used 1.5 of the processors that it was measured on. To mend it: close other "
+        "programs, and capture again."
+    )
 
 
 @pytest.fixture

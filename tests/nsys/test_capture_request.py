@@ -8,6 +8,7 @@ import pytest
 from labkit.nsys.capture import profile as capture
 from labkit.nsys.capture.command import Window
 from labkit.nsys.capture.profile import profile
+from labkit.system.asked_from import from_command_line
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,9 @@ def test_a_request_that_makes_no_sense_is_refused(options: dict[str, object], me
 
 
 def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'gpt2', and there is no such program on PATH.*--model"):
+    with pytest.raises(ValueError, match=r"'gpt2', and there is no such program on PATH.*such as python script\.py$"):
+        profile(["gpt2"], output=tmp_path)
+    with from_command_line(), pytest.raises(ValueError, match=r"\(labkit's own run of a model takes --model"):
         profile(["gpt2"], output=tmp_path)
 
 

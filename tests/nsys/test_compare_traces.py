@@ -12,6 +12,7 @@ from labkit.nsys.tables.compare import compare_traces
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.units import units_of
 from labkit.nsys.trace import Trace, TraceError
+from labkit.system.asked_from import from_command_line
 
 
 def steps(attention: tuple[str, ...], *, kernel_us: float = 10.0, ranges: bool = True, wait_us: float = 0.0) -> Trace:
@@ -124,7 +125,11 @@ def test_where_idle_time_is_not_known_busy_time_is_compared() -> None:
 
 
 def test_different_work_is_remarked_and_none_refused() -> None:
-    found = compare_traces(steps(("flash",)), steps(("flash",) * 4))
-    assert "do both do the same work?" in " ".join(found.remarks)
+    sides = steps(("flash",)), steps(("flash",) * 4)
+    found = compare_traces(*sides)
+    assert "do both do the same work? window_ns or range of a Selection choose a part" in " ".join(found.remarks)
+    with from_command_line():
+        told = " ".join(compare_traces(*sides).remarks)
+    assert "do both do the same work? --window or --range choose a part" in told
     with pytest.raises(TraceError, match="got no GPU operation in trace B"):
         compare_traces(steps(("flash",)), disorder(0, gpu=False))

@@ -16,6 +16,7 @@ from labkit.nsys.tables.losses import HELPS, HELPS_PYTORCH, losses, sentence
 from labkit.nsys.tables.rank_waits import rank_waits
 from labkit.nsys.tables.summary import summarise
 from labkit.nsys.trace import Trace
+from labkit.system.asked_from import from_command_line
 
 
 def found(trace: Trace) -> list[dict]:
@@ -50,7 +51,9 @@ def test_idle_time_is_lost_to_what_the_host_did(call: str, loss: str, helps: str
     assert "'batch'" in worst["evidence"]
     assert "second" in worst["evidence"]
     assert (worst["start_ns"], worst["end_ns"]) == (20_000, 105_000)
-    assert "look at --window 0.020:0.105" in sentence(worst)
+    assert "look at Selection(window_ns=(20000, 105000))" in sentence(worst)
+    with from_command_line():
+        assert "look at --window 0.020:0.105" in sentence(worst)
 
 
 def test_tiny_kernels_are_told_from_long_waits() -> None:

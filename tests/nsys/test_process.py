@@ -10,6 +10,7 @@ import pytest
 
 from labkit.nsys import process
 from labkit.nsys.process import Ended, run
+from labkit.system.others_clock import LoadLap
 
 PATIENT = "import time; print('ready', flush=True); time.sleep(60)"
 POLITE = f"""
@@ -102,3 +103,24 @@ def test_a_listener_that_cannot_go_on_ends_the_command() -> None:
 def test_a_missing_program_is_named() -> None:
     with pytest.raises(FileNotFoundError, match="no-such-program"):
         run(["no-such-program"], os.environ)
+
+
+def test_the_load_of_other_programs_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first lap is read before the command, each later one in its seconds; its own time is not that of others."""
+    taken = iter([0.0, 1.5, 1.25])
+    monkeypatch.setattr(
+        "labkit.nsys.run_load.OthersClock.whole_lap",
+        lambda clock: LoadLap(others=each, idle=0.0) if (each := next(taken, None)) is not None else None,
+    )
+    assert python("import time; time.sleep(0.6)").taken_cores == 1.25
+
+
+def test_what_the_command_starts_is_its_own_and_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[int] = []
+    monkeypatch.setattr("labkit.nsys.run_load.OthersClock.add", lambda clock, process: added.append(process.pid))
+    child = "import time; time.sleep(1)"
+    ended = python(
+        f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid); p.wait()"
+    )
+    assert int(ended.said[-1]) in added
+    assert os.getpid() not in added

@@ -291,3 +291,16 @@ def test_times_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_numbers_that_no_capture_has_are_refused(document: object, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"expected (less than|at most)"):
         read(written(tmp_path, document), cache=False)
+
+
+@pytest.mark.parametrize("begin", ["", "x"])
+@pytest.mark.parametrize("escape", [r"\n", r"\"", r"\\"])
+def test_a_text_of_megabytes_with_escapes_is_refused(escape: str, begin: str, tmp_path: Path) -> None:
+    """The parser takes time by the square of its length: minutes for 60 megabytes."""
+    event = {"ph": "X", "cat": "kernel", "name": "NAME", "ts": 0, "dur": 1, "pid": 1, "tid": 1}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [event]}).replace("NAME", begin + escape * (1 << 20)))
+    with pytest.raises(TraceError, match="is no trace: it has a text of megabytes with escapes"):
+        read(path, cache=False)
+    path.write_text(json.dumps({"traceEvents": [event]}).replace("NAME", begin + escape * (1 << 17)))
+    assert len(read(path, cache=False).operations) == 1

@@ -1,14 +1,16 @@
 """Two captures of the same work, taken with one call, or those that come with labkit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from nsight import needs_nsys
 from sweeps import sweep
 
+from labkit.figures.captures import captures_table
 from labkit.nsys.capture.result import Capture, CaptureError, CommandFailedError
 from labkit.statistics import Verdict
-from labkit.studies import traces as pair
+from labkit.studies import traces as module
 from labkit.studies.traces import bundled_pair, capture_pair
 from labkit.widgets.trace_bench import TraceBench
 
@@ -34,7 +36,7 @@ def test_a_side_held_against_itself_is_told_apart_by_its_place(tmp_path: Path, m
         taken.append(name)
         return bundled_pair().fused
 
-    monkeypatch.setattr(pair, "profile", pretend)
+    monkeypatch.setattr(module, "profile", pretend)
     found = capture_pair("tiny-gpt2", "fused", "fused", output=tmp_path)
     assert list(found.named_traces) == ["fused, first", "fused, second"]
     assert taken == ["tiny-gpt2-fused-1", "tiny-gpt2-fused-2"]
@@ -59,7 +61,7 @@ def test_where_nothing_can_be_captured_the_bundled_ones_stand_in_and_say_so(
     def fail(*arguments: object, **options: object) -> None:
         raise CaptureError("no room for a profiler")
 
-    monkeypatch.setattr(pair, "profile", fail)
+    monkeypatch.setattr(module, "profile", fail)
     found = capture_pair(output=tmp_path)
     assert "no room for a profiler" in found.remarks[0]
     assert found.vanilla.files == bundled_pair().vanilla.files
@@ -71,7 +73,7 @@ def test_where_the_command_fails_no_other_captures_stand_in(tmp_path: Path, monk
     def fail(*arguments: object, **options: object) -> None:
         raise CommandFailedError("unknown model 'gpt-17'", 2, None)
 
-    monkeypatch.setattr(pair, "profile", fail)
+    monkeypatch.setattr(module, "profile", fail)
     with pytest.raises(CommandFailedError, match="gpt-17"):
         capture_pair("gpt-17", output=tmp_path, source="auto")
 
@@ -95,3 +97,16 @@ def test_what_comes_with_labkit_names_no_user_and_no_folder() -> None:
         assert not [
             text for text in (b"/home/", b"/root", b"HOME=", b"PATH=", b"USER=", b"HOSTNAME") if text in content
         ]
+
+
+def test_a_pair_that_other_programs_disturbed_is_not_trusted_and_says_so() -> None:
+    quiet = bundled_pair()
+    assert quiet.trust.trustworthy
+    disturbed = replace(quiet.fused, record=quiet.fused.record.model_copy(update={"taken_cores": 1.5}))
+    pair = replace(quiet, fused=disturbed)
+    assert not pair.outcome.trusted
+    assert pair.outcome.grade.startswith("not trustworthy: fused: other programs used 1.5 of the processors")
+    assert "not trustworthy" in pair.headline
+    table = captures_table(pair).data
+    assert "1.5 of the processors" in table
+    assert "capture again" in table

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labkit.system.errors import UserError
-from labkit.system.whole_file import check_no_input, remove_unfinished, whole_file, write_whole
+from labkit.system.whole_file import check_no_input, check_two_outputs, remove_unfinished, whole_file, write_whole
 
 WRITER = """
 import sys
@@ -163,3 +163,14 @@ def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
             check_no_input(output, [tmp_path / "absent.json", trace])
     check_no_input(tmp_path / "other.json", [trace, tmp_path / "absent.json"])
     check_no_input(Path("/dev/null"), [Path("/dev/null")])
+
+
+def test_two_outputs_that_are_one_file_are_refused(tmp_path: Path) -> None:
+    page, link = tmp_path / "page.md", tmp_path / "link.md"
+    link.symlink_to(page)  # which is not there yet
+    for output in (page, link, tmp_path / "." / "page.md"):
+        with pytest.raises(UserError, match=r"got .* as --page and as --output; name two files"):
+            check_two_outputs(page=page, output=output)
+    check_two_outputs(page=page, output=tmp_path / "cells.jsonl")
+    check_two_outputs(page=None, output=page)
+    check_two_outputs(page=Path("/dev/null"), output=Path("/dev/null"))

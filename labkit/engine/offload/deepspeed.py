@@ -157,11 +157,11 @@ def offload_of(zero: Any, aio: Any) -> dict[str, Any] | None:
 
 
 def _object(name: str, value: Any, known: Iterable[str]) -> Mapping[str, Any]:
-    """The value of an option that is an object, whose names are among those that are known."""
+    """The dict that is the value of an option. UserError for names that are not `known`."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise UserError(f"{name}: got {value!r}, expected an object")
+        raise UserError(f"{name}: got {value!r}, expected a dict")
     if unknown := sorted(value.keys() - set(known)):
         raise UserError(
             f"{name}: got {unknown[0]!r}{did_you_mean(unknown[0], sorted(known))}; expected some of "

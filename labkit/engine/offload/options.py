@@ -7,8 +7,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from labkit.system.bounds import AMOUNT, BOUNDS
 from labkit.system.errors import UnsupportedError, UserError
 from labkit.system.validation import Strict
+
+MOST_SLOTS = int(BOUNDS["slots"].most)
 
 
 class Offload(Strict):
@@ -24,8 +27,8 @@ class Offload(Strict):
 
     device: Literal["disk", "cpu"] = "disk"
     path: str | Path | None = None
-    resident_gb: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    slots: int = Field(default=3, ge=2)
+    resident_gb: float | None = Field(default=None, ge=0, le=AMOUNT.most, allow_inf_nan=False)
+    slots: int = Field(default=3, ge=2, le=MOST_SLOTS)
 
     @model_validator(mode="after")
     def _no_folder_in_memory(self) -> Self:
@@ -55,7 +58,7 @@ class KvOffload(Strict):
 
     device: Literal["disk", "cpu"] = "disk"
     path: str | Path | None = None
-    slots: int = Field(default=3, ge=2)
+    slots: int = Field(default=3, ge=2, le=MOST_SLOTS)
 
     @model_validator(mode="after")
     def _no_folder_in_memory(self) -> Self:

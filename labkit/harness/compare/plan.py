@@ -17,6 +17,7 @@ from labkit.models.dtypes import FLOAT_DTYPES, dtype_of
 from labkit.models.policies import find_policy, model_config_of
 from labkit.models.shards import shard
 from labkit.statistics.sequential import FIRST_LOOK
+from labkit.system.bounds import check_number, check_numbers
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
@@ -161,22 +162,13 @@ def check_positions(config: ModelConfig, prompt: int, new: int) -> None:
 
 def _check_case(case: Case, schedule: Schedule) -> None:
     dtype_of(case.dtype, FLOAT_DTYPES)
-    _at_least("batch", case.batch)
-    _at_least("prompt", case.prompt_tokens)
-    _at_least("new", case.new_tokens, 2, "a decode step follows the first token")
-    _at_least("rounds", schedule.rounds, 2, "an interval needs two")
-    if case.memory_gb is not None:
-        _check_memory(case.memory_gb)
-    if schedule.budget_s is not None and not schedule.budget_s > 0:
-        raise UserError(f"got budget_s = {schedule.budget_s}, expected seconds above 0 (None: no rounds are added)")
-
-
-def _check_memory(gigabytes: float) -> None:
-    if not 0 < gigabytes < float("inf"):
-        raise UserError(f"got memory_gb = {gigabytes}, expected GB above 0 (None: no limit)")
-    if (device := comparison_device()).type != "cpu":
+    check_numbers(batch=case.batch, prompt=case.prompt_tokens, seed=schedule.seed)
+    check_number("new", case.new_tokens, least=2, why="a decode step follows the first token")
+    check_number("rounds", schedule.rounds, least=2, why="an interval needs two")
+    check_numbers(memory_gb=case.memory_gb, budget_s=schedule.budget_s, wait_quiet_s=schedule.wait_quiet_s)
+    if case.memory_gb is not None and (device := comparison_device()).type != "cpu":
         raise UserError(
-            f"got memory_gb = {gigabytes} on {device}: it is the CPU's memory that is limited; leave it out"
+            f"got memory_gb = {case.memory_gb} on {device}: it is the CPU's memory that is limited; leave it out"
         )
 
 
@@ -186,9 +178,7 @@ def _check_side(side: SideSpec, case: Case) -> None:
         provider.check(side.name, dtype=case.dtype, batch=case.batch)
     else:
         check_baseline(side.name, others=PROVIDED)
-    _at_least("threads", side.threads)
-    _at_least("tp", side.tp)
-    _at_least("pp", side.pp)
+    check_numbers(threads=side.threads, tp=side.tp, pp=side.pp)
     if side.schedule not in SCHEDULES:
         raise UserError(f"got schedule = {side.schedule!r}, expected one of {', '.join(SCHEDULES)}")
     staged = provider is not None and provider.staged
@@ -206,8 +196,3 @@ def _check_side(side: SideSpec, case: Case) -> None:
         raise UserError(
             f"got {side.label} on {device}: the ranks of a comparison share one GPU; start them with torchrun"
         )
-
-
-def _at_least(name: str, value: int, least: int = 1, why: str = "") -> None:
-    if value < least:
-        raise UserError(f"got {name} = {value}, expected at least {least}{f' ({why})' if why else ''}")

@@ -14,6 +14,7 @@ from labkit.harness.compare.providers import provider_of
 from labkit.harness.comparison import Comparison
 from labkit.harness.records import Case
 from labkit.harness.results import save_or_warn
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 from labkit.system.partly import Show
@@ -109,8 +110,9 @@ def comparison_case(
     memory_gb: float | None = None,
 ) -> Case:
     """The case of a candidate on `pp` stages of `tp` ranks. `threads` None: as many as torch would use, shared out
-    among the ranks. UserError for a schedule without stages.
+    among the ranks. UserError for numbers beyond their bounds, and for a schedule without stages.
     """
+    check_numbers(batch=batch, prompt=prompt, new=new, threads=threads, tp=tp, pp=pp, memory_gb=memory_gb)
     if pp == 1 and schedule != QUEUE:
         raise UserError(f"got schedule = {schedule!r} for one stage; pass pp=2 or more, or leave the schedule out")
     return Case(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,8 @@ from labkit.harness.records import METRICS
 from labkit.harness.results import load_records
 from labkit.statistics import Trust, Verdict, grade, unpaired_ratio
 from labkit.statistics.trust import Doubt
+from labkit.system.asked_from import setting
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
@@ -52,8 +53,7 @@ def diff_records(
         raise UserError(
             f"unknown metric {metric!r}{did_you_mean(metric, METRICS)}; expected one of {', '.join(METRICS)}"
         )
-    if not 0 <= tolerance < math.inf:
-        raise UserError(f"got tolerance = {tolerance}, expected a fraction such as {TOLERANCE}")
+    check_numbers(tolerance=tolerance)
     (first, left_out), (second, left_out_too) = _latest(before, metric), _latest(after, metric)
     pairs = [(first[words], second[words]) for words in first if words in second]
     if not pairs:
@@ -65,7 +65,7 @@ def diff_records(
     if differences and not across_machines:
         raise UserError(
             f"got records of two machines ({'; '.join(differences)}), whose times tell the machines apart and not what "
-            "changed; expected those of one machine. To compare machines: --across-machines"
+            f"changed; expected those of one machine. To compare machines: {setting('across_machines')}"
         )
     changes = [_change(*pair, len(pairs), tolerance) for pair in pairs]
     return RecordsDiff(

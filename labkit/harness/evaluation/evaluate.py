@@ -23,6 +23,7 @@ from labkit.harness.evaluation.text import LEAST, beginning_of, encode, read_tex
 from labkit.harness.stored_weights import matrix_bytes, stored_by, told
 from labkit.models.dtypes import DTYPES, dtype_of
 from labkit.models.policies import model_config_of
+from labkit.system.bounds import check_number, check_numbers
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import Progress, unheard
@@ -71,7 +72,8 @@ def evaluate(
     UserError for an unknown model or precision, for sizes that make no sense, and for a text of less than two tokens or
     one that cannot be read.
     """
-    _check_sizes(tokens, window, stride, rows, threads)
+    _check_sizes(tokens, window, stride)
+    check_numbers(seed=seed, rows=rows, threads=threads, stride=stride)
     precision = _precision(dtype, quant, against)
     if output is not None:
         check_output_folder(output)
@@ -161,19 +163,14 @@ def _window(source: ModelSource, positions: int | None, asked: int | None, token
     return window
 
 
-def _check_sizes(tokens: int, window: int | None, stride: int | None, rows: int | None, threads: int | None) -> None:
-    if rows is not None and rows < 1:
-        raise UserError(f"got rows = {rows}, expected at least 1")
-    if threads is not None and threads < 1:
-        raise UserError(f"got threads = {threads}, expected at least 1")
-    if window is not None and window < LEAST:
-        raise UserError(f"got window = {window}, expected at least {LEAST} tokens: the first one predicts the second")
+def _check_sizes(tokens: int, window: int | None, stride: int | None) -> None:
+    for name, size in (("window", window), ("tokens", tokens)):
+        if size is not None:
+            check_number(name, size, least=LEAST, why="the first token predicts the second")
     if stride is not None and not 1 <= stride <= (window or WINDOW):
         raise UserError(
             f"got stride = {stride}, expected 1 to {window or WINDOW}, the window: no token may be left out"
         )
-    if tokens < LEAST:
-        raise UserError(f"got tokens = {tokens}, expected at least {LEAST}: the first one predicts the second")
 
 
 def _scores(engines: tuple[Logits, Logits], cut: _TextCut, follow: Progress) -> tuple[list[WindowScore], float]:

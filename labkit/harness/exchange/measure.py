@@ -17,6 +17,7 @@ from labkit.harness.environment import read_environment
 from labkit.harness.exchange.records import WAYS, ExchangeMeasurement
 from labkit.harness.quiet import wait_until_quiet
 from labkit.harness.results import save_lines
+from labkit.system.bounds import check_number, check_numbers
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.progress import Progress, unheard
@@ -44,9 +45,9 @@ def measure_exchange(
 
     Raises ValueError for fewer than two ranks or rounds, and for sizes that are no whole number of float32.
     """
-    for name, value, least in (("ranks", ranks, 2), ("rounds", rounds, 2), ("calls", calls, 1)):
-        if value < least:
-            raise UserError(f"got {name} = {value}, expected at least {least}")
+    for name, count in (("ranks", ranks), ("rounds", rounds)):
+        check_number(name, count, least=2)
+    check_numbers(calls=calls, seed=seed, wait_quiet_s=wait_quiet_s)
     if odd := [size for size in sizes if size < 4 or size % 4]:
         raise UserError(f"got sizes {odd}, expected bytes of at least one float32: multiples of 4")
     if output is not None:

@@ -21,6 +21,7 @@ from labkit.harness.quiet import NotQuietError
 from labkit.harness.records import Case, Measurement
 from labkit.harness.results import load_records, save_lines
 from labkit.system.asked_from import setting
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import RunError, UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.system.owned_folder import owned_folder
@@ -133,8 +134,8 @@ def side_of(method: str, threads: int) -> SideSpec:
 def _check(methods: Sequence[str], batches: Sequence[int]) -> None:
     if not methods or not batches:
         raise UserError(f"got methods {list(methods)} and batches {list(batches)}; expected at least one of each")
-    if wrong := [batch for batch in batches if batch < 1]:
-        raise UserError(f"got batch {wrong[0]}, expected at least 1")
+    for batch in batches:
+        check_numbers(batch=batch)
     for method in methods:
         name = side_of(method, 1).name
         if (provider := provider_of(name)) is not None:

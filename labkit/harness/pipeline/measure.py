@@ -16,6 +16,7 @@ from labkit.harness.pipeline.records import MS, PipelineCase, PipelineMeasuremen
 from labkit.launcher.shares import threads_each
 from labkit.launcher.spawn import launch
 from labkit.stages import Phase
+from labkit.system.bounds import check_number, check_numbers
 from labkit.system.errors import RunError, UserError
 from labkit.system.partly import Show, so_far, unseen
 from labkit.system.progress import Progress, unheard
@@ -50,6 +51,7 @@ def measure_pipeline(
 
     UserError for numbers that cannot be, and what `labkit.launch` raises for ranks that fail.
     """
+    check_numbers(prompt=prompt, new=new, rounds=rounds, threads=threads)
     settings = settings_of(schedules, micro_batches, batch, stages)
     extra = [
         Setting(schedule=schedule, micro_batches=parts, batch=each)
@@ -109,8 +111,8 @@ def settings_of(schedules: Sequence[str], micro_batches: Sequence[int], batch: i
         raise UserError(f"unknown schedule {unknown[0]!r}; expected one of {', '.join(SCHEDULES)}")
     if not schedules or not micro_batches:
         raise UserError("got no schedule, or no number of micro-batches; expected at least one of each")
-    if stages < 2:
-        raise UserError(f"got stages = {stages}, expected at least 2")
+    check_number("stages", stages, least=2)
+    check_numbers(batch=batch)
     if wrong := [each for each in micro_batches if not 1 <= each <= batch]:
         raise UserError(f"got micro_batches = {wrong[0]} for a batch of {batch} rows, expected 1 to {batch}")
     pairs = [(name, parts) for name in schedules for parts in ((1,) if name == NAIVE else micro_batches)]

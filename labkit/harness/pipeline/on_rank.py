@@ -21,10 +21,10 @@ from labkit.engine.engine import FusedEngine
 from labkit.engine.options import PipelineParallel
 from labkit.engine.parallel.pipeline_stage import PipelineSpan, PipelineStage
 from labkit.engine.plan import init_inference
-from labkit.harness.quiet import OthersClock
 from labkit.harness.records import FrozenRecord
 from labkit.harness.timing import TokenClock
 from labkit.models.dtypes import dtype_of
+from labkit.system.others_clock import OthersClock
 from labkit.weights.resolve import resolve
 
 WARM_UP = 4  # new tokens of the generation that is not timed: the engine tries its ways to read the weights in it

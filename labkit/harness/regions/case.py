@@ -11,6 +11,7 @@ from labkit.kernels.gpu import CPU
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import dtype_of
 from labkit.models.policies import model_config_of
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
@@ -39,10 +40,7 @@ def layer_case(
         raise UserError(f"unknown impl {impl!r}; expected one of {', '.join(IMPLS)}")
     weights = dtype_of(dtype)
     threads = torch.get_num_threads() if threads is None else threads
-    sizes = {"batch": batch, "context": context, "threads": threads, "layers": 1 if layers is None else layers}
-    for name, value in sizes.items():
-        if value < 1:
-            raise UserError(f"got {name} = {value}, expected at least 1")
+    check_numbers(batch=batch, context=context, threads=threads, layers=layers)
     config = shape_of(model)
     if config.max_positions is not None and context + 1 > config.max_positions:
         raise UserError(

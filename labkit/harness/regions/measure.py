@@ -31,6 +31,7 @@ from labkit.harness.rounds import probed, random_orders
 from labkit.kernels.build import load
 from labkit.models.dtypes import dtype_of
 from labkit.stages import FUSED_REGIONS, Stage
+from labkit.system.bounds import check_number
 from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 from labkit.system.output_folder import check_output_folder
@@ -187,8 +188,7 @@ def measure_regions(
 
 def check_rounds(rounds: int) -> None:
     """UserError for fewer rounds than an interval needs."""
-    if rounds < 2:
-        raise UserError(f"got rounds = {rounds}, expected at least 2 (an interval needs two)")
+    check_number("rounds", rounds, least=2, why="an interval needs two")
 
 
 def save_regions(rows: Sequence[RegionMeasurement], folder: str | os.PathLike[str]) -> Path:

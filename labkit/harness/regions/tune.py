@@ -23,6 +23,7 @@ from labkit.kernels import gpu
 from labkit.kernels.tuned import Tile, TunedTiles, tuned_tiles, write_tiles
 from labkit.models.config import ModelConfig
 from labkit.models.dtypes import dtype_of
+from labkit.system.bounds import check_numbers
 from labkit.system.errors import UserError
 from labkit.system.progress import Progress, unheard
 
@@ -61,8 +62,8 @@ def tune(
         raise UserError("labkit tune times kernels on an NVIDIA GPU, and found TRITON_INTERPRET=1; unset it")
     for dtype in dtypes:
         dtype_of(dtype)
-    if min(batches, default=0) < 1:
-        raise UserError(f"got batch = {min(batches, default=0)}, expected at least 1")
+    for batch in batches:
+        check_numbers(batch=batch)
     name = gpu.gpu_name() or "interpreter"
     tiles = dict(tuned_tiles(name).tiles)
     found: dict[str, Found] = {}

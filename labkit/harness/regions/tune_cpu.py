@@ -21,7 +21,7 @@ from labkit.harness.rounds import random_orders
 from labkit.kernels.probe import STREAMS, Way, rates_gb_s
 from labkit.kernels.reading import READINGS
 from labkit.models.dtypes import dtype_of
-from labkit.system.errors import UserError
+from labkit.system.bounds import check_numbers
 from labkit.system.progress import Progress, unheard
 from labkit.weights.resolve import resolve
 
@@ -54,9 +54,7 @@ def time_ways(
 
     ValueError for an unknown model or dtype, and for fewer than one sequence or round.
     """
-    for name, given in (("batch", batch), ("rounds", rounds)):
-        if given < 1:
-            raise UserError(f"got {name} = {given}, expected at least 1")
+    check_numbers(batch=batch, rounds=rounds)
     weight_dtype = dtype_of(dtype)
     follow, total = progress or unheard, len(READINGS) * rounds
     follow(0, total, f"building {model} {dtype}")

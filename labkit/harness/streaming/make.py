@@ -21,6 +21,7 @@ from labkit.models.config import ModelConfig
 from labkit.models.policies import model_config_of
 from labkit.models.shards import shard
 from labkit.system.asked_from import setting
+from labkit.system.bounds import check_number, check_numbers
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
 from labkit.weights.precision import STORED, precision_of
@@ -56,12 +57,10 @@ def plan_streaming(
     works, and for a folder that cannot be written to.
     """
     dtype, quant = _stored(precision)
-    for name, value, least in (("prompt", prompt, 1), ("new", new, 2), ("slots", slots, 2), ("threads", threads, 1)):
-        if value is not None and value < least:
-            raise UserError(f"got {name} = {value}, expected at least {least}")
-    for name, rate in (("memory_gb", memory_gb), ("disk_gb_s", disk_gb_s), ("gflop_s", gflop_s)):
-        if rate is not None and not 0 < rate < float("inf"):
-            raise UserError(f"got {name} = {rate}, expected a number above 0")
+    for name, count in (("new", new), ("slots", slots)):
+        check_number(name, count, least=2)
+    check_numbers(prompt=prompt, threads=threads, seed=seed)
+    check_numbers(memory_gb=memory_gb, disk_gb_s=disk_gb_s, gflop_s=gflop_s)
     if reason := unavailable():
         raise BuildError(reason)
     threads = torch.get_num_threads() if threads is None else threads

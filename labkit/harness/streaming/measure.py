@@ -18,7 +18,6 @@ from labkit.engine.engine import FusedEngine
 from labkit.harness.compare.baselines import IN_PRECISION, Baseline, baseline
 from labkit.harness.disk import BLOCK, folder_rate_gb_s, read_rate_gb_s
 from labkit.harness.environment import read_memory, reset_peak_memory
-from labkit.harness.quiet import SHORTEST_S, OthersClock
 from labkit.harness.records import FrozenRecord
 from labkit.harness.streaming.memory_watch import MemoryWatch
 from labkit.harness.streaming.plan import StreamingPlan
@@ -29,6 +28,7 @@ from labkit.kernels.decode_step import StreamedLayers
 from labkit.kernels.layer_stream import LayerStream
 from labkit.kernels.memory import return_freed_memory
 from labkit.kernels.probe import peak_gflop_s
+from labkit.system.others_clock import SHORTEST_S, OthersClock
 from labkit.system.progress import Progress
 from labkit.weights.precision import precision_of
 from labkit.weights.resolve import resolve

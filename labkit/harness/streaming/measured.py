@@ -12,6 +12,7 @@ from labkit.harness.streaming.measure import StreamFindings, StreamOrder, typica
 from labkit.harness.streaming.plan import StreamingPlan
 from labkit.harness.streaming.records import MemorySample
 from labkit.system.asked_from import setting
+from labkit.system.bounds import check_numbers
 from labkit.system.child import child_lines
 from labkit.system.errors import UserError
 from labkit.system.output_folder import check_output_folder
@@ -37,9 +38,9 @@ def measured_plan(
 
     UserError for a batch that does not fit, and for what the engine refuses. RunError where the process dies.
     """
+    check_numbers(seed=seed, rounds=rounds)
     for batch in batches:
-        if batch < 1:
-            raise UserError(f"got batch {batch}, expected at least 1")
+        check_numbers(batch=batch)
         if batch > plan.largest_batch:
             raise UserError(
                 f"got batch {batch:,} in {plan.case.memory_gb:g} GB, expected at most {plan.largest_batch:,}: allow "

@@ -198,6 +198,7 @@ class CaptureJob:
             seconds=round(ended.seconds, 3),
             tax=self._tax(ended, plain) if plain is not None and plain.well else None,
             environment=environment,
+            taken_cores=ended.taken_cores,
             remarks=tuple(remarks),
             redacted=dict(sorted((+self.clean.replaced).items())),
         )

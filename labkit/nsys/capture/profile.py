@@ -21,10 +21,13 @@ from labkit.nsys.capture.job import CaptureJob, temporary_folder, workplace
 from labkit.nsys.capture.result import Capture, CaptureError, CaptureInterrupted, CommandFailedError
 from labkit.nsys.tool import Nsys, find_nsys
 from labkit.stages import Phase
+from labkit.system.asked_from import given, on_command_line
 from labkit.system.errors import UserError
 from labkit.system.output_folder import RUNS
 from labkit.system.pickled_call import pickle_call
 from labkit.system.progress import Progress, unheard
+
+OWN_RUN = " (labkit's own run of a model takes --model and no command)"
 
 
 def profile(
@@ -146,7 +149,7 @@ def _check_program(what: Sequence[str] | Callable[[], object], path: str | None)
     if not callable(what) and shutil.which(what[0], path=path) is None:
         raise UserError(
             f"got the command {what[0]!r}, and there is no such program on PATH; expected a program and its arguments, "
-            "such as python script.py (labkit's own run of a model takes --model and no command)"
+            f"such as python script.py{OWN_RUN if on_command_line() else ''}"
         )
 
 
@@ -154,7 +157,9 @@ def _profiler(source: str) -> Nsys | None:
     """The nsys to use, None for torch.profiler. Raises CaptureError for an nsys that makes no reports."""
     nsys = find_nsys() if source != "torch" else None
     if source == "nsys" and nsys is None:
-        raise UserError("nsys was asked for and is not installed; labkit doctor says how to, or use source='torch'")
+        raise UserError(
+            f"nsys was asked for and is not installed; labkit doctor says how to, or use {given('source', 'torch')}"
+        )
     if nsys is not None and (problem := nsys.importer_problem()):
         raise CaptureError(problem)
     return nsys

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +12,11 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from labkit.nsys.capture.tax import Tax
 from labkit.nsys.trace import TraceError
+from labkit.statistics import Trust
+from labkit.statistics.trust import AGAIN, load_doubts
 from labkit.system.validation import Listed, first_problem
+
+SUFFIX, OF_RANK = re.compile(r"\.(sqlite|json\.gz)$"), re.compile(r"-r\d+$")
 
 
 class CaptureRecord(Listed):
@@ -29,9 +35,15 @@ class CaptureRecord(Listed):
     seconds: float  # of the profiled run
     tax: Tax | None
     environment: dict[str, Any] | None
+    taken_cores: float | None = None  # processors that other programs took from the run; None: not known
     remarks: tuple[str, ...] = ()
     # How many texts held the value of a variable, or another secret of the run, by its name.
     redacted: dict[str, int] = Field(default_factory=dict)
+
+    @property
+    def trust(self) -> Trust:
+        """The grade of the capture's times, by the load of the machine when they were taken."""
+        return Trust(tuple(load_doubts([] if self.taken_cores is None else [self.taken_cores], AGAIN)))
 
 
 def read_record(path: Path) -> CaptureRecord:
@@ -43,3 +55,14 @@ def read_record(path: Path) -> CaptureRecord:
             f"{path} is not a record of a capture, schema version 1: {first_problem(error, 'the file')}; "
             "expected the JSON file that labkit profile writes"
         ) from None
+
+
+def record_beside(capture: Path) -> CaptureRecord | None:
+    """The record next to a capture; None for a file that labkit profile did not write."""
+    stem = SUFFIX.sub("", capture.name)
+    for name in (stem, OF_RANK.sub("", stem)):
+        with suppress(OSError, TraceError):
+            record = read_record(capture.with_name(f"{name}.json"))
+            if capture.name in record.files:
+                return record
+    return None

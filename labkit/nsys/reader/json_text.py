@@ -1,18 +1,22 @@
 """The text of a JSON file on its way to the parser, which breaks on some texts instead of refusing them.
 
-yajl ends the process on whole numbers of thousands of digits, and takes hours for texts nested a million deep. A list
-of events may lack its closing bracket: the Chrome format allows it, so that a recorder needs to write no end.
+yajl ends the process on whole numbers of thousands of digits, and takes hours for texts nested a million deep. For a
+text with escapes it takes time by the square of its length. A list of events may lack its closing bracket: the Chrome
+format allows it, so that a recorder needs to write no end.
 """
 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable
 from typing import Any
 
 ENDS_BYTES = 1 << 16  # of both ends of the text, where everything but the events is
 MOST_DIGITS, MOST_OPEN = 1000, 10_000
 MOST_IN_ONE = 1 << 26  # bytes of one event
+MOST_ESCAPED = 1 << 20  # bytes of one text with escapes
+QUOTE = re.compile(rb'(?<!\\)"')  # at an end of a text: none is within one
 DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
 LONG_NUMBER = b"0" * MOST_DIGITS
 BOM = codecs.BOM_UTF8
@@ -32,7 +36,7 @@ class JsonText:
     def __init__(self, file: Any, count: Callable[[], int], *, repair: bool = False) -> None:
         self._file, self._count = file, count
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if repair else None
-        self._seen = self._open = self._bytes = 0
+        self._seen = self._open = self._bytes = self._escaped = 0
         self._last = b""
         self.unclosed = self._ended = False
         self._head = self._next = self._checked(file.read(ENDS_BYTES).removeprefix(BOM))
@@ -71,7 +75,11 @@ class JsonText:
             chunk = self._decoder.decode(chunk, final=not chunk).encode()
         if LONG_NUMBER in (self._last[-MOST_DIGITS:] + chunk).translate(DIGITS):
             raise DeepOrLong(f"it has a number of more than {MOST_DIGITS} digits")
+        in_one_text = b"\\" in chunk and not QUOTE.search(self._last[-1:] + chunk, 1)
         self._last = chunk
+        self._escaped = self._escaped + len(chunk) if in_one_text else 0
+        if self._escaped > MOST_ESCAPED:
+            raise DeepOrLong("it has a text of megabytes with escapes")
         if self._count() != self._seen:
             self._seen, self._open, self._bytes = self._count(), 0, 0
         self._open += sum(map(chunk.count, (b"[", b"{"))) - sum(map(chunk.count, (b"]", b"}")))

@@ -16,6 +16,7 @@ from labkit.nsys.tables.paths import operation_paths
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.units import Units, units_of
 from labkit.nsys.trace import Trace, TraceError
+from labkit.system.asked_from import on_command_line, setting
 
 UNEQUAL, UNEQUAL_ALONE = 1.5, 1.02  # of operations: fusing changes their number, but not without units to go by
 IDLE, OUTSIDE = "idle: ", "(outside of ranges)"
@@ -172,10 +173,11 @@ def _remarks(a: pd.DataFrame, b: pd.DataFrame, units: Units | None) -> list[str]
     per_unit = [len(a), len(b)] if units is None else [len(a) / units.a, len(b) / units.b]
     if units is not None and units.differ:
         told.append(f"A has {units.a:,.4g} and B {units.b:,.4g} of {units.name!r}: compare them by one")
+    choose = setting("window", "range") if on_command_line() else "window_ns or range of a Selection"
     if max(per_unit) > (UNEQUAL_ALONE if units is None else UNEQUAL) * max(min(per_unit), 1e-9):
         told.append(
             f"{len(a):,} and {len(b):,} operations"
             + ("" if units else ", and no range that both sides have tells how often each did its work")
-            + ": do both do the same work? --window or --range choose a part"
+            + f": do both do the same work? {choose} choose a part"
         )
     return told

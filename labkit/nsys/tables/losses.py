@@ -23,6 +23,7 @@ from labkit.nsys.tables.rank_waits import RankWaits
 from labkit.nsys.tables.selection import EVERYTHING, Selection
 from labkit.nsys.tables.work_kinds import COPY, KINDS_OF_WORK, work_kinds
 from labkit.nsys.trace import Trace
+from labkit.system.asked_from import on_command_line
 
 MOST, SMALLEST_SHARE = 3, 0.01
 MOST_LOOKED_AT = 20_000  # gaps, for the ranges that they lie in
@@ -103,10 +104,13 @@ def losses(
 def sentence(loss: dict[str, object]) -> str:
     """A row in words: what is lost, where to look, what helps."""
     share, took = float(str(loss["share"])), int(str(loss["time_ns"])) / 1e6
-    opens, closes = (int(str(loss[name])) / 1e6 for name in ("start_ns", "end_ns"))
+    opens, closes = (int(str(loss[name])) for name in ("start_ns", "end_ns"))
+    window = f"Selection(window_ns=({opens}, {closes}))"
+    if on_command_line():
+        window = f"--window {opens / 1e6:.3f}:{closes / 1e6:.3f}"
     return (
         f"{share:.1%} of the time of {loss['gpu']} ({took:,.3f} ms): {loss['loss']}. {loss['evidence']}; "
-        f"look at --window {opens:.3f}:{closes:.3f}. What helps: {loss['helps']}."
+        f"look at {window}. What helps: {loss['helps']}."
     )
 
 

@@ -111,7 +111,7 @@ def read_description(values: Any) -> Description:
     be.
     """
     if not isinstance(values, dict):
-        raise UserError(f"a checkpoint's description is an object with type and checkpoints, got {values!r}")
+        raise UserError(f"a checkpoint's description is a dict with type and checkpoints, got {values!r}")
     try:
         return Description.model_validate(values)
     except ValidationError as error:

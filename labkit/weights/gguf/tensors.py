@@ -167,6 +167,11 @@ class GgufTensors:
                 f"{self.file.path}: {tensor.name} is of shape {list(tensor.shape)}, expected {list(expected)} by the "
                 "file's metadata; download or convert it again"
             )
+        if len(shape) == 1 and tensor.kind.name not in FLOATS:  # blocks of a vector cannot be cut or put in order
+            raise UserError(
+                f"{self.file.path}: the vector {tensor.name} is stored as {tensor.kind.name}; expected "
+                f"{', '.join(FLOATS)}: convert it again"
+            )
         return FileTensor(tensor, self._order(name, shape[0]), transposed)
 
     def _is(self, name: str, role: str) -> bool:

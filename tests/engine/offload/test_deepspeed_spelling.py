@@ -84,7 +84,7 @@ def test_what_has_no_meaning_here_is_named_once(caplog: pytest.LogCaptureFixture
             r"zero_optimization: got 'offload_parm' \(did you mean 'offload_param'",
         ),
         ({"aio": {"blocksize": 1}}, "aio: got 'blocksize'"),
-        ({"zero_optimization": 3}, "zero_optimization: got 3, expected an object"),
+        ({"zero_optimization": 3}, "zero_optimization: got 3, expected a dict"),
         (
             {"zero_optimization": {"stage": 3, "offload_param": NVME | {"buffer_count": 1}}},
             "offload.slots: got 1, expected at least 2",

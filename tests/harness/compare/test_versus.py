@@ -97,7 +97,7 @@ def test_a_machine_that_does_not_become_quiet_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize("budget_s", [0, -1.0, float("nan")])
 def test_a_budget_of_nothing_is_refused(budget_s: float) -> None:
-    with pytest.raises(ValueError, match=r"got budget_s = .*, expected seconds above 0"):
+    with pytest.raises(ValueError, match=r"got budget_s = .*, expected (more than 0|a number)"):
         compare(model="tiny-gpt2", prompt=4, new=4, budget_s=budget_s, output=None)
 
 

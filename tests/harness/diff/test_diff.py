@@ -100,7 +100,7 @@ def test_slower_memory_is_not_taken_for_slower_code(diff: Diff) -> None:
 def test_two_machines_are_compared_only_on_request(diff: Diff) -> None:
     there = measurement("fused")
     there = there.model_copy(update={"environment": there.environment.model_copy(update={"cpu": "Other CPU"})})
-    with pytest.raises(UserError, match=r"two machines \(cpu Test CPU @ 2 GHz, then Other CPU\).* --across-machines"):
+    with pytest.raises(UserError, match=r"two machines \(cpu Test CPU @ 2 GHz, then Other CPU\).* parameter across_"):
         diff([measurement("fused")], [at(there, 0.5)])
     found = diff([measurement("fused")], [at(there, 0.5)], across_machines=True)
     assert verdicts(found) == {"fused": Verdict.SLOWER}
@@ -182,8 +182,8 @@ def test_a_table_fits_a_terminal_of_80_columns(diff: Diff) -> None:
             {"metric": "per_tokn"},
             r"unknown metric 'per_tokn' \(did you mean 'per_token' or 'end_to_end'\?\); expected one of ttft",
         ),
-        ({"tolerance": -0.1}, "got tolerance = -0.1, expected a fraction such as 0.05"),
-        ({"tolerance": float("nan")}, "expected a fraction"),
+        ({"tolerance": -0.1}, "got tolerance = -0.1, expected at least 0"),
+        ({"tolerance": float("nan")}, "got tolerance = nan, expected a number"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(options: dict[str, Any], message: str, diff: Diff) -> None:

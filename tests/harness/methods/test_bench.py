@@ -128,11 +128,11 @@ def test_a_file_of_another_case_is_refused(
         ({"methods": ()}, r"got methods \[\] and batches \[1\]; expected at least one of each"),
         ({"methods": ("hf-eager", "fussed")}, "unknown side 'fussed' .*'fused'.*accelerate-int8"),
         ({"methods": ("fused-streamed:int5",)}, "unknown precision 'int5'"),
-        ({"batches": (1, 0)}, "got batch 0, expected at least 1"),
+        ({"batches": (1, 0)}, "got batch = 0, expected at least 1"),
         ({"model": "gpt-17"}, "unknown model 'gpt-17'"),
         ({"dtype": "int3"}, "unsupported dtype 'int3'"),
         ({"cycles": 1}, "got rounds = 1, expected at least 2"),
-        ({"memory_gb": -1.0}, "got memory_gb = -1.0"),
+        ({"memory_gb": -1.0}, "got memory_gb = -1"),
         ({"prompt": 10**6}, "positions"),
     ],
 )

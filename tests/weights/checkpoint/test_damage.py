@@ -148,7 +148,7 @@ def test_shards_of_two_models_are_told_apart(kind: str, tmp_path: Path) -> None:
         ({"type": "ds_model", "checkpoints": {"tp": ["a"]}}, "tp_size is missing; say how many ranks"),
         ({"type": "ds_model", "checkpoints": {"tp": ["a"]}, "tp_size": 2}, "tp lists 1 files for tp_size 2; expected"),
         ({"type": "labkit", "checkpoints": "."}, "is no checkpoint of labkit's; expected a folder that it saved"),
-        (["a.pt"], r"a checkpoint's description is an object with type and checkpoints, got \['a.pt'\]"),
+        (["a.pt"], r"a checkpoint's description is a dict with type and checkpoints, got \['a.pt'\]"),
     ],
 )
 def test_a_wrong_description_is_explained(values: Any, message: str, tmp_path: Path) -> None:

@@ -194,6 +194,21 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
         resolve(write_gguf(tmp_path / "model.gguf", model, "Q8_0"))
 
 
+@pytest.mark.parametrize("stored", ["token_embd.weight", "blk.0.attn_q.weight", "output.weight"])
+def test_a_matrix_with_one_dimension_is_named(stored: str, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), extra={stored: torch.zeros(64)})
+    with pytest.raises(UserError, match=rf"{stored} is of shape \[64\], expected "):
+        resolve(file)
+
+
+def test_a_vector_of_codes_is_named(tmp_path: Path) -> None:
+    """Its rows would be put in order, and cut between ranks, as if each byte of a block were a number."""
+    vector = "blk.0.attn_qkv.bias"
+    file = write_gguf(tmp_path / "model.gguf", gguf_model("bloom"), kinds={vector: "Q8_0"})
+    with pytest.raises(UserError, match=f"the vector {vector} is stored as Q8_0; expected F32, F16, BF16"):
+        resolve(file)
+
+
 def test_infinities_are_refused(tmp_path: Path) -> None:
     model = gguf_model("llama")
     model.model.layers[1].mlp.down_proj.weight.data[3, 5] = float("inf")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf_files import gguf_model, write_gguf
 from sweeps import sweep
 
 from labkit.harness.compare import interleave
@@ -128,6 +129,13 @@ def test_a_model_that_is_no_file_is_no_side_of_files(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match=r"got tiny-gpt2 for llama.cpp-gguf, expected a GGUF file; use llama.cpp"):
         compare(LLAMA_CPP_GGUF, "fused", model="tiny-gpt2", output=None)
     LlamaCpp().check_model(LLAMA_CPP_GGUF, SimpleNamespace(gguf=Path("x.gguf"), weights=None))  # type: ignore[arg-type]
+
+
+def test_the_first_of_several_parts_is_no_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaCpp, "unavailable", lambda peer: None)
+    first = write_gguf(tmp_path / "model.gguf", gguf_model("llama"), split=9)
+    with pytest.raises(UserError, match=r"got the first of 3 parts for llama.cpp-gguf, .* llama-gguf-split --merge"):
+        compare(LLAMA_CPP_GGUF, "fused", model=str(first), output=None)
 
 
 def test_a_quantiser_that_fails_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""What other programs take of the processors while a command is captured."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from statistics import median
+
+import psutil
+
+from labkit.system.marked_run import MARK
+from labkit.system.others_clock import OthersClock
+
+
+class RunLoad:
+    """The load of a run whose processes carry `mark`. It is made before the run begins."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark, self._seen = mark, set(psutil.pids())
+        self._clock, self._taken = OthersClock(), list[float]()
+
+    @property
+    def taken_cores(self) -> float | None:
+        """Processors that others took from the run, in the median second. None: the run was too short to tell."""
+        return round(median(self._taken), 2) if self._taken else None
+
+    def look(self) -> None:
+        """Notes the load since the last look, unless it was less than a second ago. Call it often."""
+        pids = set(psutil.pids())
+        for pid in pids - self._seen:
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if process.environ().get(MARK) == self._mark:
+                    self._clock.add(process)
+        self._seen = pids
+        if (lap := self._clock.whole_lap()) is not None:
+            self._taken.append(lap.taken)

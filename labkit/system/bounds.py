@@ -1,0 +1,78 @@
+"""Bounds of numbers by the names of their settings: one table for the command line, functions and notebooks.
+
+What a model or a machine allows besides is said where it is known.
+"""
+
+from __future__ import annotations
+
+import os
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+from labkit.system.errors import UserError
+
+
+class SettingBounds(NamedTuple):
+    """The least and the most of a setting. whole: only whole numbers. above: the least itself is too small."""
+
+    least: float
+    most: float
+    whole: bool = True
+    above: bool = False
+
+
+MOST_RANKS = 10_000
+COUNT = SettingBounds(1, 10_000_000)
+RANKS = SettingBounds(1, MOST_RANKS)
+AMOUNT = SettingBounds(0, 1_000_000_000, whole=False)
+POSITIVE = AMOUNT._replace(above=True)
+BOUNDS = {
+    "threads": SettingBounds(1, max(256, 4 * (os.cpu_count() or 1))),
+    "seed": SettingBounds(0, 2**32 - 2),  # NumPy's generators take no more, and prompts have the next one
+    "temperature": SettingBounds(0, 1000, whole=False),
+    "batch": SettingBounds(1, 65_536),
+    "warmup": SettingBounds(0, COUNT.most),
+    **dict.fromkeys(("rounds", "new", "prompt", "context", "tokens", "window", "stride", "rows"), COUNT),
+    **dict.fromkeys(("calls", "layers", "runs", "steps"), COUNT),
+    **dict.fromkeys(("tp", "pp", "tp_size", "pp_size", "ranks", "stages", "slots", "nth", "occurrence"), RANKS),
+    **dict.fromkeys(("memory_gb", "disk_gb_s", "gflops", "gflop_s"), POSITIVE),
+    **dict.fromkeys(("budget_s", "wait_quiet", "wait_quiet_s"), POSITIVE),
+    **dict.fromkeys(("resident_gb", "tolerance"), AMOUNT),
+}
+
+
+def check_numbers(**numbers: object) -> None:
+    """Checks each number by its name, see `check_number`. None stands for a default and passes."""
+    for name, number in numbers.items():
+        if number is not None:
+            check_number(name, number)
+
+
+def check_number(name: str, number: Any, *, least: float | None = None, why: str = "") -> None:
+    """UserError for a number beyond BOUNDS, for NaN, for part of a whole number, and for what is no number.
+
+    least: a higher lower bound of this use, and `why` it is higher.
+    """
+    bounds = BOUNDS[name]
+    least = bounds.least if least is None else least
+    is_number = isinstance(number, Real) and not isinstance(number, bool)
+    if not is_number:
+        raise UserError(f"got {name} = {number!r}, expected a number")
+    if number != number:  # NaN
+        expected = "a number"
+    elif number < least or (bounds.above and number == least):
+        expected = f"{'more than' if bounds.above else 'at least'} {least:g}"
+    elif number > bounds.most:
+        expected = f"at most {bounds.most:,}"
+    elif bounds.whole and not isinstance(number, Integral):
+        expected = "a whole number"
+    else:
+        return
+    raise UserError(f"got {name} = {_written(number)}, expected {expected}{f' ({why})' if why else ''}")
+
+
+def _written(number: Any) -> str:
+    try:
+        return str(number) if abs(number) < 1e15 and isinstance(number, Integral) else f"{number:g}"
+    except OverflowError:
+        return "a number of more than 300 digits"

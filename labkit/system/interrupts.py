@@ -1,0 +1,61 @@
+"""Ctrl-C that waits for imports and finalizers to end. A library that is interrupted while it loads may catch the
+KeyboardInterrupt, and Python itself drops one that is raised in a finalizer: the command then goes on, or fails for another
+reason.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+ASK_AGAIN_S = 0.05
+INTERRUPTED = 130
+
+
+@contextmanager
+def interrupts_after_imports() -> Iterator[None]:
+    """Within the block Ctrl-C raises KeyboardInterrupt as soon as no import or finalizer is under way; a second one until
+    then ends the process with exit code 130. Nothing changes outside of the main thread, and where the program handles
+    SIGINT or SIGALRM itself.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        or signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+    pending = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal pending
+        if not _would_be_dropped(frame):
+            pending = False
+            raise KeyboardInterrupt
+        if pending and number == signal.SIGINT:
+            os._exit(INTERRUPTED)
+        pending = True
+        signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S)
+
+    for number in (signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if pending:
+            raise KeyboardInterrupt
+
+
+def _would_be_dropped(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>" or frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
