@@ -1,6 +1,7 @@
-"""Ctrl-C that waits for imports and finalizers to end. A library that is interrupted while it loads may catch the
-KeyboardInterrupt, and Python itself drops one that is raised in a finalizer: the command then goes on, or fails for another
-reason.
+"""Ctrl-C that waits for imports and finalizers to end.
+
+A library that is interrupted while it loads may catch the KeyboardInterrupt, and Python drops one that is raised in a
+finalizer: the command would go on, or fail for another reason.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ INTERRUPTED = 130
 
 @contextmanager
 def interrupts_after_imports() -> Iterator[None]:
-    """Within the block Ctrl-C raises KeyboardInterrupt as soon as no import or finalizer is under way; a second one until
-    then ends the process with exit code 130. Nothing changes outside of the main thread, and where the program handles
-    SIGINT or SIGALRM itself.
+    """Within the block Ctrl-C raises KeyboardInterrupt as soon as no import or finalizer runs; a second one before that
+    ends the process with exit code 130. Nothing changes outside of the main thread, and where a program has handlers of
+    its own for SIGINT or SIGALRM.
     """
     if (
         threading.current_thread() is not threading.main_thread()
