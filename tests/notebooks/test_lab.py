@@ -86,6 +86,7 @@ def test_one_interrupt_ends_the_server_with_its_kernels(terminal: bool, tmp_path
         assert not [one.pid for one in psutil.process_iter(["cmdline"]) if kernel in str(one.info["cmdline"])]
     finally:
         server.kill()
+        server.wait()
         os.close(ours)
         os.close(theirs)
 
@@ -98,9 +99,8 @@ def start_kernel(address: str, runtime: Path) -> str:
         kernel = str(json.load(answer)["id"])
     client = BlockingKernelClient(connection_file=str(runtime / f"kernel-{kernel}.json"))
     client.load_connection_file()
-    client.start_channels()
-    try:
-        client.wait_for_ready(60)
-    finally:
-        client.stop_channels()
+    client.start_channels(hb=False)  # a busy machine misses beats
+    client.kernel_info()
+    client.get_shell_msg(timeout=60)
+    client.stop_channels()
     return kernel
