@@ -18,8 +18,8 @@ from pathlib import Path
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 PATIENCE_S = 30.0
 SILENT_S = 3.0  # after which the wait is announced
-LARGE = "with CUDA libraries that is about 2 GB to download and 6 GB on the disk"
-SMALL = "for the small build, name an index of CPU wheels: make TORCH_INDEX=URL"
+LARGE = "with CUDA libraries set-up downloads about 3 GB and takes 6 GB on the disk"
+SMALL = "for the small build, 0.8 GB and 3 GB, name an index of CPU wheels: make TORCH_INDEX=URL"
 
 
 def choice(platform: str, driver: bool, pip_config: str, answers: Callable[[str], bool]) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 
 ADDRESSES = ("To access the server", "is running at", "listening on")  # begin what Jupyter says of its address
@@ -16,6 +17,9 @@ def main() -> None:
         server = LabApp.initialize_server(argv=sys.argv[1:])
     except KeyboardInterrupt:  # that takes seconds
         sys.exit(130)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Jupyter found no terminal, and would leave its kernels to themselves and its files in their place.
+        signal.signal(signal.SIGINT, signal.getsignal(signal.SIGTERM))
     server.log.addFilter(_says_no_address)
     address = server.display_url.split()[0]
     sys.stdout.write(f"lab: {address}\n")

@@ -79,10 +79,11 @@ def _end(message: str, code: int) -> None:
 
 
 def _leave(code: int) -> None:
-    """Ends the process. What could not be written to stdout is not tried again at its end."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Ends the process. Python does not try again to write what could not be written, which would end with code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)

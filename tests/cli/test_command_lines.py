@@ -171,7 +171,12 @@ def test_a_template_that_fails_is_one_line_and_the_conversation_stays(
 
 
 @pytest.mark.parametrize("line", [("models",), ("notebooks", "list"), ("--help",), ("--version",), ("compare",)])
-def test_a_full_disk_behind_stdout_or_stderr_is_no_traceback(line: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_full_disk_behind_stdout_or_stderr_is_no_traceback(
+    line: tuple[str, ...], unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A buffer keeps what could not be written, and Python writes it once more at its end."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with open("/dev/full", "w") as full:
         done = subprocess.run([*LABKIT, *line], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
         both = subprocess.run([*LABKIT, *line], stdout=full, stderr=full, check=False)

@@ -1,16 +1,20 @@
 """`labkit lab` opens copies of the notebooks, and one Ctrl-C ends it."""
 
+import json
 import os
 import pty
 import re
 import signal
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 from command_line import command_line
+from jupyter_client import BlockingKernelClient
 
 from labkit.notebooks.carried import carried_notebooks
 from labkit.notebooks.lab import lab_command
@@ -55,24 +59,48 @@ def test_each_notebook_says_its_minutes_and_needs_on_the_start_page() -> None:
     assert set(NEEDS) == {name for name in carried_notebooks() if "/" not in name}
 
 
-def test_one_interrupt_ends_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("terminal", [True, False], ids=["in a terminal", "without one"])
+def test_one_interrupt_ends_the_server_with_its_kernels(terminal: bool, tmp_path: Path) -> None:
+    """Jupyter itself handles an interrupt in a terminal alone."""
+    runtime = tmp_path / "RUNTIME"
     places = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
     words = lab_command(tmp_path, browser=False, port=0)
-    keyboard, terminal = pty.openpty()  # without one the server would not handle the interrupt at all
+    ours, theirs = pty.openpty()
     with (tmp_path / "log").open("wb") as log:
+        stdin = theirs if terminal else subprocess.DEVNULL
         server = subprocess.Popen(
-            words, env=os.environ | places, stdin=terminal, stdout=log, stderr=log, start_new_session=True
+            words, env=os.environ | places, stdin=stdin, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        while not list((tmp_path / "RUNTIME").glob("jpserver-*.json")) and server.poll() is None:
+        while not list(runtime.glob("jpserver-*.json")) and server.poll() is None:
             time.sleep(0.05)
+        (address,) = re.findall(r"http://\S+", (tmp_path / "log").read_text())
+        kernel = start_kernel(address, runtime)
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0, (tmp_path / "log").read_text()
         told = (tmp_path / "log").read_text()
         said, *end = told.splitlines()
         assert re.fullmatch(r"lab: http://\S+:\d+/lab\S*\?\S*token=\w+", said), told
-        assert all("Shutting down" in line or not line for line in end), told
+        assert all("Shutting down" in line or "stopping" in line or not line for line in end), told
+        assert not [*runtime.glob("jpserver-*"), *runtime.glob("kernel-*")]
+        assert not [one.pid for one in psutil.process_iter(["cmdline"]) if kernel in str(one.info["cmdline"])]
     finally:
         server.kill()
-        os.close(keyboard)
-        os.close(terminal)
+        server.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+def start_kernel(address: str, runtime: Path) -> str:
+    """Starts a kernel of a server, waits until it answers, and returns its id."""
+    site, token = re.fullmatch(r"(http://[^/]+)/.*token=(\w+)", address).groups()  # type: ignore[union-attr]
+    request = urllib.request.Request(f"{site}/api/kernels", b"{}", {"Authorization": f"token {token}"})
+    with urllib.request.urlopen(request) as answer:
+        kernel = str(json.load(answer)["id"])
+    client = BlockingKernelClient(connection_file=str(runtime / f"kernel-{kernel}.json"))
+    client.load_connection_file()
+    client.start_channels(hb=False)  # a busy machine misses beats
+    client.kernel_info()
+    client.get_shell_msg(timeout=60)
+    client.stop_channels()
+    return kernel
