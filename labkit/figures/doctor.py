@@ -26,5 +26,9 @@ def _row(check: DoctorCheck) -> str:
     if check.repair:
         finding += f"<br><b>repair:</b> <code>{html.escape(check.repair)}</code>"
     status = f'<b style="color:{COLORS[check.status]}">{check.status}</b>'
-    cells = (status, html.escape(check.name), f'<div style="min-width:16em;overflow-wrap:anywhere">{finding}</div>')
+    cells = (
+        status,
+        html.escape(check.name),
+        f'<div style="min-width:min(16em,40vw);overflow-wrap:anywhere">{finding}</div>',
+    )
     return "".join(f'<td style="{CELL}">{cell}</td>' for cell in cells)

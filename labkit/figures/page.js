@@ -19,6 +19,7 @@ function draw(place, figure, sheet) {
   const scale = least > room ? 1 : Math.min(room / width, (sheet?.height ?? height) / height);
   const drawing = place.firstElementChild;
   place.classList.toggle("scrolls", least > room);
+  place.classList.toggle("narrow", room < NARROW);
   place.style.height = scale < 1 ? `${height * scale}px` : "";
   drawing.style.width = `${width}px`;
   drawing.style.transform = scale < 1 ? `scale(${scale})` : "";

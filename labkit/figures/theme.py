@@ -76,7 +76,7 @@ def finish(figure: go.Figure, title: str, subtitle: str, height: int, *, top: in
     its own takes them, and their room, away again.
     """
     for axis in (*figure.select_xaxes({"type": "log"}), *figure.select_yaxes({"type": "log"})):
-        if axis.title.text and LOG not in axis.title.text:
+        if axis.title.text and LOG.strip() not in axis.title.text:
             axis.title.text += LOG
     titles, subtitles = lines_of(title, TITLE, LIVE), lines_of(subtitle, SUBTITLE, LIVE)
     above = 16 + round(1.3 * TITLE) * len(titles) + LINE_HEIGHT * len(subtitles) + 6 * bool(subtitles)

@@ -23,12 +23,14 @@ NEEDS = {
 }
 PAGE = """# The notebooks of labkit
 
-These are copies: change and run them as you like. Open one, choose under the heading what is measured, and press Run.
-The first runs anywhere; the others can be read in any order. Their results go to the folder `runs`.
+These are copies: change and run them as you like. Open one and run its cells (menu *Run*, *Run All Cells*). Then set
+the controls near its top to what you want measured, and press their button *Run*: every figure follows.
+
+Begin with the first, which runs anywhere; the others can be read in any order. Results go to the folder `runs`.
 
 {table}
 
-Minutes are those of two cores without a GPU. The exercises stand at the end of each notebook.
+Minutes are of a run with the default settings on two cores without a GPU. Exercises are at the end of each notebook.
 """
 
 
@@ -40,7 +42,7 @@ def write_start_page(folder: Path) -> Path:
         rows.append((f"[{name}]({quote(name)}{ENDING})", title(path), str(minutes), needs))
     text = PAGE.format(table=markdown_table(("notebook", "question", "minutes", "needs"), rows))
     cell = {"cell_type": "markdown", "id": "start", "metadata": {}, "source": text}
-    about = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    about = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
     page = folder / NAME
     write_whole(page, json.dumps({"cells": [cell], "metadata": about, "nbformat": 4, "nbformat_minor": 5}, indent=1))
     return page

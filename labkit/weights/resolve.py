@@ -57,5 +57,5 @@ def resolve(name_or_path: str | os.PathLike[str], *, seed: int = 0, any_architec
 def _unknown(name: str) -> str:
     return (
         f"unknown model {name!r}{did_you_mean(name, PRESETS)}; expected a checkpoint folder, a GGUF file, the id of a "
-        f"model on a hub that can be reached, or one of {', '.join(PRESETS)}"
+        "model on a hub that can be reached, or a preset (`labkit models` lists them)"
     )

@@ -179,9 +179,13 @@ def test_interrupted_compare_leaves_no_process_and_no_file(tmp_path: Path) -> No
     assert list(tmp_path.rglob("*.*")) == []
 
 
-def test_models_lists_the_presets(labkit: Labkit) -> None:
+def test_models_lists_the_presets_in_80_columns_and_cuts_nothing(
+    labkit: Labkit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models_cli, "out", Console(width=80))
     code, said, errors = labkit("models")
     assert code == 0, errors
+    assert "…" not in said
     for name in ("gpt2-medium", "gpt-j-6b", "bloom-7b1", "gpt-neox-20b", "llama-2-7b"):
         assert name in said
 

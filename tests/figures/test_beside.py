@@ -81,6 +81,7 @@ def test_ratios_that_differ_by_orders_are_on_a_logarithmic_axis(ms: float, logar
     faster = record.model_copy(update={"candidate": record.candidate.model_copy(update={"stages": stages})})
     axis = region_figure(faster).layout.xaxis
     assert (axis.type == "log") == logarithmic
+    assert axis.title.text == ("(log)" if logarithmic else None)
     most = 3 / ms if logarithmic else 3
     assert (10 ** axis.range[1] if logarithmic else axis.range[1]) > most
 

@@ -22,12 +22,14 @@ from labkit.nsys.analysis.difference import explain
 from labkit.nsys.analysis.stage_table import stage_table
 from labkit.widgets.browser import opened_page
 
-# What sticks out of its figure or lies on other words, by title; a page that has to be pushed aside.
+# Words that stick out of their figure, lie on other words or under buttons; a page that has to be pushed aside.
 FAULTS = """() => {
   const found = [], shown = document.documentElement;
   if (shown.scrollWidth > shown.clientWidth) found.push("the page scrolls sideways");
   for (const plot of document.querySelectorAll(".js-plotly-plot")) {
-    const frame = plot.querySelector(".main-svg").getBoundingClientRect(), others = [];
+    const frame = plot.querySelector(".main-svg").getBoundingClientRect();
+    const buttons = [...plot.querySelectorAll(".modebar-group")].filter((group) => group.getBoundingClientRect().width);
+    const others = buttons.map((group) => [group.getBoundingClientRect(), "the buttons"]);
     for (const text of plot.querySelectorAll(".main-svg text")) {
       const box = text.getBoundingClientRect(), says = text.textContent;
       if (!box.width) continue;
