@@ -101,7 +101,7 @@ def cut_figure(config: ModelConfig, ranks: int) -> go.Figure:
         f"{config.head_dim}. Striped: held by more than one rank. Not to scale: {', '.join(squeezed) or 'none'}.<br>"
         f"On every rank: {whole}."
     )
-    finish(figure, f"What each of {ranks} ranks holds of a layer, and of the head", subtitle, height=440, top=12)
+    finish(figure, f"What each of {ranks} ranks holds of a layer, and of the head", subtitle, height=448, top=20)
     return legend_below(figure, [_holding(part) for part in shards], EDGE, axis=12)
 
 

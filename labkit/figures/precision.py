@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from labkit.figures.frames import number
 from labkit.figures.room import bars_end, left_of, legend_below
 from labkit.figures.summary import answers_table
-from labkit.figures.theme import INK, LIMIT, SIDE_COLORS, SOFT, finish, heading, in_lines
+from labkit.figures.theme import INK, LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,7 @@ FLOAT, INT8, INT4, SYMMETRIC, FILE = "#7d8896", SIDE_COLORS["candidate"], "#d970
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon", "x")
 MOST_TICKS = 16  # of an axis of layers
 MARGIN = 80  # pixels left of the axes of numbers
+BETWEEN = 54  # pixels for the ticks of a panel of bars and the heading of the next
 ROW, HEAD = 24, 32  # pixels of a matrix in a heat map, and of the words above one
 KL, PERPLEXITY = "KL from float32, nats a token", "perplexity"
 
@@ -55,7 +56,7 @@ def front_figure(study: PrecisionStudy) -> go.Figure:
         told = heading(f"<b>{PERPLEXITY}</b>; intervals: of the change from float32", left=MARGIN)
         figure.add_annotation(told, row=2, col=1)
         figure.update_yaxes(tickformat="~g", row=2, col=1)
-    figure.add_annotation(heading(f"<b>{KL}</b>; 0 is at the bottom", left=MARGIN), row=1, col=1)
+    figure.add_annotation(heading(f"<b>{KL}</b>{LOG}; 0 is at the bottom", left=MARGIN), row=1, col=1)
     most = max(max(kl.value, kl.high or 0.0) for kl in kls.values())
     figure.update_yaxes(type="log", **_powers(max(most, least), least), row=1, col=1)
     figure.update_xaxes(range=[0, slowest * 1.05], ticksuffix=" ms", showticklabels=True)
@@ -73,8 +74,8 @@ def perplexity_of(side: PrecisionSide) -> Mean:
 
 def costs_figure(study: PrecisionStudy) -> go.Figure:
     """Time per token with the limit of each precision above, and what a token reads below."""
-    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.16)
     sides = study.by_time
+    figure = make_subplots(rows=2, cols=1, vertical_spacing=BETWEEN / (64 + 60 * len(sides)))
     names, colors = [side.precision for side in sides], [color_of(side.precision) for side in sides]
     took = [side.measurement.per_token_ms for side in sides]
     rounds = [side.measurement.rounds_ms("per_token") for side in sides]
@@ -155,9 +156,9 @@ def errors_figure(study: PrecisionStudy) -> go.Figure | str:
         text = f"<b>{each.precision}</b>: {number(100 * each.error)} %, all together"
         figure.add_annotation(heading(text, left=MARGIN), row=row, col=1)
     figure.update_yaxes(autorange="reversed", showgrid=False)
-    figure.update_xaxes(showgrid=False, showticklabels=False)
     apart = max(1, math.ceil(len(errors[0]) / MOST_TICKS))  # so that a tick is a layer
-    figure.update_xaxes(title="layer", showticklabels=True, tick0=0, dtick=apart, row=len(shown), col=1)
+    figure.update_xaxes(showgrid=False, showticklabels=False, tick0=0, dtick=apart)
+    figure.update_xaxes(title="layer", showticklabels=True, row=len(shown), col=1)
     what = "Frobenius norm of what was lost over that of the matrix; colours are against that of all matrices"
     none = f"not drawn, as they lose nothing, the weights being such codes before: {', '.join(exact)}" if exact else ""
     subtitle = in_lines(_model(study), what, none)

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from labkit.figures.frames import number
 from labkit.figures.room import legend_below
 from labkit.figures.streaming import COMPUTING, READING, grid, subtitle
-from labkit.figures.theme import AXIS, GRID, INK, LIMIT, SIDE_COLORS, SOFT, finish, heading, in_lines
+from labkit.figures.theme import AXIS, GRID, INK, LIMIT, LOG, SIDE_COLORS, SOFT, finish, heading, in_lines
 
 if TYPE_CHECKING:
     from labkit.harness.streaming.plan import PlannedStep, StreamingPlan
@@ -60,7 +60,7 @@ def residency_figure(study: StreamingStudy) -> go.Figure:
     figure.update_xaxes(range=[0, plan.memory / 1e6 * 1.04], ticksuffix=" MB", row=2, col=1)
     figure.update_yaxes(showticklabels=False, row=2, col=1)
     figure.add_vline(x=plan.memory / 1e6, line={"color": LIMIT, "width": 2}, row=2, col=1)
-    figure.add_annotation(heading("<b>tokens per second</b>, all sequences, at most", left=MARGIN), row=1, col=1)
+    figure.add_annotation(heading(f"<b>tokens per second</b>, all sequences, at most{LOG}", left=MARGIN), row=1, col=1)
     figure.add_annotation(heading("<b>where the memory goes</b> at the largest batch", left=MARGIN), row=2, col=1)
     told = "predicted from the rates of disk and processor; nothing here is measured"
     title = "Memory for layers, or for sequences?"

@@ -19,7 +19,7 @@ from labkit.widgets.controls import AMOUNTS, SIZES, Controls, setting_words
 from labkit.widgets.live import Execution, Slot, is_live
 
 Result = TypeVar("Result")
-NOT_YET = "*Nothing has been measured yet: press Run.*"
+NOT_YET = "*Nothing has been measured yet: press Run, under the controls near the top.*"
 UNDER_WAY = "*This is being measured.*"
 
 

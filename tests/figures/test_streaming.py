@@ -17,6 +17,7 @@ from labkit.figures import (
 )
 from labkit.figures.stream_timeline import IN_MEMORY, NAMES, WAIT_LANE
 from labkit.figures.streaming import BUDGET, COMPUTE_LINE, DISK_LINE, HELD, MEASURED
+from labkit.figures.theme import LOG
 from labkit.published import NOT_MEASURED_HERE, published
 
 
@@ -106,6 +107,8 @@ def test_each_stop_of_the_slider_replaces_all_traces_with_what_it_predicts() -> 
     assert active.args[0]["x"] == [list(trace.x) for trace in figure.data]
     assert active.value == str(found.plan.highest_throughput.resident_layers)
     assert "nothing here is measured" in subtitle(figure)
+    assert figure.layout.yaxis.type == "log"
+    assert any(note.text.endswith(LOG) for note in figure.layout.annotations)
 
 
 def test_ratios_have_intervals_and_published_figures_a_panel_of_their_own() -> None:
