@@ -28,7 +28,10 @@ POLL_S = 0.05
 def main(folder: Path, parent: int) -> None:
     """Run the call, in the group of all ranks. What it raises is left as a file, and ends the process."""
     end_with_parent(parent)
-    faulthandler.enable()  # a crash says where
+    if sys.version_info >= (3, 14):  # a crash says where
+        faulthandler.enable(c_stack=False)  # 40 lines after Python's own, which an error would no longer show
+    else:
+        faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     pin_this_rank()
     os.environ[PIN] = "0"

@@ -167,7 +167,7 @@ def test_a_template_that_fails_is_one_line_and_the_conversation_stays(
     code, _, errors = command_line(monkeypatch, capsys)("chat", "chatty", "--new", "2")
     assert code == 0
     assert errors.count("context ") == 2
-    assert "division or modulo by zero" in errors
+    assert "by zero" in errors
 
 
 @pytest.mark.parametrize("line", [("models",), ("notebooks", "list"), ("--help",), ("--version",), ("compare",)])

@@ -41,7 +41,7 @@ def test_the_result_comes_back_whole() -> None:
         (lambda: "a" * (3 << 30), "wants more than 64 MB of memory"),
         (lambda: "a" * 3_000_000, "makes more than 1 MB of text"),
         (raises, "^too deep$"),
-        (lambda: str(1 // 0), "integer division or modulo by zero"),
+        (lambda: str(1 // 0), "by zero"),
         (lambda: os.kill(os.getpid(), 9), "ended by signal 9"),
     ],
     ids=lambda value: getattr(value, "__name__", "") if callable(value) else value,
