@@ -23,7 +23,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 root_doc = "README"
 include_patterns = ["README.md", "docs/**.md", "profiles/*.md"]
-exclude_patterns = [".*", "build", "runs", "tests", "*.egg-info", "**.ipynb"]
+exclude_patterns = [".*", "build", "runs", "tests", "*.egg-info", "**.ipynb", "**.failed.html"]
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]  # types of other libraries, whose pages are outside
 suppress_warnings = ["myst.header"]  # the pages of results begin their tables at a level of their own

@@ -29,6 +29,7 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 BLOCKS = [(page, *block) for page, text in PAGES.items() for block in FENCED.findall(text)]
 COMMANDS = sorted({line for _, language, text in BLOCKS if language == "bash" for line in text.splitlines()})
 PROGRAMS = {f"{page}-{number}": text for number, (page, language, text) in enumerate(BLOCKS) if language == "python"}
+SLOW = re.compile(r"launch\(|measure_latency\(")  # of the programs
 NOT_RUN = [line for _, language, text in BLOCKS if not language for line in text.splitlines()]
 INLINE = [
     code
@@ -95,7 +96,7 @@ def test_command_runs(command: str, place: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=sweep if "labkit.launch(" in text else ()) for each, text in PROGRAMS.items()]
+    "name", [pytest.param(each, marks=sweep if SLOW.search(text) else ()) for each, text in PROGRAMS.items()]
 )
 def test_program_runs(name: str, place: Path) -> None:
     """As `__main__`, so that functions can be sent to other processes as those of a script can."""

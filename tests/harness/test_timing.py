@@ -123,5 +123,5 @@ def test_measure_latency_refuses(
 
 
 def test_measure_latency_needs_a_run(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ValueError, match="got runs=0"):
+    with pytest.raises(ValueError, match="got runs = 0, expected at least 1"):
         measure_latency(small_model("gpt2"), tokenizer, "abc", ARGS, runs=0)

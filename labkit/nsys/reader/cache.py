@@ -35,6 +35,7 @@ CODE = (  # what a trace depends on
     LABKIT / "stages.py",
     *sorted(LABKIT.glob("system/*.py")),
     LABKIT / "nsys" / "process.py",
+    LABKIT / "nsys" / "run_load.py",
     LABKIT / "nsys" / "tool.py",
     LABKIT / "nsys" / "trace.py",
     *sorted(Path(__file__).parent.glob("*.py")),

@@ -8,7 +8,7 @@ from sweeps import swept
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(params=swept(["sliced_on_three", "sliced_on_two"], ["sliced_on_two"]))
+@pytest.fixture(params=swept(["sliced_on_three", "sliced_on_two"], []))
 def outcomes(request: pytest.FixtureRequest) -> list[Outcomes]:
     """Of each rank."""
     found: list[Outcomes] = request.getfixturevalue(request.param)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from sweeps import sweep
 
 from labkit.harness import load_records
 from labkit.harness.exchange.measure import measure_exchange, save_exchange
@@ -32,6 +33,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[ExchangeMe
     return rows, folder, labels
 
 
+@sweep
 def test_every_call_of_every_way_is_kept(measured: tuple[tuple[ExchangeMeasurement, ...], Path, Any]) -> None:
     rows = measured[0]
     assert [row.bytes for row in rows] == list(SIZES)
@@ -42,16 +44,19 @@ def test_every_call_of_every_way_is_kept(measured: tuple[tuple[ExchangeMeasureme
         assert row.ratio().value == pytest.approx(row.median_us("reference") / row.median_us("cpp"))
 
 
+@sweep
 def test_ranks_of_one_machine_share_memory(measured: tuple[tuple[ExchangeMeasurement, ...], Path, Any]) -> None:
     assert {row.transport for row in measured[0]} == {"shared memory"}
 
 
+@sweep
 def test_the_records_are_on_disk(measured: tuple[tuple[ExchangeMeasurement, ...], Path, Any]) -> None:
     rows, folder, labels = measured
     assert load_records(folder) == list(rows)
     assert labels[-1] == "done"
 
 
+@sweep
 def test_the_table_shows_both_ways_and_the_ratio(measured: tuple[tuple[ExchangeMeasurement, ...], Path, Any]) -> None:
     rows = measured[0]
     console = Console(width=200, file=StringIO())
@@ -61,11 +66,13 @@ def test_the_table_shows_both_ways_and_the_ratio(measured: tuple[tuple[ExchangeM
         assert expected in text
 
 
+@sweep
 def test_the_figures_are_plain_json(measured: tuple[tuple[ExchangeMeasurement, ...], Path, Any]) -> None:
     figures = measured[0][0].as_dict()
     assert json.loads(json.dumps(figures)) == figures
 
 
+@sweep
 def test_what_weakens_the_figures_is_said(measured: tuple[tuple[ExchangeMeasurement, ...], Path, Any]) -> None:
     quiet = measured[0][0].environment.model_copy(update={"load_average": 0.0})
     row = measured[0][0].model_copy(update={"environment": quiet, "pinned": True})
