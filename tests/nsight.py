@@ -1,9 +1,11 @@
 """The real Nsight Systems, for tests that use it where it is installed."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from labkit.nsys.agent import run_with_agent
 from labkit.nsys.process import run
@@ -11,6 +13,11 @@ from labkit.nsys.tool import Nsys, find_nsys
 
 NSYS = find_nsys()
 needs_nsys = pytest.mark.skipif(NSYS is None, reason="nsys is not installed; labkit doctor says how to")
+
+
+def loses_plain_ranges(nsys: Nsys) -> bool:
+    """Whether ranges of other code than labkit's are lost under it, as Python 3.14 has them with a newer nvtx."""
+    return nsys.version < (2024,) and Version(version("nvtx")) >= Version("0.2.12")
 
 
 def exported(nsys: Nsys, program: list[str], folder: Path) -> Path:

@@ -13,7 +13,7 @@ import nvtx
 import pytest
 from doctors import by_name
 from installations import fake_nsys, without_host_folder
-from nsight import exported
+from nsight import exported, loses_plain_ranges
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -101,7 +101,7 @@ def test_ranges_arrive_with_the_installed_versions(real: Nsys) -> None:
     probe = profiler_checks.capture_probe(real)
     assert probe.failure is None
     assert profiler_checks.stage_ranges(probe).status == Status.OK
-    assert profiler_checks.plain_ranges(probe).status == Status.OK
+    assert profiler_checks.plain_ranges(probe).status == (Status.FAIL if loses_plain_ranges(real) else Status.OK)
 
 
 def test_ranges_that_nvtx_drops_are_missed_but_those_of_stages_are_not(
@@ -219,6 +219,8 @@ def test_asking_how_workers_start_leaves_the_choice_open() -> None:
 
 @pytest.mark.parametrize(("method", "arrives"), [("fork", False), ("forkserver", False), ("spawn", True)])
 def test_what_is_said_of_workers_is_so(real: Nsys, method: str, arrives: bool, tmp_path: Path) -> None:
+    if loses_plain_ranges(real):
+        pytest.skip("the installed nvtx drops the ranges of every process under this nsys")
     (tmp_path / "workers.py").write_text(
         "import multiprocessing, nvtx\n"
         "def work(name):\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from children import children_that_run
 from transformers import LlamaConfig
 
 from labkit.harness.compare import budget
@@ -112,7 +113,7 @@ def test_a_model_that_is_held_in_memory_ends_as_out_of_it(model: Path) -> None:
     with pytest.raises(OutOfBudgetError, match=r"hf-eager needs more than 0\.06 GB of memory") as ended:
         take_turns([SideSpec("hf-eager", 1)], case_of(model, 0.06), Schedule(rounds=2, stages=False))
     assert isinstance(ended.value, WorkerError)
-    assert psutil.Process().children() == []
+    assert children_that_run("labkit.harness") == []
     assert groups() == before
 
 

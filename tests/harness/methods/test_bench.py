@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
+from children import children_that_run
 from sweeps import sweep
 
 from labkit.harness.methods import cell
@@ -64,7 +64,7 @@ def test_an_interrupt_keeps_what_was_measured_and_leaves_nothing_else(interrupte
     _, scratch, cells = interrupted
     assert [cell.place for cell in cells] == [("hf-eager", 1)]
     assert list(scratch.iterdir()) == []
-    assert psutil.Process().children() == []
+    assert children_that_run("labkit.harness") == []
 
 
 @sweep
