@@ -15,6 +15,7 @@ try:
         time.sleep(0.2)
 except BaseException:
     caught = True
+print("caught" if caught else "not caught", flush=True)
 """
 PROGRAM = """
 import sys, time
@@ -23,7 +24,6 @@ from labkit.system.interrupts import interrupts_after_imports
 try:
     with interrupts_after_imports():
         import library
-        print("caught" if library.caught else "not caught", flush=True)
         time.sleep(60)
 except KeyboardInterrupt:
     print("interrupted")
