@@ -15,6 +15,7 @@ from labkit.cli.measuring import output_option
 from labkit.cli.traces import Range, Rank, Window, window_of
 from labkit.stages import Phase
 from labkit.system.errors import UserError
+from labkit.system.interrupts import INTERRUPTED
 from labkit.system.progress import progress_bar
 from labkit.system.shown import shown
 from labkit.system.terminal import terminal
@@ -116,7 +117,7 @@ def _take(command: list[str], **options: Any) -> Capture:
     except CaptureInterrupted as stopped:
         kept = stopped.capture.files[0] if stopped.capture else "nothing"
         err.print(f"interrupted; kept: {kept}", soft_wrap=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def doctor(

@@ -58,7 +58,7 @@ def shared_browser() -> Iterator[Any]:
 
 @pytest.fixture
 def browser(shared_browser: Any) -> Any:
-    """A window of one size, whatever the test before made of it."""
+    """A window of one size: an earlier test may have changed it."""
     shared_browser.set_viewport_size({"width": 1000, "height": 700})
     return shared_browser
 

@@ -31,7 +31,7 @@ class RotaryTables:
         return self._spec is None or positions <= FEW_POSITIONS or positions <= cache.capacity
 
     def reaching(self, positions: int) -> Rotary | None:
-        """Tables of at least so many positions; None for a model that rotates nothing."""
+        """Tables of at least `positions` positions; None for a model that rotates nothing."""
         if self._spec is None:
             return None
         if self._tables is None or self._positions < positions:
