@@ -41,6 +41,7 @@ struct Exchange {
   int32_t rank, ranks;
   Arrival* arrivals;  // [ranks], shared; null: `bring` does the meeting
   char* slots;        // [2][ranks][slot_bytes]
+  char* spare;        // [slot_bytes], of this rank alone
   int64_t slot_bytes;
   int32_t (*bring)(int32_t turn, int64_t bytes);  // fills the other ranks' slots; not 0: it could not
   double timeout_s;
@@ -114,10 +115,11 @@ class Ranks {
   // After a meeting: whether it, or one before it, has failed. Then the slots of other ranks hold anything.
   bool failed() const { return exchange_->failure != kFine; }
 
-  // Where this rank writes for the next meeting.
+  // Where this rank writes for the next meeting. After a failure it goes on without meeting anybody, and another rank
+  // may still read both its slots: it writes elsewhere.
   template <class V>
   V* own() const {
-    return reinterpret_cast<V*>(slot(round_, exchange_->rank));
+    return reinterpret_cast<V*>(failed() ? exchange_->spare : slot(round_, exchange_->rank));
   }
   // What rank r wrote for the latest meeting.
   template <class V>

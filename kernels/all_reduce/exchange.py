@@ -36,6 +36,7 @@ class CExchange(ctypes.Structure):
         ("ranks", c_int32),
         ("arrivals", c_void_p),
         ("slots", c_void_p),
+        ("spare", c_void_p),
         ("slot_bytes", c_int64),
         ("bring", c_void_p),
         ("timeout_s", c_double),
@@ -82,12 +83,14 @@ class Exchange:
         self.gloo = GlooGroup(group, timeout_s)
         self._others = None if shared is None else SharedRanks(shared, self.rank, self.gloo.names, timeout_s)
         self._slots = torch.frombuffer(self._memory, dtype=torch.uint8)[arrivals:].view(2, self.size, self.slot_bytes)
+        self._spare = torch.empty(self.slot_bytes, dtype=torch.uint8)
         self._bring = BRING(self._gather_slots)  # kept: C holds its address
         self.c = CExchange(
             rank=self.rank,
             ranks=self.size,
             arrivals=None if shared is None else self._slots.data_ptr() - arrivals,
             slots=self._slots.data_ptr(),
+            spare=self._spare.data_ptr(),
             slot_bytes=self.slot_bytes,
             bring=ctypes.cast(self._bring, c_void_p),
             timeout_s=timeout_s,

@@ -72,6 +72,34 @@ def test_what_ends_a_meeting_reaches_the_caller(
         dist.destroy_process_group()
 
 
+def test_a_rank_whose_meeting_failed_no_longer_writes_where_the_others_read() -> None:
+    """They may be slower than it is, and still read what it brought to the last meeting."""
+
+    def fail_and_go_on() -> bool:
+        import torch
+        import torch.distributed as dist
+
+        from labkit.kernels.all_reduce import Exchange, all_gather, all_reduce
+
+        exchange = Exchange(None, 4096)
+        for value in (1.0, 2.0):
+            all_reduce(torch.full((1024,), value), exchange, impl="cpp")
+        assert exchange.c.slots is not None
+        slots = (ctypes.c_char * (2 * 2 * 4096)).from_address(exchange.c.slots)
+        before = bytes(slots)
+        dist.barrier()
+        if dist.get_rank() == 1:
+            exchange.c.failure = 1
+            for operation in (all_reduce, all_gather):
+                for _ in range(2):
+                    with pytest.raises(RuntimeError):
+                        operation(torch.full((1024,), 3.0), exchange, impl="cpp")
+        dist.barrier()
+        return bytes(slots) == before
+
+    assert in_ranks(2)(fail_and_go_on) == [True, True]
+
+
 def test_a_rank_that_has_ended_or_does_not_come_is_named() -> None:
     def wait() -> str:
         import torch
