@@ -13,7 +13,8 @@ INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constrain
 PIP_SAID := .venv/pip.log
 OR_SAY_WHY := >>$(PIP_SAID) 2>&1 || { { grep -q -i '^ *error' $(PIP_SAID) && sed -n '/^ *[Ee][Rr][Rr][Oo][Rr]/,$$p' || tail -n 20; } <$(PIP_SAID) >&2; echo "set-up: pip could not install this; all that it said is in $(PIP_SAID)" >&2; exit 1; }
 
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
+# Tests start many processes. Each would compile labkit anew where Python is told to keep no bytecode.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
 
 # The notebooks are run for the site with their defaults, but that the third reads the captures which labkit brings along,
 # the same on every machine, and that the fifth has fewer precisions.

@@ -221,7 +221,8 @@ def compile_library(weight_type: str) -> Path:
         flags.append("-DLABKIT_AMD")
     if isa == "portable" and platform.machine() in ("aarch64", "arm64"):
         flags.append("-mcpu=native")
-    key = _digest((*command, *flags, _version(command), " ".join(sorted(cpu_flags()))))
+    program, *arguments = command
+    key = _digest((os.path.realpath(program), *arguments, *flags, _version(command), " ".join(sorted(cpu_flags()))))
     folder = cache_folder()
     library = folder / f"kernels-{weight_type}-{isa}-{key}.so"
     if not _is_whole(library):

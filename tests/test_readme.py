@@ -29,7 +29,7 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 BLOCKS = [(page, *block) for page, text in PAGES.items() for block in FENCED.findall(text)]
 COMMANDS = sorted({line for _, language, text in BLOCKS if language == "bash" for line in text.splitlines()})
 PROGRAMS = {f"{page}-{number}": text for number, (page, language, text) in enumerate(BLOCKS) if language == "python"}
-SLOW = re.compile(r"launch\(|measure_latency\(")  # of the programs
+SLOW = re.compile(r"launch\(|measure_latency\(|compare\(")  # of the programs
 NOT_RUN = [line for _, language, text in BLOCKS if not language for line in text.splitlines()]
 INLINE = [
     code

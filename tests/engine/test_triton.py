@@ -104,6 +104,7 @@ def test_sampling_equals_vanilla() -> None:
     assert torch.equal(*found)
 
 
+@sweep
 def test_beams_equal_vanilla() -> None:
     """They run op by op, on memory that moves with every choice."""
     options = {"num_beams": 2, "attention_mask": MASK[:2, 2:]}
@@ -111,6 +112,7 @@ def test_beams_equal_vanilla() -> None:
     assert torch.equal(got, want)
 
 
+@sweep
 def test_of_equal_logits_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two in one program, and in two. Logits of tokens 2 k and 2 k + 1 are equal, and those of 66 + k and k."""
     monkeypatch.setattr(gpu, "default_tile", lambda *_: Tile(16, 64))

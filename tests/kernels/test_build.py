@@ -260,6 +260,7 @@ def test_two_builds_at_once_end_with_one_whole_library(cache: Path, stub: Path) 
     assert (stub.parent / "runs").read_text() == "run\n" * 2
 
 
+@sweep
 def test_the_kernels_run_right_after_a_build(cache: Path) -> None:
     draw = Draw()
     plain, packed = draw.linear(3, 5)

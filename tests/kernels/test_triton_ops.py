@@ -11,7 +11,7 @@ import pytest
 import torch
 from gpus import INTERPRETED
 from ops import QUANTISED, WEIGHTS, Draw, distance, double, rows_of
-from sweeps import crossed, numbered, sweep
+from sweeps import crossed, numbered, sweep, swept
 
 from labkit.kernels import gemm, gpu, mlp_gemm, qkv_gemm, residual_add
 from labkit.kernels.gemm import cases as gemm_cases
@@ -220,7 +220,7 @@ def test_qkv_equals_reference(dtype: torch.dtype, case: qkv_cases.QkvCase) -> No
 
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "pairs"])
-@pytest.mark.parametrize("turned", [2, 12, 34])
+@pytest.mark.parametrize("turned", swept([2, 12, 34], ["12"]))
 def test_qkv_turns_any_share_of_a_head(turned: int, interleaved: bool) -> None:
     draw, case = Draw(), qkv_cases.SMALL[2]
     weights, heads = qkv_weights(draw, case), case.shape.heads
@@ -275,7 +275,7 @@ def test_residual_add_equals_reference() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("inputs", [1, 2, 7, 33, 64, 130])
+@pytest.mark.parametrize("inputs", swept([1, 2, 7, 33, 64, 130], ["1", "33", "130"]))
 def test_words_hold_the_same_matrix(inputs: int, groups: int) -> None:
     plain, _ = Draw(torch.int8, groups=groups).linear(35, inputs)
     words, order = packed(plain, "triton"), torch.tensor([34, 0, 7])

@@ -114,6 +114,7 @@ def test_every_rank_computes_on_its_own_processors(temporary: Path) -> None:
         assert sorted(shared_out) == CORES
 
 
+@sweep
 def test_plain_torchrun_does_as_well(temporary: Path) -> None:
     launcher = (*TORCHRUN, f"--log-dir={temporary}")
     code, said, errors = run(SUM, temporary=temporary, launcher=launcher)
@@ -152,6 +153,7 @@ def test_a_killed_rank_ends_one_that_spins_in_c(temporary: Path) -> None:
     assert errors.rstrip().splitlines()[-1].startswith("error: rank 1 failed (killed by SIGKILL)")
 
 
+@sweep
 def test_ctrl_c_ends_all_ranks(temporary: Path) -> None:
     script = temporary.parent / "script.py"
     script.write_text(JOIN + SPIN)

@@ -1,6 +1,7 @@
 """A rank that fails before it has joined the others tells them, and all can join in the next call."""
 
 import pytest
+from sweeps import sweep
 
 import labkit
 
@@ -33,6 +34,7 @@ def test_who_fails_before_joining_is_heard_at_once_and_the_next_call_joins() -> 
     assert second == ["no file on 1", "no file on 1", "rank 0: OSError: no file on 0", "rank 0 rank 1"]
 
 
+@sweep
 @pytest.mark.timeout(120)
 def test_a_rank_that_has_ended_is_not_waited_for() -> None:
     def wait() -> str:

@@ -7,6 +7,7 @@ import pytest
 from children import children_that_run
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
+from sweeps import sweep
 
 DEFINE = """
 import labkit
@@ -64,6 +65,7 @@ def run(client: BlockingKernelClient, cell: str, on_line: Callable[[str], None] 
     return "".join(printed), f"{content['ename']}: {content['evalue']}" if content["status"] == "error" else ""
 
 
+@sweep
 def test_cells_are_launched_shown_and_interrupted(kernel: tuple[KernelManager, BlockingKernelClient]) -> None:
     manager, client = kernel
     assert run(client, DEFINE) == ("", "")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from command_line import command_line
 from jupyter_client import BlockingKernelClient
+from sweeps import swept
 
 from labkit.notebooks.carried import carried_notebooks
 from labkit.notebooks.lab import lab_command
@@ -59,7 +60,7 @@ def test_each_notebook_says_its_minutes_and_needs_on_the_start_page() -> None:
     assert set(NEEDS) == {name for name in carried_notebooks() if "/" not in name}
 
 
-@pytest.mark.parametrize("terminal", [True, False], ids=["in a terminal", "without one"])
+@pytest.mark.parametrize("terminal", swept({"in a terminal": True, "without one": False}, ["in a terminal"]))
 def test_one_interrupt_ends_the_server_with_its_kernels(terminal: bool, tmp_path: Path) -> None:
     """Jupyter itself handles an interrupt in a terminal alone."""
     runtime = tmp_path / "RUNTIME"

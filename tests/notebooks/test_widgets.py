@@ -60,6 +60,7 @@ def test_in_batch_everything_is_static_and_done_in_its_cell() -> None:
     assert not any("widget" in kind for output in (*settings, *run, *view) for kind in output["data"])
 
 
+@sweep
 def test_live_nothing_runs_before_run_is_pressed_and_every_view_and_check_follows_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

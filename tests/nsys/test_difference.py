@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sweeps import swept
+from sweeps import sweep, swept
 from traces import FUSED, VANILLA, Does, Recorder, decode, disorder, layers, slower
 
 from labkit.nsys.analysis import resampling
@@ -40,7 +40,7 @@ def measured_ms(trace: Trace) -> float:
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-@pytest.mark.parametrize("seed", swept(range(16), ("0", "1", "3", "4", "7")))
+@pytest.mark.parametrize("seed", swept(range(16), ("0", "3")))
 def test_the_parts_add_up_to_the_measured_difference(seed: int, gpu: bool) -> None:
     ours, theirs = (disorder(seed + other, steps=3 + seed % 5, ranks=1 + seed % 2, gpu=gpu) for other in (0, 1000))
     found = explain(ours, theirs, keep_warm_up=True)
@@ -238,6 +238,7 @@ def test_too_few_steps_give_no_verdict(count: int) -> None:
     assert any(f"a verdict {STEPS_NEEDED}" in remark for remark in found.remarks)
 
 
+@sweep
 def test_noise_keeps_two_equal_sides_undecided_or_the_same() -> None:
     verdicts = [
         explain(

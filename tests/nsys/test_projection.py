@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from nsys_databases import random_database
 from nsys_exports import GENERATIONS, START_END, Export, global_pid, global_tid
+from sweeps import swept
 
 from labkit.nsys.analysis.projection import kernel_summary, project, projection_summary
 from labkit.nsys.reader.reading import read
@@ -23,7 +24,7 @@ def opened(export: Export, folder: Path) -> Trace:
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", swept(range(8), ["0", "5"]))
 def test_a_range_has_the_work_of_all_calls_within_it(seed: int, generation: str, tmp_path: Path) -> None:
     trace = read(random_database(tmp_path / "random.sqlite", 900 + seed, generation), cache=False)
     expected = {}

@@ -13,6 +13,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from small_models import SMALL_CONFIGS, VOCAB, small_config, small_model
+from sweeps import sweep
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config
 
@@ -124,6 +125,7 @@ print(1024 * (kilobytes("VmHWM") - before), sum(p.nbytes for p in model.paramete
 """
 
 
+@sweep
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_needs_no_second_copy_of_the_weights() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", PEAK], capture_output=True, text=True, check=True)

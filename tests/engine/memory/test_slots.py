@@ -7,6 +7,7 @@ import pytest
 import torch
 from engines import error, greedy, prompt, result, shallow
 from gpus import INTERPRETED
+from sweeps import sweep
 from torch import Tensor
 
 import labkit
@@ -91,6 +92,7 @@ def test_a_slightly_longer_text_finds_memory_again() -> None:
     assert started(model, prompt(1, 4), 7).slots is slots
 
 
+@sweep
 def test_holes_in_one_cache_after_another_are_one_recording() -> None:
     """A recording, and the graph on a GPU, reads the mask where it is."""
     model = engine_of("bloom")
@@ -140,6 +142,7 @@ def test_a_cropped_cache_goes_on_from_there() -> None:
         assert error(got, full("gpt2", torch.cat((whole, step), dim=1))) <= SAME
 
 
+@sweep
 def test_sequences_that_nobody_asked_for_stay_within_the_tables() -> None:
     """Three sequences leave a fourth, where another text stood before, at far positions."""
     model = engine_of("gpt2")
@@ -152,6 +155,7 @@ def test_sequences_that_nobody_asked_for_stay_within_the_tables() -> None:
     assert int(cache.slots.next_positions.max()) <= cache.reach == 7
 
 
+@sweep
 def test_memory_made_in_inference_mode_can_be_written_outside() -> None:
     model, want = engine_of("gpt2"), greedy(shallow("gpt2", 1), prompt(1, 3), 2)
     with torch.inference_mode():

@@ -86,6 +86,7 @@ def test_tokens_equal_vanilla(name: str) -> None:
     assert stream.bytes_written == (6 + 1 + 1) * layers * stream.host.shape.token_bytes
 
 
+@sweep
 @interpreted
 @pytest.mark.parametrize("kv_dtype", swept({"own": None, "int8": torch.int8}, ["int8"]))
 @pytest.mark.parametrize("dtype", swept([torch.float32, torch.bfloat16], ["float32"]))

@@ -221,6 +221,7 @@ def said(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
+@sweep
 def test_a_process_that_is_killed_while_it_converts_leaves_no_file_under_its_final_name(tmp_path: Path) -> None:
     """What it leaves is removed by the next, which makes the weights anew."""
     with converting(tmp_path) as process:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cut_models import four_ranks, three_ranks, two_ranks
+from cut_models import fetched_layers, four_ranks, three_ranks, two_ranks
 from gguf_files import gguf_model, write_gguf
 from sliced_ranks import Outcomes, outcomes_of_slicing
 
@@ -29,6 +29,12 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("of-two")
     write_gguf(folder / "model.gguf", gguf_model("bloom"), "Q4_1")
     return World(labkit.launch(two_ranks, str(folder), tp_size=2, timeout_s=TIMEOUT_S), folder)
+
+
+@pytest.fixture(scope="session")
+def fetching(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("fetching")
+    return World(labkit.launch(fetched_layers, str(folder), tp_size=2, timeout_s=TIMEOUT_S), folder)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("pp_size", "tp_size", "kinds"),
     [
-        pytest.param(1, 2, tuple(KINDS), id="two ranks"),
+        pytest.param(1, 2, ("shared memory",), id="two ranks"),
+        pytest.param(1, 2, tuple(KINDS), id="two ranks, every way to meet", marks=sweep),
         pytest.param(2, 1, tuple(KINDS), id="two stages", marks=sweep),
         pytest.param(2, 2, ("shared memory",), id="two stages of two ranks", marks=sweep),
         pytest.param(3, 1, tuple(KINDS), id="three stages", marks=sweep),

@@ -7,9 +7,10 @@ import pytest
 import torch
 from cut_models import SAVED_PROMPT, WAYS, Found, engine
 from engines import vanilla
-from sweeps import swept
+from sweeps import sweep, swept
 
 import labkit
+from labkit.kernels import gpu
 from labkit.stages import Stage
 from labkit.weights.resolve import resolve
 
@@ -141,22 +142,22 @@ def test_ranks_stream_their_own_layers(of_two: Any) -> None:
     assert len(list((of_two.folder / "streamed").glob("*/rank-*-of-02.safetensors"))) == 4
 
 
-def test_ranks_with_triton_kernels_copy_their_own_layers(of_two: Any) -> None:
+@sweep
+@pytest.mark.skipif(not gpu.interpreted(), reason="runs in Triton's interpreter; set TRITON_INTERPRET=1")
+def test_ranks_with_triton_kernels_copy_their_own_layers(fetching: Any) -> None:
     """From the host's memory, and from a file of each, beside keys and values of their own heads from the host's
     memory; where one of them lacks memory all are told.
     """
-    if of_two.answers[0]["fetched"] is None:
-        pytest.skip("runs in Triton's interpreter")
-    for rank in of_two.answers:
+    for rank in fetching.answers:
         for where in ("cpu", "disk"):
-            difference, copied = rank["fetched"][where]
+            difference, copied = rank[where]
             assert difference <= 5e-5
             assert 2 * 3 <= copied <= 2 * 3 + 2  # those that are copied ahead for the next step
-        assert "the 3 layers that don't stay on the GPU take" in rank["fetched"]["short"]
-    whole, short = (rank["fetched"]["no room for a cache"] for rank in of_two.answers)
+        assert "the 3 layers that don't stay on the GPU take" in rank["short"]
+    whole, short = (rank["no room for a cache"] for rank in fetching.answers)
     assert "another rank has no room for its keys and values" in whole
     assert re.search(r"keys and values of 1 x \d+ tokens need \d+ bytes of the host's memory, which has 10 av", short)
-    assert len(list((of_two.folder / "fetched").glob("*-rows-*/rank-*-of-02.safetensors"))) == 2
+    assert len(list(fetching.folder.glob("*-rows-*/rank-*-of-02.safetensors"))) == 2
 
 
 def test_a_rank_that_cannot_read_its_layers_ends_the_step_of_all(of_two: Any) -> None:

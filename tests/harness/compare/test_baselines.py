@@ -70,7 +70,7 @@ def test_codes_are_kept_only_where_there_are_some() -> None:
         rung("fused-stored", "tiny-gpt2")
 
 
-@pytest.mark.parametrize("backend", swept(["eager", "inductor"], ["eager"]))
+@pytest.mark.parametrize("backend", swept(["eager", "inductor"], []))
 def test_compiled_tokens_are_those_of_vanilla(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced as it is for PyTorch's compiler, whose code takes long to compile, and then run op by op."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))

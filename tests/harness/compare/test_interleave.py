@@ -135,6 +135,7 @@ PREPARE: dict[str, Any] = {"name": "hf-eager", "model": MODEL, "dtype": "float32
 LOAD: dict[str, Any] = {"batch": 1, "prompt": 4, "new": 3, "threads": 1}
 
 
+@sweep
 def test_the_same_seed_gives_the_same_tokens(side: SideProcess) -> None:
     side.ask("prepare", **PREPARE)
     side.ask("load", **LOAD)

@@ -69,6 +69,7 @@ def test_a_tile_that_the_gpu_cannot_run_is_passed_over(problem: Exception) -> No
     assert all(each.tile == GOOD for each in found)
 
 
+@sweep
 def test_what_was_found_stays_when_tuning_is_stopped(tmp_path: Path) -> None:
     calls = 0
 

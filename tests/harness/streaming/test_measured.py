@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from children import children_that_run
 from streaming_plans import point, saved_model, spans, tight_gb
+from sweeps import sweep
 
 from labkit.harness.stream_record import Overlapped
 from labkit.harness.streaming import measured
@@ -47,6 +48,7 @@ def found(folder: Path) -> Measured:
     return result
 
 
+@sweep
 def test_each_batch_has_the_layers_in_memory_that_were_planned(found: Measured) -> None:
     plan, _ = found
     assert plan.points[0].batch == 1
@@ -61,6 +63,7 @@ def test_each_batch_has_the_layers_in_memory_that_were_planned(found: Measured) 
     assert (plan.rates.disk_gb_s, plan.rates.gflop_s) == typical_rates(plan.points)
 
 
+@sweep
 def test_memory_is_told_over_time_for_each_batch(found: Measured) -> None:
     plan, memory = found
     assert all(one.second < next.second for one, next in pairwise(memory))
@@ -68,6 +71,7 @@ def test_memory_is_told_over_time_for_each_batch(found: Measured) -> None:
     assert max(sample.bytes for sample in memory) <= plan.memory
 
 
+@sweep
 def test_spans_know_their_slots(found: Measured) -> None:
     """Real ones: no slot is read into while its layer is computed, and every layer is computed from what was read."""
     plan, _ = found
