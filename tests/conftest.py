@@ -5,6 +5,7 @@ OpenMP sleep while they wait, here and in the processes that tests start: severa
 threads that spin would take them from each other. OpenMP reads that when torch loads it.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,12 @@ if not torch.cuda.is_available():
         filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:CUDA initialization"])
     )
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end. Each measured run collects garbage, and would look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from chat_models import chat_checkpoint
 from command_line import Labkit, command_line
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from sweeps import sweep
 
 from labkit.cli import app
 from labkit.harness.compare.sides import SideProcess
@@ -188,7 +189,8 @@ def test_a_full_disk_behind_stdout_or_stderr_is_no_traceback(
     assert said.startswith("error: the output cannot be written: No space left on device")
 
 
-@pytest.mark.parametrize("delay_s", [0.3, pytest.param(0.6, marks=pytest.mark.sweep)])
+@sweep
+@pytest.mark.parametrize("delay_s", [0.3, 0.6])
 def test_ctrl_c_in_the_first_second_is_no_traceback(delay_s: float, place: Path) -> None:
     """Python's own start is not labkit's: the signal comes after it."""
     announce = "import sys; sys.stdout.write('.'); sys.stdout.flush(); from labkit.cli.main import main; main()"

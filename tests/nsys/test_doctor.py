@@ -15,6 +15,7 @@ from doctors import by_name
 from installations import fake_nsys, without_host_folder
 from nsight import exported, loses_plain_ranges
 from rich.console import Console
+from sweeps import sweep
 from typer.testing import CliRunner
 
 from labkit.cli.app import app
@@ -36,6 +37,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "take_inventory", lambda: Inventory({}))
 
 
+@sweep
 def test_this_machine_is_examined_without_loading_torch() -> None:
     program = (
         "import json, sys; from labkit.nsys.doctor.examination import *; "

@@ -103,7 +103,7 @@ def test_tokens_equal_vanilla(case: tuple[str, str], tmp_path: Path) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("case", swept(STORED, ["int4-cpu"]))
+@pytest.mark.parametrize("case", swept(STORED, []))
 def test_logits_are_those_of_the_resident_engine_in_every_precision(
     case: tuple[dict[str, Any], str], tmp_path: Path
 ) -> None:
@@ -145,6 +145,7 @@ def test_a_long_prompt_fetches_each_layer_once(tmp_path: Path, monkeypatch: pyte
     assert LAYERS <= stream.blocks_read <= LAYERS + stream.slots
 
 
+@sweep
 @interpreted
 def test_a_model_that_is_consumed_is_empty_afterwards(tmp_path: Path) -> None:
     model = small_model("gpt2", num_hidden_layers=LAYERS)

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 from children import children_that_run
+from sweeps import sweep
 from transformers import LlamaConfig
 
 from labkit.harness.compare import budget
@@ -108,6 +109,7 @@ def test_a_model_that_stays_on_the_disk_fits_where_it_is_smaller_than_its_memory
     assert groups() == before
 
 
+@sweep
 def test_a_model_that_is_held_in_memory_ends_as_out_of_it(model: Path) -> None:
     before = groups()
     with pytest.raises(OutOfBudgetError, match=r"hf-eager needs more than 0\.06 GB of memory") as ended:
