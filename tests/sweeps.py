@@ -28,15 +28,20 @@ def crossed(*axes: Axis) -> list[Any]:
         tuple(step * length // steps if length > steps else step % length for length in lengths)
         for step in range(steps)
     }
-    cases = []
-    for places in product(*(range(length) for length in lengths)):
-        alone = sum(place > 0 for place in places) <= 1
-        chosen = [list(axis.items())[place] for axis, place in zip(named, places, strict=True)]
-        marks = () if alone or places in together else (sweep,)
-        cases.append(
-            pytest.param(*(value for _, value in chosen), id="-".join(name for name, _ in chosen), marks=marks)
-        )
-    return cases
+    return [
+        _case(named, places, kept=sum(place > 0 for place in places) <= 1 or places in together)
+        for places in product(*(range(length) for length in lengths))
+    ]
+
+
+def paired(one: Axis, other: Axis) -> list[Any]:
+    """As `crossed`, of two axes for slow tests: not swept are as many pairs as the longer axis has values, all of which
+    are in one of them, as are those of the shorter axis.
+    """
+    named = [_named(one), _named(other)]
+    lengths = [len(axis) for axis in named]
+    together = {tuple(step % length for length in lengths) for step in range(max(lengths))}
+    return [_case(named, places, kept=places in together) for places in product(*(range(length) for length in lengths))]
 
 
 def swept(values: Axis, few: Iterable[str]) -> list[Any]:
@@ -49,6 +54,13 @@ def swept(values: Axis, few: Iterable[str]) -> list[Any]:
 def numbered(values: Iterable[Any]) -> dict[str, Any]:
     """An axis of values that have no short names."""
     return {str(number): value for number, value in enumerate(values)}
+
+
+def _case(named: list[Mapping[str, Any]], places: tuple[int, ...], kept: bool) -> Any:
+    """One combination, of the values in these places."""
+    chosen = [list(axis.items())[place] for axis, place in zip(named, places, strict=True)]
+    marks = () if kept else (sweep,)
+    return pytest.param(*(value for _, value in chosen), id="-".join(name for name, _ in chosen), marks=marks)
 
 
 def _named(values: Axis) -> Mapping[str, Any]:

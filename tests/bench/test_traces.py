@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sweeps import sweep
 
 from labkit.bench import traces as bench
 from labkit.bench.trace_export import Size, write_export
@@ -24,6 +25,7 @@ def test_an_export_has_what_was_asked_for(size: Size, tmp_path: Path) -> None:
     assert set(rows["name"]) > {"labkit:decode/step", "labkit:decode/layer.0/qkv"}
 
 
+@sweep
 def test_the_figures_stand_beside_what_was_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "LARGE", Size(ranges=60, kernels=90))
     checks = [*bench.measured(tmp_path, Size(ranges=60, kernels=30), 1), *bench.measured(tmp_path, bench.LARGE, 1)]

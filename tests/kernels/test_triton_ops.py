@@ -11,7 +11,7 @@ import pytest
 import torch
 from gpus import INTERPRETED
 from ops import QUANTISED, WEIGHTS, Draw, distance, double, rows_of
-from sweeps import crossed, numbered, sweep, swept
+from sweeps import numbered, paired, sweep, swept
 
 from labkit.kernels import gemm, gpu, mlp_gemm, qkv_gemm, residual_add
 from labkit.kernels.gemm import cases as gemm_cases
@@ -61,7 +61,7 @@ in_other_tiles = pytest.mark.parametrize(
     ("dtype", "tile"),
     [
         pytest.param(torch.float32, SMALL_TILE, id="fp32-16x16"),
-        pytest.param(torch.int8, FLAT_TILE, id="int8-32x64"),
+        pytest.param(torch.int8, FLAT_TILE, id="int8-32x64", marks=sweep),
         pytest.param(torch.float32, FLAT_TILE, id="fp32-32x64", marks=sweep),
         pytest.param(torch.int8, SMALL_TILE, id="int8-16x16", marks=sweep),
     ],
@@ -84,7 +84,7 @@ def check_gemm(draw: Draw, case: gemm_cases.GemmCase, counts: Sequence[int]) -> 
         assert distance(got, gemm_reference(x.double(), double(plain))) <= TOLERANCES[draw.dtype]
 
 
-@pytest.mark.parametrize(("dtype", "case"), crossed(WEIGHTS, numbered(gemm_cases.SMALL)))
+@pytest.mark.parametrize(("dtype", "case"), paired(WEIGHTS, numbered(gemm_cases.SMALL)))
 def test_gemm_equals_reference(dtype: torch.dtype, case: gemm_cases.GemmCase) -> None:
     for groups in (1, 3) if dtype == torch.int8 else (1,):
         check_gemm(Draw(dtype, groups=groups), case, ROWS)
@@ -147,7 +147,7 @@ def check_mlp(draw: Draw, case: mlp_cases.MlpCase, counts: Sequence[int]) -> Non
             assert distance(got[1], want[1]) <= FLOAT32
 
 
-@pytest.mark.parametrize(("dtype", "case"), crossed(WEIGHTS, numbered(mlp_cases.SMALL)))
+@pytest.mark.parametrize(("dtype", "case"), paired(WEIGHTS, numbered(mlp_cases.SMALL)))
 def test_mlp_equals_reference(dtype: torch.dtype, case: mlp_cases.MlpCase) -> None:
     check_mlp(Draw(dtype, groups=3), case, ROWS)
 
@@ -210,7 +210,7 @@ def with_head_norms(draw: Draw, weights: QkvWeights, heads: Heads) -> QkvWeights
     return replace(weights, q_norm=q_norm, k_norm=k_norm, qk_eps=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "case"), crossed(WEIGHTS, numbered(qkv_cases.SMALL)))
+@pytest.mark.parametrize(("dtype", "case"), paired(WEIGHTS, numbered(qkv_cases.SMALL)))
 def test_qkv_equals_reference(dtype: torch.dtype, case: qkv_cases.QkvCase) -> None:
     draw = Draw(dtype, groups=3)
     shape, weights = case.shape, qkv_weights(draw, case)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from sweeps import sweep
 
 import labkit
 from labkit.launcher.agreement import check_agreement, versions
@@ -27,6 +28,7 @@ def test_one_rank_agrees_with_itself_and_needs_plain_data(tmp_path: Path) -> Non
         dist.destroy_process_group()
 
 
+@sweep
 @pytest.mark.timeout(120)
 def test_every_rank_names_the_differences_and_who_has_them() -> None:
     cases: list[list[dict[str, object]]] = [

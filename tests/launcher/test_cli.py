@@ -135,6 +135,7 @@ def test_the_error_of_the_rank_that_failed_first_comes_last(temporary: Path) -> 
     assert "Root Cause" not in errors
 
 
+@sweep
 def test_a_rank_that_fails_before_the_ranks_meet_is_not_waited_for(temporary: Path) -> None:
     script = temporary.parent / "script.py"
     script.write_text(EARLY + JOIN)

@@ -109,7 +109,7 @@ def crash(how: int) -> Any:
     [
         pytest.param(signal.SIGKILL, "killed by SIGKILL", id="killed", marks=pytest.mark.sweep),
         pytest.param(signal.SIGSEGV, "killed by SIGSEGV", id="crashed"),
-        pytest.param(0, "exit code 0", id="left"),
+        pytest.param(0, "exit code 0", id="left", marks=pytest.mark.sweep),
     ],
 )
 def test_a_rank_that_dies_ends_the_others_even_in_c(how: int, reason: str) -> None:

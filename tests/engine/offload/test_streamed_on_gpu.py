@@ -84,7 +84,7 @@ def change(file: Path, at: int) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("case", swept(CASES, ["cpu-llama"]))
+@pytest.mark.parametrize("case", swept(CASES, []))
 def test_tokens_equal_vanilla(case: tuple[str, str], tmp_path: Path) -> None:
     """A padded prompt op by op, then steps of five kernels in a layer or three; each layer is fetched once for each."""
     (where, name), ids, mask = case, prompt(2, 10), torch.ones(2, 10, dtype=torch.long)

@@ -142,6 +142,7 @@ def test_the_same_seed_gives_the_same_tokens(side: SideProcess) -> None:
     assert side.ask("run", seed=3)["tokens"] == side.ask("run", seed=3)["tokens"]
 
 
+@sweep
 def test_a_short_warm_up_leaves_the_runs_as_long_as_they_were(side: SideProcess) -> None:
     side.ask("prepare", **PREPARE)
     side.ask("load", warm_up=2, **LOAD | {"new": 5})

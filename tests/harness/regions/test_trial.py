@@ -37,7 +37,7 @@ def replace(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-@pytest.mark.parametrize("region", OP_OF)
+@pytest.mark.parametrize("region", swept(list(OP_OF), ["residual"]))
 def test_the_kernels_as_they_are_pass(region: str) -> None:
     found = trial(Stage(region), "float32", threads=2)
     assert found.problem is None
@@ -50,7 +50,11 @@ def test_the_kernels_as_they_are_pass(region: str) -> None:
     ("new", "message"),
     [
         ("to[i] += sum + bias[i]", "could not compile the kernels: .*residual_add/cpp_impl.cpp:.*error"),
-        ("to[i] += sum;", r"result 0 is \S+ at \[0, \d+\], expected \S+ \(tiny-gpt2, batch 1\)"),
+        pytest.param(
+            "to[i] += sum;",
+            r"result 0 is \S+ at \[0, \d+\], expected \S+ \(tiny-gpt2, batch 1\)",
+            marks=pytest.mark.sweep,
+        ),
         pytest.param(
             "to[i] = 0.0f / 0.0f;",
             r"result 0 holds nan at \[0, 0\]: not written, or computed from what is not there",
