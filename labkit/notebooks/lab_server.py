@@ -6,6 +6,8 @@ import logging
 import signal
 import sys
 
+from labkit.system.interrupts import INTERRUPTED
+
 ADDRESSES = ("To access the server", "is running at", "listening on")  # begin what Jupyter says of its address
 
 
@@ -16,7 +18,7 @@ def main() -> None:
 
         server = LabApp.initialize_server(argv=sys.argv[1:])
     except KeyboardInterrupt:  # that takes seconds
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Jupyter found no terminal, and would leave its kernels to themselves and its files in their place.
         signal.signal(signal.SIGINT, signal.getsignal(signal.SIGTERM))

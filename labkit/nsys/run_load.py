@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from statistics import median
+from time import monotonic
 
 import psutil
 
 from labkit.system.marked_run import MARK
 from labkit.system.others_clock import OthersClock
+
+LOOK_S = 0.2  # between two lists of all processes, which take a millisecond or two
 
 
 class RunLoad:
@@ -16,7 +19,7 @@ class RunLoad:
 
     def __init__(self, mark: str) -> None:
         self._mark, self._seen = mark, set(psutil.pids())
-        self._clock, self._taken = OthersClock(), list[float]()
+        self._clock, self._taken, self._looked = OthersClock(), list[float](), monotonic()
 
     @property
     def taken_cores(self) -> float | None:
@@ -25,6 +28,9 @@ class RunLoad:
 
     def look(self) -> None:
         """Notes the load since the last look, unless it was less than a second ago. Call it often."""
+        if (now := monotonic()) - self._looked < LOOK_S:
+            return
+        self._looked = now
         pids = set(psutil.pids())
         for pid in pids - self._seen:
             with suppress(psutil.Error):

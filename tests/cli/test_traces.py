@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from command_line import Labkit, command_line
+from sweeps import swept
 from traces import Recorder
 
 from labkit.cli import showing
@@ -131,22 +132,28 @@ def test_each_of_several_tables_is_sorted_that_has_the_column(
     assert "labkit trace contents" not in errors
 
 
-def test_nothing_that_strangers_wrote_reaches_the_terminal_as_a_command(labkit: Labkit, tmp_path: Path) -> None:
-    evil = "\x1b[2J\x1b]0;title\x07\u202egemm\x9b31m\r\n"
+CODES = "\x1b[2J\x1b]0;title\x07\u202egemm\x9b31m\r\n"
+
+
+@pytest.mark.parametrize(
+    "form", swept({"tables": (), "markdown": ("--markdown",), "a name": ("--name", "gone" + CODES)}, ["tables"])
+)
+def test_nothing_that_strangers_wrote_reaches_the_terminal_as_a_command(
+    form: tuple[str, ...], labkit: Labkit, tmp_path: Path
+) -> None:
     recorder = Recorder()
-    recorder.range(evil, 0, 200, domain="")
+    recorder.range(CODES, 0, 200, domain="")
     for index in range(3):
-        recorder.operator(evil, 50 * index, 50 * index + 40)
-        recorder.kernel(50 * index + 5, 50 * index + 12, 50 * index + 22, name=evil)
+        recorder.operator(CODES, 50 * index, 50 * index + 40)
+        recorder.kernel(50 * index + 5, 50 * index + 12, 50 * index + 22, name=CODES)
     path = write_chrome(recorder.trace(), tmp_path / "evil.json")
-    text = path.read_text().replace('"cat": "cpu_op"', json.dumps({"cat": evil})[1:-1], 1)
+    text = path.read_text().replace('"cat": "cpu_op"', json.dumps({"cat": CODES})[1:-1], 1)
     path.write_text(text)
     for command in (*COMMANDS, "operators", "short", "cuda_gpu_kern_sum"):
-        for form in ((), ("--markdown",), ("--name", "gone" + evil)):
-            _, said, errors = labkit("trace", command, str(path), *form)
-            assert not set(said + errors) & set("\x1b\x07\x9b\u202e\r"), (command, form)
+        _, said, errors = labkit("trace", command, str(path), *form)
+        assert not set(said + errors) & set("\x1b\x07\x9b\u202e\r"), command
     _, said, _ = labkit("trace", "kernels", str(path), "--json")
-    assert json.loads(said)["kernels"][0]["name"] == evil
+    assert json.loads(said)["kernels"][0]["name"] == CODES
 
 
 def test_processes_of_no_known_rank_are_called_processes(labkit: Labkit, tmp_path: Path) -> None:

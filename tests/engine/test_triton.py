@@ -100,6 +100,7 @@ def test_int8_equals_the_reference_on_the_same_weights(name: str, quant: dict[st
     assert 0 < (got - want).square().mean().sqrt() / want.std() < 5e-2
 
 
+@sweep
 def test_sampling_equals_vanilla() -> None:
     found = []
     for model in (shallow("llama", 1), engine_of("llama", 1)):
@@ -131,6 +132,7 @@ def test_of_equal_logits_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     assert not (got[:, 4:] % 2).any()
 
 
+@sweep
 def test_logits_that_are_no_numbers_are_never_taken() -> None:
     engine, step = labkit.init_inference(shallow("gptj", 1), impl="triton"), prompt(1, 1)
     model, bias = engine.module, engine.module.runner.staged.held.weights.head.matrix.bias

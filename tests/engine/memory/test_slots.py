@@ -105,6 +105,7 @@ def test_holes_in_one_cache_after_another_are_one_recording() -> None:
     assert len(slots.recordings) == 1
 
 
+@sweep
 def test_a_cache_grows_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its slots are others then, more of them, in several shares."""
     monkeypatch.setattr(slots_module, "BLOCK", 1)
@@ -118,6 +119,7 @@ def test_a_cache_grows_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(free(model)) == 1
 
 
+@sweep
 def test_a_copied_cache_goes_on_alone() -> None:
     """As transformers shows it for prompts with the same beginning."""
     for model in (engine_of("gpt2", "cpp"), engine_of("gpt2")):
@@ -129,6 +131,7 @@ def test_a_copied_cache_goes_on_alone() -> None:
             assert error(got, full("gpt2", torch.cat((text, step), dim=1))) <= SAME
 
 
+@sweep
 def test_a_cropped_cache_goes_on_from_there() -> None:
     """Also where another prompt has filled it up again to where it was."""
     model, text, step = engine_of("gpt2"), prompt(1, 6), prompt(1, 1, seed=1)
@@ -163,6 +166,7 @@ def test_memory_made_in_inference_mode_can_be_written_outside() -> None:
     assert torch.equal(greedy(model, prompt(1, 3), 2), want)
 
 
+@sweep
 def test_callers_in_several_threads_may_share_an_engine() -> None:
     model, texts = engine_of("gpt2"), [prompt(1, 4, seed) for seed in range(3)]
     want = [greedy(shallow("gpt2", 1), text, 2) for text in texts]

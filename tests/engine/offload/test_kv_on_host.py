@@ -233,6 +233,7 @@ def test_too_little_memory_of_the_host_is_said_in_bytes_and_takes_nothing(monkey
     copy.deepcopy(cache).reserve(1, 167)
 
 
+@sweep
 @interpreted
 def test_a_step_that_fails_leaves_the_cache_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half-way through the layers; the next one begins with the first layer."""
