@@ -200,7 +200,7 @@ def _digest(parts: tuple[str, ...], endings: tuple[str, ...] = (".h", ".cpp")) -
 
 
 def _files(endings: tuple[str, ...]) -> Iterator[str]:
-    """Of the sources. pathlib takes three times as long, which an engine would notice twice a second."""
+    """The paths of the sources. pathlib takes ten times as long, and op by op an engine looks twice a second."""
     for folder, _, names in os.walk(SOURCES):
         yield from (os.path.join(folder, name) for name in names if name.endswith(endings))
 

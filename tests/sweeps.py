@@ -35,8 +35,8 @@ def crossed(*axes: Axis) -> list[Any]:
 
 
 def paired(one: Axis, other: Axis) -> list[Any]:
-    """As `crossed`, of two axes for slow tests: not swept are as many pairs as the longer axis has values, all of which
-    are in one of them, as are those of the shorter axis.
+    """Every pair of values, as `crossed` has them, for slow tests. Each value of the longer axis is in one pair that is
+    not swept, and each value of the shorter axis in at least one.
     """
     named = [_named(one), _named(other)]
     lengths = [len(axis) for axis in named]

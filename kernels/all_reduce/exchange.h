@@ -115,8 +115,8 @@ class Ranks {
   // After a meeting: whether it, or one before it, has failed. Then the slots of other ranks hold anything.
   bool failed() const { return exchange_->failure != kFine; }
 
-  // Where this rank writes for the next meeting. After a failure it goes on without meeting anybody, and another rank
-  // may still read both its slots: it writes elsewhere.
+  // The place that this rank writes to before the next meeting. After a failure it goes on without meeting anybody, and
+  // another rank may still read both its slots: then it is `spare`.
   template <class V>
   V* own() const {
     return reinterpret_cast<V*>(failed() ? exchange_->spare : slot(round_, exchange_->rank));
