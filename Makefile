@@ -38,8 +38,8 @@ demo: $(READY) ## vanilla against fused on the trained model: prints the speedup
 lab: $(READY) ## JupyterLab on copies of notebooks/, in runs/notebooks/
 	@$(BIN)/labkit lab
 
-test: $(READY) ## style, types and every property once
-	@echo "test: style, types and every property once, on two processes; tests that lack a tool say which"
+test: $(READY) ## style, types and every property that is quickly proved
+	@echo "test: style, types and every property that is quickly proved, on two processes; tests that lack a tool say which"
 	@$(PYTEST)
 
 test-all: $(READY) ## the same, and the sweeps over every combination of models, types and shapes

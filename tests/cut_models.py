@@ -307,9 +307,9 @@ def with_cache_on_disk(folder: Path) -> dict[str, Any]:
 
 
 def fetched_layers(folder: str) -> dict[str, Any]:
-    """Of ranks with Triton kernels, which copy their own layers from the host's memory or their own files, and keys
-    and values of their heads from the host's memory: how far the logits of a second prompt are from the whole model's,
-    and how many layers were copied. Then one rank has too little memory beside its GPU.
+    """By the place of the layers, the host's memory or the disk: how far the logits of a second prompt are from the
+    whole model's, and how many layers were copied. The kernels are Triton's, and each rank's keys and values are in the
+    host's memory. Then, what is said where one rank has too little memory beside its GPU.
     """
     model, ids = small_model("llama"), torch.arange(1, 35)[None]
     with torch.no_grad():

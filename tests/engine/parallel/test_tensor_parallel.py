@@ -152,7 +152,7 @@ def test_ranks_with_triton_kernels_copy_their_own_layers(fetching: Any) -> None:
         for where in ("cpu", "disk"):
             difference, copied = rank[where]
             assert difference <= 5e-5
-            assert 2 * 3 <= copied <= 2 * 3 + 2  # those that are copied ahead for the next step
+            assert 2 * 3 <= copied <= 2 * 3 + 2  # two layers are copied ahead for the next step
         assert "the 3 layers that don't stay on the GPU take" in rank["short"]
     whole, short = (rank["no room for a cache"] for rank in fetching.answers)
     assert "another rank has no room for its keys and values" in whole
