@@ -23,10 +23,13 @@ def main() -> None:
         # Jupyter found no terminal, and would leave its kernels to themselves and its files in their place.
         signal.signal(signal.SIGINT, signal.getsignal(signal.SIGTERM))
     server.log.addFilter(_says_no_address)
-    address = server.display_url.split()[0]
+    server.io_loop.add_callback(_say_address, server.display_url.split()[0])  # once the server listens there
+    server.start()
+
+
+def _say_address(address: str) -> None:
     sys.stdout.write(f"lab: {address}\n")
     sys.stdout.flush()
-    server.start()
 
 
 def _says_no_address(record: logging.LogRecord) -> bool:

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from labkit.system.errors import RunError
 from labkit.system.lifetime import kill_session
@@ -170,12 +172,15 @@ def _server(folder: Path, home: Path, theme: str) -> Iterator[str]:
 
 
 def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
-    """Where the server listens, as soon as it has said so."""
+    """Where the server listens, as soon as it does: its file comes a moment earlier."""
     until = time.monotonic() + START_S
     while time.monotonic() < until and server.poll() is None:
         for file in runtime.glob(f"jpserver-{server.pid}.json"):
-            with contextlib.suppress(json.JSONDecodeError):  # being written
-                return str(json.loads(file.read_text())["url"]).rstrip("/")
+            with contextlib.suppress(json.JSONDecodeError, ConnectionRefusedError):  # the first while it is written
+                address = str(json.loads(file.read_text())["url"]).rstrip("/")
+                parts = urlsplit(address)
+                socket.create_connection((parts.hostname, parts.port)).close()
+                return address
         time.sleep(0.05)
     last = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
     raise RunError(f"got no JupyterLab within {START_S} s; its last lines:\n{last}")

@@ -73,9 +73,10 @@ def test_one_interrupt_ends_the_server_with_its_kernels(terminal: bool, tmp_path
             words, env=os.environ | places, stdin=stdin, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        while not list(runtime.glob("jpserver-*.json")) and server.poll() is None:
+        while not (addresses := re.findall(r"lab: (http://\S+)\n", (tmp_path / "log").read_text())):
+            assert server.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.05)
-        (address,) = re.findall(r"http://\S+", (tmp_path / "log").read_text())
+        (address,) = addresses
         kernel = start_kernel(address, runtime)
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0, (tmp_path / "log").read_text()
