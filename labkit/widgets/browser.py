@@ -172,7 +172,7 @@ def _server(folder: Path, home: Path, theme: str) -> Iterator[str]:
 
 
 def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
-    """Where the server listens, as soon as it does: its file comes a moment earlier."""
+    """The address of the server, once it listens there: its file comes a moment earlier."""
     until = time.monotonic() + START_S
     while time.monotonic() < until and server.poll() is None:
         for file in runtime.glob(f"jpserver-{server.pid}.json"):

@@ -1,4 +1,4 @@
-"""Two captures of the same work, taken with one call, or those that come with labkit."""
+"""`capture_pair` takes two captures of the same work; `bundled_pair` reads the two that come with labkit."""
 
 from dataclasses import replace
 from pathlib import Path
