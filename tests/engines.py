@@ -4,8 +4,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from small_models import SMALL_CONFIGS, VOCAB, small_model
+from sweeps import swept
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,6 +21,7 @@ from labkit.stages import parse
 
 IMPLS = ("cpp", "reference")
 FEW = ("gpt2", "gptj", "gpt-neo", "bloom", "opt-post-norm", "llama", "mistral")  # each kind of position, window, norm
+few_models = pytest.mark.parametrize("name", swept(list(SMALL_CONFIGS), FEW))  # `make test-all` takes them all
 
 
 def distance(got: Tensor, want: Tensor) -> float:

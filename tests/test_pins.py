@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from source_tree import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINS = (ROOT / "constraints.txt").read_text().splitlines()
+PINS = [line.split("  #")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TORCH_OF_PYPI = Path(__file__).with_name("torch_of_pypi.json")  # what it requires there; the CPU build has no Triton
 CUDA_LIBRARIES = ("cuda-", "nvidia-")  # are PyTorch's to pin: each of its builds takes others
@@ -70,6 +70,11 @@ def test_constraints_are_exact() -> None:
     """A local part, as in 2.13.0+cpu, would not install from the ordinary index."""
     exact = re.compile(r'[A-Za-z0-9._-]+==\d+(\.\w+)*(; python_version (<|>=) "3\.\d+")?')
     assert not [line for line in PINS if not exact.fullmatch(line)]
+
+
+def test_rfc3987_syntax_is_not_installed() -> None:
+    """It builds 38 parsers when it is imported, and jsonschema imports it wherever it is installed."""
+    assert not [python for python in PYTHONS if "rfc3987-syntax" in constraints(python)]
 
 
 def test_constraints_satisfy_pyproject() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import FEW, IMPLS, greedy, prompt, vanilla
-from small_models import SMALL_CONFIGS, small_model
+from engines import FEW, IMPLS, few_models, greedy, prompt, vanilla
+from small_models import small_model
 from torch import nn
 from transformers import ElectraConfig, ElectraModel, GPT2Config, GPT2Model, PreTrainedModel
 
@@ -54,7 +54,7 @@ def test_the_engine_keeps_no_part_of_the_original(name: str, impl: str, dtype: t
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@few_models
 def test_a_consumed_model_is_empty_and_its_engine_whole(name: str, impl: str) -> None:
     model, ids = small_model(name), prompt(2, 7)
     engine = labkit.init_inference(model, impl=impl, consume_model=True)
@@ -178,7 +178,7 @@ def test_heads_that_are_too_wide_for_the_kernels_are_refused() -> None:
         labkit.init_inference(small_model("gpt2", n_embd=520, n_head=1))
 
 
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@few_models
 def test_fused_layers_stand_where_the_layers_stood(name: str) -> None:
     model = vanilla(name)
     path, layers = policy_for(model.config).layers, model.config.num_hidden_layers

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import FEW, IMPLS, distance, fused, greedy, prompt, vanilla
+from engines import FEW, IMPLS, distance, few_models, fused, greedy, prompt, vanilla
 from small_models import SMALL_CONFIGS, small_model
 from sweeps import crossed
 from torch import Tensor
@@ -51,7 +51,7 @@ def test_both_impls_quantise_alike(name: str, quant: dict[str, object]) -> None:
     assert distance(int8(name, quant)(ids).logits, want) < (LOGITS if name == "gpt-neo" else 5e-2)
 
 
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@few_models
 @pytest.mark.usefixtures("poisoned")
 def test_four_bits_are_the_same_in_both_impls(name: str) -> None:
     ids = prompt(2, 13)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from engines import FEW, IMPLS, WHOLE, error, fused, greedy, prompt, vanilla
+from engines import FEW, IMPLS, WHOLE, error, few_models, fused, greedy, prompt, vanilla
 from small_models import SMALL_CONFIGS
-from sweeps import crossed
+from sweeps import crossed, swept
 from torch import Tensor
 
 LENGTHS = (5, 11, 1, 8)
@@ -33,7 +33,7 @@ def places(mask: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("side", ["left", "right", "holes"])
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@few_models
 def test_without_positions_they_are_those_of_vanilla(name: str, side: str) -> None:
     """Which differ from model to model: some count visible tokens, some all."""
     _, ids, mask = padded(side)
@@ -47,7 +47,7 @@ def test_without_positions_they_are_those_of_vanilla(name: str, side: str) -> No
     assert error(fused(name)(more, attention_mask=longer, past_key_values=got.past_key_values).logits, then) <= 1e-4
 
 
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@few_models
 def test_generation_from_right_padding_equals_vanilla(name: str) -> None:
     _, ids, mask = padded("right")
     assert torch.equal(
@@ -75,7 +75,7 @@ def test_logits_between_holes_equal_single_runs(name: str, impl: str) -> None:
         assert error(logits[row][mask[row].bool()], engine(text[None]).logits[0]) <= SAME
 
 
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@few_models
 def test_generation_from_left_padding_equals_single_runs(name: str) -> None:
     texts, ids, mask = padded("left")
     for impl in IMPLS:
@@ -84,7 +84,7 @@ def test_generation_from_left_padding_equals_single_runs(name: str) -> None:
             assert torch.equal(together[row, TOTAL:], greedy(vanilla(name), text[None], 12)[0, len(text) :])
 
 
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@few_models
 def test_generation_from_holes_equals_vanilla(name: str) -> None:
     _, ids, mask = padded("holes")
     want = greedy(vanilla(name), ids, 12, attention_mask=mask)
@@ -103,7 +103,7 @@ def test_padding_is_recognised_without_a_mask(name: str) -> None:
 
 
 @each_impl
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", swept(WHOLE, [name for name in FEW if name in WHOLE]))
 def test_steps_after_right_padding_equal_single_runs(name: str, impl: str) -> None:
     engine = fused(name, impl)
     texts, ids, mask = padded("right")

@@ -9,10 +9,11 @@ from unittest import mock
 
 import pytest
 import torch
+from engines import few_models
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from small_models import SMALL_CONFIGS, VOCAB, small_config, small_model
+from small_models import VOCAB, small_config, small_model
 from sweeps import sweep
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config
@@ -80,7 +81,7 @@ def test_random_weights_have_the_scale_of_an_initialised_model() -> None:
     assert weights.get("transformer.h.3.ln_1.bias").std().item() == pytest.approx(0.02, rel=0.2)
 
 
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@few_models
 @torch.no_grad()
 def test_a_model_filled_tensor_by_tensor_is_whole(name: str) -> None:
     """Parameters are the source's, buffers are those of a model built in the ordinary way, tied weights are one."""
@@ -133,7 +134,7 @@ def test_loading_needs_no_second_copy_of_the_weights() -> None:
     assert peak < 1.15 * weights
 
 
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@few_models
 @torch.no_grad()
 def test_a_checkpoint_folder_is_the_model_that_was_saved(name: str, tmp_path: Path) -> None:
     original = small_model(name)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from engines import FEW, error, fused, greedy, profiled, prompt, vanilla
+from engines import error, few_models, fused, greedy, profiled, prompt, vanilla
 from offloaded import kv_on_disk, kv_stream_of, stream_of, streamed
-from small_models import SMALL_CONFIGS, small_model
-from sweeps import crossed, swept
+from small_models import small_model
+from sweeps import crossed
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -41,7 +41,7 @@ def poisoned_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_stream, "reserved", lambda size: reserved(size).fill_(0xFF))
 
 
-@pytest.mark.parametrize("name", swept(list(SMALL_CONFIGS), FEW))
+@few_models
 @pytest.mark.usefixtures("poisoned", "poisoned_slots")
 def test_tokens_equal_those_of_the_resident_engine(name: str, tmp_path: Path) -> None:
     """For every row of the policies in float32: padded prompts, then token by token through two slots."""

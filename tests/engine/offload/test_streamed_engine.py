@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from engines import FEW, error, fused, greedy, profiled, prompt, vanilla
+from engines import error, few_models, fused, greedy, profiled, prompt, vanilla
 from offloaded import least_gb, reader_of, stream_of, streamed, streamed_model
-from small_models import SMALL_CONFIGS, small_model
-from sweeps import crossed, swept
+from small_models import small_model
+from sweeps import crossed
 
 import labkit
 from labkit.engine.engine import FusedEngine
@@ -30,7 +30,7 @@ DTYPES = {
 }
 
 
-@pytest.mark.parametrize("name", swept(list(SMALL_CONFIGS), FEW))
+@few_models
 @pytest.mark.usefixtures("poisoned")
 def test_tokens_equal_those_of_the_resident_engine(name: str, tmp_path: Path) -> None:
     """For every row of the policies in float32: padded prompts, then token by token through two slots."""

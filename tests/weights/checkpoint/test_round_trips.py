@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import assert_same, built, quantization, save
+from engines import few_models
 from safetensors.torch import load_file
 from small_models import SMALL_CONFIGS, small_model
 from sweeps import crossed
@@ -110,7 +111,7 @@ def test_another_type_is_rounded_from_the_saved_one(name: str, tmp_path: Path) -
         assert_same(built(weights, model.config, dtype, 2, 1), built(model, model.config, dtype, 2, 1))
 
 
-@pytest.mark.parametrize("name", SMALL_CONFIGS)
+@few_models
 def test_hugging_faces_tensors_come_back(name: str, tmp_path: Path) -> None:
     model = small(name)
     save(tmp_path, model, model.config, size=3)
