@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from labkit.stages import Phase
 
 BATCH, TOKENS, NEW = 3, 9, 8
 SAVED_PROMPT = [[5, 77, 300, 12, 9, 41]]
+TWO = ("gptj", "llama")  # with one and with two sums in a layer
 FIVE_HEADS: dict[str, Any] = {"num_attention_heads": 5}
 ONE_OF_EACH_ROW: dict[str, dict[str, Any]] = {  # with heads for five ranks
     "gpt2": FIVE_HEADS,
@@ -139,17 +140,13 @@ def with_codes_of(file: str) -> dict[str, Found]:
     return {file: _found(whole, cut)}
 
 
-def small_models() -> dict[str, dict[str, Any]]:
-    return {name: {} for name in SMALL_CONFIGS}
+def as_they_are(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    return {name: {} for name in names}
 
 
-def few_models() -> dict[str, dict[str, Any]]:
-    return {name: {} for name in FEW}
-
-
-def in_low_precision(ranks: int) -> dict[str, Any]:
-    low = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
-    return {name: against_one_process(ranks, dtype, "cpp", few_models()) for name, dtype in low.items()}
+def in_low_precision(ranks: int, names: Iterable[str]) -> dict[str, Any]:
+    low, models = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}, as_they_are(names)
+    return {name: against_one_process(ranks, dtype, "cpp", models) for name, dtype in low.items()}
 
 
 def by_gloo() -> tuple[bool, float, str]:
@@ -243,11 +240,18 @@ def saved_and_loaded(folder: str) -> dict[str, Any]:
     }
 
 
+def every_model_on_two_ranks() -> dict[str, Any]:
+    return in_low_precision(2, FEW) | {
+        "float32": against_one_process(2, torch.float32, "cpp", as_they_are(SMALL_CONFIGS)),
+        "reference": against_one_process(2, torch.float32, "reference", as_they_are(FEW)),
+    }
+
+
 def two_ranks(folder: str) -> dict[str, Any]:
     """All that is asked of two ranks. `folder`: one with a GGUF file, `model.gguf`."""
-    return in_low_precision(2) | {
-        "float32": against_one_process(2, torch.float32, "cpp", small_models()),
-        "reference": against_one_process(2, torch.float32, "reference", few_models()),
+    return in_low_precision(2, TWO) | {
+        "float32": against_one_process(2, torch.float32, "cpp", as_they_are(FEW)),
+        "reference": against_one_process(2, torch.float32, "reference", as_they_are(TWO)),
         "int8 cache": with_int8_cache(),
         "codes": with_codes_of(f"{folder}/model.gguf"),
         "ways": ways_to_generate(),
@@ -338,7 +342,7 @@ def streamed_engine(model: Any, offload: dict[str, Any], **options: Any) -> Any:
 
 def three_ranks() -> dict[str, Any]:
     """All that is asked of three."""
-    return in_low_precision(3) | {"float32": against_one_process(3, torch.float32, "cpp", ONE_OF_EACH_ROW)}
+    return in_low_precision(3, FEW) | {"float32": against_one_process(3, torch.float32, "cpp", ONE_OF_EACH_ROW)}
 
 
 def four_ranks() -> dict[str, Any]:

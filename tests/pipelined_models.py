@@ -146,7 +146,7 @@ def low_precision() -> dict[str, bool]:
 def from_checkpoint(folder: str) -> dict[str, bool]:
     """Of a checkpoint that one process has saved, and of a GGUF file: each stage reads its layers."""
     found = {}
-    for path in ("saved", "model.gguf"):
+    for path in ("whole", "model.gguf"):
         source, ids = labkit.resolve(f"{folder}/{path}"), torch.tensor([[5, 77, 100, 12, 9, 41]] * 2)
         engines = (labkit.init_inference(source, **stages) for stages in ({}, {"pipeline_parallel": {"pp_size": 2}}))
         found[path] = torch.equal(*(each.generate(ids, max_new_tokens=6, do_sample=False) for each in engines))

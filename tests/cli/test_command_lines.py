@@ -17,7 +17,7 @@ from chat_models import chat_checkpoint
 from command_line import Labkit, command_line
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from sweeps import sweep
+from sweeps import paired, sweep
 
 from labkit.cli import app
 from labkit.harness.compare.sides import SideProcess
@@ -171,8 +171,13 @@ def test_a_template_that_fails_is_one_line_and_the_conversation_stays(
     assert "by zero" in errors
 
 
-@pytest.mark.parametrize("line", [("models",), ("notebooks", "list"), ("--help",), ("--version",), ("compare",)])
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    ("line", "unbuffered"),
+    paired(
+        {"models": ("models",), "list": ("notebooks", "list"), "help": ("--help",), "none": ("compare",)},
+        {"buffered": "", "unbuffered": "1"},
+    ),
+)
 def test_a_full_disk_behind_stdout_or_stderr_is_no_traceback(
     line: tuple[str, ...], unbuffered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

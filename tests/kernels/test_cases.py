@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from ops import WEIGHTS, Draw, rows_of
+from sweeps import paired
 from torch import Tensor
 
 from labkit.kernels.attention.cases import CASES as ATTENTION_CASES
@@ -64,8 +65,9 @@ def test_a_product_counts_its_matrix(case: GemmCase, dtype: torch.dtype) -> None
     assert case.flops(3) == 2 * 3 * plain.weight.numel()
 
 
-@each_type
-@pytest.mark.parametrize("case", [case for case in ATTENTION_CASES if case.tokens == 1], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "dtype"), paired({case.name: case for case in ATTENTION_CASES if case.tokens == 1}, WEIGHTS)
+)
 def test_attention_counts_the_slots_that_a_new_token_sees(case: AttentionCase, dtype: torch.dtype) -> None:
     draw, heads = Draw(dtype), case.shape.heads
     seen = min(case.past + 1, case.window or case.past + 1)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cut_models import fetched_layers, four_ranks, three_ranks, two_ranks
+import torch
+from cut_models import every_model_on_two_ranks, fetched_layers, four_ranks, three_ranks
 from gguf_files import gguf_model, write_gguf
 from sliced_ranks import Outcomes, outcomes_of_slicing
+from two_ranks import cut_and_divided
 
 import labkit
 
@@ -28,7 +30,17 @@ class World:
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("of-two")
     write_gguf(folder / "model.gguf", gguf_model("bloom"), "Q4_1")
-    return World(labkit.launch(two_ranks, str(folder), tp_size=2, timeout_s=TIMEOUT_S), folder)
+    labkit.init_inference(
+        labkit.resolve("tiny-llama"), impl="cpp", dtype=torch.float32, save_mp_checkpoint_path=folder / "whole"
+    ).destroy()
+    return World(labkit.launch(cut_and_divided, str(folder), tp_size=2, timeout_s=TIMEOUT_S), folder)
+
+
+@pytest.fixture(scope="session")
+def every_model_of_two(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(
+        labkit.launch(every_model_on_two_ranks, tp_size=2, timeout_s=TIMEOUT_S), tmp_path_factory.mktemp("every-model")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from by_row import by_row
-from divided_batches import divided_anew
-from gguf_files import gguf_model, write_gguf
-from pipelined_models import every_row, lost, two_by_two, two_stages
+from pipelined_models import every_row, lost, two_by_two
 from small_models import small_model
 
 import labkit
@@ -21,14 +17,9 @@ TIMEOUT_S = 240
 Answers = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def stages(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    folder = tmp_path_factory.mktemp("two-stages")
-    write_gguf(folder / "model.gguf", gguf_model("bloom"), "Q4_1")
-    labkit.init_inference(
-        labkit.resolve("tiny-llama"), impl="cpp", dtype=torch.float32, save_mp_checkpoint_path=folder / "saved"
-    ).destroy()
-    return labkit.launch(two_stages, str(folder), divided_anew, by_row, pp_size=2, timeout_s=TIMEOUT_S)
+@pytest.fixture
+def stages(of_two: Any) -> Answers:
+    return [rank["stages of two"] for rank in of_two.answers]
 
 
 ALIKE = ("rows", "schedules", "ways", "by_row", "other calls", "low precision", "checkpoints", "reference")

@@ -25,14 +25,14 @@ def check(found: list[dict[str, Found]], tolerance: float) -> None:
         assert each.by_stages <= tolerance, name
 
 
-@pytest.mark.parametrize("ranks", swept(["of_two", "of_three", "of_four"], ["of_two"]))
+@pytest.mark.parametrize("ranks", swept(["of_two", "every_model_of_two", "of_three", "of_four"], ["of_two"]))
 def test_ranks_give_the_tokens_of_one_process(ranks: str, request: pytest.FixtureRequest) -> None:
     found = [rank["float32"] for rank in request.getfixturevalue(ranks).answers]
     check(found, 5e-5)
     assert [name for name, each in found[0].items() if not each.tokens_equal] == []
 
 
-@pytest.mark.parametrize("ranks", swept(["of_two", "of_three"], ["of_two"]))
+@pytest.mark.parametrize("ranks", swept(["of_two", "every_model_of_two", "of_three"], ["of_two"]))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
 def test_ranks_agree_with_one_process_in_low_precision(ranks: str, dtype: str, request: pytest.FixtureRequest) -> None:
     """Rows are rounded at the same places, but after sums of another order: now and then to a neighbour."""
@@ -49,8 +49,9 @@ def test_ranks_take_the_codes_of_a_file_as_one_process_does(of_two: Any) -> None
     check([rank["codes"] for rank in of_two.answers], 5e-2)
 
 
-def test_the_reference_is_cut_as_the_kernels_are(of_two: Any) -> None:
-    found = [rank["reference"] for rank in of_two.answers]
+@pytest.mark.parametrize("ranks", swept(["of_two", "every_model_of_two"], ["of_two"]))
+def test_the_reference_is_cut_as_the_kernels_are(ranks: str, request: pytest.FixtureRequest) -> None:
+    found = [rank["reference"] for rank in request.getfixturevalue(ranks).answers]
     check(found, 5e-5)
     assert all(each.tokens_equal for each in found[0].values())
 

@@ -149,6 +149,7 @@ def test_a_short_warm_up_leaves_the_runs_as_long_as_they_were(side: SideProcess)
     assert len(side.ask("run", seed=1)["times"]["decode_ms"]) == 4
 
 
+@sweep
 def test_a_users_error_in_a_worker_is_the_users_error_here(side: SideProcess) -> None:
     with pytest.raises(ValueError, match=r"hf-eager: .*no-such-model"):
         side.ask("prepare", **PREPARE | {"model": "no-such-model"})
