@@ -97,7 +97,7 @@ def test_factors_of_frequencies(original: int, expected: str, tmp_path: Path) ->
         ({"llama.block_count": [2]}, "block_count is a list of 1, expected a whole number"),
         ({"llama.block_count": None}, "has no llama.block_count"),
         ({"llama.block_count": (1 << 32) - 1}, "num_hidden_layers = 4294967295; expected an integer from 1 to"),
-        ({"llama.block_count": 4000}, "missing"),
+        ({"llama.block_count": 400}, "missing"),
         ({"llama.embedding_length": 0}, "hidden_size = 0"),
         ({"llama.embedding_length": 32}, "is of shape"),
         ({"llama.attention.head_count": 0}, "num_attention_heads = 0"),
