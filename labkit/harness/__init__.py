@@ -1,4 +1,4 @@
-"""Measure: raw samples on honest clocks, beside the machine's limit, with intervals instead of bare speedups."""
+"""Measurements: raw samples on honest clocks, with the machine's limit, and intervals instead of bare speedups."""
 
 from typing import TYPE_CHECKING
 
@@ -49,5 +49,5 @@ _HOME = {
     "save": "labkit.harness.results",
 }
 
-# Each part is loaded on first use: figures take the names of a region's sides from here, and need no torch.
+# Each part is loaded on first use: figures import the names of a region's sides from this package, without torch.
 __getattr__, __dir__ = lazy_parts(__name__, _HOME)

@@ -1,4 +1,4 @@
-"""The record of two sides that were measured against each other, with what may be claimed of it."""
+"""Record of two sides that were measured against each other, and the claims that it supports."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLOURS = {Verdict.FASTER: "bold green", Verdict.SLOWER: "bold red", Verdict.SAME: "bold", Verdict.UNDECIDED: "yellow"}
-FIGURES = {  # rows of the table: a figure of both sides, how it is written, and the metric of its ratio
+FIGURES = {  # rows of the table: field of both sides, number format, metric of the ratio
     f"{PER_TOKEN}, ms": ("per_token_ms", ".2f", "per_token"),
     f"{FIRST_TOKEN}, ms": ("ttft_ms", ".1f", "ttft"),
     "end to end, ms": ("end_to_end_ms", ".0f", "end_to_end"),
     "tokens / s": ("tokens_per_s", ".1f", ""),
     "share of the limit": ("floor_share", ".0%", ""),
-    "the same of the first token": ("prompt_share", ".0%", ""),
+    "first token's share of the limit": ("prompt_share", ".0%", ""),
     "peak memory, MB": ("peak_rss_mb", ",.0f", ""),
 }
 
@@ -31,8 +31,8 @@ FIGURES = {  # rows of the table: a figure of both sides, how it is written, and
 class Comparison(Tabular, FrozenRecord):
     """Two sides that ran the same case in the same rounds, each in its own process. Ratios are baseline / candidate.
 
-    `looks`: where rounds were added until it was decided, after how many rounds it was looked at. Its ratios then are
-    those of `labkit.statistics.sequential`, whose intervals hold for all looks at once.
+    A comparison with `looks` has the ratios of `labkit.statistics.sequential`, whose intervals hold for all looks at
+    once.
     """
 
     kind: Literal["comparison"] = "comparison"
@@ -40,8 +40,8 @@ class Comparison(Tabular, FrozenRecord):
     baseline: Measurement
     candidate: Measurement
     tokens_equal: bool  # over all sequences of all rounds, position by position
-    first_difference: int | None  # the earliest new token that differs, from 0
-    looks: tuple[int, ...] = ()
+    first_difference: int | None  # the earliest new token that differs, counted from 0
+    looks: tuple[int, ...] = ()  # rounds after which the verdict was checked; empty: the number of rounds was fixed
 
     @property
     def case(self) -> Case:
@@ -58,11 +58,11 @@ class Comparison(Tabular, FrozenRecord):
 
     @property
     def confidence(self) -> str:
-        """That of the ratios' intervals, for the head of a column."""
+        """Confidence of the ratios' intervals, for the head of a column."""
         return f"{1 - ERROR:.0%} over {len(self.looks)} looks" if self.looks else f"{CONFIDENCE:.0%}"
 
     def trust(self, metric: str = "per_token") -> Trust:
-        """Whether the ratio of a metric is to be trusted, and if not, why and what to do."""
+        """Whether to believe the ratio of a metric; if not, why, and what to do."""
         sides = (self.baseline, self.candidate)
         shares = [share for side in sides if (share := side.share_of_limit) is not None]
         most = max((side.taken_cores for side in sides), key=sum)
@@ -70,22 +70,22 @@ class Comparison(Tabular, FrozenRecord):
 
     @property
     def verdict(self) -> Verdict:
-        """Of the time per token; UNDECIDED too where its ratio is not trustworthy."""
+        """Verdict on the time per token; UNDECIDED also where its ratio is not trustworthy."""
         return self.verdict_of("per_token")
 
     def verdict_of(self, metric: str) -> Verdict:
-        """Of a metric, as for `verdict`."""
+        """Verdict on a metric; UNDECIDED also where its ratio is not trustworthy."""
         return self.trust(metric).verdict(self.ratio(metric).verdict)
 
     def claim(self, metric: str = "per_token") -> str:
-        """The ratio with its interval, and its verdict or that it is not trustworthy, in a few words."""
+        """The ratio with its interval, and its verdict or NOT TRUSTWORTHY, in a few words."""
         trusted = self.trust(metric).trustworthy
         return f"{self.ratio(metric)} {self.verdict_of(metric) if trusted else 'NOT TRUSTWORTHY'}"
 
     @property
     def more_rounds(self) -> int | None:
-        """About how many rounds it would take in addition to decide; None where it is decided, or cannot be told, or
-        where rounds would not mend what makes it not trustworthy.
+        """Estimated further rounds until a verdict. None: decided, not estimable, or more rounds would not make the
+        ratio trustworthy.
         """
         undecided = self.verdict is Verdict.UNDECIDED and self.trust().mended_by_rounds
         return more_rounds(self.ratio("per_token"), self.rounds) if undecided else None
@@ -97,51 +97,53 @@ class Comparison(Tabular, FrozenRecord):
 
     @property
     def limit_ratio(self) -> float | None:
-        """What the memory allows more ranks to gain: the candidate's read bandwidth over the baseline's, each probed
-        with all threads of its side beside its run, median over rounds. 1.0 for sides of as many threads in all.
+        """The largest gain that memory allows more ranks: the candidate's read bandwidth / the baseline's, median over
+        rounds. Each is probed around its run, with all threads of its side. 1.0 where both sides have equally many
+        threads in all.
         """
         pairs = [
             (ours.bandwidth_gb_s, theirs.bandwidth_gb_s)
             for ours, theirs in zip(self.candidate.runs, self.baseline.runs, strict=True)
         ]
-        found = [float(np.mean(ours) / np.mean(theirs)) for ours, theirs in pairs if ours and theirs]
+        ratios = [float(np.mean(ours) / np.mean(theirs)) for ours, theirs in pairs if ours and theirs]
         if self.candidate.case.cores == self.baseline.case.cores:
             return 1.0
-        return float(np.median(found)) if found else None
+        return float(np.median(ratios)) if ratios else None
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What weakens the comparison, both sides' remarks included."""
-        found = [*self.baseline.remarks, *self.candidate.remarks]
+        """Weaknesses of the comparison, with the remarks of both sides."""
+        weaknesses = [*self.baseline.remarks, *self.candidate.remarks]
         if self.rounds < FEWEST_ROUNDS:
-            held = 1 - 2 * 0.5**self.rounds
-            found.append(
-                f"{self.rounds} rounds: the interval holds the ratio with {held:.0%} probability at most, not 95%"
+            probability = 1 - 2 * 0.5**self.rounds
+            weaknesses.append(
+                f"{self.rounds} rounds: the interval holds the ratio with {probability:.0%} probability at most, not "
+                "95%"
             )
         environment = self.candidate.environment
         if not self.candidate.taken_cores and environment.load_average > environment.cores / 2:
-            found.append(f"the machine was busy before the first round (load {environment.load_average})")
+            weaknesses.append(f"the machine was busy before the first round (load {environment.load_average})")
         if not self.tokens_equal:
-            found.append(f"the sides' tokens differ from new token {self.first_difference} on")
+            weaknesses.append(f"the sides' tokens differ from new token {self.first_difference} on")
         trust = self.trust()
         if not trust.trustworthy:
-            found.append(trust.sentence)
+            weaknesses.append(trust.sentence)
         if self.verdict is Verdict.UNDECIDED and trust.mended_by_rounds:
-            found.append(f"undecided after {self.rounds} rounds: {more_rounds_text(self.more_rounds)}{_budget()}")
-        return tuple(found)
+            weaknesses.append(f"undecided after {self.rounds} rounds: {more_rounds_text(self.more_rounds)}{_budget()}")
+        return tuple(weaknesses)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each new token of each run of both sides, in milliseconds: `Measurement.sample_rows`, and before it
-        the role of the side, "baseline" or "candidate".
+        """A row for each new token of each run of both sides, in milliseconds. The first column is the side's role,
+        "baseline" or "candidate"; the others are described at `Measurement.sample_rows`.
         """
-        import pandas as pd  # half a second, which is not for every process that measures
+        import pandas as pd  # takes half a second, too long for every process that measures
 
         sides = {"baseline": self.baseline, "candidate": self.candidate}
         return pd.DataFrame([{"role": role} | row for role, side in sides.items() for row in side.sample_rows()])
 
     def table(self) -> ResultTable:
-        """The figures of both sides, the ratios with their intervals, the verdict, and where all of it comes from. A
-        speedup never stands there without its interval, baseline and grade.
+        """The figures of both sides, the ratios with their intervals, the verdict, and the origin of it all. A speedup
+        is never shown without its interval, its baseline and its trust.
         """
         baseline, candidate = self.baseline.name, self.candidate.name
         return ResultTable(
@@ -160,7 +162,7 @@ class Comparison(Tabular, FrozenRecord):
         )
 
     def _claim_below(self) -> Claim:
-        """The verdict, or why there is none, and the ratio that it follows from."""
+        """The verdict or the reason against one, and the ratio that decides it."""
         speed, trust = self.ratio("per_token"), self.trust()
         against = f"{self.candidate.name} against {self.baseline.name}: {speed} per token"
         if not trust.trustworthy:
@@ -173,24 +175,24 @@ class Comparison(Tabular, FrozenRecord):
         looks = f", looked at after {', '.join(map(str, self.looks))}" if self.looks else ""
         tokens = "equal" if self.tokens_equal else f"DIFFERENT from new token {self.first_difference} on"
         bandwidth = self.read_bandwidth_gb_s
-        limit = f"{bandwidth:.0f} GB/s read, probed beside the runs" if bandwidth else "read bandwidth unknown"
-        of_ranks = []
+        limit = f"{bandwidth:.0f} GB/s read, probed around the runs" if bandwidth else "read bandwidth unknown"
+        rank_notes = []
         if case.ranks > 1:
             waits = ", ".join(f"{share:.0%}" for share in candidate.communication_shares)
             most = f"at most {self.limit_ratio:.2f}x by memory" if self.limit_ratio else "limit unknown"
             stages = f" as {case.pp} stages, schedule {case.schedule}" if case.pp > 1 else ""
-            others = baseline.case
-            beside = f"{others.ranks} ranks, each with" if others.ranks > 1 else "one process with"
-            of_ranks.append(
+            base = baseline.case
+            ranks = f"{base.ranks} ranks, each with" if base.ranks > 1 else "one process with"
+            rank_notes.append(
                 f"{candidate.name}: {case.ranks} ranks{stages}, each with {case.threads} thread(s); {baseline.name}: "
-                f"{beside} {others.threads}; {most}; the ranks wait for each other in {waits} of a decode step"
+                f"{ranks} {base.threads}; {most}; the ranks wait for each other in {waits} of a decode step"
             )
         reads = [f"{candidate.name} read its weights with {candidate.reading}"] if candidate.reading else []
         limits = [f"the limit was set by {candidate.probe}"] if candidate.probe else []
         answers = [f"{side.name} answers: {side.answer}" for side in (baseline, candidate) if side.answer is not None]
         return [
             *([f"question: {candidate.question}", *answers] if answers else []),
-            *of_ranks,
+            *rank_notes,
             f"tokens of both sides: {tokens} ({self.rounds} rounds{looks})",
             f"weights: {case.origin}",
             f"{baseline.name}: {baseline.impl}; {candidate.name}: {candidate.impl}",
@@ -208,9 +210,9 @@ class Comparison(Tabular, FrozenRecord):
             "looks": list(self.looks),
             "baseline": self.baseline.as_dict(),
             "candidate": self.candidate.as_dict(),
-            **{f"{metric}_ratio": found.value for metric, found in ratios.items()},
-            **{f"{metric}_ratio_low": found.low for metric, found in ratios.items()},
-            **{f"{metric}_ratio_high": found.high for metric, found in ratios.items()},
+            **{f"{metric}_ratio": ratio.value for metric, ratio in ratios.items()},
+            **{f"{metric}_ratio_low": ratio.low for metric, ratio in ratios.items()},
+            **{f"{metric}_ratio_high": ratio.high for metric, ratio in ratios.items()},
             "noise": ratios["per_token"].noise,
             "verdict": str(self.verdict),
             "trustworthy": trust.trustworthy,
@@ -231,5 +233,5 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _budget() -> str:
-    """What a command can be given to find out."""
+    """The option that buys more rounds, in brackets; empty outside of the command line."""
     return f" ({setting('budget_s')})" if on_command_line() else ""

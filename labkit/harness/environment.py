@@ -1,4 +1,4 @@
-"""The machine and the software that a figure was measured on, without the names of the user and the host."""
+"""The machine and the software of a measurement, without the names of the user and the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKAGES = ("torch", "transformers", "triton", "labkit")
 
 
 class Environment(Listed):
-    """What influences timings besides the code under test. A field is None where the system does not tell."""
+    """Influences on timings other than the code under test. A field is None where the system does not report it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,13 +40,13 @@ class Environment(Listed):
     load_average: float
     python: str
     packages: dict[str, str]
-    compiler: str | None  # that the kernels are compiled with
+    compiler: str | None  # of the kernels
     commit: str | None
     gpu: str | None = None  # None: the CPU computed, as in all records from before GPUs were supported
     gpu_memory_gb: float | None = None
     driver: str | None = None  # of the GPU
-    cuda: str | None = None  # that PyTorch was built with
-    cache_mb: float | None = None  # the largest cache of the processors; None in older records, too
+    cuda: str | None = None  # the version that PyTorch was built with
+    cache_mb: float | None = None  # the processors' largest cache; None also in older records
 
     @property
     def versions(self) -> str:
@@ -55,7 +55,7 @@ class Environment(Listed):
 
     @property
     def origin(self) -> str:
-        """Where figures come from, in the last line of a page: processor, packages, compiler and commit."""
+        """Processor, packages, compiler and commit, for the last line of a page."""
         return f"{self.cpu}; {self.versions}; {self.compiler}; commit {self.commit}"
 
     @property
@@ -68,12 +68,12 @@ class Environment(Listed):
 
 
 def last_level_cache() -> int:
-    """Bytes of this machine's largest cache; 32 MiB where the system does not tell."""
+    """Bytes of this machine's largest cache; 32 MiB where the system does not report it."""
     return _known_cache() or 32 << 20
 
 
 def read_environment(threads: int) -> Environment:
-    """The environment now, of work on `threads` threads, or on the current GPU where there is one."""
+    """The present environment of work on `threads` threads, or on the current GPU where there is one."""
     flags = cpu_flags()
     return Environment(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -95,15 +95,15 @@ def read_environment(threads: int) -> Environment:
 
 
 class Memory(NamedTuple):
-    """Bytes of this process in RAM, or of its tensors on a GPU, now and at most since the last reset."""
+    """Bytes of this process in RAM, or of its tensors on a GPU: now, and the peak since the last reset."""
 
     now: int
     peak: int
 
 
 def read_memory(device: torch.device = CPU) -> Memory:
-    """Resident bytes of this process, or the bytes that PyTorch has handed out on a GPU. Where the system keeps no
-    peak, it is the present number.
+    """Resident bytes of this process, or the bytes that PyTorch has allocated on a GPU. The present number stands
+    for a peak that the system does not keep.
     """
     if device.type == "cuda":
         return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
@@ -113,12 +113,12 @@ def read_memory(device: torch.device = CPU) -> Memory:
 
 
 def anonymous_memory(pid: int | None = None) -> int:
-    """Resident bytes of a process, this one by default, that no file holds; all resident bytes where the system does
-    not tell, and none of a process that has ended.
+    """Resident bytes of a process that are not pages of a file; by default of this process. All resident bytes, if the
+    system does not report that. 0 for a process that has ended.
     """
-    found = re.search(r"RssAnon:\s+(\d+) kB", _text(f"/proc/{pid or 'self'}/status") or "")
-    if found:
-        return int(found[1]) * 1024
+    match = re.search(r"RssAnon:\s+(\d+) kB", _text(f"/proc/{pid or 'self'}/status") or "")
+    if match:
+        return int(match[1]) * 1024
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.NoSuchProcess:
@@ -126,7 +126,7 @@ def anonymous_memory(pid: int | None = None) -> int:
 
 
 def reset_peak_memory(device: torch.device = CPU) -> None:
-    """Let the peak start again from the present. Does nothing without Linux, or without the permission."""
+    """Resets the peak to the present use. Does nothing without Linux, or without the permission."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return

@@ -33,11 +33,13 @@ def measure_latency(
 ) -> Measurement:
     """Time `engine.generate` on a prompt, or on a batch of prompts, in this process.
 
-    `engine`: an InferenceEngine or a vanilla Hugging Face model. `generation_args`: what `generate` takes, for example
-    `{"do_sample": False, "min_length": 128, "max_new_tokens": 128}`. The read bandwidth is probed before and after each
-    run. `str()` of the record is the articles' sentence; to tell two sides apart honestly, use `compare`.
+    engine: an InferenceEngine or a vanilla Hugging Face model.
+    generation_args: arguments of `generate`, such as `{"do_sample": False, "min_length": 128, "max_new_tokens": 128}`.
 
-    ValueError: an empty prompt, prompts of unequal length without a pad token, beams (they have no per-token times),
+    The read bandwidth is probed before and after each run. `str()` of the record is the articles' sentence. To compare
+    two sides, use `compare`, which lets them take turns.
+
+    ValueError: an empty prompt, prompts of unequal length without a pad token, beams (they have no time per token),
     fewer than two new tokens, or counts below their minimum.
     """
     check_numbers(runs=runs, warmup=warmup)
@@ -54,9 +56,9 @@ def measure_latency(
     timed = []
     run, probe = partial(timed_generate, engine, **inputs, **generation_args), partial(probe_bandwidth, threads)
     for index in range(runs):
-        done = probed(run, partial(probe, engine.device))
-        times, sequences = done.found
-        timed.append(Run.of(times, round=index, before=done.before, after=done.after))
+        turn = probed(run, partial(probe, engine.device))
+        times, sequences = turn.found
+        timed.append(Run.of(times, round=index, before=turn.before, after=turn.after))
     config, options = _model_config(engine), getattr(engine, "options", None)
     kv_dtype = options.kv_dtype if options else None
     weights = stored_by(engine) if isinstance(engine, InferenceEngine) else engine.dtype
@@ -89,7 +91,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[str]) -> 
     if unequal and tokenizer.pad_token is None:
         raise UserError(
             f"got prompts of {min(lengths)} to {max(lengths)} tokens and a tokenizer without a pad token; "
-            "set tokenizer.pad_token (often to tokenizer.eos_token), or give prompts of one length"
+            "set tokenizer.pad_token (often to tokenizer.eos_token), or pass prompts of equal length"
         )
     encoded = tokenizer(prompts, return_tensors="pt", padding=unequal)
     return {name: encoded[name] for name in ("input_ids", "attention_mask")}

@@ -1,4 +1,4 @@
-"""Record of how ranks load a model, from one file for all and from a file for each: seconds and memory."""
+"""Record of the time and memory in which ranks load a model, from one file for all and from a file for each rank."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ONE_FILE, OWN_FILES = "one file for all", "a file for each rank"
 
 
 class PackedMemory(Listed):
-    """Bytes of anonymous memory at most while a whole model was loaded, and of its packed matrices in the end."""
+    """Bytes that loading a whole model takes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    peak: int
-    packed: int
+    peak: int  # the most anonymous memory while it is loaded
+    packed: int  # packed matrices at the end
 
     @property
     def share(self) -> float:
@@ -29,13 +29,7 @@ class PackedMemory(Listed):
 
 
 class LoadMeasurement(FrozenRecord):
-    """All ranks load their shares of a model at once, each in a fresh process, from files in the page cache.
-
-    `rounds_s`: by way and round, the seconds of each rank. `peak_bytes`: by way, how much anonymous memory each rank
-    had at most while it loaded, in runs that are not timed. `share_bytes`, `largest_bytes`: what each rank holds in the
-    end, and the largest tensor of it. `precisions`: what one process takes that loads all of the model in the precision
-    of this name.
-    """
+    """All ranks load their shares of a model at once, each in a fresh process, from files in the page cache."""
 
     kind: Literal["load"] = "load"
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -43,22 +37,22 @@ class LoadMeasurement(FrozenRecord):
     ranks: int
     dtype: str
     model_bytes: int
-    share_bytes: tuple[int, ...]
-    largest_bytes: tuple[int, ...]
+    share_bytes: tuple[int, ...]  # weights of each rank at the end
+    largest_bytes: tuple[int, ...]  # the largest tensor of each rank
     environment: Environment
-    rounds_s: dict[str, tuple[tuple[float, ...], ...]]
-    peak_bytes: dict[str, tuple[int, ...]]
-    precisions: dict[str, PackedMemory] = Field(default_factory=dict)
+    rounds_s: dict[str, tuple[tuple[float, ...], ...]]  # seconds by way, round and rank
+    peak_bytes: dict[str, tuple[int, ...]]  # the most anonymous memory by way and rank, from runs that are not timed
+    precisions: dict[str, PackedMemory] = Field(default_factory=dict)  # one process loads the whole model, by precision
 
     def seconds(self, way: str) -> list[float]:
-        """Of the slowest rank, by round."""
+        """Seconds of the slowest rank, by round."""
         return [max(ranks) for ranks in self.rounds_s[way]]
 
     def ratio(self) -> Ratio:
-        """Time from one file over that from a file for each, with its interval over rounds."""
+        """Time from one file / time from a file for each rank, with its interval over rounds."""
         return ratio(self.seconds(ONE_FILE), self.seconds(OWN_FILES))
 
     def peak_share(self, way: str) -> float:
-        """The most memory of a rank, less its largest tensor, as a part of its share."""
-        found = zip(self.peak_bytes[way], self.largest_bytes, self.share_bytes, strict=True)
-        return max((peak - largest) / share for peak, largest, share in found)
+        """The peak memory of a rank without its largest tensor / the bytes of its weights: the maximum over ranks."""
+        ranks = zip(self.peak_bytes[way], self.largest_bytes, self.share_bytes, strict=True)
+        return max((peak - largest) / share for peak, largest, share in ranks)

@@ -1,8 +1,8 @@
-"""What `labkit profile` runs without a command: one side generates, warm, under the ranges of its stages.
+"""The program that `labkit profile` runs by default: one side generates, warm, under the ranges of its stages.
 
 python -P -m labkit.harness.profiled MODEL SIDE [--dtype float32] [--batch 1] [--prompt 32] [--new 16] ...
 
-With --tp it is one rank of so many, which `labkit launch` starts.
+With --tp N it is one of N ranks, which `labkit launch` starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labkit.stages import unwatched
 from labkit.system.command import run_command
 from labkit.weights.resolve import resolve
 
-WARM_UP = 4  # new tokens of the run before, which nobody watches
+WARM_UP = 4  # new tokens of the warm-up run, which has no ranges
 
 
 def main(

@@ -1,4 +1,4 @@
-"""What other programs take of the processors while something is measured, and waiting until they take little."""
+"""Processor use of other programs during a measurement, and waiting until it is low."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from labkit.system.errors import RunError
 from labkit.system.others_clock import SHORTEST_S, OthersClock
 from labkit.system.progress import Progress
 
-SAMPLE_S, QUIET_SAMPLES = 1.0, 3  # so many samples in a row must be quiet
+SAMPLE_S, QUIET_SAMPLES = 1.0, 3  # length of a sample, and how many in a row must be quiet
 NAMED = 3  # programs named in a message
 LEAST_NAMED = 0.05  # processors
 
 
 @dataclass(frozen=True)
 class Program:
-    """A running process that is not one of ours, and the processors that it kept busy."""
+    """A running process of other programs, and the processors that it kept busy."""
 
     name: str
     cores: float
@@ -32,19 +32,19 @@ class Program:
 
 
 class OthersByRound:
-    """How many processors other programs kept busy, round by round; rounds shorter than a second share one figure."""
+    """Processors that other programs kept busy, round by round. Rounds shorter than a second share one figure."""
 
     def __init__(self, ours: Iterable[int] = ()) -> None:
-        self.cores: list[float | None] = []  # None: not known yet, or never, where all rounds were too short
+        self.cores: list[float | None] = []  # None: not known yet
         self._clock = OthersClock(ours)
 
     def end_round(self) -> None:
-        """A round is over."""
+        """Notes the end of a round."""
         self.cores.append(None)
         self._fill(self._clock.lap())
 
     def end(self) -> None:
-        """The last round is over: what is left of the time goes by the last figure."""
+        """Notes the end of the last round. Rounds without a figure get the last known one."""
         known = [cores for cores in self.cores if cores is not None]
         self._fill(known[-1] if known else self._clock.lap(SHORTEST_S / 2))
 
@@ -53,14 +53,14 @@ class OthersByRound:
 
 
 class NotQuietError(RunError):
-    """The machine did not become quiet. The message names what runs on it."""
+    """The machine did not become quiet. The message names the busiest programs."""
 
 
 def wait_until_quiet(limit_s: float, *, needed: int | None = None, progress: Progress | None = None) -> None:
-    """Wait until other programs leave `needed` processors (None: all) alone for three seconds in a row.
+    """Waits until other programs leave `needed` processors (None: all) alone for three seconds in a row.
 
-    NotQuietError after `limit_s` seconds: who asks for a quiet machine would not trust what another one gives.
-    `progress` is told once a second, in seconds.
+    `progress` is called once a second, with seconds. NotQuietError after `limit_s` seconds, because a caller who asks
+    for a quiet machine would not trust figures from a busy one.
     """
     check_numbers(wait_quiet_s=limit_s)
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
@@ -71,7 +71,7 @@ def wait_until_quiet(limit_s: float, *, needed: int | None = None, progress: Pro
         quiet = quiet + 1 if taken_cores(others, needed=needed, cores=cores) <= MOST_TAKEN else 0
         if quiet >= QUIET_SAMPLES:
             return
-        waited, names = monotonic() - start, ", ".join(map(str, programs)) or "processes that it does not show"
+        waited, names = monotonic() - start, ", ".join(map(str, programs)) or "hidden processes"
         if waited >= limit_s:
             raise NotQuietError(
                 f"the machine was not quiet within {limit_s:.0f} s: other programs kept {others:.1f} processors busy "
@@ -84,7 +84,7 @@ def wait_until_quiet(limit_s: float, *, needed: int | None = None, progress: Pro
 
 
 def _sample(seconds: float) -> tuple[list[Program], float]:
-    """The busiest other programs of the next seconds, and how many processors all of them kept busy."""
+    """The busiest other programs of the next `seconds`, and the processors that all other programs kept busy."""
     clock, before = OthersClock(), _by_process()
     begin = monotonic()
     sleep(seconds)
@@ -105,11 +105,11 @@ class _Spent:
 
 
 def _by_process() -> dict[int, _Spent]:
-    found = {}
+    processes = {}
     for process in psutil.process_iter():
         try:
             times = process.cpu_times()
-            found[process.pid] = _Spent(process.name(), times.user + times.system)
-        except psutil.Error:  # it has ended, or belongs to somebody who does not show it
+            processes[process.pid] = _Spent(process.name(), times.user + times.system)
+        except psutil.Error:  # it has ended, or its owner hides it
             continue
-    return found
+    return processes

@@ -1,4 +1,4 @@
-"""Records of what one side did. They hold raw samples; every summary is computed from them when it is asked for."""
+"""Records of one side's runs. They hold raw samples, from which summaries are computed on demand."""
 
 from __future__ import annotations
 
@@ -24,34 +24,29 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION: Literal[1] = 1
 METRICS = ("ttft", "per_token", "end_to_end")
-FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # the phases of samples, in words
+FIRST_TOKEN, PER_TOKEN = "first token", "per token"  # phases of samples, in words
 
 
 class FrozenRecord(ShortRepr):
-    """A record that cannot be changed, and that refuses unknown fields when it is read back."""
+    """An immutable record. It refuses unknown fields when it is read back."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Case(FrozenRecord):
-    """What is generated, with which model and on how many threads: what measuring functions take and records keep.
-
-    `origin` says where the weights came from; it is empty until they have been found. The model is cut for `pp` stages
-    of `tp` ranks, each of `threads` threads; `schedule` is that of the stages, empty where there is one. Each side may
-    take `memory_gb` GB (1e9 bytes) of memory beyond what it imports; None: all that there is.
-    """
+    """Model, sizes and processors of a generation. Functions that measure take it, and records keep it."""
 
     model: str
-    origin: str = ""
+    origin: str = ""  # source of the weights; empty until it is resolved
     dtype: str
     batch: int
     prompt_tokens: int
     new_tokens: int
-    threads: int
-    tp: int = 1
-    pp: int = 1
-    schedule: str = ""
-    memory_gb: float | None = None
+    threads: int  # of each rank
+    tp: int = 1  # ranks of each stage
+    pp: int = 1  # stages
+    schedule: str = ""  # of the stages; empty for one stage
+    memory_gb: float | None = None  # 1e9 bytes that each side may take beyond its imports; None: no limit
 
     @property
     def ranks(self) -> int:
@@ -70,22 +65,20 @@ class Case(FrozenRecord):
 
 
 class Run(FrozenRecord):
-    """One timed generation, and the read bandwidth probed just before and just after it (None: no probe here).
+    """One timed generation.
 
-    `others_cores`: processors that other programs kept busy around this run (None: nobody looked, or too short a time).
-    For a side whose memory is limited, and which reads files: `disk_gb_s`, the rate of their disk just before and just
-    after the run, and `cached_mb`, how much of them was in the page cache before it, after they had been made cold:
-    what a side maps stays there.
+    Only a side with limited memory that reads files has the last two fields. The files are made cold before the run,
+    but pages that the side maps stay in the page cache.
     """
 
     round: int
     ttft_ms: float
     decode_ms: tuple[float, ...]
     end_to_end_ms: float
-    bandwidth_gb_s: tuple[float, float] | None = None
-    others_cores: float | None = None
-    disk_gb_s: tuple[float, float] | None = None
-    cached_mb: float | None = None
+    bandwidth_gb_s: tuple[float, float] | None = None  # read bandwidth just before and after the run; None: no probe
+    others_cores: float | None = None  # processors that other programs kept busy; None: not sampled, or too short
+    disk_gb_s: tuple[float, float] | None = None  # rate of the files' disk just before and after the run
+    cached_mb: float | None = None  # of the files, in the page cache before the run
 
     @classmethod
     def of(cls, times: Times, *, round: int, before: float | None, after: float | None) -> Run:
@@ -98,15 +91,15 @@ class Run(FrozenRecord):
         return float(np.median(self.decode_ms))
 
     def floor_share(self, work: Work, peak_gflop_s: float | None = None) -> float | None:
-        """The least time that the memory beside this run, and the processor, allowed for a decode step / the time it
-        took.
+        """Share of the limit of a decode step: the least time that the memory around this run and the processor allowed
+        / the measured time.
         """
         if self.bandwidth_gb_s is None:
             return None
         return work.floor_ms(float(np.mean(self.bandwidth_gb_s)), peak_gflop_s) / self.per_token_ms
 
     def prompt_share(self, work: Work, peak_gflop_s: float) -> float | None:
-        """The same of the first token."""
+        """Share of the limit of the first token."""
         if self.bandwidth_gb_s is None:
             return None
         return work.prompt_floor_ms(peak_gflop_s, float(np.mean(self.bandwidth_gb_s))) / self.ttft_ms
@@ -115,7 +108,7 @@ class Run(FrozenRecord):
 class Measurement(Tabular, FrozenRecord):
     """The runs of one side on one case. Times are in milliseconds, and MB are 10^6 bytes.
 
-    For a side on several ranks each time is that of the slowest rank, step by step, and memory is that of the largest.
+    A side on several ranks has the time of the slowest rank, step by step, and the memory of the largest rank.
     """
 
     kind: Literal["measurement"] = "measurement"
@@ -128,22 +121,22 @@ class Measurement(Tabular, FrozenRecord):
     work: Work | None  # None: the work of this architecture is not counted
     runs: tuple[Run, ...] = Field(min_length=1)
     clock: str = CLOCK
-    weights: str = ""  # the type that the matrices are stored in, as its library calls it; empty in older records
+    weights: str = ""  # stored type of the matrices, in its library's words; empty in older records
     reading: str = ""  # how decode steps read the weights at the end, and how often that changed; CPU engine only
-    peak_gflop_s: float | None = None  # multiplications and additions of all threads, at most; CPU only
-    probe: str = ""  # the way to read that set the limit, and in how many of the probes
+    peak_gflop_s: float | None = None  # peak multiplications and additions of all threads; CPU only
+    probe: str = ""  # the way of reading that set the limit, and in how many of the probes
     load_s: float | None = None
     start_to_ready_s: float | None = None  # imports, loading and the first warm-up run, without waiting for a turn
-    memory_limit: str = ""  # what held the side to its memory; empty: nothing did
-    peak_limited_mb: float | None = None  # the most that counts there, of all ranks; in a cgroup files' pages do
-    streamed_mb: float = 0.0  # of weights that the engine reads from the disk in each step
-    question: str = ""  # asked once behind the timed runs; empty: none
-    answer: str | None = None  # of a chat model to it
-    first_run_s: float | None = None  # the first warm-up run, compilation included
-    peak_rss_mb: float | None = None  # more than before the weights were loaded; on a GPU, of the GPU's memory
-    stages: tuple[StageTime, ...] = ()  # from one extra run, never from the timed ones
-    stage_run: Run | None = None  # the times of the extra run, which show what collecting the stages costs
-    rank_stages: tuple[tuple[StageTime, ...], ...] = ()  # of each of several ranks; `stages` are those of rank 0
+    memory_limit: str = ""  # what enforced the side's memory limit; empty: nothing
+    peak_limited_mb: float | None = None  # peak of the limited memory, of all ranks; a cgroup counts files' pages too
+    streamed_mb: float = 0.0  # weights that the engine reads from the disk in each step
+    question: str = ""  # asked once after the timed runs; empty: none
+    answer: str | None = None  # of a chat model to the question
+    first_run_s: float | None = None  # the first warm-up run, with compilation
+    peak_rss_mb: float | None = None  # peak above the level before loading; on a GPU, of the GPU's memory
+    stages: tuple[StageTime, ...] = ()  # from one extra run, never from a timed run
+    stage_run: Run | None = None  # times of the extra run, which show the cost of collecting the stages
+    rank_stages: tuple[tuple[StageTime, ...], ...] = ()  # stages of each of several ranks; `stages` are rank 0's
     nodes: tuple[tuple[str, str], ...] = ()  # kernel and stage of each node of a step's CUDA graph
 
     @property
@@ -156,7 +149,7 @@ class Measurement(Tabular, FrozenRecord):
         }
 
     def rounds_ms(self, metric: str) -> tuple[float, ...]:
-        """One figure per run: for "per_token" the run's median step."""
+        """One figure per run; for "per_token" the run's median step."""
         return tuple(getattr(run, f"{metric}_ms") for run in self.runs)
 
     def summary(self, metric: str) -> Summary:
@@ -192,41 +185,41 @@ class Measurement(Tabular, FrozenRecord):
 
     @property
     def disk_gb_s(self) -> float | None:
-        """The median rate of the disk beside the runs."""
+        """The median rate of the disk around the runs."""
         probes = [probe for run in self.runs for probe in run.disk_gb_s or ()]
         return float(np.median(probes)) if probes else None
 
     @property
     def disk_share(self) -> float | None:
-        """For the engine with layers on the disk: the least time in which that gives them / the time of a step, median
-        over runs, each against the rate probed beside it.
+        """For an engine with layers on the disk: the least time to read them / the time of a step, median over runs.
+        Each run counts with the rate probed around it.
         """
         rates = [(run, float(np.mean(run.disk_gb_s))) for run in self.runs if run.disk_gb_s]
-        found = [self.streamed_mb / rate / run.per_token_ms for run, rate in rates]
-        return _median(found) if self.streamed_mb else None
+        shares = [self.streamed_mb / rate / run.per_token_ms for run, rate in rates]
+        return _median(shares) if self.streamed_mb else None
 
     @property
     def floor_ms(self) -> float | None:
-        """The least time of a decode step at the median bandwidth beside the runs."""
+        """The least time of a decode step at the median bandwidth around the runs."""
         bandwidth = self.read_bandwidth_gb_s
         return None if self.work is None or bandwidth is None else self.work.floor_ms(bandwidth, self.peak_gflop_s)
 
     @property
     def floor_share(self) -> float | None:
-        """Share of the physical limit: median over runs, each against the bandwidth probed beside it."""
+        """Share of the physical limit: median over runs, each with the bandwidth probed around it."""
         work = self.work
         return _median([run.floor_share(work, self.peak_gflop_s) for run in self.runs]) if work else None
 
     @property
     def prompt_share(self) -> float | None:
-        """The same of the first token; None where nobody knows how fast the processor multiplies."""
+        """The first token's share of the limit; None where the processor's peak rate is unknown."""
         work, peak = self.work, self.peak_gflop_s
         return _median([run.prompt_share(work, peak) for run in self.runs]) if work and peak else None
 
     @property
     def share_of_limit(self) -> ShareOfLimit | None:
-        """The share and how far to believe it. None where it is unknown, and where the whole model fits into the
-        caches, so that the memory does not limit it.
+        """Share of the limit with the noise of its probes. None: unknown, or the whole model fits into the caches, so
+        that memory is not the limit.
         """
         cache_mb = self.environment.cache_mb
         if self.floor_share is None or self.work is None:
@@ -239,7 +232,7 @@ class Measurement(Tabular, FrozenRecord):
 
     @property
     def taken_cores(self) -> tuple[float, ...]:
-        """By run, where it is known, how many of the processors that this side needed other programs kept busy."""
+        """Processors that this side needed and other programs kept busy, by run; runs without a figure are left out."""
         needed = self.case.cores if self.environment.gpu is None else 1
         known = [run.others_cores for run in self.runs if run.others_cores is not None]
         return tuple(taken_cores(others, needed=needed, cores=self.environment.cores) for others in known)
@@ -250,7 +243,7 @@ class Measurement(Tabular, FrozenRecord):
 
     @property
     def communication_shares(self) -> tuple[float, ...]:
-        """By rank, the share of a decode step's time in which it waited for the others; empty for one rank."""
+        """Share of a decode step in which a rank waited for the others, by rank; empty for one rank."""
         shares = []
         for stages in self.rank_stages:
             decode = [stage for stage in stages if stage.phase == Phase.DECODE]
@@ -260,22 +253,24 @@ class Measurement(Tabular, FrozenRecord):
 
     @property
     def stage_tax(self) -> float | None:
-        """How much longer a step took while its stages were collected, as a fraction."""
+        """Slow-down of a step while its stages were collected, as a fraction."""
         return self.stage_run.per_token_ms / self.per_token_ms - 1 if self.stage_run else None
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What weakens these figures."""
+        """Weaknesses of these figures."""
         names = {metric: f"{self.name} {metric.replace('_', ' ')}" for metric in METRICS}
-        found = [line for metric, name in names.items() for line in remarks(name, self.samples_ms[metric])]
+        weaknesses = [line for metric, name in names.items() for line in remarks(name, self.samples_ms[metric])]
         if first_is_slow(self.rounds_ms("per_token")):
-            found.append(f"{self.name}: the first round was slow; warm up longer")
+            weaknesses.append(f"{self.name}: the first round was slow; warm up longer")
         if self.floor_share is None:
-            found.append(f"{self.name}: share of the physical limit unknown (no bandwidth probe, or work not counted)")
-        return tuple(found)
+            weaknesses.append(
+                f"{self.name}: share of the physical limit unknown (no bandwidth probe, or work not counted)"
+            )
+        return tuple(weaknesses)
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures of one side, as `labkit compare --json` shows them."""
+        """Figures of one side, as `labkit compare --json` shows them."""
         return {
             "name": self.name,
             "impl": self.impl,
@@ -299,7 +294,7 @@ class Measurement(Tabular, FrozenRecord):
         }
 
     def sample_rows(self) -> list[dict[str, Any]]:
-        """Every raw sample: its case, machine, side and run, and its new token, counted from 0."""
+        """Every raw sample with its machine, case, side and run, and its new token, counted from 0."""
         head = {"machine": self.environment.machine, **self.case.model_dump()}
         return [
             head
@@ -317,21 +312,21 @@ class Measurement(Tabular, FrozenRecord):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each new token of each run, in milliseconds: `sample_rows`."""
-        import pandas as pd  # half a second
+        import pandas as pd  # takes half a second, too long for every process that measures
 
         return pd.DataFrame(self.sample_rows())
 
     def table(self) -> ResultTable:
         """The distributions of all samples."""
-        summaries = {f"{PER_TOKEN}, ms": "per_token", f"{FIRST_TOKEN}, ms": "ttft", "end to end, ms": "end_to_end"}
-        found = {row: self.summary(metric) for row, metric in summaries.items()}
+        metrics = {f"{PER_TOKEN}, ms": "per_token", f"{FIRST_TOKEN}, ms": "ttft", "end to end, ms": "end_to_end"}
+        summaries = {row: self.summary(metric) for row, metric in metrics.items()}
         share = "unknown" if self.floor_share is None else f"{self.floor_share:.0%}"
         return ResultTable(
             title=self.case.title,
             columns=(self.name, "median", "mean", "P95", "samples"),
             rows=tuple(
-                (row, f"{each.median:.2f}", f"{each.mean:.2f}", each.p95_text, f"{each.n:,}")
-                for row, each in found.items()
+                (row, f"{summary.median:.2f}", f"{summary.mean:.2f}", summary.p95_text, f"{summary.n:,}")
+                for row, summary in summaries.items()
             ),
             notes=(
                 f"{self.tokens_per_s:.1f} tokens / s; share of the limit: {share}",

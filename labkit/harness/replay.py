@@ -1,9 +1,9 @@
-"""Runs one operator of PyTorch as a trace recorded it: the same shapes, types and strides, with data that we make up.
+"""Runs one operator of PyTorch as a trace recorded it: the same shapes, types and strides, with made-up data.
 
-Floating-point tensors are drawn from a normal distribution, integers from what they index; of tensors in a list the
-trace has no types, so they are float32. The time of a call is that of CUDA events on a GPU and of perf_counter_ns on a
-CPU. It is measured twice: warm, on the same tensors again and again, as caches like it; and cold, on copies that
-together are larger than any cache, as a model meets its weights.
+Floating-point values are drawn from a normal distribution, integers from the valid indices. A trace has no types for
+tensors in a list, so they are float32. CUDA events time a call on a GPU, perf_counter_ns on a CPU. Each call is
+measured twice: warm, on the same tensors again and again; and cold, on copies that together are larger than any cache,
+as a model meets its weights.
 """
 
 from __future__ import annotations
@@ -31,23 +31,26 @@ DTYPES = {
     "Float8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
 LISTS = ("TensorList",)
-INDEXED = {"embedding": (0, 1), "index_select": (0, 2), "gather": (0, 2), "take": (0, 1)}  # what, by which argument
+INDEXED = {
+    "embedding": (0, 1),
+    "index_select": (0, 2),
+    "gather": (0, 2),
+    "take": (0, 1),
+}  # operator: (indexed argument, argument with the indices)
 CALLS, WARM_UP = 30, 5
 COLD_BYTES, MOST_COPIES = 1 << 30, 64
 
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """A call as a trace tells it, argument by argument: sizes, types and strides of tensors (of a list of tensors,
-    those of each), () and "" for what is none; values as text. traced_us: the median time of such calls there.
-    """
+    """A call as a trace recorded it, argument by argument. An argument that is no tensor has () and ""."""
 
     name: str
-    dims: tuple[tuple[Any, ...], ...]
+    dims: tuple[tuple[Any, ...], ...]  # sizes of a tensor, or of each tensor of a list
     types: tuple[str, ...]
     strides: tuple[tuple[Any, ...], ...]
-    values: tuple[str, ...]
-    traced_us: float
+    values: tuple[str, ...]  # as text
+    traced_us: float  # median time of such calls in the trace
     traced_on: str
     flops: int = 0
     bytes: int = 0
@@ -64,19 +67,19 @@ class Replayed:
 
 
 def replay(call: RecordedCall) -> None:
-    """The command line of a script that holds a call: replays it, and prints its times beside the traced one."""
+    """Command line of a script that holds a call. Replays it, and prints its times with the traced one."""
 
     def main(
         device: Annotated[str, typer.Option(help="cuda or cpu; by default cuda where there is one.")] = "",
     ) -> None:
-        found = measure(call, device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        terminal().print(_table(call, found))
+        replayed = measure(call, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        terminal().print(_table(call, replayed))
 
     run_command(lambda: typer.run(main))
 
 
 def measure(call: RecordedCall, device: str, *, calls: int = CALLS, seed: int = 0) -> Replayed:
-    """The times of a call on a device. UserError where PyTorch has no such operator, or it cannot be called so."""
+    """The times of a call on a device. UserError where PyTorch has no such operator, or the call fails."""
     run = operator(call)
     torch.manual_seed(seed)
     size = sum(prod(dims) * 4 for dims in call.dims if dims and not isinstance(dims[0], tuple)) or 1
@@ -105,29 +108,32 @@ def operator(call: RecordedCall) -> Any:
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         raise UserError(f"got the operator {call.name!r}, which this PyTorch {torch.__version__} does not have")
     for overload in packet.overloads():
-        found = getattr(packet, overload)
-        wanted = found._schema.arguments
-        if any(argument.name == "filename" for argument in wanted):
-            raise UserError(f"got {call.name}, which works on a file that the trace names; replay one that computes")
-        if len(call.dims) <= len(wanted) and all(map(_fits, wanted, [_kind(call, at) for at in range(len(call.dims))])):
-            return found
+        candidate = getattr(packet, overload)
+        expected = candidate._schema.arguments
+        if any(argument.name == "filename" for argument in expected):
+            raise UserError(
+                f"got {call.name}, which works on a file that the trace names; replay an operator that computes"
+            )
+        kinds = [_kind(call, at) for at in range(len(call.dims))]
+        if len(kinds) <= len(expected) and all(map(_fits, expected, kinds)):
+            return candidate
     raise UserError(
         f"got {call.name} with {len(call.dims)} arguments of the types {call.types}, expected those of {packet}"
     )
 
 
 def arguments(call: RecordedCall, run: Any, device: str) -> dict[str, Any]:
-    """Arguments of the recorded shapes by name, made anew."""
+    """New arguments of the recorded shapes, by name."""
     made: dict[str, Any] = {}
-    for at, wanted in enumerate(run._schema.arguments[: len(call.dims)]):
+    for at, argument in enumerate(run._schema.arguments[: len(call.dims)]):
         kind = _kind(call, at)
         if kind == "tensor":
-            made[wanted.name] = _tensor(call, at, device)
+            made[argument.name] = _tensor(call, at, device)
         elif kind == "tensors":
             sizes = call.dims[at]
-            made[wanted.name] = [torch.randn(tuple(each), device=device) for each in sizes]
+            made[argument.name] = [torch.randn(tuple(dims), device=device) for dims in sizes]
         else:
-            made[wanted.name] = _value(call.values[at] if at < len(call.values) else "", wanted)
+            made[argument.name] = _value(call.values[at] if at < len(call.values) else "", argument)
     return made
 
 
@@ -143,12 +149,14 @@ def _kind(call: RecordedCall, at: int) -> str:
     )
 
 
-def _fits(wanted: Any, kind: str) -> bool:
-    of_list = str(wanted.type) in ("List[Tensor]", "List[Optional[Tensor]]")
-    of_tensor = "Tensor" in str(wanted.type) and not of_list
+def _fits(argument: Any, kind: str) -> bool:
+    takes_list = str(argument.type) in ("List[Tensor]", "List[Optional[Tensor]]")
+    takes_tensor = "Tensor" in str(argument.type) and not takes_list
     if kind == "tensors":
-        return of_list
-    return of_tensor if kind == "tensor" else not of_list and (not of_tensor or "Optional" in str(wanted.type))
+        return takes_list
+    return (
+        takes_tensor if kind == "tensor" else not takes_list and (not takes_tensor or "Optional" in str(argument.type))
+    )
 
 
 def _tensor(call: RecordedCall, at: int, device: str) -> torch.Tensor:
@@ -166,29 +174,29 @@ def _tensor(call: RecordedCall, at: int, device: str) -> torch.Tensor:
 
 
 def _indexed(call: RecordedCall, at: int) -> int:
-    """How many values an integer tensor may have: as many as what it indexes."""
-    of, by = INDEXED.get(call.name.partition("::")[2], (0, 1))
-    if at != by or not call.dims[of]:
+    """The number of values that an integer tensor may have: the length of the axis that it indexes."""
+    indexed, indices = INDEXED.get(call.name.partition("::")[2], (0, 1))
+    if at != indices or not call.dims[indexed]:
         return 2
-    axis = int(call.values[1]) if of == 0 and by == 2 and len(call.values) > 1 and call.values[1] else 0
-    return int(call.dims[of][axis])
+    axis = int(call.values[1]) if indexed == 0 and indices == 2 and len(call.values) > 1 and call.values[1] else 0
+    return int(call.dims[indexed][axis])
 
 
-def _value(text: str, wanted: Any) -> Any:
-    """What a recorded text stands for; the default where nothing was recorded."""
+def _value(text: str, argument: Any) -> Any:
+    """The value of a recorded text; the argument's default where nothing was recorded."""
     if text in ("", "None"):
-        return wanted.default_value if wanted.has_default_value() else None
+        return argument.default_value if argument.has_default_value() else None
     if text in ("True", "False"):
         return text == "True"
     if text.startswith("["):
-        return [_value(each.strip(), wanted) for each in text[1:-1].split(",") if each.strip()]
-    kind = str(wanted.type)
+        return [_value(part.strip(), argument) for part in text[1:-1].split(",") if part.strip()]
+    kind = str(argument.type)
     if kind in ("str", "Optional[str]"):
         return text
     try:
         return int(text) if "float" not in kind and "." not in text and "e" not in text else float(text)
     except ValueError:
-        return wanted.default_value if wanted.has_default_value() else None
+        return argument.default_value if argument.has_default_value() else None
 
 
 def _cpu_us(run: Callable[[], object]) -> float:
@@ -206,14 +214,14 @@ def _gpu_us(run: Callable[[], object]) -> float:
     return before.elapsed_time(after) * 1e3
 
 
-def _table(call: RecordedCall, found: Replayed) -> Table:
+def _table(call: RecordedCall, replayed: Replayed) -> Table:
     shapes = ", ".join(_shape(dims) for dims in call.dims if dims)
-    table = Table("", title=Text(f"{call.name} of {shapes} on {found.device}"), title_justify="left")
+    table = Table("", title=Text(f"{call.name} of {shapes} on {replayed.device}"), title_justify="left")
     for name in ("median µs", "interquartile range", "TFLOP/s", "GB/s"):
         table.add_column(name, justify="right")
-    for name, samples in ((f"cold, {found.copies} copies", found.cold_us), ("warm, one copy", found.warm_us)):
-        told = summarise(samples)
-        table.add_row(name, f"{told.median:,.2f}", f"{told.spread:.0%}", *_rates(call, told.median))
+    for name, samples in ((f"cold, {replayed.copies} copies", replayed.cold_us), ("warm, one copy", replayed.warm_us)):
+        summary = summarise(samples)
+        table.add_row(name, f"{summary.median:,.2f}", f"{summary.spread:.0%}", *_rates(call, summary.median))
     table.add_row(Text(f"traced on {call.traced_on}"), f"{call.traced_us:,.2f}", "", *_rates(call, call.traced_us))
     return table
 

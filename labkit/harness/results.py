@@ -51,19 +51,16 @@ AnyRecord = (
     | PipelineMeasurement
 )
 KINDS = {record.model_fields["kind"].default for record in get_args(AnyRecord)}
-OF_PRECISIONS, OF_LARGER = (
-    "-precisions.json",
-    "-larger-than-memory.json",
-)  # ends of the names of studies, which hold records
+OF_PRECISIONS, OF_LARGER = "-precisions.json", "-larger-than-memory.json"  # endings of studies, which hold records
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
 
 class SaveError(RunError):
-    """A result that was measured but could not be written. The message names the file and what to do."""
+    """A measured result could not be written. The message names the file and what to do."""
 
 
 def save(record: Measurement | Comparison | Evaluation | StreamingPlan, folder: str | os.PathLike[str]) -> Path:
-    """Write one record as a file of JSON lines of its own under `folder`, whole or not at all; returns its path.
+    """Writes one record as its own file of JSON lines in `folder`, whole or not at all; returns the path.
 
     SaveError where the folder cannot be written to, or is full.
     """
@@ -71,22 +68,22 @@ def save(record: Measurement | Comparison | Evaluation | StreamingPlan, folder: 
 
 
 def _stem(record: Measurement | Comparison | Evaluation | StreamingPlan) -> str:
-    """What sorts a record's file by its time, and says what is in it."""
+    """Name of a record's file: its time, which sorts the files, and its content."""
     when = "%Y%m%dT%H%M%S%f"
     if isinstance(record, Evaluation):
         case = record.case
         return f"{record.created:{when}}-{Path(case.model).name}-{case.dtype}-evaluated-against-{case.against}"
     if isinstance(record, StreamingPlan):
-        planned = record.case
-        return f"{record.created:{when}}-{Path(planned.model).name}-{planned.precision}-{planned.memory_gb:g}gb-batches"
+        plan = record.case
+        return f"{record.created:{when}}-{Path(plan.model).name}-{plan.precision}-{plan.memory_gb:g}gb-batches"
     sides = (record.baseline, record.candidate) if isinstance(record, Comparison) else (record,)
-    of_sides, names = sides[0].case, "-vs-".join(side.name for side in sides)
-    model = Path(of_sides.model).name
-    return f"{sides[-1].created:{when}}-{model}-{of_sides.dtype}-b{of_sides.batch}-{names}"
+    shared, names = sides[0].case, "-vs-".join(side.name for side in sides)
+    model = Path(shared.model).name
+    return f"{sides[-1].created:{when}}-{model}-{shared.dtype}-b{shared.batch}-{names}"
 
 
 def save_or_warn(record: Measurement | Comparison, folder: str | os.PathLike[str]) -> None:
-    """As `save`, for functions that return what they measured: a file that cannot be written is only a warning."""
+    """As `save`, for functions that return the record: a file that cannot be written is only a warning."""
     try:
         save(record, folder)
     except SaveError as error:
@@ -94,7 +91,7 @@ def save_or_warn(record: Measurement | Comparison, folder: str | os.PathLike[str
 
 
 def save_lines(target: Path, records: Iterable[BaseModel]) -> Path:
-    """Write records as the lines of the file `target`, whole or not at all, and return it. SaveError as for `save`."""
+    """Writes records as the lines of the file `target`, whole or not at all; returns it. SaveError as for `save`."""
     try:
         write_whole(target, "".join(record.model_dump_json() + "\n" for record in records))
     except OSError as error:
@@ -103,8 +100,8 @@ def save_lines(target: Path, records: Iterable[BaseModel]) -> Path:
 
 
 def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
-    """The records of a file of JSON lines or of a study, or of all such files in a folder and in the folders in it,
-    oldest first.
+    """The records of a file of JSON lines or of a study, or of all such files in a folder and its subfolders, oldest
+    first.
 
     UserError: nothing at `path`, a folder without such files, a line that is no record, a study without records.
     """
@@ -121,30 +118,32 @@ def load_records(path: str | os.PathLike[str]) -> list[AnyRecord]:
 
 
 def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """The records under `path` as rows, which the column `kind` tells apart: one for each timed "run" of a comparison,
-    a measurement or a method, with its share of the limit; one for each "method" that could not be measured, with the
-    reason; one for each "evaluation" of quality. Each has its case and its machine.
+    """The records under `path` as rows of a frame, each with its case and its machine. The column `kind` says:
 
-    Other records, such as those of regions and of plans, are left out with a warning.
+    - "run": a timed run of a comparison, a measurement or a method, with its share of the limit
+    - "method": a method that could not be measured, with the reason
+    - "evaluation": an evaluation of quality
+
+    Other records, such as regions and plans, are left out with a warning.
     """
-    import pandas as pd  # half a second, which is not for every process that measures
+    import pandas as pd  # takes half a second, too long for every process that measures
 
     records = load_records(path)
     rows = [_rows(record) for record in records]
-    left = Counter(record.kind for record, of_record in zip(records, rows, strict=True) if not of_record)
-    if left:
-        kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(left.items()))
+    without_rows = Counter(record.kind for record, record_rows in zip(records, rows, strict=True) if not record_rows)
+    if without_rows:
+        kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(without_rows.items()))
         warnings.warn(f"records without rows here are left out: {kinds}; load_records has them", stacklevel=2)
-    return pd.DataFrame([row for of_record in rows for row in of_record])
+    return pd.DataFrame([row for record_rows in rows for row in record_rows])
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of JSON lines and of studies, sorted by their names, which begin with times. Hidden folders hold
-    unfinished work.
+    """Files of JSON lines and of studies, sorted by their names, which begin with times. Hidden folders are skipped,
+    because they hold unfinished work.
     """
     named = (file for file in folder.rglob("*.json*") if file.name.endswith((".jsonl", OF_PRECISIONS, OF_LARGER)))
-    found = (file for file in named if not any(map(_hidden, file.relative_to(folder).parts)))
-    return sorted(found, key=lambda file: (file.name, file))
+    visible = (file for file in named if not any(map(_hidden, file.relative_to(folder).parts)))
+    return sorted(visible, key=lambda file: (file.name, file))
 
 
 def _records(file: Path) -> Iterator[AnyRecord]:
@@ -161,12 +160,12 @@ def _records(file: Path) -> Iterator[AnyRecord]:
 
 
 def _inside(value: Any) -> Iterator[dict[str, Any]]:
-    """The records in plain data, each whole: a comparison, and not its sides."""
+    """The outermost records in plain data: a comparison, but not its sides."""
     if isinstance(value, dict) and value.get("kind") in KINDS:
         yield value
     elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _inside(each)
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _inside(part)
 
 
 def _hidden(part: str) -> bool:
@@ -177,7 +176,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} is no text ({error.reason}); expected records as JSON lines (.jsonl)") from None
+        raise UserError(f"{file} is not text ({error.reason}); expected records as JSON lines (.jsonl)") from None
 
 
 def _parse(line: str, where: str) -> AnyRecord:
@@ -207,7 +206,7 @@ def _rows(record: AnyRecord) -> list[dict[str, Any]]:
 
 
 def _head(kind: str, role: str, record: Measurement | MethodCell | Evaluation) -> dict[str, Any]:
-    """What each row begins with."""
+    """Columns with which each row begins."""
     environment = record.environment
     return {"kind": kind, "created": record.created, "role": role, "machine": environment.machine} | {
         name: value for name, value in record.case.model_dump().items() if not isinstance(value, dict)

@@ -1,5 +1,5 @@
-"""The physical limit: a step reads every weight once and multiplies it with every row, so it takes at least bytes /
-read bandwidth, and at least FLOPs / the rate at which the processor multiplies.
+"""The physical limit: a step reads every weight once and multiplies it with every row. It takes at least bytes / read
+bandwidth, and at least FLOPs / the processor's peak rate.
 """
 
 from __future__ import annotations
@@ -23,39 +23,36 @@ from labkit.models.config import ModelConfig
 from labkit.system.validation import Listed
 
 PROBE_SECONDS = 0.05
-NUMBERS = Sizes(matrix=1, vector=0, cache=0, scale=0)  # bytes of matrices counted with these are their numbers
+NUMBERS = Sizes(matrix=1, vector=0, cache=0, scale=0)  # with these sizes, bytes count the numbers in the matrices
 
 
 class Work(Listed):
-    """What one generation of a case has to do at least, counted from the model's shape.
-
-    `decode_bytes` and `decode_flops` are of one decode step, averaged over the contexts that the steps of the run see.
-    """
+    """The least work of one generation of a case, counted from the model's shape."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    decode_bytes: float
-    decode_flops: float
+    decode_bytes: float  # of one decode step, averaged over the contexts of the run's steps
+    decode_flops: float  # likewise
     prefill_flops: float
     weight_bytes: int
     kv_bytes: int
 
     def floor_ms(self, bandwidth_gb_s: float, peak_gflop_s: float | None = None) -> float:
-        """The least time of a decode step at this read bandwidth, and at this rate of multiplying where it is known."""
+        """The least time of a decode step at this read bandwidth, and at this peak rate where it is known."""
         reading = self.decode_bytes / bandwidth_gb_s / 1e6
         return max(reading, self.decode_flops / peak_gflop_s / 1e6) if peak_gflop_s else reading
 
     def prompt_floor_ms(self, peak_gflop_s: float, bandwidth_gb_s: float) -> float:
-        """The least time to the first token: that of multiplying, or of reading the weights where that is longer."""
+        """The least time to the first token: the longer of multiplying and reading the weights."""
         return max(self.prefill_flops / peak_gflop_s, self.decode_bytes / bandwidth_gb_s) / 1e6
 
 
 def count_work(
     config: ModelConfig, weights: Weights, batch: int, prompt: int, new: int, kv_dtype: torch.dtype | None = None
 ) -> Work:
-    """The work of `new` greedy tokens after `prompt` tokens, for `batch` sequences. kv_dtype: as for `init_inference`.
+    """The work of `new` greedy tokens after `prompt` tokens, for `batch` sequences. kv_dtype: as in `init_inference`.
 
-    The prompt's pass yields the first token; the step for token i + 1 attends to the prompt and i new tokens.
+    The prompt's pass yields the first token. The step for token i + 1 attends to the prompt and i new tokens.
     """
     contexts = range(prompt + 1, prompt + max(new, 2))
     return Work(
@@ -70,13 +67,13 @@ def count_work(
 def decode_bytes(
     config: ModelConfig, weights: Weights, batch: int, context: int, kv_dtype: torch.dtype | None = None
 ) -> int:
-    """Bytes that one decode step must read: each weight that it multiplies with once, and the cache.
+    """Bytes that one decode step must read: each weight of a multiplication once, and the KV cache.
 
-    `context`: tokens that each of the `batch` sequences attends to, the new one included; a layer with a window reads
-    its window only. The limit holds for every side, vanilla models too, so norms and biases count in the model's type
-    here, although the fused ops keep them in float32. With int8 the head is int8 too, and the cache bfloat16 unless
-    `kv_dtype` says otherwise. Stored weights count with their bits, beside vectors and a cache of the type that they
-    compute in.
+    `context`: tokens that each of the `batch` sequences attends to, with the new one. A layer with a window reads only
+    its window. The limit holds for every side, also for vanilla models, so norms and biases count in the model's type,
+    although the fused ops keep them in float32. With int8 weights the head is int8 too, and the cache is bfloat16
+    unless `kv_dtype` says otherwise. `StoredWeights` count with their bits; their vectors and cache have the type in
+    which they compute.
     """
     dtype, shape = _computes(weights), model_shape(config)
     step, sizes = StepCase(shape, past=context - 1), Sizes.of(dtype, vectors=dtype, kv_dtype=kv_dtype)
@@ -98,15 +95,15 @@ def prefill_flops(config: ModelConfig, batch: int, prompt: int) -> int:
 
 
 def probe_peak(weights: Weights, threads: int, device: torch.device = CPU) -> float | None:
-    """GFLOP/s, multiplications and additions, that `threads` threads make at most with the instruction that serves
-    prompts in this weight type; None on a GPU, and where the probe cannot be compiled.
+    """Peak GFLOP/s (multiplications and additions) of `threads` threads with the instruction that computes prompts in
+    this weight type. None on a GPU, and where the probe cannot be compiled.
     """
     return None if device.type != "cpu" or unavailable() else peak_gflop_s(_computes(weights), threads)
 
 
 def probe_bandwidth(threads: int, device: torch.device = CPU) -> float | None:
-    """GB/s that `threads` threads read from memory now, or for a GPU, which has to be the current one, that it reads
-    from its own; None where the probe cannot be compiled, and for devices of other kinds.
+    """GB/s that `threads` threads read from memory now, or that the current GPU reads from its own memory. None where
+    the probe cannot be compiled, and for other kinds of devices.
     """
     if device.type == "cpu":
         return None if unavailable() else read_bandwidth_gb_s(threads, PROBE_SECONDS)
@@ -122,7 +119,7 @@ def _computes(weights: Weights) -> torch.dtype:
 
 
 def _weight_bytes(config: ModelConfig, weights: Weights) -> int:
-    """Bytes of all weights, a tied head counted once. What lies outside the layers counts as the head does."""
+    """Bytes of all weights. A tied head counts once. Matrices outside of the layers count with the head's bits."""
     if isinstance(weights, torch.dtype):
         return config.weight_bytes(weights)
     if weights.bytes is not None:

@@ -1,7 +1,7 @@
-"""Rounds: whatever is compared takes turns, in a new random order in each round, with the memory probed beside it.
+"""Rounds: the sides of a comparison take turns, in a new random order in each round. Each turn is probed.
 
-A shared machine drifts within seconds. Sides that run in the same round share its mood, and a probe just before and
-just after a run tells which read bandwidth that run had.
+A shared machine drifts within seconds. Sides that run in the same round meet the same machine. A probe just before and
+just after a run measures the read bandwidth that the run had.
 """
 
 from __future__ import annotations
@@ -18,21 +18,18 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Turn(Generic[Found]):
-    """One run of one side, and the GB/s read just before and just after it (None: no probe here).
-
-    `side` is the side's place in the sequence given to `turns`.
-    """
+    """One run of one side."""
 
     round: int
-    side: int
-    found: Found
-    before: float | None
-    after: float | None
+    side: int  # index in the sequence that `turns` got
+    found: Found  # the run's result
+    before: float | None  # GB/s read just before the run; None: no probe
+    after: float | None  # GB/s read just after the run
 
 
 @dataclass(frozen=True)
 class Probed(Generic[Found]):
-    """What a call returned, and the GB/s read just before and just after it."""
+    """The result of a call, and the GB/s read just before and just after it."""
 
     found: Found
     before: float | None
@@ -45,7 +42,7 @@ class Probed(Generic[Found]):
 
 
 def random_orders(sides: int, *, seed: int = 0) -> Iterator[list[int]]:
-    """For each round the order of the sides: permutations of their places without end, the same for the same seed."""
+    """Endless random orders of the sides' indices, one for each round; the same for the same seed."""
     generator = np.random.default_rng(seed)
     while True:
         yield generator.permutation(sides).tolist()
@@ -54,8 +51,8 @@ def random_orders(sides: int, *, seed: int = 0) -> Iterator[list[int]]:
 def probed(run: Callable[[], Found], probe: Callable[[], float | None]) -> Probed[Found]:
     """Calls `run` between two probes."""
     before = probe()
-    found = run()
-    return Probed(found, before, probe())
+    result = run()
+    return Probed(result, before, probe())
 
 
 def turns(
@@ -65,13 +62,13 @@ def turns(
     probe: Callable[[int], float | None],
     seed: int = 0,
 ) -> Iterator[Turn[Found]]:
-    """Every side once in each round, in random order, probed before and after.
+    """Yields a turn of every side in each round, in random order, probed before and after.
 
-    `sides` are called with the number of the round and `probe` with the place of the side. A turn is yielded as soon as
-    it is over; the next one starts when the caller asks for it. So `rounds` may be `itertools.count()`, and a caller
-    that stops iterating after `len(sides)` turns has whole rounds.
+    `sides` are called with the number of the round, and `probe` with the index of the side. A turn is yielded as soon
+    as it is over; the next one starts when the caller asks for it. So `rounds` may be `itertools.count()`, and a caller
+    that stops after a multiple of `len(sides)` turns has whole rounds.
     """
     for index, order in zip(rounds, random_orders(len(sides), seed=seed), strict=False):
         for side in order:
-            done = probed(partial(sides[side], index), partial(probe, side))
-            yield Turn(index, side, done.found, done.before, done.after)
+            turn = probed(partial(sides[side], index), partial(probe, side))
+            yield Turn(index, side, turn.found, turn.before, turn.after)

@@ -1,4 +1,4 @@
-"""The shapes that the ops count their bytes and FLOPs from, made of a model's config."""
+"""Shapes of a model's config, from which the ops count bytes and FLOPs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from labkit.models.config import ModelConfig
 
 
 def layer_shape(config: ModelConfig) -> LayerShape:
-    """A layer of the model, under the name of its architecture."""
+    """Shape of a layer of the model, under the name of its architecture."""
     return LayerShape(
         model=config.architecture,
         hidden=config.hidden_size,
@@ -29,7 +29,7 @@ def layer_shape(config: ModelConfig) -> LayerShape:
 
 
 def model_shape(config: ModelConfig) -> ModelShape:
-    """The whole model."""
+    """Shape of the whole model."""
     return ModelShape(
         layer=layer_shape(config),
         windows=config.windows,

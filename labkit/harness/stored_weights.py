@@ -1,4 +1,4 @@
-"""How a side keeps its matrices where a torch dtype does not say it: few bits a number, in blocks that share scales."""
+"""Storage of matrices that no torch dtype describes: few bits per number, in blocks that share scales."""
 
 from __future__ import annotations
 
@@ -18,21 +18,16 @@ from labkit.weights.records import Outside, matrices_of
 
 
 class StoredWeights(Listed):
-    """A type of weights by the name that its library gives it, and what it takes of the memory.
-
-    bits: of a number in the layers' matrices, with its share of the scales, on average. head: the type of the LM head,
-    by name, and `head_bits` those of a number in it. computes: the torch dtype that serves prompts. bytes: of all
-    matrices; None: not known, and counted as if what lies outside the layers were stored as the head is.
-    """
+    """A type of stored weights and its size in memory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
-    bits: float
-    head: str
-    head_bits: float
-    computes: str
-    bytes: int | None = None
+    name: str  # as the library calls it
+    bits: float  # of a number in the layers' matrices, with its share of the scales; the average
+    head: str  # type of the LM head
+    head_bits: float  # of a number in the LM head
+    computes: str  # torch dtype in which prompts are computed
+    bytes: int | None = None  # of all matrices; None: unknown, and matrices outside of the layers count as the head
 
     def __str__(self) -> str:
         return self.name if self.head == self.name else f"{self.name}, LM head {self.head}"
@@ -46,27 +41,27 @@ Weights = torch.dtype | StoredWeights
 
 
 def name_of(weights: Weights) -> str:
-    """As records have it: "bfloat16", "int8", "Q4_0"."""
+    """Name in records: "bfloat16", "int8", "Q4_0"."""
     return weights.name if isinstance(weights, StoredWeights) else str(weights).removeprefix("torch.")
 
 
 def told(weights: Weights) -> str:
-    """In full, for people: "int4-32, LM head int8-32"."""
+    """Name in full, for people: "int4-32, LM head int8-32"."""
     return str(weights) if isinstance(weights, StoredWeights) else name_of(weights)
 
 
 def as_plain(weights: Weights) -> str | dict[str, Any]:
-    """As JSON carries it from process to process."""
+    """JSON value that carries the type from process to process."""
     return weights.model_dump() if isinstance(weights, StoredWeights) else name_of(weights)
 
 
 def from_plain(told: str | dict[str, Any]) -> Weights:
-    """What `as_plain` was given."""
+    """The type that `as_plain` turned into a JSON value."""
     return DTYPES[told] if isinstance(told, str) else StoredWeights.model_validate(told)
 
 
 def stored_by(engine: InferenceEngine) -> Weights:
-    """How an engine keeps the weights that it has packed."""
+    """The type of an engine's packed weights."""
     if not isinstance(engine, FusedEngine):
         return engine.dtype
     weights = engine.weights
@@ -87,12 +82,12 @@ def stored_by(engine: InferenceEngine) -> Weights:
 def matrix_bytes(weights: ModelWeights) -> int:
     """Bytes of the packed matrices and their scales; a tied head counts once."""
     outside = Outside(weights.embedding, None, weights.head).matrices()
-    every = [*outside.values(), *(matrix for layer in weights.layers for matrix in matrices_of(layer).values())]
-    return sum(matrix.weight.nbytes + (0 if matrix.scales is None else matrix.scales.nbytes) for matrix in every)
+    matrices = [*outside.values(), *(matrix for layer in weights.layers for matrix in matrices_of(layer).values())]
+    return sum(matrix.weight.nbytes + (0 if matrix.scales is None else matrix.scales.nbytes) for matrix in matrices)
 
 
 def _kind_of(matrix: Linear) -> str:
-    """A name as in `labkit.weights.precision`: "bfloat16", "int8", "int4-32"."""
+    """Type of a matrix, named as in `labkit.weights.precision`: "bfloat16", "int8", "int4-32"."""
     if matrix.scales is None:
         return matrix.weight_type
     group = "row" if matrix.group >= matrix.inputs else str(matrix.group)
@@ -102,7 +97,7 @@ def _kind_of(matrix: Linear) -> str:
 
 
 def _kind(matrices: list[Linear]) -> str:
-    """Of most of their numbers."""
+    """The type of most of the matrices' numbers."""
     numbers: Counter[str] = Counter()
     for matrix in matrices:
         numbers[_kind_of(matrix)] += matrix.outputs * matrix.inputs
@@ -110,7 +105,7 @@ def _kind(matrices: list[Linear]) -> str:
 
 
 def _bits(matrices: list[Linear]) -> float:
-    """Of a number with its share of the scales, without what the layout pads."""
+    """Average bits of a number with its share of the scales, without the padding of the layout."""
     stored = sum(matrix.outputs * _row_bits(matrix) for matrix in matrices)
     return stored / sum(matrix.outputs * matrix.inputs for matrix in matrices)
 

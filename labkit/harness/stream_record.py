@@ -1,5 +1,5 @@
-"""Record of a model whose layers are read from a file for every step: how near it comes to the disk, and how much of
-the shorter of reading and computing the longer one hides.
+"""Record of a model whose layers are read from a file for every step: its share of the disk's rate, and the overlap of
+reading and computing.
 """
 
 from __future__ import annotations
@@ -19,49 +19,40 @@ from labkit.statistics import Ratio, ratio
 
 
 class Overlapped(FrozenRecord):
-    """A piece of work of several steps: wall time, and how long was read and computed within it, in milliseconds.
-
-    busy_ms: while at least one of both went on. steps: of the model.
-    """
+    """Work of several steps of the model, with its times in milliseconds."""
 
     steps: int
     wall_ms: float
     read_ms: float
     compute_ms: float
-    busy_ms: float
+    busy_ms: float  # at least one of reading and computing
 
     @classmethod
     def of(cls, steps: int, begin_ns: int, end_ns: int, spans: Sequence[StreamSpan]) -> Overlapped:
-        """Counts what was done between two times of perf_counter_ns."""
+        """Counts the work between two times of perf_counter_ns."""
         reads, computed = (
             [(span.begin_ns, span.end_ns) for span in spans if span.kind == kind] for kind in ("read", "compute")
         )
-        found = Overlap.within(begin_ns, end_ns, reads, computed)
-        read, compute, busy = (length / 1e6 for length in found)
+        overlap = Overlap.within(begin_ns, end_ns, reads, computed)
+        read, compute, busy = (length / 1e6 for length in overlap)
         return cls(steps=steps, wall_ms=(end_ns - begin_ns) / 1e6, read_ms=read, compute_ms=compute, busy_ms=busy)
 
     @property
     def hidden(self) -> float | None:
-        """As of `Overlap`."""
+        """As `Overlap.hidden`."""
         return Overlap(self.read_ms, self.compute_ms, self.busy_ms).hidden
 
 
 class StreamRound(FrozenRecord):
-    """One prompt and the decode steps behind it, with the disk's rate before, between and after them, in GB/s."""
+    """One prompt and the decode steps after it."""
 
-    disk_gb_s: tuple[float, float, float]
+    disk_gb_s: tuple[float, float, float]  # rate of the disk before the prompt, after it, and after the steps
     prompt: Overlapped
     decode: Overlapped
 
 
 class StreamMeasurement(FrozenRecord):
-    """A streamed engine in a process of its own. Bytes are those of one rank.
-
-    streamed_bytes: read for every step, of file_bytes in all. resident_bytes: of the weights in memory and the slots.
-    allowed_bytes: what these were allowed. peak_bytes: the most that the process held beyond what imports take.
-    reads_per_step: how often a layer was read for a step, on average. cached_bytes: of the file in the page cache in
-    the end. ready_s: seconds until the engine was there, the first time, when it packed the weights.
-    """
+    """A streamed engine in a process of its own. Bytes count one rank."""
 
     kind: Literal["stream"] = "stream"
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -76,47 +67,48 @@ class StreamMeasurement(FrozenRecord):
     layers: int
     streamed_layers: int
     file_bytes: int
-    streamed_bytes: int
-    resident_bytes: int
-    allowed_bytes: int
-    peak_bytes: int
-    cached_bytes: int | None
-    reads_per_step: float
+    streamed_bytes: int  # of the file, read for every step
+    resident_bytes: int  # of the weights in memory and the slots
+    allowed_bytes: int  # limit of resident_bytes
+    peak_bytes: int  # the most that the process held beyond its imports
+    cached_bytes: int | None  # of the file, in the page cache at the end
+    reads_per_step: float  # reads of a layer for a step, on average
     direct: bool
-    ready_s: float
+    ready_s: float  # seconds until the first engine was ready, with packing the weights
     environment: Environment
     rounds: tuple[StreamRound, ...] = Field(min_length=1)
 
     def step_ms(self) -> list[float]:
-        """Of a decode step, by round."""
-        return [each.decode.wall_ms / each.decode.steps for each in self.rounds]
+        """Milliseconds of a decode step, by round."""
+        return [stream_round.decode.wall_ms / stream_round.decode.steps for stream_round in self.rounds]
 
     def floor_ms(self) -> list[float]:
-        """What the disk takes for the bytes of a decode step at the rate beside it, by round. The slots were full when
-        the steps began, so that their bytes count as read before.
+        """The disk's least time for the bytes of a decode step, by round, at the rate probed around the steps. The
+        slots were full when the steps began, so their bytes do not count.
         """
         ahead = self.slots * self.streamed_bytes / self.streamed_layers
         return [
-            (self.streamed_bytes - ahead / each.decode.steps) / np.mean(each.disk_gb_s[1:]) / 1e6
-            for each in self.rounds
+            (self.streamed_bytes - ahead / stream_round.decode.steps) / np.mean(stream_round.disk_gb_s[1:]) / 1e6
+            for stream_round in self.rounds
         ]
 
     def disk_share(self) -> Ratio:
-        """The time of the disk over that of a decode step."""
+        """The disk's least time / the time of a decode step."""
         return ratio(self.floor_ms(), self.step_ms())
 
     def beside_floor(self) -> float:
-        """The time of a decode step, less what was computed while nothing was read, over the time of the disk: the
-        median of the rounds.
-        """
-        alone = [(each.decode.busy_ms - each.decode.read_ms) / each.decode.steps for each in self.rounds]
-        times = zip(self.step_ms(), alone, self.floor_ms(), strict=True)
+        """(Time of a decode step - computing while nothing was read) / the disk's least time, median of the rounds."""
+        only_computing = [
+            (stream_round.decode.busy_ms - stream_round.decode.read_ms) / stream_round.decode.steps
+            for stream_round in self.rounds
+        ]
+        times = zip(self.step_ms(), only_computing, self.floor_ms(), strict=True)
         return float(np.median([(step - computing) / floor for step, computing, floor in times]))
 
     def hidden(self, phase: Literal["prompt", "decode"]) -> float | None:
-        """The part of the shorter of reading and computing that the other hides: the median of the rounds with both. No
-        such round: None.
+        """The part of the shorter activity (reading or computing) that the other hides: the median of the rounds with
+        both. None without such a round.
         """
-        shares = [getattr(each, phase).hidden for each in self.rounds]
+        shares = [getattr(stream_round, phase).hidden for stream_round in self.rounds]
         shares = [share for share in shares if share is not None]
         return float(np.median(shares)) if shares else None

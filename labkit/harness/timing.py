@@ -1,8 +1,8 @@
-"""Time one generation: prefill ends with the first token, and every further token is one decode step.
+"""Times one generation: prefill ends with the first token, and every further token is one decode step.
 
-The time to the first token (TTFT) is bound by arithmetic and the time per token by memory. A mean over the whole call
-would hide both. The times are noted by a streamer, which every Hugging Face model and the engine's fast loop feed in
-the same way: with tokens that the CPU has already read, so that a GPU's work counts for the token that it was done for.
+Arithmetic bounds the time to the first token (TTFT), and memory bounds the time per token. A mean over the whole call
+would hide both. A streamer notes the times. Every Hugging Face model and the engine's fast loop feed it in the same
+way: with tokens that the CPU has already read, so a GPU's work counts for the right token.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ CLOCK = "time.perf_counter_ns, stamped as the streamer receives each token"
 
 
 class Generator(Protocol):
-    """Anything that generates as Hugging Face models do: a vanilla model, an engine, a baseline."""
+    """A vanilla model, an engine or a baseline, which generates as Hugging Face models do."""
 
     def generate(self, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor: ...
 
 
 class TokenClock(BaseStreamer):
-    """A streamer that notes the time of each new token. The prompt, which comes first and in 2-D, is left out."""
+    """A streamer that notes the time of each new token. The prompt comes first, in 2-D, and is left out."""
 
     def __init__(self) -> None:
         self.stamps_ns: list[int] = []
@@ -59,23 +59,23 @@ def timed_generate(
     stamps_ns: Callable[[], Sequence[int]] | None = None,
     **generation_args: Any,
 ) -> tuple[Times, torch.Tensor]:
-    """The times of one `generate` call, and the whole sequences it returned. Needs at least two new tokens.
+    """The times of one `generate` call, and the whole sequences that it returned. Needs at least two new tokens.
 
-    stamps_ns: says behind the call when each new token was there (perf_counter_ns); None: a streamer notes it.
+    stamps_ns: returns the time of each new token (perf_counter_ns) after the call; None: a streamer notes the times.
     """
     clock = TokenClock()
-    noting = {"streamer": clock} if stamps_ns is None else {}
+    streamer = {"streamer": clock} if stamps_ns is None else {}
     with _collector_paused():
         wait_for_gpu()
         start = perf_counter_ns()
-        sequences = generator.generate(input_ids, **noting, **generation_args)
+        sequences = generator.generate(input_ids, **streamer, **generation_args)
         wait_for_gpu()
         end = perf_counter_ns()
     stamps = clock.stamps_ns if stamps_ns is None else stamps_ns()
     if len(stamps) < 2:
         raise UserError(
-            f"got {len(stamps)} new token(s), expected at least 2, because the time per token is that of a "
-            "decode step; raise max_new_tokens, and min_new_tokens where an end-of-text token comes early"
+            f"got {len(stamps)} new token(s), expected at least 2, because the time per token is the time of "
+            "a decode step; raise max_new_tokens, and min_new_tokens where an end-of-text token comes early"
         )
     times = Times(
         ttft_ms=(stamps[0] - start) / 1e6,
@@ -86,14 +86,14 @@ def timed_generate(
 
 
 def wait_for_gpu() -> None:
-    """Wait until the GPU has done all that this process asked of it. Does nothing where no GPU is in use."""
+    """Waits until the GPU has finished all work of this process. Does nothing where no GPU is in use."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Collect garbage before a run, and not during it."""
+    """Collects garbage before a run, and not during it."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,1 +1,1 @@
-"""Records of two times held against each other, case by case."""
+"""Compares the records of two times, case by case."""

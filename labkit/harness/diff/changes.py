@@ -1,4 +1,4 @@
-"""What became faster and what slower between two times, as a record that shows itself."""
+"""Record of the cases that became faster or slower between two times, with its table."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ORDER = (Verdict.SLOWER, Verdict.UNDECIDED, Verdict.SAME, Verdict.FASTER)
 
 @dataclass(frozen=True)
 class Change:
-    """One side of one case at two times. ratio: before / after, above 1 where it became faster."""
+    """One side of one case at two times."""
 
     before: TimedSide
     after: TimedSide
-    ratio: Ratio
+    ratio: Ratio  # before / after: above 1 means faster
     trust: Trust
 
     @property
     def verdict(self) -> Verdict:
-        """UNDECIDED too where the ratio is not trustworthy."""
+        """Verdict on the ratio; UNDECIDED also where the ratio is not trustworthy."""
         return self.trust.verdict(self.ratio.verdict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,10 +54,7 @@ class Change:
 
 @dataclass(frozen=True)
 class RecordsDiff(Tabular):
-    """All cases that two sets of records have in common, and those that only one of them has.
-
-    `environment`: what of the machine and of the software differs, in words. remarks: what else to know.
-    """
+    """The cases that two sets of records share, and the cases of only one set."""
 
     before: str
     after: str
@@ -66,8 +63,8 @@ class RecordsDiff(Tabular):
     changes: tuple[Change, ...]
     only_before: tuple[CaseWords, ...]
     only_after: tuple[CaseWords, ...]
-    environment: tuple[str, ...]
-    remarks: tuple[str, ...] = ()
+    environment: tuple[str, ...]  # differences of machine and software, in words
+    remarks: tuple[str, ...] = ()  # records that were left out
 
     def of(self, verdict: Verdict) -> tuple[Change, ...]:
         """The changes with this verdict."""
@@ -75,24 +72,24 @@ class RecordsDiff(Tabular):
 
     @property
     def shared(self) -> CaseWords:
-        """What all cases have in common, for the head of a list of them."""
+        """Words that all cases share, for the head of their list."""
         first, *others = self._all
-        return tuple(word for word in first if all(word in other for other in others)) if others else first[:-1]
+        return tuple(word for word in first if all(word in words for words in others)) if others else first[:-1]
 
     def name(self, words: CaseWords) -> str:
-        """What tells a case from the others here."""
+        """Words that distinguish a case from the others."""
         shared = set(self.shared)
         return ", ".join(text for field, text in words if (field, text) not in shared)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each case: the fields of `Change.as_dict`, the doubts in one text."""
-        import pandas as pd  # half a second, which is not for every process that measures
+        """A row for each case, with the fields of `Change.as_dict`; the doubts are one text."""
+        import pandas as pd  # takes half a second, too long for every process that measures
 
         rows = [change.as_dict() for change in self.changes]
         return pd.DataFrame([row | {"distrust": "; ".join(row["distrust"])} for row in rows]).drop(columns="rounds")
 
     def table(self) -> ResultTable:
-        """The cases with their verdicts; then the doubts, the cases without a counterpart, and what else differs."""
+        """The cases with their verdicts; then the doubts, the cases without a counterpart, and other differences."""
         shared = ", ".join(text for _, text in self.shared)
         return ResultTable(
             title=f"{METRIC_WORDS[self.metric]}: {shared}" if shared else METRIC_WORDS[self.metric],
@@ -151,7 +148,7 @@ class RecordsDiff(Tabular):
         ]
 
     def _by_case(self, sides: Sequence[CaseWords]) -> list[str]:
-        """The sides in a text, those of a case together; none: no text."""
+        """The sides as one text, grouped by case; no text without sides."""
         cases: dict[str, list[str]] = {}
         for words in sides:
             cases.setdefault(self.name(words[:-1]), []).append(words[-1][1])

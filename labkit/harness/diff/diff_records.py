@@ -1,4 +1,4 @@
-"""`diff_records`: two sets of records held against each other, and when what they say is not to be trusted."""
+"""`diff_records` compares two sets of records, and doubts the ratios that the machine itself may explain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.system.errors import UserError
 from labkit.system.nearest import did_you_mean
 
 TOLERANCE = 0.05  # one build on one quiet machine differs by a few percent from day to day
-MACHINE = ("gpu", "cpu", "cores")  # where one of these differs, times are those of machines
+MACHINE = ("gpu", "cpu", "cores")  # records that differ in one of these come from different machines
 SOFTWARE = (
     *("commit", *PACKAGES, "compiler", "python", "driver", "cuda"),
     *("system", "governor", "transparent_huge_pages"),
@@ -36,18 +36,19 @@ def diff_records(
     tolerance: float = TOLERANCE,
     across_machines: bool = False,
 ) -> RecordsDiff:
-    """Hold the records of a file, or of a folder of such files, against those of another, case by case.
+    """Compares the records of two files, or of two folders of such files, case by case. The latest record of a case
+    counts.
 
-    metric: "per_token", "ttft" or "end_to_end" of what generates; only the first also compares regions, sums over ranks
-    and loading. tolerance: from which change on it counts, a fraction. Of a case that was measured more than once, the
-    latest record is taken.
+    metric: "per_token", "ttft" or "end_to_end" of generation. Only "per_token" also compares regions, sums over ranks
+    and loading.
+    tolerance: the smallest change that counts, as a fraction.
+    across_machines: compare records of two machines, which are refused otherwise.
 
-    Two times share no rounds, so what the machine did meanwhile stays in the ratio. It is not trusted where a side of
-    other people's code, which is still the same, changed as well, and where the read bandwidth beside the runs changed
-    so much that this alone explains it. across_machines: compare what two machines took; else records of different
-    machines are refused.
+    Two times share no rounds, so the machine's drift stays in the ratio. A ratio is not trusted in two cases: a side
+    with other people's unchanged code changed as well, or the read bandwidth around the runs changed so much that this
+    alone explains the ratio.
 
-    UserError: nothing there, no record that is timed by this metric, no case in common, two machines.
+    UserError: nothing at a path, no record with this metric, no common case, two machines.
     """
     if metric not in METRICS:
         raise UserError(
@@ -58,14 +59,14 @@ def diff_records(
     pairs = [(first[words], second[words]) for words in first if words in second]
     if not pairs:
         raise UserError(
-            f"got no case that is in both: {before} has {_few(first)}, and {after} has {_few(second)}; expected "
+            f"got no common case: {before} has {_few(first)}, and {after} has {_few(second)}; expected "
             "records of the same model, dtype, batch, tokens, threads and side"
         )
     differences = _differences([pair for pair in pairs if _machine(pair[0]) != _machine(pair[1])], MACHINE)
     if differences and not across_machines:
         raise UserError(
-            f"got records of two machines ({'; '.join(differences)}), whose times tell the machines apart and not what "
-            f"changed; expected those of one machine. To compare machines: {setting('across_machines')}"
+            f"got records of two machines ({'; '.join(differences)}), whose difference hides what changed in the code; "
+            f"expected records of one machine. To compare machines: {setting('across_machines')}"
         )
     changes = [_change(*pair, len(pairs), tolerance) for pair in pairs]
     return RecordsDiff(
@@ -82,36 +83,36 @@ def diff_records(
 
 
 def _latest(path: str | os.PathLike[str], metric: str) -> tuple[dict[CaseWords, TimedSide], str]:
-    """The timed sides by their words, of each the latest, and what was left out, in words."""
+    """The latest timed sides by their words, and a sentence about the records that were left out."""
     records = load_records(path)
-    found: dict[CaseWords, TimedSide] = {}
+    latest: dict[CaseWords, TimedSide] = {}
     older = untimed = 0
     for record in records:
         sides = timed_sides(record, metric)
         untimed += not sides
         for side in sides:
-            other = found.get(side.words)
-            older += other is not None and other.created != side.created  # sides of several comparisons are one
-            if other is None or side.created >= other.created:
-                found[side.words] = side
-    if not found:
-        what = f"{len(records)} records, none of them timed by {metric}" if records else "no record"
-        raise UserError(f"got {path} with {what}; expected what `labkit compare` or `labkit kernels` wrote")
-    said = [f"{untimed} records that are not timed by {metric}"] if untimed else []
-    said += [f"{older} older measurements of the same sides"] if older else []
-    return found, f"left out {' and '.join(said)}" if said else ""
+            known = latest.get(side.words)
+            older += known is not None and known.created != side.created  # sides of several comparisons are one
+            if known is None or side.created >= known.created:
+                latest[side.words] = side
+    if not latest:
+        content = f"{len(records)} records, none of them timed by {metric}" if records else "no record"
+        raise UserError(f"got {path} with {content}; expected records of `labkit compare` or `labkit kernels`")
+    left_out = [f"{untimed} records that are not timed by {metric}"] if untimed else []
+    left_out += [f"{older} older measurements of the same sides"] if older else []
+    return latest, f"left out {' and '.join(left_out)}" if left_out else ""
 
 
-def _change(before: TimedSide, after: TimedSide, ratios: int, tolerance: float) -> Change:
-    found = unpaired_ratio(before.rounds, after.rounds, tolerance=tolerance, ratios=ratios)
-    fewest = min(len(before.rounds), len(after.rounds))
-    most = max((side.taken_cores for side in (before, after)), key=lambda taken: sum(taken) / max(len(taken), 1))
+def _change(before: TimedSide, after: TimedSide, comparisons: int, tolerance: float) -> Change:
+    ratio = unpaired_ratio(before.rounds, after.rounds, tolerance=tolerance, ratios=comparisons)
+    fewest_rounds = min(len(before.rounds), len(after.rounds))
+    most_taken = max((side.taken_cores for side in (before, after)), key=lambda taken: sum(taken) / max(len(taken), 1))
     shares = [side.share for side in (before, after) if side.share is not None]
-    return Change(before, after, found, grade(found, fewest, taken_cores=most, shares=shares))
+    return Change(before, after, ratio, grade(ratio, fewest_rounds, taken_cores=most_taken, shares=shares))
 
 
 def _doubted(changes: Sequence[Change]) -> Iterable[Change]:
-    """The changes, with the doubts that what the machine did between the two times leaves."""
+    """The changes, with doubts where the machine itself may have changed between the two times."""
     controls: dict[CaseWords, Change] = {}
     for change in changes:
         unchanged = change.before.foreign and change.before.foreign == change.after.foreign
@@ -121,7 +122,7 @@ def _doubted(changes: Sequence[Change]) -> Iterable[Change]:
         doubts = []
         if control := controls.get(change.after.case):
             name, verdict = control.after.name, control.ratio.verdict.lower()
-            why = f"{name}, whose code is the same, became {verdict} ({control.ratio}): the machine was in another mood"
+            why = f"{name}, whose code is the same, became {verdict} ({control.ratio}): the machine itself changed"
             doubts.append(Doubt(why, (AGAIN,)))
         if reason := _bandwidth_changed(change):
             doubts.append(Doubt(reason, (AGAIN,)))
@@ -129,19 +130,19 @@ def _doubted(changes: Sequence[Change]) -> Iterable[Change]:
 
 
 def _bandwidth_changed(change: Change) -> str:
-    """Why the read bandwidth of the two times may explain a verdict; empty where it does not."""
-    before, after, found = change.before.bandwidth_gb_s, change.after.bandwidth_gb_s, change.ratio
-    if before is None or after is None or max(before, after) <= (1 + found.noise) * min(before, after):
+    """How the read bandwidth of the two times may explain a verdict; empty where it does not."""
+    before, after, ratio = change.before.bandwidth_gb_s, change.after.bandwidth_gb_s, change.ratio
+    if before is None or after is None or max(before, after) <= (1 + ratio.noise) * min(before, after):
         return ""
     explained = after / before
-    left = replace(found, value=found.value / explained, low=found.low / explained, high=found.high / explained)
-    if left.verdict is found.verdict:
+    corrected = replace(ratio, value=ratio.value / explained, low=ratio.low / explained, high=ratio.high / explained)
+    if corrected.verdict is ratio.verdict:
         return ""
     return f"memory was read at {before:.0f} GB/s before and at {after:.0f} after, which may explain it"
 
 
 def _differences(pairs: Sequence[tuple[TimedSide, TimedSide]], fields: Collection[str]) -> tuple[str, ...]:
-    """What the environments of the two times do not agree in: "commit a, then b"."""
+    """Differences between the environments of the two times: "commit a, then b"."""
     before, after = (_values((pair[time].environment for pair in pairs), fields) for time in (0, 1))
     return tuple(
         f"{name} {', '.join(before.get(name, ['none']))}, then {', '.join(after.get(name, ['none']))}"
@@ -155,17 +156,17 @@ def _machine(side: TimedSide) -> tuple[object, ...]:
 
 
 def _values(environments: Iterable[Environment], fields: Collection[str]) -> dict[str, list[str]]:
-    """By field or package that has a value, each of its values once."""
-    found: dict[str, dict[str, None]] = {}
+    """The distinct values of each field or package that has one."""
+    distinct: dict[str, dict[str, None]] = {}
     for environment in environments:
         known = {**vars(environment), **environment.packages}
         for name in fields:
             if known.get(name) is not None:
-                found.setdefault(name, {})[str(known[name])] = None
-    return {name: sorted(values) for name, values in found.items()}
+                distinct.setdefault(name, {})[str(known[name])] = None
+    return {name: sorted(values) for name, values in distinct.items()}
 
 
-def _few(found: Mapping[CaseWords, TimedSide]) -> str:
-    names = [", ".join(text for _, text in words) for words in found]
+def _few(sides: Mapping[CaseWords, TimedSide]) -> str:
+    names = [", ".join(text for _, text in words) for words in sides]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return "; ".join(names[:MOST_NAMED]) + more

@@ -1,4 +1,4 @@
-"""What records timed, in one form for all kinds: a side of a case, and one figure for each of its rounds."""
+"""Timings of records of all kinds in one form: a side of a case, and one figure for each of its rounds."""
 
 from __future__ import annotations
 
@@ -24,26 +24,22 @@ TORCH_ALONE = {side + way for side in (UNFUSED, SDPA) for way in ("", GRAPH)}
 
 @dataclass(frozen=True)
 class TimedSide:
-    """One side of a case. case: what tells it from other cases, by field in words. name: of the side.
+    """One side of a case. Unknown fields are None or empty."""
 
-    foreign: whose code it ran, with its version, where that is not labkit's; empty: labkit's. bandwidth_gb_s: at which
-    memory was read beside the rounds. What is unknown is None, or empty.
-    """
-
-    case: CaseWords
+    case: CaseWords  # fields that distinguish the case from others, in words
     name: str
     unit: str
     rounds: tuple[float, ...]
     created: datetime
     environment: Environment
-    foreign: str = ""
+    foreign: str = ""  # owner and version of code that is not labkit's; empty: labkit's code
     taken_cores: tuple[float, ...] = ()
     share: ShareOfLimit | None = None
-    bandwidth_gb_s: float | None = None
+    bandwidth_gb_s: float | None = None  # read bandwidth around the rounds
 
     @property
     def words(self) -> CaseWords:
-        """The case and the side, which tell it from all others."""
+        """Fields of the case and the side's name, which together are unique."""
         return (*self.case, ("side", self.name))
 
     @property
@@ -52,8 +48,8 @@ class TimedSide:
 
 
 def timed_sides(record: AnyRecord, metric: str = DEFAULT_METRIC) -> list[TimedSide]:
-    """The sides of a record. Those that generate have a metric; of the others, which time calls, sums or loading, there
-    is one figure, and none by another metric than the default. A record that times nothing has no sides.
+    """The sides of a record. A record of generation has a figure for each metric. A record of calls, sums or loading
+    has one figure, under the default metric, and no sides under another. A record that times nothing has no sides.
     """
     if isinstance(record, Comparison):
         return _of_comparison(record, metric)
@@ -70,16 +66,16 @@ def timed_sides(record: AnyRecord, metric: str = DEFAULT_METRIC) -> list[TimedSi
 
 def _of_comparison(record: Comparison, metric: str) -> list[TimedSide]:
     sides = {"baseline": record.baseline, "candidate": record.candidate}
-    itself = record.baseline.name == record.candidate.name
+    same_name = record.baseline.name == record.candidate.name
     return [
-        _of_measurement(side, f"{side.name}, as {role}" if itself else side.name, metric, alone=False)
+        _of_measurement(side, f"{side.name}, as {role}" if same_name else side.name, metric, alone=False)
         for role, side in sides.items()
     ]
 
 
 def _of_measurement(side: Measurement, name: str, metric: str, *, alone: bool = True) -> TimedSide:
     case, packages = side.case, side.environment.packages
-    own = alone or side.name.startswith("fused") or "labkit" in side.impl
+    is_labkit = alone or side.name.startswith("fused") or "labkit" in side.impl
     return TimedSide(
         case=(
             ("model", case.model),
@@ -95,7 +91,7 @@ def _of_measurement(side: Measurement, name: str, metric: str, *, alone: bool = 
         rounds=side.rounds_ms(metric),
         created=side.created,
         environment=side.environment,
-        foreign="" if own else f"{side.impl}; torch {packages.get('torch')}",
+        foreign="" if is_labkit else f"{side.impl}; torch {packages.get('torch')}",
         taken_cores=side.taken_cores,
         share=side.share_of_limit if metric == DEFAULT_METRIC else None,
         bandwidth_gb_s=None if metric == "ttft" else side.read_bandwidth_gb_s,
@@ -124,7 +120,7 @@ def _of_layers(record: LayerRecord) -> list[TimedSide]:
             environment=environment,
             foreign=f"torch {environment.packages.get('torch')}" if name in TORCH_ALONE else "",
             taken_cores=tuple(
-                taken_cores(each, needed=needed, cores=environment.cores) for each in record.others_cores or ()
+                taken_cores(others, needed=needed, cores=environment.cores) for others in record.others_cores or ()
             ),
             bandwidth_gb_s=record.read_bandwidth_gb_s,
         )

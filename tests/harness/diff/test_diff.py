@@ -192,7 +192,7 @@ def test_what_cannot_be_asked_is_refused(options: dict[str, Any], message: str, 
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, diff: Diff) -> None:
-    with pytest.raises(UserError, match=r"got no case that is in both: .*gpt2, float32, batch 1"):
+    with pytest.raises(UserError, match=r"got no common case: .*gpt2, float32, batch 1"):
         diff([measurement("fused")], [measurement("hf-eager")])
     good = save(measurement("fused"), tmp_path / "records")
     (tmp_path / "empty").mkdir()
@@ -200,7 +200,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, diff: Diff) -> None:
     for path, message in (
         ("none", r"none, which does not exist; expected a file of JSON lines, or a folder"),
         ("empty", "empty, which holds no results; expected files of JSON lines"),
-        ("binary.jsonl", "is no text"),
+        ("binary.jsonl", "is not text"),
     ):
         with pytest.raises(UserError, match=message):
             diff_records(good, tmp_path / path)
