@@ -1,1 +1,1 @@
-"""Whole models against each other: sides in processes of their own, in interleaved rounds."""
+"""Compares whole models: sides in processes of their own, in interleaved rounds."""

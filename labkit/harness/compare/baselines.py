@@ -1,10 +1,10 @@
-"""The baselines that the fused engine is compared with, and the engine itself, all behind one interface.
+"""The baselines of the fused engine, and the engine itself, with one interface.
 
-`hf-gemm` is vanilla with the engine's GEMM. What it gains over `hf-eager` is due to the GEMM, and what the engine gains
-over it is due to fusion. On a GPU `hf-graph` has a similar part: it does not launch kernels one by one, so what the
-engine gains over it is due to the kernels themselves.
-Vanilla baselines run as fast as their library lets them: with the attention that transformers picks (SDPA where there
-is one), in inference mode, and on the same threads or the same GPU as the engine.
+`hf-gemm` is vanilla with the engine's GEMM. Its gain over `hf-eager` is due to the GEMM, and the engine's gain over it
+is due to fusion. On a GPU `hf-graph` has a similar role: it does not launch kernels one by one, so the engine's gain
+over it is due to the kernels themselves.
+Vanilla baselines run as fast as their library lets them: with the attention that transformers picks (SDPA where it is
+available), in inference mode, and on the same threads or the same GPU as the engine.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from labkit.weights.build import has_codes
 from labkit.weights.precision import STORED, precision_of
 from labkit.weights.source import ModelSource
 
-FEW_ROWS = 64  # as many sequences as a decode step may have; most prompts have more
-WITHOUT_KERNELS = ("hf-eager", "hf-static", "hf-compile", "hf-graph", "accelerate")  # for any architecture
+FEW_ROWS = 64  # the most sequences of a decode step; most prompts have more tokens
+WITHOUT_KERNELS = ("hf-eager", "hf-static", "hf-compile", "hf-graph", "accelerate")  # these run any architecture
 FUSED_STORED = "fused-stored"
-IN_PRECISION = "fused:"  # the engine in any precision, whose name follows
-QUANTISED = {  # the engine with integer weights: what the precision of each is called
+IN_PRECISION = "fused:"  # prefix of the engine in any precision, whose name follows
+QUANTISED = {  # the engine with integer weights: precision by side
     "fused-int8": "int8+head",
     "fused-int4": "int4+head",
     "fused-int4-64": "int4-64+head",
@@ -60,20 +60,17 @@ def _no_stages(run: Callable[[], object]) -> list[StageTime]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A model that is ready to generate. `impl` says what computes, and `weights` how the matrices are stored.
-    `inputs_on`: the device that takes its inputs, where that is not the one that its weights are on. `stamps_ns`: for
-    `timed_generate`, where a streamer would change what is timed.
-    """
+    """A model that is ready to generate."""
 
     name: str
-    impl: str
-    weights: Weights
+    impl: str  # libraries and kernels, in words
+    weights: Weights  # stored type of the matrices
     model: Any
     tokenizer: Any
-    stage_times: StageProbe = _no_stages  # makes the call; its stages, none where they cannot be told apart
-    options: Mapping[str, Any] = field(default_factory=dict)
-    inputs_on: torch.device | None = None
-    stamps_ns: Callable[[], list[int]] | None = None
+    stage_times: StageProbe = _no_stages  # makes a call and returns its stages; none where they cannot be timed
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `generate`
+    inputs_on: torch.device | None = None  # device of the inputs, if it differs from that of the weights
+    stamps_ns: Callable[[], list[int]] | None = None  # for `timed_generate`, where a streamer would change the timing
 
     @property
     def config(self) -> PretrainedConfig:
@@ -86,29 +83,29 @@ class Baseline:
 
     @property
     def streamed_bytes(self) -> int:
-        """That a decode step reads from the disk; none for all but the engine's."""
+        """Bytes that a decode step of the engine reads from the disk; 0 for other models."""
         streamed = getattr(self.model, "streamed", None)
         return 0 if streamed is None else streamed.bytes_per_step
 
     @property
     def graph_nodes(self) -> tuple[tuple[str, str], ...]:
-        """Kernel and stage of each node of the CUDA graph that the latest step was; empty for all but the engine's."""
+        """Kernel and stage of each node of the CUDA graph of the engine's latest step; empty for other models."""
         return tuple((node.kernel, node.stage) for node in getattr(self.model, "graph_nodes", ()))
 
     @property
     def reading(self) -> str:
-        """How decode steps read the weights, and how often that changed; empty for all but the engine on a CPU."""
+        """How decode steps of the engine on a CPU read the weights, and how often that changed; empty for others."""
         return getattr(self.model, "reading", "")
 
     def rest(self) -> None:
-        """Returns once nothing is read ahead for a next step, which would disturb a probe of the disk."""
+        """Waits until no layer is read ahead for a next step, because that would disturb a probe of the disk."""
         streamed = getattr(self.model, "streamed", None)
         if streamed is not None and isinstance(streamed.stream, LayerStream):
             streamed.stream.rest()
 
     def greedy_arguments(self, batch: int, prompt: int) -> dict[str, Any]:
-        """What `generate` is given, beside the number of new tokens, for so many prompts without padding. From now on
-        an end of text does not end what the model generates.
+        """Arguments of `generate`, except the number of new tokens, for `batch` prompts without padding. From now on an
+        end-of-text token does not end a generation.
         """
         if (settings := getattr(self.model, "generation_config", None)) is not None:
             settings.eos_token_id = None  # so that no processor has to forbid an early end
@@ -121,21 +118,21 @@ class Baseline:
         }
 
     def generate(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-        """Hugging Face's `generate`. Tensors may be on any device; the result is on that of the model."""
+        """Hugging Face's `generate`. Tensors may be on any device; the result is on the model's device."""
         moved = {key: value.to(self.device) if torch.is_tensor(value) else value for key, value in kwargs.items()}
         with torch.inference_mode():
             return self.model.generate(input_ids.to(self.device), **self.options, **moved)
 
 
 def comparison_device() -> torch.device:
-    """Where all sides of a comparison run: the current GPU, or the CPU of a machine without one."""
+    """Device of all sides of a comparison: the current GPU, or the CPU of a machine without a GPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else CPU
 
 
 def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int, **options: Any) -> Baseline:
-    """Load `source` as the baseline `name`, to run on `threads` threads of this process or on its GPU.
+    """Loads `source` as the baseline `name`, to run on `threads` threads of this process or on its GPU.
 
-    `options` are those of `init_inference`, for the baselines that are the engine.
+    `options` are options of `init_inference`, for the engine's baselines.
 
     UserError as from `check_baseline`, and for a model that the baseline cannot run.
     """
@@ -146,7 +143,7 @@ def baseline(name: str, source: ModelSource, dtype: torch.dtype, threads: int, *
 
 
 def check_baseline(name: str, *, others: Iterable[str] = ()) -> None:
-    """As `check_name`, and UserError for one whose package is not installed or which runs on another device only."""
+    """As `check_name`. Also UserError where the baseline's package is missing, or it runs only on another device."""
     check_name(name, others=others)
     if name == "accelerate" and find_spec("accelerate") is None:
         raise UserError("the baseline 'accelerate' needs a package that is not installed; pip install accelerate")
@@ -165,16 +162,20 @@ def check_baseline(name: str, *, others: Iterable[str] = ()) -> None:
 
 
 def load_kernels(name: str, dtype: torch.dtype) -> None:
-    """Compile and load the C++ kernels of the engine under this name, where they run here; nothing for other sides."""
+    """Compiles and loads the C++ kernels of the engine's side `name`, if they run on this machine. Does nothing for
+    other sides.
+    """
     if name.startswith("fused") and comparison_device().type == "cpu" and not unavailable():
-        wanted = None if name == "fused" else precision_of(QUANTISED.get(name) or name.removeprefix(IN_PRECISION)).dtype
-        load(str(wanted or dtype).removeprefix("torch."))
+        precision_dtype = (
+            None if name == "fused" else precision_of(QUANTISED.get(name) or name.removeprefix(IN_PRECISION)).dtype
+        )
+        load(str(precision_dtype or dtype).removeprefix("torch."))
 
 
 def check_name(name: str, *, others: Iterable[str] = ()) -> None:
     """UserError for a name or precision that is unknown.
 
-    `others`: names that are no baselines and are served too, for the list of those that are expected.
+    `others`: further sides, which the error lists as well.
     """
     if name.startswith(IN_PRECISION):
         precision_of(name.removeprefix(IN_PRECISION))
@@ -191,7 +192,7 @@ def _hf_eager(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
 
 
 def _hf_static(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
-    """Static cache, not compiled. On a GPU transformers compiles the steps on a static cache unless told not to."""
+    """Static cache, not compiled: `disable_compile` keeps transformers from compiling the steps on a GPU."""
     model = _hf_model(source, dtype)
     check_static_cache(model)
     options = {"cache_implementation": "static", "disable_compile": True}
@@ -205,7 +206,9 @@ def _hf_graph(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
 
 
 def _hf_gemm(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
-    """Vanilla with all linears on packed weights, unfused. Torch multiplies the prompt, so weights are held twice."""
+    """Vanilla with all linears on packed weights, unfused. Torch multiplies the prompt, so memory holds the weights
+    twice.
+    """
     if reason := unavailable():
         raise UserError(f"the baseline 'hf-gemm' runs labkit's C++ GEMM: {reason}")
     model = source.hf_model(dtype)
@@ -216,7 +219,7 @@ def _hf_gemm(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
 
 
 class PackedLinear(nn.Module):
-    """A linear that multiplies a few rows (a decode step) with `labkit.kernels.gemm` and many with torch."""
+    """A linear that multiplies few rows (a decode step) with `labkit.kernels.gemm`, and many rows with torch."""
 
     def __init__(self, original: nn.Linear | Conv1D) -> None:
         super().__init__()
@@ -237,15 +240,15 @@ class PackedLinear(nn.Module):
 def _hf_compile(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
     """Static cache and `torch.compile`. The first call compiles one graph for the prompt and one for a step.
 
-    On a GPU transformers compiles the steps, and only these, by itself and with CUDA graphs ("reduce-overhead").
+    On a GPU transformers itself compiles only the steps, with CUDA graphs ("reduce-overhead").
     """
     model = _hf_model(source, dtype)
-    how = "torch.compile"
+    way = "torch.compile"
     if model.device.type == "cuda":
-        how += " (reduce-overhead)"
+        way += " (reduce-overhead)"
     else:
         model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
-    impl = f"transformers {__version__}, {how}, static cache, {model.config._attn_implementation} attention"
+    impl = f"transformers {__version__}, {way}, static cache, {model.config._attn_implementation} attention"
     return Baseline(name, impl, dtype, model, source.tokenizer, options={"cache_implementation": "static"})
 
 
@@ -257,7 +260,7 @@ def _accelerate(name: str, source: ModelSource, dtype: torch.dtype) -> Baseline:
 
 
 def _in_precision(name: str, source: ModelSource, dtype: torch.dtype, **options: Any) -> Baseline:
-    """The engine in a precision of its own, whatever `dtype` the others have."""
+    """The engine in a precision of its own, independent of the `dtype` of the other sides."""
     if name == FUSED_STORED and not has_codes(source):
         raise UserError(f"got {source.name} for {name!r}, expected a model whose file holds codes, as a GGUF file may")
     precision = precision_of(QUANTISED.get(name) or name.removeprefix(IN_PRECISION))
@@ -276,8 +279,8 @@ def _fused(name: str, source: ModelSource, dtype: torch.dtype | None, **options:
 
     reason = unavailable() if engine.impl == "reference" else None
     weights = stored_by(engine)
-    what = f"{engine.impl} kernels" + (f", {weights} weights" if isinstance(weights, StoredWeights) else "")
-    impl = f"labkit, {what}" + (f" ({reason.partition(':')[0]})" if reason else "")
+    kernels = f"{engine.impl} kernels" + (f", {weights} weights" if isinstance(weights, StoredWeights) else "")
+    impl = f"labkit, {kernels}" + (f" ({reason.partition(':')[0]})" if reason else "")
     stamps = spans.stamps_ns if spans else None
     return Baseline(name, impl, weights, engine, source.tokenizer, stage_times, stamps_ns=stamps)
 
@@ -289,7 +292,7 @@ def _hf_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
 def vanilla(
     name: str, how: str, source: ModelSource, model: PreTrainedModel, options: Mapping[str, Any] | None = None
 ) -> Baseline:
-    """A model that transformers runs; `how` it does, and `options` of its `generate`."""
+    """A model that transformers runs. `how`: the way it runs, in words. `options`: options of its `generate`."""
 
     policy = find_policy(model.config)
 
@@ -298,7 +301,7 @@ def vanilla(
             return _no_stages(run)
         with annotate(model, policy) as clock:
             run()
-        on_cpu = model.device.type == "cpu"  # elsewhere the CPU's times are those of launches
+        on_cpu = model.device.type == "cpu"  # on a GPU the CPU would time launches
         return clock.stage_times() if on_cpu else []
 
     impl = f"transformers {__version__}, {how}, {model.config._attn_implementation} attention"

@@ -1,4 +1,4 @@
-"""How much memory the processes of a side may take, and what holds them to it."""
+"""Memory limits of a side's processes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ CGROUP, WATCHED = "a memory cgroup", "a look at anonymous memory every 10 ms"
 
 
 class MemoryBudget(ABC):
-    """how: what holds the processes to their memory, in words."""
+    """A memory limit of several processes together."""
 
-    how: str
+    how: str  # what enforces the limit, in words
 
     @property
     @abstractmethod
     def exceeded(self) -> bool:
-        """Whether a process was killed because there was not enough memory."""
+        """Whether a process was killed because it exceeded the limit."""
 
     @property
     @abstractmethod
     def peak_bytes(self) -> int | None:
-        """The most that all processes have held together, files that they map included; None where nobody counts it."""
+        """Peak memory of all processes together, with the files that they map; None where it is not counted."""
 
 
 class InGroup(MemoryBudget):
-    """The limit counts every page that a process is the first to touch, of files too."""
+    """The limit of a memory cgroup. It counts every page that a process is the first to touch, also pages of files."""
 
     how = CGROUP
 
@@ -50,8 +50,8 @@ class InGroup(MemoryBudget):
 
 
 class Watched(MemoryBudget):
-    """Processes, each the leader of a session, are killed when their anonymous memory exceeds what they have now and
-    the budget. Files that they map escape.
+    """A limit enforced by a thread. It kills the processes, each the leader of a session, when their anonymous memory
+    has grown by more than `size` bytes. Files that they map do not count.
     """
 
     how = WATCHED
@@ -87,8 +87,8 @@ class Watched(MemoryBudget):
 
 @contextmanager
 def memory_budget(size: int, pids: Sequence[int]) -> Iterator[MemoryBudget]:
-    """Holds processes to `size` bytes beyond what they have now, until the context ends, by which time they must have
-    ended: in a memory cgroup where one can be made, else by watching them.
+    """Limits the growth of processes to `size` bytes: in a memory cgroup where one can be made, else by watching them.
+    The processes must have ended when the context ends.
     """
     if (group := _group(size, pids)) is not None:
         with group:
@@ -102,7 +102,7 @@ def memory_budget(size: int, pids: Sequence[int]) -> Iterator[MemoryBudget]:
 
 
 def _group(size: int, pids: Sequence[int]) -> MemoryGroup | None:
-    """A group with all of the processes in it; None where they cannot be put there."""
+    """A memory cgroup that holds all of the processes; None where the system does not allow it."""
     group = MemoryGroup.make(size)
     if group is None:
         return None

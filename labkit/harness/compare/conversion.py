@@ -1,4 +1,4 @@
-"""Write a model as a side reads it, in a process of its own, since it may take several times the memory of the weights.
+"""Writes a model as a side reads it, in a process of its own, because that may take several times the weights' memory.
 
 python -P -m labkit.harness.compare.conversion SIDE MODEL SEED DTYPE FOLDER
 """
@@ -27,11 +27,10 @@ RAISED = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Failure|Unsupported)\w
 
 @contextmanager
 def converted(side: str, model: str, *, dtype: str, seed: int, scratch: Path | None = None) -> Iterator[Path]:
-    """A folder with `model` as this side reads it; empty for a side that reads the vanilla model. RunError, one line:
-    there is none.
+    """A folder with `model` as this side reads it; empty for a side that reads the vanilla model.
 
-    It is removed when the context ends, unless `scratch` names a folder: there it stays, and is used again for the same
-    side of the same weights.
+    The folder is removed when the context ends. In the folder `scratch` it stays, and serves again for the same side of
+    the same weights. RunError of one line where the conversion fails.
     """
     provider = provider_of(side)
     assert provider is not None
@@ -48,7 +47,7 @@ def converted(side: str, model: str, *, dtype: str, seed: int, scratch: Path | N
 
 
 def _name(side: str, model: str, dtype: str, seed: int) -> str:
-    """Of the folder that is kept: another one for other weights."""
+    """Name of the folder that stays. It depends on the weights."""
     identity = identity_of(resolve(model, seed=seed))
     return f"{side.replace(':', '-')}-{dtype}-{xxh3_128_hexdigest(f'{model} {identity}'.encode())[:16]}"
 
@@ -64,12 +63,12 @@ def _convert(side: str, model: str, dtype: str, seed: int, folder: Path) -> None
 def _cause(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode < 0:
         return f"its converter was killed by {signal.Signals(-done.returncode).name}"
-    lines = done.stderr.strip().splitlines() or ["its converter said nothing"]
+    lines = done.stderr.strip().splitlines() or ["its converter printed no error"]
     return ([line for line in lines if RAISED.match(line)] or lines)[-1]
 
 
 def main() -> None:
-    """Convert what the command line names."""
+    """Converts the model of the command line."""
     side, model, seed, dtype, folder = sys.argv[1:]
     provider = provider_of(side)
     assert provider is not None

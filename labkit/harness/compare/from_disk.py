@@ -1,6 +1,6 @@
-"""Sides that leave the model on the disk and read its layers in every step: the engine's, accelerate's, transformers'.
+"""Sides that leave the model on the disk and read its layers in every step: the engine, accelerate and transformers.
 
-Each reads files of its own, so that none finds in the page cache what another one has read.
+Each side reads files of its own, so that no side profits from pages that another side left in the page cache.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SLOTS = 3
 
 
 class FromDisk(Provider):
-    """Sides on a CPU, since what they are measured by is the disk."""
+    """Sides on a CPU, because the disk is their limit."""
 
     def check(self, side: str, *, dtype: str, batch: int) -> None:
         if comparison_device().type != "cpu":
@@ -43,7 +43,7 @@ class FromDisk(Provider):
 
 
 class AccelerateHooks(FromDisk):
-    """Vanilla modules that fetch their weights as they are called, by accelerate's hooks."""
+    """Vanilla modules with accelerate's hooks, which fetch the weights when a module is called."""
 
     def check(self, side: str, *, dtype: str, batch: int) -> None:
         super().check(side, dtype=dtype, batch=batch)
@@ -51,18 +51,18 @@ class AccelerateHooks(FromDisk):
             raise UserError(f"{side} needs a package that is not installed; pip install accelerate")
 
     def get_ready(self, side: str, dtype: torch.dtype) -> None:
-        import accelerate  # noqa: F401 - takes memory, which is none of the weights'
+        import accelerate  # noqa: F401 - its memory does not count as the weights'
 
-    def _side(self, side: str, how: str, source: ModelSource, model: PreTrainedModel, room: Room) -> Baseline:
+    def _side(self, side: str, way: str, source: ModelSource, model: PreTrainedModel, room: Room) -> Baseline:
         import accelerate
 
         torch.set_num_threads(room.threads)
-        made = vanilla(side, f"accelerate {accelerate.__version__}, {how}", source, model)
-        return replace(made, inputs_on=CPU)  # its own device is that of weights without memory
+        loaded = vanilla(side, f"accelerate {accelerate.__version__}, {way}", source, model)
+        return replace(loaded, inputs_on=CPU)  # the model's own device is "meta"
 
 
 class HfDisk(AccelerateHooks):
-    """transformers' own: safetensors files stay as they are, and the modules compute on mappings of them."""
+    """transformers' own offloading: safetensors files stay as they are, and the modules compute on mappings of them."""
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
         write_checkpoint(source, FLOAT_DTYPES[dtype], folder)
@@ -79,10 +79,10 @@ class HfDisk(AccelerateHooks):
 
 
 class AccelerateDisk(AccelerateHooks):
-    """accelerate's `disk_offload`: every tensor is a file, which is copied into memory when its module is called."""
+    """accelerate's `disk_offload`: every tensor is a file that is copied into memory when its module is called."""
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        """The files that `disk_offload` makes of a model in memory; a tied tensor is one file of two names."""
+        """Writes the files that `disk_offload` makes of a model in memory. A tied tensor is one file with two names."""
         from accelerate.utils import offload_weight, save_offload_index
 
         index: dict[str, Any] = {}
@@ -102,14 +102,15 @@ class AccelerateDisk(AccelerateHooks):
 
 
 class Streamed(FromDisk):
-    """The engine with layers that pass through slots, in the dtype of the others or the precision that is named behind
-    the colon. As many layers as its memory has room for stay there; without a limit, as `init_inference` chooses.
+    """The engine with offloaded layers that pass through slots. Its precision follows the colon in its name; without
+    one it has the dtype of the other sides. The memory limit decides how many layers are resident; without a limit,
+    `init_inference` does.
     """
 
     def check_name(self, side: str) -> None:
         _, colon, precision = side.partition(":")
         if precision == STORED:
-            raise UserError(f"got {side}, expected a precision that the weights are packed in, such as {STREAMED}:int8")
+            raise UserError(f"got {side}, expected a precision into which weights are packed, such as {STREAMED}:int8")
         if colon:
             precision_of(precision)
 
@@ -127,7 +128,7 @@ class Streamed(FromDisk):
         assert options.dtype is not None
         policy = policy_for(source.hf_config)
         config = policy.model_config(source.hf_config)
-        wanted = Wanted(
+        request = Wanted(
             source=source,
             hf_config=source.hf_config,
             policy=policy,
@@ -137,15 +138,15 @@ class Streamed(FromDisk):
             part=shard(config),
             impl="cpp",
         )
-        prepared(wanted, folder, alone)
+        prepared(request, folder, alone)
 
     def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
         offload: dict[str, Any] = {"device": "disk", "path": folder, "slots": SLOTS}
         if room.memory_gb is not None:
-            offload["resident_gb"] = _for_weights(_options(side, _name(dtype)), source, room) / 1e9
+            offload["resident_gb"] = _weight_bytes(_options(side, _name(dtype)), source, room) / 1e9
         name = f"fused:{_precision(side, _name(dtype))}"
-        made = baseline(name, source, dtype, room.threads, offload=offload)
-        return replace(made, name=side, impl=f"{made.impl}, {_kept(made.model)}")
+        loaded = baseline(name, source, dtype, room.threads, offload=offload)
+        return replace(loaded, name=side, impl=f"{loaded.impl}, {_residence(loaded.model)}")
 
 
 def _precision(side: str, dtype: str) -> str:
@@ -156,8 +157,8 @@ def _options(side: str, dtype: str) -> Options:
     return Options(**precision_of(_precision(side, dtype)).options)
 
 
-def _for_weights(options: Options, source: ModelSource, room: Room) -> float:
-    """The bytes that weights may have of the memory of this side."""
+def _weight_bytes(options: Options, source: ModelSource, room: Room) -> float:
+    """Bytes of this side's memory limit that are left for weights."""
     assert room.memory_gb is not None
     assert options.dtype is not None
     part = shard(policy_for(source.hf_config).model_config(source.hf_config))
@@ -168,7 +169,7 @@ def _for_weights(options: Options, source: ModelSource, room: Room) -> float:
         raise OutOfBudgetError(str(error)) from error
 
 
-def _kept(engine: Any) -> str:
+def _residence(engine: Any) -> str:
     if engine.streamed is None:
         return "all layers in memory"
     return f"{len(engine.streamed.layers)} of {len(engine.streamed.blocks)} layers read from disk in each step"

@@ -1,8 +1,8 @@
-"""`hf-pipeline`: transformers' own pipeline, which has one batch on its way through the stages at a time.
+"""`hf-pipeline`: transformers' own pipeline, with one batch at a time on its way through the stages.
 
-Every rank has as many layers, the last one those left over, and gets all logits of every step from the last one.
-Its `generate` (transformers 5.23) gives other tokens than one process for rows that are padded, while a `forward` of
-the same rows is equal; comparisons have no padding.
+Every rank has equally many layers, and the last rank also has the remainder. The last rank sends all logits of every
+step to every rank. For padded rows its `generate` (transformers 5.23) gives other tokens than one process does, while a
+`forward` of the same rows is equal; comparisons have no padding.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from labkit.weights.checkpoint.hf_folder import write_checkpoint
 from labkit.weights.source import ModelSource, empty_model
 
 HF_PIPELINE = "hf-pipeline"
-PARTS = ("layers", "embed_tokens", "norm")  # that transformers replaces on the ranks which do not have them
+PARTS = ("layers", "embed_tokens", "norm")  # transformers replaces these on ranks that do not hold them
 
 
 class HfPipeline(Provider):
-    """`from_pretrained(distributed_config=DistributedConfig(pp_size=P))` on each of P ranks that have met."""
+    """`from_pretrained(distributed_config=DistributedConfig(pp_size=P))` on each rank of a group of P ranks."""
 
     staged: ClassVar[bool] = True
 
@@ -40,7 +40,7 @@ class HfPipeline(Provider):
         if missing := [part for part in PARTS if not hasattr(model.base_model, part)]:
             raise UserError(
                 f"{side}: transformers' pipeline needs a model with {', '.join(PARTS)}, and {type(model).__name__} has "
-                f"no {', '.join(missing)}; take fused-pp2-naive, which has one batch on its way at a time too"
+                f"no {', '.join(missing)}; use fused-pp2-naive, which also has one batch at a time on its way"
             )
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
@@ -55,5 +55,5 @@ class HfPipeline(Provider):
             distributed_config=DistributedConfig(pp_size=stages),
             trust_remote_code=False,
         )
-        how = f"pipeline of {stages} stages, {model.config._attn_implementation} attention"
-        return Baseline(side, f"transformers {__version__}, {how}", dtype, model.eval(), source.tokenizer)
+        way = f"pipeline of {stages} stages, {model.config._attn_implementation} attention"
+        return Baseline(side, f"transformers {__version__}, {way}", dtype, model.eval(), source.tokenizer)

@@ -1,7 +1,7 @@
-"""`take_turns`: sides, each in processes of its own, run the same case in the same rounds.
+"""`take_turns` runs the same case on several sides in the same rounds, each side in processes of its own.
 
-A shared machine drifts within seconds, so what is compared must run side by side: a round is one run of each side in
-random order, and each run has the read bandwidth probed just before and just after it.
+A shared machine drifts within seconds, so sides must run close together in time. A round is one run of each side, in
+random order. The read bandwidth is probed just before and just after each run.
 """
 
 from __future__ import annotations
@@ -37,17 +37,14 @@ UNTIMED = frozenset({"stages", "stage_run", "rank_stages", "answer"})  # fields 
 
 @dataclass(frozen=True)
 class Turns:
-    """What `take_turns` found: `sides` in their order, and the tokens [round, sequence, position] of each.
+    """Result of `take_turns`."""
 
-    `looks`: after how many rounds it was looked at, where rounds were added.
-    """
-
-    sides: tuple[Measurement, ...]
-    tokens: tuple[list[Any], ...]
-    looks: tuple[int, ...] = ()
+    sides: tuple[Measurement, ...]  # in the order of the arguments
+    tokens: tuple[list[Any], ...]  # [round, sequence, position] of each side
+    looks: tuple[int, ...] = ()  # rounds after which the verdict was checked; empty: the number of rounds was fixed
 
     def comparison(self, baseline: int, candidate: int) -> Comparison:
-        """Two of the sides, by their places."""
+        """Comparison of two of the sides, by their indices."""
         difference = first_difference(self.tokens[baseline], self.tokens[candidate])
         return Comparison(
             baseline=self.sides[baseline],
@@ -58,10 +55,10 @@ class Turns:
         )
 
 
-def last_is_decided(found: Turns) -> bool:
-    """Whether the last side has been told from, or found the same as, every other one."""
-    others = range(len(found.sides) - 1)
-    return all(found.comparison(which, -1).verdict is not Verdict.UNDECIDED for which in others)
+def last_is_decided(turns: Turns) -> bool:
+    """Whether there is a verdict on the last side against every other side."""
+    baselines = range(len(turns.sides) - 1)
+    return all(turns.comparison(index, -1).verdict is not Verdict.UNDECIDED for index in baselines)
 
 
 def take_turns(
@@ -74,19 +71,18 @@ def take_turns(
     progress: Progress | None = None,
     show: Callable[[Turns], None] | None = None,
 ) -> Turns:
-    """Measure sides, which have threads and ranks of their own in place of the case's, in the same rounds.
+    """Measures sides in the same rounds. Each side has its own threads and ranks, instead of the case's.
 
-    `show` is given the rounds once they are done, before stages and answers, which are not measured then.
+    decided: whether the rounds so far are enough, for a schedule with a budget.
+    output: a folder for the caller's records, checked and made before anything is measured.
+    show: gets the rounds when they are done, before stages and answers are measured.
 
-    `decided` says of a schedule with a budget whether it needs no more rounds. `output` is a folder for the caller's
-    records: it is checked, and made, before anything is measured.
+    A case with `memory_gb` limits the memory of each side, all of its ranks together, from loading on. Files that a
+    side reads are made cold before each of its runs.
 
-    A case with `memory_gb` limits the memory of each side, all of its ranks together, from where its weights are
-    loaded; files that a side reads are made cold before each of its runs.
-
-    UserError: a name, size or dtype that cannot be, or a folder that cannot be written to. NotQuietError: the schedule
-    waits for a quiet machine, which it did not become. WorkerError: a side's process failed; OutOfBudgetError, which is
-    one: it does not fit into its memory.
+    UserError: an impossible name, size or dtype, or an unwritable folder. NotQuietError: the schedule waits for a quiet
+    machine, and it did not become quiet. WorkerError: a side's process failed. OutOfBudgetError, a WorkerError: a side
+    does not fit into its memory.
     """
     prepared = prepare(sides, case, schedule)
     if output is not None:
@@ -97,8 +93,8 @@ def take_turns(
         needed = max(side.cores for side in sides) if comparison_device().type == "cpu" else 1
         wait_until_quiet(schedule.wait_quiet_s, needed=needed, progress=progress)
     conversions = sum(provider_of(side.name) is not None for side in sides)
-    each = 1 + schedule.first_rounds + schedule.stages + bool(schedule.question)
-    steps = _Steps(conversions + len(sides) * each, progress)
+    steps_per_side = 1 + schedule.first_rounds + schedule.stages + bool(schedule.question)
+    steps = _Steps(conversions + len(sides) * steps_per_side, progress)
     with ExitStack() as stack:
         folders = _folders(sides, prepared, schedule, steps, stack)
         participants = [
@@ -136,49 +132,49 @@ def take_turns(
 
 def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
     """The earliest position at which two arrays of tokens [round, sequence, position] differ, or None."""
-    one, other = np.asarray(a), np.asarray(b)
-    if one.shape != other.shape:
-        return min(one.shape[-1], other.shape[-1])
-    positions = np.nonzero((one != other).any(axis=(0, 1)))[0]
+    tokens_a, tokens_b = np.asarray(a), np.asarray(b)
+    if tokens_a.shape != tokens_b.shape:
+        return min(tokens_a.shape[-1], tokens_b.shape[-1])
+    positions = np.nonzero((tokens_a != tokens_b).any(axis=(0, 1)))[0]
     return int(positions[0]) if len(positions) else None
 
 
-def _timed(found: Turns) -> Turns:
-    """What the rounds alone have found."""
-    kept = ({name: value for name, value in side if name not in UNTIMED} for side in found.sides)
-    return replace(found, sides=tuple(so_far(Measurement, **fields) for fields in kept))
+def _timed(turns: Turns) -> Turns:
+    """The measurements of the rounds alone, without stages and answers."""
+    kept = ({name: value for name, value in side if name not in UNTIMED} for side in turns.sides)
+    return replace(turns, sides=tuple(so_far(Measurement, **fields) for fields in kept))
 
 
 def _folders(
     sides: Sequence[SideSpec], prepared: Prepared, schedule: Schedule, steps: _Steps, stack: ExitStack
 ) -> dict[str, str]:
-    """The folders of sides that have files of their own, by the name of the side, until the stack is closed."""
-    found: dict[str, str] = {}
+    """Folders with the files of sides that have their own, by side; they stay until the stack is closed."""
+    folders: dict[str, str] = {}
     for side in sides:
         if provider_of(side.name) is not None:
             steps.begin(f"preparing the weights for {side.name}")
             dtype, seed, scratch = prepared.case.dtype, schedule.seed, schedule.scratch
-            made = converted(side.name, prepared.weights, dtype=dtype, seed=seed, scratch=scratch)
-            found[side.name] = str(stack.enter_context(made))
-    return found
+            folder = converted(side.name, prepared.weights, dtype=dtype, seed=seed, scratch=scratch)
+            folders[side.name] = str(stack.enter_context(folder))
+    return folders
 
 
 class _Rounds:
-    """The rounds of a schedule, as many as were asked for or as it takes."""
+    """The rounds of a schedule: a fixed number, or as many as the verdict takes."""
 
     def __init__(
         self, participants: list[Participant], schedule: Schedule, decided: Callable[[Turns], bool], steps: _Steps
     ) -> None:
         self._participants, self._schedule, self._decided, self._steps = participants, schedule, decided, steps
         self._looks: list[int] = []
-        self._others = OthersByRound([pid for each in participants for pid in each.process.pids])
+        self._others = OthersByRound([pid for participant in participants for pid in participant.process.pids])
 
     def run(self) -> None:
-        """Run them all, each participant noting its own."""
+        """Runs all rounds. Each participant notes its own turns."""
         device = comparison_device()
 
-        def probe(which: int) -> float | None:
-            return probe_bandwidth(self._participants[which].spec.cores, device)
+        def probe(index: int) -> float | None:
+            return probe_bandwidth(self._participants[index].spec.cores, device)
 
         begun = [self._begun(participant) for participant in self._participants]
         for turn in turns(begun, self._indices(), probe=probe, seed=self._schedule.seed):
@@ -186,22 +182,22 @@ class _Rounds:
         self._others.end()
 
     def found(self) -> Turns:
-        """What all participants have noted so far."""
-        measured = tuple(each.measurement(self._others.cores) for each in self._participants)
-        return Turns(measured, tuple(each.tokens for each in self._participants), tuple(self._looks))
+        """The measurements and tokens of all participants so far."""
+        measured = tuple(participant.measurement(self._others.cores) for participant in self._participants)
+        return Turns(measured, tuple(participant.tokens for participant in self._participants), tuple(self._looks))
 
     def _begun(self, participant: Participant) -> Callable[[int], Ran]:
-        """The run of a participant, announced."""
+        """Function that announces a run of a participant and makes it."""
 
         def run(index: int) -> Ran:
-            of = "" if self._schedule.budget_s else f" of {self._schedule.rounds}"
-            self._steps.begin(f"round {index + 1}{of}: {participant.name}")
+            total = "" if self._schedule.budget_s else f" of {self._schedule.rounds}"
+            self._steps.begin(f"round {index + 1}{total}: {participant.name}")
             return participant.run(index)
 
         return run
 
     def _indices(self) -> Iterator[int]:
-        """The number of each round, until there are enough: as given, or decided, or the budget spent."""
+        """The number of each round, until the schedule is done, the verdict is clear or the budget is spent."""
         start, done, look = monotonic(), 0, self._schedule.first_rounds
         while True:
             yield done
@@ -222,7 +218,7 @@ class _Rounds:
 
 
 class _Steps:
-    """Counts the parts of a comparison for whoever follows."""
+    """Counts the steps of a comparison for its progress display."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._begun, self._total, self._progress = 0, total, progress
@@ -231,12 +227,12 @@ class _Steps:
         self._total += more
 
     def begin(self, label: str) -> None:
-        self._say(self._begun, label)
+        self._report(self._begun, label)
         self._begun += 1
 
     def end(self) -> None:
-        self._say(max(self._begun, self._total), "done")
+        self._report(max(self._begun, self._total), "done")
 
-    def _say(self, done: int, label: str) -> None:
+    def _report(self, done: int, label: str) -> None:
         if self._progress:
             self._progress(done, self._total, label)

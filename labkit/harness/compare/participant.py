@@ -1,4 +1,4 @@
-"""One side while it is measured: what it is asked, what it answered, and the measurement that this comes to."""
+"""One side while it is measured: requests, answers, and the measurement that they result in."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ Replies = list[dict[str, Any]]  # of all ranks of a side, by rank
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run answered, and of the files that it read how many MB were cached before, and the disk's rate before
-    and after; None: it reads none, or its memory is not limited.
-    """
+    """Result of a run. The last two fields are None for a side that reads no files or has no memory limit."""
 
     replies: Replies
-    cached_mb: float | None
-    disk_gb_s: tuple[float, float] | None
+    cached_mb: float | None  # of its files, in the page cache before the run
+    disk_gb_s: tuple[float, float] | None  # rate of the disk before and after the run
 
 
 class Participant:
-    """A side in processes of its own. `process` must be open for as long as anything is asked."""
+    """A side in processes of its own. `process` must stay open while methods are called."""
 
     def __init__(
         self, name: str, spec: SideSpec, process: SideProcesses, prepared: Prepared, schedule: Schedule
@@ -56,8 +54,8 @@ class Participant:
         self._answer: str | None = None
 
     def load(self, converted: str | None) -> None:
-        """Load the weights, within the memory of the case, and run once without a clock. `converted`: the folder of a
-        side that reads files of its own.
+        """Loads the weights within the case's memory limit, and runs once untimed. `converted`: the folder of a side
+        that reads files of its own.
         """
         case, schedule = self._prepared.case, self._schedule
         self.process.ask(
@@ -83,19 +81,19 @@ class Participant:
             memory_gb=case.memory_gb,
         )
         if case.memory_gb is not None:
-            self._files = ReadFiles.below(converted)  # some sides write theirs as they load
-        self._said = ranks[0] | {
+            self._files = ReadFiles.below(converted)  # some sides write files while they load
+        self._loaded = ranks[0] | {
             name: max(rank[name] for rank in ranks) for name in ("load_s", "first_run_s", "start_to_ready_s")
         }
 
     def note_peak(self) -> None:
-        """Probe how fast the processors of this side multiply."""
-        weights = from_plain(self._said["weights"])
+        """Probes the peak rate of this side's processors."""
+        weights = from_plain(self._loaded["weights"])
         if (peak := probe_peak(weights, self.spec.cores, comparison_device())) is not None:
             self._peaks.append(peak)
 
     def run(self, index: int) -> Ran:
-        """One timed run, with the prompts of this round; where memory is limited, with its files made cold before."""
+        """One timed run with the prompts of this round. With a memory limit, its files are made cold before."""
         cached = self._files.make_cold()
         before = self._files.rate_gb_s()
         replies = self.process.ask("run", seed=self._schedule.seed + 1 + index)
@@ -104,7 +102,7 @@ class Participant:
         return Ran(replies, None if cached is None else cached / 1e6, rates)
 
     def note(self, turn: Turn[Ran]) -> None:
-        """Keep what a run found."""
+        """Keeps the result of a run."""
         ran = turn.found
         times = slowest([Times(**reply["times"]) for reply in ran.replies])
         run = Run.of(times, round=turn.round, before=turn.before, after=turn.after)
@@ -112,35 +110,35 @@ class Participant:
         self.tokens.append(ran.replies[0]["tokens"])
 
     def note_memory(self) -> None:
-        """Ask for the most memory that any rank has had."""
+        """Asks for the peak memory of the largest rank."""
         self._memory = max(rank["bytes"] for rank in self.process.ask("peak_memory"))
         if self.process.budget is not None:
             self._limited = self.process.budget.peak_bytes
 
     def note_reading(self) -> None:
-        """Ask how the side reads its weights by now."""
+        """Asks how the side reads its weights by now."""
         self._reading = str(self.process.ask("reading")[0]["reading"])
 
     def note_stages(self) -> None:
-        """Run once more with the stages told apart."""
+        """Runs once more to time the stages."""
         self._staged = self.process.ask("stages", seed=self._schedule.seed)
 
     def note_answer(self) -> None:
-        """Ask for an answer to the schedule's question."""
-        asked = {"question": self._schedule.question, "new": self._schedule.answer_tokens}
-        self._answer = self.process.ask("answer", **asked)[0]["text"]
+        """Asks for an answer to the schedule's question."""
+        request = {"question": self._schedule.question, "new": self._schedule.answer_tokens}
+        self._answer = self.process.ask("answer", **request)[0]["text"]
 
     def measurement(self, others_cores: Sequence[float | None]) -> Measurement:
-        """All that has been noted so far. `others_cores`: by round, the processors that other programs kept busy."""
-        case, config, spec, said = self._prepared.case, self._prepared.config, self.spec, dict(self._said)
-        own = {"threads": spec.threads, "tp": spec.tp, "pp": spec.pp}
-        weights = from_plain(said.pop("weights"))
+        """The measurement so far. `others_cores`: processors that other programs kept busy, by round."""
+        case, config, spec, loaded = self._prepared.case, self._prepared.config, self.spec, dict(self._loaded)
+        ranks = {"threads": spec.threads, "tp": spec.tp, "pp": spec.pp}
+        weights = from_plain(loaded.pop("weights"))
         sizes = case.batch, case.prompt_tokens, case.new_tokens
         first = self._staged[0] if self._staged else None
         stages = [STAGES.validate_python(rank["stages"]) for rank in self._staged]
         return Measurement(
             name=self.name,
-            case=case.model_copy(update=own | {"schedule": spec.schedule if spec.pp > 1 else ""}),
+            case=case.model_copy(update=ranks | {"schedule": spec.schedule if spec.pp > 1 else ""}),
             environment=self._environment,
             work=None if config is None else count_work(config, weights, *sizes),
             runs=tuple(run.model_copy(update={"others_cores": others_cores[run.round]}) for run in self._runs),
@@ -156,12 +154,12 @@ class Participant:
             question=self._schedule.question,
             answer=self._answer,
             stage_run=_stage_run(first["times"]) if first else None,
-            **said,
+            **loaded,
         )
 
 
 def slowest(ranks: Sequence[Times]) -> Times:
-    """The times of one generation on several ranks: at each point those of the slowest."""
+    """The times of one generation on several ranks: at each token the time of the slowest rank."""
     steps = zip(*(times.decode_ms for times in ranks), strict=True)
     return Times(
         ttft_ms=max(times.ttft_ms for times in ranks),

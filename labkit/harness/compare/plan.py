@@ -1,4 +1,4 @@
-"""What a comparison is going to do: its sides, its case and its schedule, checked before anything starts."""
+"""Plan of a comparison: its sides, its case and its schedule, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -30,24 +30,22 @@ ON_RANKS = re.compile(
 
 @dataclass(frozen=True)
 class SideSpec:
-    """Who takes part: a name of `labkit.harness.compare.baselines` or of a peer's side, on `pp` stages of `tp` ranks,
-    each with `threads` of its own. `schedule`: of the stages, where there are several.
-    """
+    """A side of a comparison and its ranks."""
 
-    name: str
-    threads: int
-    tp: int = 1
-    pp: int = 1
-    schedule: str = QUEUE
+    name: str  # of a baseline of `labkit.harness.compare.baselines`, or of a provider's side
+    threads: int  # of each rank
+    tp: int = 1  # ranks of each stage
+    pp: int = 1  # stages
+    schedule: str = QUEUE  # of several stages
 
     @classmethod
     def named(cls, label: str, threads: int) -> Self:
         """The side with this label, such as "fused", "fused-tp2" or "fused-pp2-naive", with `threads` in all."""
-        found = ON_RANKS.fullmatch(label)
-        if found is None:
+        match = ON_RANKS.fullmatch(label)
+        if match is None:
             return cls(label, threads)
-        tp, pp = int(found["tp"] or 1), int(found["pp"] or 1)
-        return cls(found["name"], max(1, threads // (tp * pp)), tp, pp, found["schedule"] or QUEUE)
+        tp, pp = int(match["tp"] or 1), int(match["pp"] or 1)
+        return cls(match["name"], max(1, threads // (tp * pp)), tp, pp, match["schedule"] or QUEUE)
 
     @property
     def label(self) -> str:
@@ -61,7 +59,7 @@ class SideSpec:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of `init_inference` that divide the model."""
+        """Options of `init_inference` that divide the model."""
         options: dict[str, Any] = {} if self.tp == 1 else {"tensor_parallel": {"tp_size": self.tp}}
         if self.pp > 1:
             options["pipeline_parallel"] = {"pp_size": self.pp, "schedule": self.schedule}
@@ -75,19 +73,17 @@ class SideSpec:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often and in what order the sides of a case run.
+    """How often and in which order the sides of a case run.
 
-    rounds: runs of each side. Where there is a `budget_s` they are the fewest, and rounds are added until the
-    comparison is decided or so many seconds have passed since the first round began.
+    rounds: runs of each side. With a `budget_s` they are the minimum, and rounds are added until the comparison is
+    decided or `budget_s` seconds have passed since the first round began.
     seed: of random weights, prompts and the order of the runs.
-    warm_up: new tokens of the first run, which is not timed; None: as many as in a timed one, which hf-compile and
-    hf-graph need.
-    stages: whether each side runs once more with its stages told apart.
-    wait_quiet_s: wait for so many seconds at most until other programs leave the processors alone; None: do not wait.
-    scratch: a folder for the files of sides that read their own, where they stay for later calls; None: they are
-    temporary.
-    question: each side answers it once behind the timed runs, in `answer_tokens` at most, where the model was trained
-    for conversations; empty: nothing is asked.
+    warm_up: new tokens of the first, untimed run; None: as many as in a timed run, which hf-compile and hf-graph need.
+    stages: whether each side runs once more to time its stages.
+    wait_quiet_s: wait at most this long until other programs leave the processors alone; None: do not wait.
+    scratch: a folder in which the files of sides that read their own stay for later calls; None: they are temporary.
+    question: each side answers it once after the timed runs, in at most `answer_tokens`, if the model was trained for
+    conversations; empty: no question.
     """
 
     rounds: int = 7
@@ -102,26 +98,26 @@ class Schedule:
 
     @property
     def first_rounds(self) -> int:
-        """The fewest rounds, after which a comparison with a budget is looked at for the first time."""
+        """The fewest rounds, after which the verdict of a comparison with a budget is first checked."""
         return self.rounds if self.budget_s is None else max(self.rounds, FIRST_LOOK)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A case whose model has been found. `config` is its shape; None: it has no row, and transformers alone runs it."""
+    """A case whose model has been resolved."""
 
     case: Case
     source: ModelSource
-    config: ModelConfig | None
+    config: ModelConfig | None  # None: the architecture has no row, and only transformers runs it
 
     @property
     def weights(self) -> str:
-        """What every side loads. It is decided once, so that all of them load the same."""
+        """Name or folder of the weights. It is decided once, so all sides load the same weights."""
         return self.case.model if self.source.gguf else str(self.source.folder or self.case.model)
 
 
 def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepared:
-    """The case with the origin of its weights. UserError where a side, a size or a type cannot be."""
+    """The case with its model and the origin of its weights. UserError for an impossible side, size or dtype."""
     _check_case(case, schedule)
     for side in sides:
         _check_side(side, case)
@@ -131,7 +127,7 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
     config = model_config_of(source.hf_config) if has_row else None
     for side in sides:
         if config is not None:
-            shard(config, side.tp)  # says so where the model has too few heads
+            shard(config, side.tp)  # UserError where the model has too few heads
             if side.pp > config.num_layers:
                 raise UserError(f"got pp={side.pp} for {config.num_layers} layers, expected at most one stage for each")
         if (provider := provider_of(side.name)) is not None:
@@ -142,13 +138,13 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
 
 
 def labels(sides: Sequence[SideSpec]) -> list[str]:
-    """What the sides are called; those that differ in nothing but threads say how many."""
-    found = []
+    """Labels of the sides. Sides that differ only in their threads are labelled with the number."""
+    texts = []
     for side in sides:
-        alike = {other.threads for other in sides if other.label == side.label}
+        thread_counts = {spec.threads for spec in sides if spec.label == side.label}
         threads = f", {side.threads} thread{'s' if side.threads > 1 else ''}"
-        found.append(side.label + (threads if len(alike) > 1 else ""))
-    return found
+        texts.append(side.label + (threads if len(thread_counts) > 1 else ""))
+    return texts
 
 
 def check_positions(config: ModelConfig, prompt: int, new: int) -> None:
@@ -168,7 +164,7 @@ def _check_case(case: Case, schedule: Schedule) -> None:
     check_numbers(memory_gb=case.memory_gb, budget_s=schedule.budget_s, wait_quiet_s=schedule.wait_quiet_s)
     if case.memory_gb is not None and (device := comparison_device()).type != "cpu":
         raise UserError(
-            f"got memory_gb = {case.memory_gb} on {device}: it is the CPU's memory that is limited; leave it out"
+            f"got memory_gb = {case.memory_gb} on {device}: only the CPU's memory can be limited; leave it out"
         )
 
 
@@ -184,14 +180,14 @@ def _check_side(side: SideSpec, case: Case) -> None:
     staged = provider is not None and provider.staged
     if staged and (side.pp == 1 or side.tp > 1):
         raise UserError(
-            f"got {side.name} with pp={side.pp} and tp={side.tp}; it runs on stages alone: pass pp=2 or more"
+            f"got {side.name} with pp={side.pp} and tp={side.tp}; it runs only on stages: pass pp=2 or more and tp=1"
         )
     if side.ranks == 1:
         return
     if not staged and (provider is not None or not side.name.startswith("fused")):
-        cut = ", ".join(name for name in BASELINES if name.startswith("fused"))
-        asked = f"tp={side.tp}" if side.pp == 1 else f"pp={side.pp}"
-        raise UserError(f"got {asked} and the side {side.name!r}; expected one that can be cut: {cut}")
+        divisible = ", ".join(name for name in BASELINES if name.startswith("fused"))
+        option = f"tp={side.tp}" if side.pp == 1 else f"pp={side.pp}"
+        raise UserError(f"got {option} and the side {side.name!r}; expected a side that can be cut: {divisible}")
     if (device := comparison_device()).type != "cpu":
         raise UserError(
             f"got {side.label} on {device}: the ranks of a comparison share one GPU; start them with torchrun"

@@ -1,4 +1,4 @@
-"""Whoever gives sides that are loaded in a way of their own, most of them from files that were written for them."""
+"""Interface of providers. A provider loads its sides in a way of its own, mostly from files written for them."""
 
 from __future__ import annotations
 
@@ -15,45 +15,41 @@ from labkit.weights.source import ModelSource
 
 @dataclass(frozen=True)
 class Room:
-    """What a side is loaded for: on `threads` threads, `batch` sequences that begin with `prompt` tokens and have up to
-    `positions`, in `memory_gb` GB (1e9 bytes; None: no limit).
-    """
+    """Sizes for which a side is loaded."""
 
     threads: int
-    batch: int
-    prompt: int
-    positions: int
-    memory_gb: float | None = None
+    batch: int  # sequences
+    prompt: int  # tokens of each sequence's prompt
+    positions: int  # the most tokens of a sequence
+    memory_gb: float | None = None  # limit in 1e9 bytes; None: no limit
 
 
 class Provider(ABC):
-    """converts: whether its sides read a model that `convert` wrote, and not the vanilla one. staged: whether they run
-    on several ranks, each with some of the layers.
-    """
+    """Loads the sides of one kind."""
 
-    converts: ClassVar[bool] = True
-    staged: ClassVar[bool] = False
+    converts: ClassVar[bool] = True  # its sides read a model that `convert` wrote, instead of the vanilla one
+    staged: ClassVar[bool] = False  # its sides run on several ranks, each with some of the layers
 
     def check_name(self, side: str) -> None:  # noqa: B027 - most have fixed names
-        """UserError where what is named within the name of the side is unknown."""
+        """UserError where the side's name contains an unknown part, such as a precision."""
 
     @abstractmethod
     def check(self, side: str, *, dtype: str, batch: int) -> None:
-        """UserError where it cannot be a side here, or not of such a case."""
+        """UserError where the side cannot run on this machine, or not with this dtype and batch."""
 
-    def check_model(self, side: str, source: ModelSource) -> None:  # noqa: B027 - most take any
+    def check_model(self, side: str, source: ModelSource) -> None:  # noqa: B027 - most take any model
         """UserError where this side cannot run the model."""
 
-    def get_ready(self, side: str, dtype: torch.dtype) -> None:  # noqa: B027 - most have nothing but what is imported
-        """Import, and compile, what the side needs beside its weights: its memory is counted from then on."""
+    def get_ready(self, side: str, dtype: torch.dtype) -> None:  # noqa: B027 - most need no more than their imports
+        """Imports and compiles all that the side needs besides its weights. Its memory is counted from then on."""
 
     @abstractmethod
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        """Write the model into `folder` as this side reads it, in a process of its own. Only if it `converts`."""
+        """Writes the model into `folder` as this side reads it, in a process of its own. Only for `converts`."""
 
     @abstractmethod
     def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
-        """The side, with what `convert` wrote into `folder`. `dtype`: that of the other sides.
+        """The side, loaded from the model that `convert` wrote into `folder`. `dtype` is the dtype of the other sides.
 
-        OutOfBudgetError where it knows beforehand that its memory is not enough.
+        OutOfBudgetError where the side knows beforehand that its memory is not enough.
         """

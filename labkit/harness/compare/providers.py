@@ -1,4 +1,4 @@
-"""Who gives a side: a baseline of its own kind, a peer, transformers' pipeline, or one that reads from the disk."""
+"""Providers of sides by name: peers, transformers' pipeline, and sides that read from the disk."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PROVIDED: dict[str, Provider] = {**FROM_DISK, HF_PIPELINE: HfPipeline(), **PEER_
 
 
 def provider_of(side: str) -> Provider | None:
-    """Who loads the side of this name; None for one of `labkit.harness.compare.baselines`."""
+    """Provider of the side of this name; None for a side of `labkit.harness.compare.baselines`."""
     return PROVIDED[STREAMED] if side.startswith(f"{STREAMED}:") else PROVIDED.get(side)
 
 
 def get_ready(side: str, dtype: torch.dtype) -> None:
-    """Import, and compile, what the side of this name needs beside its weights."""
+    """Imports and compiles all that the side of this name needs besides its weights."""
     provider = provider_of(side)
     if provider is not None:
         provider.get_ready(side, dtype)

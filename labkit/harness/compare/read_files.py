@@ -1,4 +1,4 @@
-"""The files that a side reads while it runs: made cold before, and the rate of the disk that they are on."""
+"""Files that a side reads while it runs: making them cold, and the rate of their disk."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ PROBE_S = 0.2
 
 @dataclass(frozen=True)
 class ReadFiles:
-    """Each file once, whatever names it has."""
+    """Files of a side, each once, even if it has several names."""
 
     paths: tuple[Path, ...] = ()
 
     @classmethod
     def below(cls, folder: str | None) -> ReadFiles:
-        """All files of a folder; none where there is no folder."""
+        """All files below a folder; none for None."""
         if folder is None:
             return cls()
-        found = {path.stat().st_ino: path for path in sorted(Path(folder).rglob("*")) if path.is_file()}
-        return cls(tuple(found.values()))
+        files = {path.stat().st_ino: path for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+        return cls(tuple(files.values()))
 
     def make_cold(self) -> int | None:
-        """The bytes of all files that are in the page cache afterwards; None where the system does not tell, and
-        where there are no files.
+        """Removes the files from the page cache. Returns their bytes that are still in it; None where the system does
+        not report that, or without files.
         """
-        left = [make_cold(path) for path in self.paths]
-        known = [size for size in left if size is not None]
-        return sum(known) if known and len(known) == len(left) else None
+        cached = [make_cold(path) for path in self.paths]
+        known = [size for size in cached if size is not None]
+        return sum(known) if known and len(known) == len(cached) else None
 
     def rate_gb_s(self) -> float | None:
-        """The rate at which the largest of them is read past the page cache, now; None where all are too short."""
+        """The present rate at which the largest file is read past the page cache; None where all are too short."""
         largest = max(self.paths, key=lambda path: path.stat().st_size, default=None)
         if largest is None or largest.stat().st_size < BLOCK:
             return None

@@ -1,4 +1,4 @@
-"""The parent's end of a side: it starts a worker process, or one for each rank, asks them, and ends them."""
+"""The parent's end of a side. Starts a worker process for each rank, sends it requests, and ends it."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class WorkerError(RunError):
 
 
 class OutOfBudgetError(WorkerError):
-    """A side does not fit into the memory that it may have."""
+    """A side does not fit into its memory limit."""
 
 
 class SideProcess:
     """A fresh process for one side, with its thread count fixed before any library starts its pool.
 
-    It is a context, at whose end the worker ends, at once if something went wrong. The worker has a session of its own,
-    so that Ctrl-C reaches only the parent, and it ends by itself when the parent disappears.
+    The worker ends with this context, and at once after an error. It has a session of its own, so Ctrl-C reaches only
+    the parent. It ends by itself when the parent disappears.
     """
 
     def __init__(self, name: str, threads: int, cores: Collection[int] = ()) -> None:
-        """`cores` are the only ones that it may run on; an empty collection: all that this process may run on."""
+        """`cores`: cores on which the worker may run; empty: all cores of this process."""
         self.name = name
         self._errors = tempfile.TemporaryFile("a+")  # noqa: SIM115 - open as long as the process, which appends to it
         self._process = subprocess.Popen(
@@ -64,12 +64,12 @@ class SideProcess:
         return self._process.pid
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
-        """The answer to one request. UserError where the worker refused what the user asked for, else WorkerError."""
+        """The answer to one request. UserError where the worker refused the user's input, else WorkerError."""
         self.send(op, **request)
         return self.receive()
 
     def send(self, op: str, **request: Any) -> None:
-        """Send a request; `receive` waits for its answer."""
+        """Sends a request; `receive` waits for its answer."""
         try:
             self._requests.write(json.dumps({"op": op, **request}) + "\n")
             self._requests.flush()
@@ -127,15 +127,15 @@ class SideProcess:
 
 
 class SideProcesses:
-    """One side of a comparison: a `SideProcess`, or one for each rank, each on its own cores if there are enough.
+    """One side of a comparison: a `SideProcess` for each rank, each on its own cores if there are enough.
 
-    It is a context. An error on one rank ends the whole side, since the other ranks would wait for it.
+    A context. An error on one rank ends the whole side, because the other ranks would wait for it.
     """
 
     def __init__(self, name: str, threads: int, ranks: int = 1) -> None:
         self.name, self.ranks = name, ranks
         self._stack = contextlib.ExitStack()
-        self._limits = self._stack.enter_context(contextlib.ExitStack())  # end after the processes
+        self._limits = self._stack.enter_context(contextlib.ExitStack())  # closed after the processes
         self._budget: MemoryBudget | None = None
         if ranks == 1:
             self._joins: list[dict[str, Any]] = [{}]
@@ -155,18 +155,18 @@ class SideProcesses:
 
     @property
     def budget(self) -> MemoryBudget | None:
-        """What holds the processes to their memory; None: nothing does."""
+        """Memory limit of the processes; None: no limit."""
         return self._budget
 
     def limit_memory(self, gigabytes: float) -> None:
-        """From now on all ranks together may take so many GB (1e9 bytes) beyond what they have."""
+        """Limits the memory that all ranks together may take from now on, in GB (1e9 bytes)."""
         self._budget_gb = gigabytes
         self._budget = self._limits.enter_context(memory_budget(int(gigabytes * 1e9), self.pids))
 
     def ask(self, op: str, **request: Any) -> list[dict[str, Any]]:
-        """The answers of all ranks, by rank. The first error among them is raised as by `SideProcess.ask`.
+        """The answers of all ranks, by rank. Raises the first rank's error as `SideProcess.ask` does.
 
-        OutOfBudgetError where a process was killed since it had no more memory.
+        OutOfBudgetError where a process was killed because it exceeded its memory.
         """
         try:
             return self._answers(op, request)
@@ -176,7 +176,7 @@ class SideProcesses:
             if self._budget is None or not self._budget.exceeded:
                 raise
             raise OutOfBudgetError(
-                f"{self.name} needs more than {self._budget_gb:g} GB of memory, to which {self._budget.how} holds it; "
+                f"{self.name} needs more than {self._budget_gb:g} GB of memory, the limit set by {self._budget.how}; "
                 "give it more, or use a smaller model, dtype or batch"
             ) from None
 
@@ -201,7 +201,7 @@ class SideProcesses:
 
 
 def cores_of_ranks(ranks: int, threads: int) -> list[list[int]]:
-    """For each rank the cores of its threads, which are neighbours; empty lists where there are too few for all."""
+    """Neighbouring cores for the threads of each rank; empty lists where there are too few cores for all ranks."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < ranks * threads:
         return [[] for _ in range(ranks)]

@@ -1,6 +1,6 @@
-"""What the spans of a pipeline's stages say of a generation: when its tokens were there, and who waited how long.
+"""Times of a generation on pipeline stages, from the stages' spans: of each token, and of each rank's waiting.
 
-A streamer would take the batch through the stages in one piece, so the times of tokens are those of their spans.
+With a streamer the batch would pass the stages in one piece, so the spans give the times of the tokens.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class SpanClock:
         self._spans: Sequence[PipelineSpan] = ()
 
     def stamps_ns(self) -> list[int]:
-        """When all rows had their first token, their second, and so on, perf_counter_ns: on all ranks what the last one
-        noted. All of them call it, after a generation, and on one machine.
+        """Times at which all rows had their first token, their second and so on (perf_counter_ns), as the last rank
+        noted them. All ranks, on one machine, must call it after a generation.
         """
         self._spans = self._stage.take_spans()
-        said = [ends_of_tokens(self._spans)]
-        dist.broadcast_object_list(said, src=dist.get_world_size() - 1)
-        return said[0]
+        stamps = [ends_of_tokens(self._spans)]
+        dist.broadcast_object_list(stamps, src=dist.get_world_size() - 1)
+        return stamps[0]
 
     def beside_layers(self) -> list[StageTime]:
-        """What this rank did beside computing: waiting, sending, choosing tokens."""
+        """Times of this rank outside of the layers: waiting, sending, choosing tokens."""
         return times_beside_layers(self._spans)
 
 
 def ends_of_tokens(spans: Sequence[PipelineSpan]) -> list[int]:
-    """When the last of the micro-batches had its token, by token."""
+    """Time at which the last micro-batch had its token, by token."""
     ends: defaultdict[int, int] = defaultdict(int)
     for span in spans:
         if span.kind == "sample":
@@ -48,10 +48,10 @@ def ends_of_tokens(spans: Sequence[PipelineSpan]) -> list[int]:
 
 
 def times_beside_layers(spans: Sequence[PipelineSpan]) -> list[StageTime]:
-    """The sums of spans that are no computing, by phase and kind."""
+    """Sums of the spans outside of the layers, by phase and kind."""
     kinds = dict.fromkeys((span.phase, span.kind) for span in spans if span.kind in BESIDE_LAYERS)
-    found = []
+    times = []
     for phase, kind in kinds:
         took = [span.end_ns - span.begin_ns for span in spans if (span.phase, span.kind) == (phase, kind)]
-        found.append(StageTime(phase, BESIDE_LAYERS[kind], None, len(took), sum(took) / 1e6))
-    return found
+        times.append(StageTime(phase, BESIDE_LAYERS[kind], None, len(took), sum(took) / 1e6))
+    return times

@@ -1,4 +1,4 @@
-"""`compare`: a candidate against a baseline, or against several, on one case."""
+"""`compare` measures a candidate against one or several baselines on one case."""
 
 from __future__ import annotations
 
@@ -44,37 +44,35 @@ def compare(
     progress: Progress | None = None,
     show: Show | None = None,
 ) -> Comparison:
-    """Measure `candidate` against `baseline`, names of `labkit.harness.compare.baselines`, on the model called `model`.
+    """Measures `candidate` against `baseline`, sides of `labkit.harness.compare.baselines`, on the model `model`.
 
-    Both generate `new` greedy tokens (no end-of-text before) for the same `batch` random prompts of `prompt` tokens,
-    new ones each round, on the current GPU, else on `threads` threads (None: as many as torch would use).
+    Both generate `new` greedy tokens, without an early end of text, for the same `batch` random prompts of `prompt`
+    tokens. Each round has new prompts. They run on the current GPU, else on `threads` threads (None: torch's number).
 
-    tp: the candidate, a fused one, is cut for as many ranks of `threads` threads each (None: the cores shared out);
-    the baseline has `threads` threads in all, so that `limit_ratio` says what the memory allows them to gain.
+    tp: the candidate, a fused side, is cut for `tp` ranks of `threads` threads each (None: an equal share of the
+    cores). The baseline has `threads` threads in all, so `limit_ratio` is the gain that memory allows the ranks.
 
-    pp: the layers of the candidate are on as many stages, of `tp` ranks each, with this `schedule` ("queue", "rounds",
-    "barrier", "naive"). Like is compared with like: the baseline then has as many threads in all as all these ranks.
-    "hf-pipeline", transformers' own, has as many stages. A baseline may be on ranks too, as its name says: "fused-tp2",
+    pp: the candidate's layers are on `pp` stages of `tp` ranks each, with this `schedule` ("queue", "rounds",
+    "barrier", "naive"). The baseline then has as many threads in all as these ranks together. "hf-pipeline",
+    transformers' own, has `pp` stages too. A baseline may be on ranks of its own, by its name: "fused-tp2",
     "fused-pp2-naive".
 
-    memory_gb: what each side may take beside its imports, in GB (1e9 bytes), from where it loads the weights; None: all
-    that there is.
+    memory_gb: limit of each side's memory beyond its imports, in GB (1e9 bytes), from loading on; None: no limit.
 
-    budget_s: add rounds until the comparison is decided or so many seconds are spent, as
+    budget_s: add rounds until the comparison is decided or this many seconds are spent, as
     `labkit.statistics.sequential` describes; None: `rounds` rounds.
 
-    wait_quiet_s: wait for so many seconds at most until other programs leave the processors alone, and give up then.
+    wait_quiet_s: wait at most this long until other programs leave the processors alone, then give up.
 
-    question: answered by both sides once behind the timed runs, where the model was trained for conversations.
+    question: both sides answer it once after the timed runs, if the model was trained for conversations.
 
-    The record is also written under the folder `output`, at the end and whole; None: not written. A folder that cannot
-    be written to is refused before anything is measured, and what goes wrong with it later is a warning: the result is
-    returned all the same.
+    output: folder in which the record is written, at the end and whole; None: it is not written. An unwritable folder
+    is refused before anything is measured. Later problems with it are warnings, and the result is still returned.
 
-    show: given the comparison once its rounds are done, before stages and answers.
+    show: gets the comparison when its rounds are done, before stages and answers.
 
-    UserError: a name, size or dtype that cannot be. NotQuietError: the machine did not become quiet. WorkerError: a
-    side's process failed, or needs more memory than it may have.
+    UserError: an impossible name, size or dtype. NotQuietError: the machine did not become quiet. WorkerError: a side's
+    process failed, or needs more memory than it may have.
     """
     case = comparison_case(
         model=model,
@@ -90,10 +88,10 @@ def compare(
     )
     order = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet_s, question=question)
     timed = None if show is None else (lambda turns: show(turns.comparison(0, -1)))
-    (found,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=progress, show=timed)
+    (comparison,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=progress, show=timed)
     if output is not None:
-        save_or_warn(found, output)
-    return found
+        save_or_warn(comparison, output)
+    return comparison
 
 
 def comparison_case(
@@ -109,8 +107,8 @@ def comparison_case(
     schedule: str = QUEUE,
     memory_gb: float | None = None,
 ) -> Case:
-    """The case of a candidate on `pp` stages of `tp` ranks. `threads` None: as many as torch would use, shared out
-    among the ranks. UserError for numbers beyond their bounds, and for a schedule without stages.
+    """The case of a candidate on `pp` stages of `tp` ranks. `threads` None: each rank gets an equal share of torch's
+    number. UserError for numbers beyond their bounds, and for a schedule without stages.
     """
     check_numbers(batch=batch, prompt=prompt, new=new, threads=threads, tp=tp, pp=pp, memory_gb=memory_gb)
     if pp == 1 and schedule != QUEUE:
@@ -139,17 +137,17 @@ def compare_with_each(
     progress: Progress | None = None,
     show: Callable[[Turns], None] | None = None,
 ) -> tuple[Comparison, ...]:
-    """Measure a candidate, on the ranks of the case, against several baselines, "llama.cpp" too, all of them in the
-    same rounds. The rest is as for `take_turns`.
+    """Measures a candidate, on the ranks of the case, against several baselines in the same rounds. Baselines may be
+    peers, such as "llama.cpp". `take_turns` describes the other parameters.
     """
     ours = SideSpec(candidate, case.threads, case.tp, case.pp, case.schedule or QUEUE)
     sides = [*(_baseline(name, case) for name in baselines), ours]
     turns = take_turns(sides, case, schedule, output=output, progress=progress, show=show)
-    return tuple(turns.comparison(which, -1) for which in range(len(baselines)))
+    return tuple(turns.comparison(index, -1) for index in range(len(baselines)))
 
 
 def _baseline(name: str, case: Case) -> SideSpec:
-    """A baseline beside the candidate of the case."""
+    """The side of a baseline that is compared with the candidate of the case."""
     side = SideSpec.named(name, case.cores)
     provider = provider_of(side.name)
     if provider is not None and provider.staged and side.pp == 1:

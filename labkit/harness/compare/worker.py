@@ -1,7 +1,7 @@
 """One side of a comparison in a process of its own: `python -P -m labkit.harness.compare.worker`.
 
-Requests come as lines of JSON on stdin. Each is answered by one line on what was stdout when the process started;
-whatever a library prints goes to stderr. The worker ends when stdin does, since its parent then is done or dead.
+Requests are lines of JSON on stdin. Each gets one line of answer on the stdout that the process started with; the
+prints of libraries go to stderr. The worker ends when stdin does, because its parent is then done or dead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from labkit.models.dtypes import FLOAT_DTYPES
 from labkit.system.errors import UserError
 from labkit.weights.resolve import resolve
 
-QUESTION_TOKENS = 256  # as many as a question may have, in its chat template
+QUESTION_TOKENS = 256  # the longest question, in its chat template
 MEETING = timedelta(minutes=10)  # how long the ranks wait for the slowest to load
 
 
@@ -58,15 +58,15 @@ class Worker:
         options: dict[str, Any],
         join: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Take all memory that the side needs beside its weights and its work: for what it imports, the kernels, and
-        the model's description and tokenizer. From here on its memory is counted, and may be limited.
+        """Takes all memory that the side needs besides its weights and its work: imports, kernels, the model's
+        description and the tokenizer. From here on its memory is counted, and may be limited.
 
-        `options` are those of `init_inference` that divide the model. `join` has the rank of this process among those
-        of the side, and where they meet.
+        `options` are options of `init_inference` that divide the model. `join` has the rank of this process, the number
+        of the side's ranks and their rendezvous.
         """
-        self._asked = perf_counter()
+        self._requested = perf_counter()
         self._name, self._seed, self._dtype = name, seed, FLOAT_DTYPES[dtype]
-        self._source = resolve(model, seed=seed, any_architecture=True)  # the parent has refused what cannot run
+        self._source = resolve(model, seed=seed, any_architecture=True)  # the parent has checked it already
         _ = self._source.tokenizer
         self._options = options
         if join is not None:
@@ -90,9 +90,9 @@ class Worker:
         answer_tokens: int = 0,
         memory_gb: float | None = None,
     ) -> dict[str, Any]:
-        """Load the weights of what was prepared and warm up, with `warm_up` new tokens instead of `new` if it is given.
+        """Loads the weights of the prepared side and warms up, with `warm_up` new tokens (None: `new`).
 
-        answer_tokens: of an answer that will be asked for; 0: none. memory_gb: what the side may take.
+        answer_tokens: tokens of a later answer; 0: no answer. memory_gb: the side's memory limit.
         """
         name, provider, seed = self._name, provider_of(self._name), self._seed
         self._shape = (batch, prompt)
@@ -116,13 +116,13 @@ class Worker:
             "weights": as_plain(self._side.weights),
             "load_s": loaded - started,
             "first_run_s": warm - loaded,
-            "start_to_ready_s": self._started_s + warm - self._asked,  # between start and request other sides load
+            "start_to_ready_s": self._started_s + warm - self._requested,  # without the time in which other sides load
             "nodes": self._side.graph_nodes,
             "streamed_mb": self._side.streamed_bytes / 1e6,
         }
 
     def run(self, *, seed: int) -> dict[str, Any]:
-        """Generate from the prompt of this seed: its times, and the new tokens of each sequence."""
+        """Generates from the prompt of this seed. Returns the times, and the new tokens of each sequence."""
         prompt = np.random.default_rng(seed).integers(0, self._side.config.vocab_size, self._shape)
         arguments = self._generation_args | {"max_new_tokens": self._new}
         if dist.is_initialized():
@@ -134,38 +134,38 @@ class Worker:
         return {"times": asdict(times), "tokens": sequences[:, self._shape[1] :].tolist()}
 
     def stages(self, *, seed: int) -> dict[str, Any]:
-        """Generate once more with the stages told apart: the stages, and the times of that run."""
+        """Generates once more with timed stages. Returns the stages, and the times of that run."""
         runs: list[dict[str, Any]] = []
         stages = self._side.stage_times(lambda: runs.append(self.run(seed=seed)))
         return {"stages": [asdict(stage) for stage in stages], "times": runs[0]["times"] if stages else None}
 
     def answer(self, *, question: str, new: int) -> dict[str, Any]:
-        """The greedy answer to a question, of `new` tokens at most; no text where the tokenizer has no chat template.
+        """The greedy answer to a question, in at most `new` tokens; None where the tokenizer has no chat template.
         UserError for a question that is too long.
         """
         tokenizer = self._side.tokenizer
         if tokenizer.chat_template is None:
             return {"text": None}
-        said = [{"role": "user", "content": question}]
-        ids = render(tokenizer, said)
+        messages = [{"role": "user", "content": question}]
+        ids = render(tokenizer, messages)
         if ids.shape[1] > QUESTION_TOKENS:
             raise UserError(f"got a question of {ids.shape[1]} tokens, expected at most {QUESTION_TOKENS}")
         arguments = self._side.greedy_arguments(1, ids.shape[1]) | {"max_new_tokens": new, "streamer": TokenClock()}
         tokens = self._side.generate(ids, **arguments)[0, ids.shape[1] :].tolist()
-        ends = self._source.ends  # not every side stops there by itself
+        ends = self._source.ends  # not every side stops at them by itself
         tokens = list(takewhile(lambda token: token not in ends, tokens))
         return {"text": tokenizer.decode(tokens, skip_special_tokens=True).strip()}
 
     def peak_memory(self) -> dict[str, Any]:
-        """Bytes that the process has held at most, less what it held before it loaded the weights, on its device."""
+        """Peak bytes of the process on its device, without the bytes that it held before it loaded the weights."""
         return {"bytes": read_memory(self._device).peak - self._memory_before}
 
     def reading(self) -> dict[str, Any]:
-        """How the latest decode steps read the weights; empty for sides that do not choose it."""
+        """How the latest decode steps read the weights; empty for sides with a single way."""
         return {"reading": self._side.reading}
 
     def open_exchange(self, *, sizes: list[int], join: dict[str, Any]) -> dict[str, Any]:
-        """Meet the other ranks without a model, for `time_exchange`."""
+        """Joins the other ranks without a model, for `time_exchange`."""
         torch.set_num_threads(1)
         _join(join)
         self._calls = ExchangeCalls(sizes)
@@ -182,7 +182,7 @@ def _join(join: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
+    """Answers requests until stdin ends."""
     replies = _claim_stdout()
     logging.set_verbosity_error()
     worker = Worker()
@@ -210,7 +210,7 @@ def main() -> None:
 
 
 def _claim_stdout() -> TextIO:
-    """The stdout that the parent reads. From here on, printing goes to stderr."""
+    """The stdout that the parent reads. From now on, prints go to stderr."""
     claimed = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return claimed

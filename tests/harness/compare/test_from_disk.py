@@ -105,9 +105,9 @@ def test_other_sides_read_no_tensors_of_vanilla_into_memory(tmp_path: Path) -> N
     ("side", "ranks", "memory_gb", "message"),
     [
         ("fused-streamed:int5", 1, None, "unknown precision 'int5'"),
-        ("fused-streamed:stored", 1, None, "expected a precision that the weights are packed in"),
-        (STREAMED, 2, None, "expected one that can be cut: fused, "),
-        ("hf-disk", 2, None, "expected one that can be cut: fused, "),
+        ("fused-streamed:stored", 1, None, "expected a precision into which weights are packed"),
+        (STREAMED, 2, None, "expected a side that can be cut: fused, "),
+        ("hf-disk", 2, None, "expected a side that can be cut: fused, "),
         ("hf-disc", 1, None, "did you mean 'hf-disk'"),
         ("hf-disk", 1, 0.0, "got memory_gb = 0, expected more than 0"),
         ("hf-disk", 1, float("nan"), "got memory_gb = nan, expected a number"),

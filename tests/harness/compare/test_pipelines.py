@@ -74,9 +74,9 @@ def test_the_baseline_of_tensor_parallelism_alone_has_the_threads_of_one_rank(mo
 @pytest.mark.parametrize(
     ("side", "message"),
     [
-        (SideSpec("hf-pipeline", 1), "hf-pipeline with pp=1 and tp=1; it runs on stages alone: pass pp=2"),
+        (SideSpec("hf-pipeline", 1), "hf-pipeline with pp=1 and tp=1; it runs only on stages: pass pp=2"),
         (SideSpec("hf-pipeline", 1, pp=2, tp=2), "hf-pipeline with pp=2 and tp=2"),
-        (SideSpec("hf-eager", 1, pp=2), "got pp=2 and the side 'hf-eager'; expected one that can be cut"),
+        (SideSpec("hf-eager", 1, pp=2), "got pp=2 and the side 'hf-eager'; expected a side that can be cut"),
         (SideSpec("fused", 1, pp=0), "got pp = 0, expected at least 1"),
         (SideSpec("fused", 1, pp=2, schedule="1f1b"), "got schedule = '1f1b', expected one of queue, rounds"),
         (SideSpec("fused", 1, pp=3), "got pp=3 for 2 layers"),
@@ -96,7 +96,7 @@ def test_a_schedule_without_stages_is_refused() -> None:
 def test_models_that_transformers_pipeline_cannot_divide_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     case = comparison_case(**SIZE | {"model": "tiny-gpt2"}, threads=1)
-    with pytest.raises(ValueError, match="GPT2LMHeadModel has no layers, embed_tokens, norm; take fused-pp2-naive"):
+    with pytest.raises(ValueError, match="GPT2LMHeadModel has no layers, embed_tokens, norm; use fused-pp2-naive"):
         prepare([SideSpec("hf-pipeline", 1, pp=2)], case, Schedule(rounds=2))
 
 

@@ -32,7 +32,7 @@ def test_equal_sides_keep_their_name() -> None:
     ("side", "message"),
     [
         (SideSpec("fused", 1, tp=0), "got tp = 0, expected at least 1"),
-        (SideSpec("hf-eager", 1, tp=2), "expected one that can be cut: fused, fused-int8, "),
+        (SideSpec("hf-eager", 1, tp=2), "expected a side that can be cut: fused, fused-int8, "),
         (SideSpec("fused", 1, tp=8), "use tp_size <= 4"),
     ],
 )

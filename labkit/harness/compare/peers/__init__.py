@@ -1,1 +1,1 @@
-"""Other runtimes as sides of a comparison. They are yardsticks, each in a folder of its own, and no dependencies."""
+"""Other runtimes as sides of a comparison. They are yardsticks and no dependencies, each in a folder of its own."""

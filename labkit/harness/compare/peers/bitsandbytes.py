@@ -1,4 +1,4 @@
-"""bitsandbytes: linears of int8 or NF4 in the vanilla model, as transformers puts them there when it loads one."""
+"""bitsandbytes: linears of int8 or NF4 in the vanilla model, set up as transformers does when it loads a model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from labkit.weights.source import ModelSource
 
 BITSANDBYTES_INT8 = "bitsandbytes-int8"
 BITSANDBYTES_NF4 = "bitsandbytes-nf4"
-OUTLIER = 6.0  # inputs past this are multiplied in the model's dtype: LLM.int8() as transformers asks for it
+OUTLIER = 6.0  # larger inputs are multiplied in the model's dtype: LLM.int8() with transformers' threshold
 NF4_OUTPUTS, NF4_GROUP = 32, 64
 
 
 class BitsAndBytes(InMemory):
-    """Eager, with the LM head in the dtype of the other sides, as is transformers' rule."""
+    """Eager, with the LM head in the dtype of the other sides, as in transformers."""
 
     name = "bitsandbytes"
     package = "bitsandbytes"
@@ -37,7 +37,7 @@ class BitsAndBytes(InMemory):
                 make = _int8 if int8 else _nf4
                 model.set_submodule(path, make(api, linear))
         with torch.inference_mode():
-            model(torch.zeros((1, 1), dtype=torch.long))  # it packs matrices for the processor when they are first used
+            model(torch.zeros((1, 1), dtype=torch.long))  # packs the matrices for the processor, at first use
         weights = stored(
             model,
             side.removeprefix("bitsandbytes-"),
@@ -53,37 +53,41 @@ class BitsAndBytes(InMemory):
 
 
 def _int8(api: Any, linear: nn.Linear) -> nn.Module:
-    """A scale for each row; the rows that it multiplies are rounded to int8 as it runs."""
+    """A linear with a scale for each row. It rounds its inputs to int8 on the fly."""
     sizes = (linear.in_features, linear.out_features, linear.bias is not None)
-    made = api.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=OUTLIER, device="meta")
-    made.weight = api.nn.Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False)
-    return _filled(made, linear)
+    quantised = api.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=OUTLIER, device="meta")
+    quantised.weight = api.nn.Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False)
+    return _filled(quantised, linear)
 
 
 def _nf4(api: Any, linear: nn.Linear) -> nn.Module:
-    """Scales in groups of `NF4_GROUP`. UserError for a matrix that it cannot pack for this processor."""
+    """A linear with a scale for each group of `NF4_GROUP`. UserError for a matrix that cannot be packed for this
+    processor.
+    """
     sizes = (linear.in_features, linear.out_features, linear.bias is not None)
     dtype = linear.weight.dtype
-    made = api.nn.Linear4bit(*sizes, compute_dtype=dtype, compress_statistics=False, quant_type="nf4", device="meta")
-    if made.support_avx512bf16_for_cpu and (linear.out_features % NF4_OUTPUTS or linear.in_features % NF4_GROUP):
+    quantised = api.nn.Linear4bit(
+        *sizes, compute_dtype=dtype, compress_statistics=False, quant_type="nf4", device="meta"
+    )
+    if quantised.support_avx512bf16_for_cpu and (linear.out_features % NF4_OUTPUTS or linear.in_features % NF4_GROUP):
         raise UserError(
             f"got a matrix of {linear.out_features} outputs and {linear.in_features} inputs, expected multiples of "
             f"{NF4_OUTPUTS} and {NF4_GROUP}: bitsandbytes packs NF4 in blocks of these where the processor has "
             f"AVX512-BF16; use {BITSANDBYTES_INT8}"
         )
-    made.weight = api.nn.Params4bit(
-        linear.weight.data, requires_grad=False, compress_statistics=False, quant_type="nf4", module=made
+    quantised.weight = api.nn.Params4bit(
+        linear.weight.data, requires_grad=False, compress_statistics=False, quant_type="nf4", module=quantised
     )
-    return _filled(made, linear)
+    return _filled(quantised, linear)
 
 
-def _filled(made: nn.Module, linear: nn.Linear) -> nn.Module:
-    """With the bias, and with the weight quantised, which is done when it is moved."""
-    made.bias = linear.bias
-    return made.to("cpu").eval()
+def _filled(quantised: nn.Module, linear: nn.Linear) -> nn.Module:
+    """The linear with its bias and its quantised weight. The move to the CPU quantises it."""
+    quantised.bias = linear.bias
+    return quantised.to("cpu").eval()
 
 
 def _scales(linear: Any) -> int:
-    """Bytes of the scales beside a matrix; none where it is not quantised."""
-    of_rows, of_groups = getattr(linear.weight, "SCB", None), getattr(linear.weight, "quant_state", None)
-    return sum(scales.nbytes for scales in (of_rows, of_groups and of_groups.absmax) if scales is not None)
+    """Bytes of a matrix's scales; 0 where it is not quantised."""
+    row_scales, state = getattr(linear.weight, "SCB", None), getattr(linear.weight, "quant_state", None)
+    return sum(scales.nbytes for scales in (row_scales, state and state.absmax) if scales is not None)

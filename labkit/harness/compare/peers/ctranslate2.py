@@ -1,4 +1,4 @@
-"""CTranslate2, with the model as its own converter writes it."""
+"""CTranslate2, with a model that its own converter writes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ FILES = "model"
 
 
 class CTranslate2(Peer):
-    """It generates by itself, and says each token when it is known."""
+    """CTranslate2 has a generation loop of its own, which reports each token at once."""
 
     name = CTRANSLATE2
     package = "ctranslate2"
     requirements = ("ctranslate2==4.8.5", "pyyaml==6.0.3")
     sides: ClassVar = {CTRANSLATE2: False, CTRANSLATE2_INT8: True}
-    dtypes = ("float32",)  # on CPUs it turns weights of any other floating type into this one
+    dtypes = ("float32",)  # on CPUs it converts weights of other floating types to this one
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        """By its own converter, which is handed the model itself. Tokens are compared by their ids, so the vocabulary
-        is one of ids.
+        """Writes the model with CTranslate2's converter, which gets the model in memory. Tokens are compared by ids, so
+        the vocabulary consists of ids.
         """
         self.import_package()
         from ctranslate2.converters import TransformersConverter  # type: ignore[import-not-found]
@@ -70,15 +70,15 @@ class CTranslate2Model:
     def generate(
         self, input_ids: torch.Tensor, *, streamer: BaseStreamer, max_new_tokens: int, **greedy: Any
     ) -> torch.Tensor:
-        """`max_new_tokens` greedy tokens; the streamer gets those of a step as they are known."""
+        """Generates `max_new_tokens` greedy tokens; the streamer gets the tokens of each step at once."""
         steps = np.empty((max_new_tokens, len(input_ids)), np.int64)  # filled from a thread of the generator
-        heard = 0
+        received = 0
 
-        def hear(token: Any) -> bool:
-            nonlocal heard
+        def receive(token: Any) -> bool:
+            nonlocal received
             steps[token.step, token.batch_id] = token.token_id
-            heard += 1
-            if heard % len(input_ids) == 0:
+            received += 1
+            if received % len(input_ids) == 0:
                 streamer.put(torch.from_numpy(steps[token.step]))
             return False
 
@@ -86,9 +86,9 @@ class CTranslate2Model:
         self._generator.generate_batch(
             [[str(token) for token in sequence] for sequence in input_ids.tolist()],
             max_length=max_new_tokens,
-            end_token=[self.config.vocab_size],  # there is no such token: an end of text does not end it
-            include_prompt_in_result=False,  # so the prompt is read at once
-            callback=hear,
+            end_token=[self.config.vocab_size],  # no such token exists, so an end of text does not end the generation
+            include_prompt_in_result=False,  # so the prompt is read in one step
+            callback=receive,
         )
         streamer.end()
         return torch.cat([input_ids, torch.from_numpy(steps.T)], dim=1)

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-Inference: vanilla whose parameters lie in files, each fetched when its module is called."""
+"""DeepSpeed's ZeRO-Inference: vanilla with parameters in files, each fetched when its module is called."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from labkit.system.errors import UserError
 from labkit.weights.source import ModelSource, hf_shapes
 
 DEEPSPEED_ZERO = "deepspeed-zero"
-BUFFERS = 5  # of memory for a tensor each; as many as DeepSpeed has unless told otherwise
+BUFFERS = 5  # memory buffers of one tensor each; DeepSpeed's default
 AIO = {
     "block_size": 1 << 20,
     "queue_depth": 8,
@@ -38,10 +38,9 @@ AIO = {
 
 
 class DeepSpeed(Peer):
-    """Compiled from source; the operators that it compiles itself are kept beside it.
+    """DeepSpeed, compiled from source. Operators that it compiles itself are kept next to it.
 
-    It writes the parameters into files of its own each time it starts, those of less than 1 MB excepted, which stay in
-    memory.
+    It writes the parameters into files of its own each time it starts. Parameters of less than 1 MB stay in memory.
     """
 
     name = "deepspeed"
@@ -60,7 +59,7 @@ class DeepSpeed(Peer):
     def import_package(self) -> Any:
         packages = self.packages()
         assert packages is not None
-        os.environ["PATH"] = f"{packages / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"  # of ninja
+        os.environ["PATH"] = f"{packages / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"  # for ninja
         os.environ["TORCH_EXTENSIONS_DIR"] = str(packages.parent / "extensions")
         os.environ["DS_ACCELERATOR"] = "cpu"
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
@@ -77,8 +76,8 @@ class DeepSpeed(Peer):
         pip.install(tuple(others), packages_in(folder))
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        """Nothing but what DeepSpeed compiles on first use, for minutes: it writes its files itself, each time it
-        starts.
+        """Compiles DeepSpeed's operators, which takes minutes. Writes no model, because DeepSpeed writes its files each
+        time it starts.
         """
         self.import_package()
         remove_abandoned_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
@@ -103,8 +102,8 @@ class DeepSpeed(Peer):
 
 
 def zero_settings(source: ModelSource, dtype: torch.dtype, folder: Path) -> dict[str, Any]:
-    """Stage 3 with parameters in files of `folder`, and buffers of the largest tensor's size. The rest is DeepSpeed's
-    own choice.
+    """Settings of stage 3 with parameters in files of `folder`, and buffers of the largest tensor's size. All else is
+    DeepSpeed's default.
     """
     largest = max(math.prod(shape) for shape in hf_shapes(source.hf_config).values())
     param = {
@@ -123,28 +122,28 @@ def zero_settings(source: ModelSource, dtype: torch.dtype, folder: Path) -> dict
 
 
 def remove_abandoned_locks(extensions: Path) -> None:
-    """Remove the lock of each operator whose compile was killed: torch would wait for it without end.
+    """Removes the lock of each operator whose compilation was killed; torch would wait for it forever.
 
-    torch keeps a lock open while it compiles (torch.utils.file_baton), so one that no process has open is nobody's.
+    torch keeps a lock open while it compiles (torch.utils.file_baton), so a lock that no process has open is abandoned.
     """
     locks = list(extensions.glob("*/lock"))
     if locks:
-        held = _files_open_in_a_process()
+        open_files = _files_open_in_a_process()
         for lock in locks:
-            if str(lock.resolve()) not in held:
+            if str(lock.resolve()) not in open_files:
                 lock.unlink(missing_ok=True)
 
 
 def _files_open_in_a_process() -> set[str]:
-    held: set[str] = set()
+    paths: set[str] = set()
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it has ended, or is another user's, who cannot write into this folder
-            held |= {file.path for file in process.open_files()}
-    return held
+        with suppress(psutil.Error):  # it has ended, or belongs to another user, who cannot write into this folder
+            paths |= {file.path for file in process.open_files()}
+    return paths
 
 
 def _require_libaio() -> None:
-    """UserError where what DeepSpeed reads files with cannot be compiled."""
+    """UserError where libaio, with which DeepSpeed reads files, cannot be compiled."""
     try:
         command = [*compiler(), "-x", "c++", "-E", "-include", "libaio.h", os.devnull]
     except BuildError as error:

@@ -1,4 +1,4 @@
-"""A model as a graph of one step, for runtimes that read graphs: tokens and KV cache in, logits and KV cache out."""
+"""Export of a model as a graph of one step: tokens and KV cache in, logits and KV cache out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from labkit.weights.source import ModelSource
 
 
 class CachedStep(nn.Module):
-    """One step of a model, with the keys and values of its layers in turns as one list.
+    """One step of a model. The KV cache is a list in which keys and values of each layer alternate.
 
-    `rows` says for each sequence whose cache it goes on from, as OpenVINO wants it.
+    `rows` names the cache row from which each sequence continues, as OpenVINO requires.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -29,29 +29,29 @@ class CachedStep(nn.Module):
         self.takes_positions = "position_ids" in signature(model.forward).parameters
 
     def forward(self, tokens: Tensor, past: list[Tensor], rows: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The logits behind the last token [sequence, vocabulary], then the cache with these tokens."""
+        """The logits after the last token [sequence, vocabulary], then the cache with these tokens."""
         if rows is not None:
-            past = [each.index_select(0, rows) for each in past]
+            past = [tensor.index_select(0, rows) for tensor in past]
         cache = DynamicCache()
         cache.layers = [_filled(keys, values) for keys, values in zip(past[::2], past[1::2], strict=True)]
         options: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
-        if self.takes_positions:  # for each sequence: ONNX's rotary embedding does not share them among sequences
+        if self.takes_positions:  # one row per sequence: ONNX's rotary embedding does not share positions
             sequences, count = tokens.shape
             options["position_ids"] = (torch.arange(count) + past[0].shape[2]).expand(sequences, -1)
-        said = self.model(tokens, **options)
-        return said.logits[:, -1], *_tensors(cache)
+        output = self.model(tokens, **options)
+        return output.logits[:, -1], *_tensors(cache)
 
 
 def exported_step(source: ModelSource, dtype: str, *, rows: bool) -> tuple[ExportedProgram, list[Tensor]]:
-    """The program of a `CachedStep` for any numbers of sequences, tokens and positions, and a cache of such shapes.
+    """The program of a `CachedStep` for any number of sequences, tokens and positions, and an example of its cache.
 
-    It computes in float32, with weights that were rounded to `dtype` before. `rows`: whether it takes them.
+    It computes in float32, with weights that were rounded to `dtype` before. `rows`: whether it takes `rows`.
     """
     model = source.hf_model(FLOAT_DTYPES[dtype]).float()
     put_linears(model)
     tokens = torch.zeros((2, 2), dtype=torch.long)
     with torch.inference_mode():
-        past = [each.clone() for each in _tensors(model(tokens, use_cache=True).past_key_values)]
+        past = [tensor.clone() for tensor in _tensors(model(tokens, use_cache=True).past_key_values)]
     free = Dim.DYNAMIC
     inputs: dict[str, Any] = {"tokens": tokens, "past": past}
     shapes: dict[str, Any] = {"tokens": {0: free, 1: free}, "past": [{0: free, 2: free}] * len(past)}
@@ -68,7 +68,7 @@ def _tensors(cache: DynamicCache) -> list[Tensor]:
 
 
 def _filled(keys: Tensor, values: Tensor) -> DynamicLayer:
-    """A layer of a cache that holds these already. One that is filled by its own `update` would begin with another."""
+    """A layer of a cache with these keys and values. Its own `update` would begin with an empty tensor."""
     layer = DynamicLayer()
     layer.keys, layer.values, layer.dtype, layer.device, layer.is_initialized = (
         keys,

@@ -1,4 +1,4 @@
-"""Where a peer is installed, and what stands there."""
+"""Folders of installed peers, and their records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORD = "peer.json"
 
 @dataclass(frozen=True)
 class PeerFolder:
-    """The folder of an installed peer: `packages` to import, sometimes `sources`, and a record of what they are."""
+    """The folder of an installed peer: `packages` to import, sometimes `sources`, and a record of their versions."""
 
     path: Path
     version: str
@@ -34,24 +34,24 @@ class PeerFolder:
 
     @property
     def fault(self) -> str | None:
-        """Why this Python cannot use what is installed; None when it can."""
+        """Why this Python cannot use the installed packages; None when it can."""
         if self.python == python_version():
             return None
         return f"it was installed for Python {self.python}, this is {python_version()}"
 
 
 def packages_in(folder: Path) -> Path:
-    """Where the packages of a peer lie in its folder. The folder may be moved."""
+    """The folder of a peer's packages in its folder, which may be moved."""
     return folder / "packages"
 
 
 def sources_in(folder: Path) -> Path:
-    """Where the sources lie of a peer that is compiled here."""
+    """The folder with the sources of a peer that is compiled on this machine."""
     return folder / "sources"
 
 
 def peers_root() -> Path | None:
-    """The folder with a folder for each installed peer; None for a user without a home."""
+    """The folder that holds the folders of installed peers; None for a user without a home."""
     root = cache_root()
     return None if root is None else root / "peers"
 
@@ -69,11 +69,11 @@ def installed(name: str) -> PeerFolder | None:
 
 
 def record(folder: Path, version: str, requirements: Sequence[str]) -> None:
-    """Note what has been installed into `folder`."""
+    """Writes the record of an installation into `folder`."""
     known = {"version": version, "python": python_version(), "requirements": list(requirements)}
     write_whole(folder / RECORD, json.dumps(known, indent=2) + "\n")
 
 
 def python_version() -> str:
-    """Of the running interpreter, as far as compiled packages depend on it."""
+    """Version of the running interpreter, as far as compiled packages depend on it: "3.12"."""
     return ".".join(platform.python_version_tuple()[:2])

@@ -1,4 +1,4 @@
-"""Greedy generation with a runtime that gives the logits of one step at a time."""
+"""Greedy generation with a runtime that computes the logits of one step at a time."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from transformers.generation import BaseStreamer
 
 
 class GreedySteps(ABC):
-    """A model that is asked for one step after the other. It keeps what it has read."""
+    """A model that computes one step after the other. It keeps the KV cache of the tokens that it has read."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config = config
 
     @abstractmethod
     def forget(self) -> None:
-        """Begin anew: nothing has been read."""
+        """Empties the KV cache."""
 
     @abstractmethod
     def logits(self, unread: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Read more tokens [sequence, position]; the logits [sequence, vocabulary] behind the last position."""
+        """Reads more tokens [sequence, position]. Returns the logits [sequence, vocabulary] after the last position."""
 
     def generate(
         self, input_ids: torch.Tensor, *, streamer: BaseStreamer, max_new_tokens: int, **greedy: Any
     ) -> torch.Tensor:
-        """`max_new_tokens` greedy tokens; the streamer gets each as it is known. An end of text does not end it."""
+        """Generates `max_new_tokens` greedy tokens; the streamer gets each at once. An end of text does not end it."""
         self.forget()
         streamer.put(input_ids)
         read = [input_ids.numpy()]

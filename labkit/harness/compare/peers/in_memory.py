@@ -1,4 +1,4 @@
-"""Libraries that quantise the vanilla model in memory. transformers runs it, with their matrices in it."""
+"""Libraries that quantise the vanilla model in memory. transformers runs the model with their matrices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labkit.weights.source import ModelSource
 
 
 class InMemory(Peer):
-    """Its sides compute in the dtype of the other sides, and have weights of their own types."""
+    """A peer whose sides compute in the dtype of the other sides, with weights of their own types."""
 
     converts: ClassVar = False
 
@@ -36,18 +36,18 @@ class InMemory(Peer):
 
     @abstractmethod
     def quantised(self, api: Any, side: str, source: ModelSource, model: PreTrainedModel) -> Baseline:
-        """The side that runs this model, which the library changes in place. It has no `Conv1D`."""
+        """The side that runs this model. The library changes the model, which has no `Conv1D`, in place."""
 
 
 def stored(
     model: PreTrainedModel, name: str, bytes_of: Callable[[nn.Linear], int], *, quantised_head: bool, computes: str
 ) -> StoredWeights:
-    """How the linears of a model are stored. `bytes_of` counts the bytes of one with its scales."""
+    """Stored type of a model's linears. `bytes_of` counts the bytes of a linear with its scales."""
     head = model.get_output_embeddings()
-    layers = [each for each in model.modules() if isinstance(each, nn.Linear) and each is not head]
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
 
     def bits(linears: list[nn.Linear]) -> float:
-        return 8 * sum(map(bytes_of, linears)) / sum(each.in_features * each.out_features for each in linears)
+        return 8 * sum(map(bytes_of, linears)) / sum(linear.in_features * linear.out_features for linear in linears)
 
     return StoredWeights(
         name=name,

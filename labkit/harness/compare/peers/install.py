@@ -1,4 +1,4 @@
-"""Install a peer into a folder of its own, whole or not at all."""
+"""Installs a peer into a folder of its own, whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ TRY = "import sys; sys.path.append(sys.argv[1]); import {package}; print({packag
 
 
 def install(peer: Peer, *, again: bool = False, progress: Progress | None = None) -> PeerFolder:
-    """The folder of `peer`, which is installed from now on. `again`: install it anew where it is installed already.
+    """Installs `peer`, unless it is installed already, and returns its folder. `again`: install it in any case.
 
-    It gets its name when it is whole and its package has been imported. Until then it lies in a temporary folder beside
-    it, which goes away whatever happens, and so does what still runs. UserError: there is no folder to write to, no
-    room, no pip or no compiler. RunError: pip failed; the message names the log.
+    The peer is installed in a temporary folder, and renamed when it is whole and its package could be imported. The
+    temporary folder and the processes of the installation always end. UserError: no writable folder, no space, no pip
+    or no compiler. RunError: pip failed; the message names the log.
     """
     follow = progress or unheard
-    there = installed(peer.name)
-    if there is not None and not there.fault and not again:
-        return there
+    present = installed(peer.name)
+    if present is not None and not present.fault and not again:
+        return present
     root = peers_root()
     if root is None:
         raise UserError("got no home folder, expected one to install into; name a folder with LABKIT_CACHE")
@@ -52,12 +52,12 @@ def install(peer: Peer, *, again: bool = False, progress: Progress | None = None
         if final.exists():
             final.rename(temporary / "before")
         folder.rename(final)
-    found = installed(peer.name)
-    assert found is not None
-    return found
+    folder_of_peer = installed(peer.name)
+    assert folder_of_peer is not None
+    return folder_of_peer
 
 
 def _version(peer: Peer, folder: Path) -> str:
-    """What the package says that it is, when it is imported; without what some add about their build."""
+    """Version of the imported package, without the build that some packages append."""
     command = [sys.executable, "-P", "-c", TRY.format(package=peer.package), str(packages_in(folder))]
     return run_child(command, f"{peer.name} is installed but cannot be imported").splitlines()[-1].partition("-")[0]

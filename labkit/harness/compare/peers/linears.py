@@ -1,4 +1,4 @@
-"""GPT-2's transposed matrices in the form that other libraries know how to quantise and to pack."""
+"""Replaces GPT-2's transposed matrices by linears, which other libraries can quantise and pack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers.pytorch_utils import Conv1D
 
 
 def put_linears(model: PreTrainedModel) -> None:
-    """Exchange each `Conv1D` of the model for the `nn.Linear` that computes the same."""
+    """Replaces each `Conv1D` of the model by an equal `nn.Linear`."""
     for path, module in list(model.named_modules()):
         if isinstance(module, Conv1D):
             model.set_submodule(path, _linear(module))

@@ -1,7 +1,7 @@
-"""llama.cpp, compiled for this machine, with weights in the files (GGUF) that its own converter writes.
+"""llama.cpp, compiled for this machine, with weights in files (GGUF) that its own converter writes.
 
-Where LABKIT_LLAMA_CPP_PYTHON names an interpreter that imports `llama_cpp`, and LABKIT_LLAMA_CPP_SOURCES the folder
-with llama.cpp's `convert_hf_to_gguf.py`, they are used in place of what is installed.
+LABKIT_LLAMA_CPP_PYTHON may name an interpreter that imports `llama_cpp`, and LABKIT_LLAMA_CPP_SOURCES the folder with
+llama.cpp's `convert_hf_to_gguf.py`. They are then used instead of the installed peer.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from labkit.weights.source import ModelSource
 LLAMA_CPP = "llama.cpp"
 LLAMA_CPP_INT8 = "llama.cpp-q8_0"  # int8 weights in groups of 32
 LLAMA_CPP_Q4_0 = "llama.cpp-q4_0"  # int4, with a scale for each group of 32
-LLAMA_CPP_Q4_1 = "llama.cpp-q4_1"  # int4, with a scale and a least value for each group of 32
-LLAMA_CPP_GGUF = "llama.cpp-gguf"  # the very file that the model is
+LLAMA_CPP_Q4_1 = "llama.cpp-q4_1"  # int4, with a scale and a minimum for each group of 32
+LLAMA_CPP_GGUF = "llama.cpp-gguf"  # the model's own GGUF file
 QUANTISED = {LLAMA_CPP_Q4_0: "Q4_0", LLAMA_CPP_Q4_1: "Q4_1"}
 PYTHON, SOURCES = "LABKIT_LLAMA_CPP_PYTHON", "LABKIT_LLAMA_CPP_SOURCES"
 CONVERTER = "convert_hf_to_gguf.py"
-OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # the converter's names of types
+OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # names of types in the converter
 INT8 = "q8_0"
 FILE, PLAIN, STORED = "model.gguf", "plain.gguf", "stored.json"
 FIND = "import importlib.util as u; found = u.find_spec('llama_cpp'); print(found.origin if found else '')"
 NATIVE = ("-DGGML_NATIVE=ON",)
-# This version crashes on its int8 type where it uses AMX, and uses it for none of the others: native, but for that.
+# This version crashes with int8 weights on AMX, and uses AMX for no other type. These flags are native without AMX.
 WITHOUT_AMX = (
     "-DGGML_NATIVE=OFF",
     *(f"-DGGML_{isa}=ON" for isa in ("AVX2", "FMA", "F16C", "BMI2")),
     *(f"-DGGML_AVX512{isa}=ON" for isa in ("", "_VBMI", "_VNNI", "_BF16")),
 )
-NO_IMAGES = "-DLLAVA_BUILD=OFF"  # a third of what there is to compile, for models that see
+NO_IMAGES = "-DLLAVA_BUILD=OFF"  # vision models are a third of the compilation
 
 
 class LlamaCpp(Peer):
-    """Compiled from the sources that llama-cpp-python carries, through whose bindings it is called."""
+    """llama.cpp, compiled from the sources in llama-cpp-python and called through its bindings."""
 
     name = LLAMA_CPP
     package = "llama_cpp"
@@ -82,10 +82,10 @@ class LlamaCpp(Peer):
 
     def sources(self) -> Path | None:
         """The folder with the converter, if there is one."""
-        if named := os.environ.get(SOURCES):
-            return Path(named)
-        found = installed(self.name)
-        return None if found is None else found.sources
+        if path := os.environ.get(SOURCES):
+            return Path(path)
+        folder = installed(self.name)
+        return None if folder is None else folder.sources
 
     def unavailable(self) -> str | None:
         python = os.environ.get(PYTHON)
@@ -99,8 +99,8 @@ class LlamaCpp(Peer):
         sources = self.sources()
         if sources is not None and (sources / CONVERTER).is_file():
             return None
-        where = f"{SOURCES} is not set" if sources is None else f"{sources} holds no {CONVERTER}"
-        return f"llama.cpp cannot convert a model: {where}; set {SOURCES} to the folder with its {CONVERTER}"
+        problem = f"{SOURCES} is not set" if sources is None else f"{sources} holds no {CONVERTER}"
+        return f"llama.cpp cannot convert a model: {problem}; set {SOURCES} to the folder with its {CONVERTER}"
 
     def check_model(self, side: str, source: ModelSource) -> None:
         if side == LLAMA_CPP_GGUF and source.gguf is None:
@@ -124,8 +124,8 @@ class LlamaCpp(Peer):
             opened.extractall(archive.parent, filter="data")
         (source,) = (path for path in archive.parent.iterdir() if path.is_dir())
         flags = WITHOUT_AMX if "amx_tile" in cpu_flags() else NATIVE
-        wanted = os.environ.get("CMAKE_ARGS", "")
-        pip.build(source, packages_in(folder), {"CMAKE_ARGS": " ".join((NO_IMAGES, *flags, wanted))})
+        users_flags = os.environ.get("CMAKE_ARGS", "")
+        pip.build(source, packages_in(folder), {"CMAKE_ARGS": " ".join((NO_IMAGES, *flags, users_flags))})
         pip.install(tuple(others), packages_in(folder))
         vendored = source / "vendor" / "llama.cpp"
         sources_in(folder).mkdir()
@@ -133,7 +133,7 @@ class LlamaCpp(Peer):
             (vendored / part).rename(sources_in(folder) / part)
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        """The file that llama.cpp's own tools write, or the given one, beside a note of what is stored in it."""
+        """Writes a file with llama.cpp's own tools, or links the given file, and notes its stored types next to it."""
         sources = self.sources()
         assert sources is not None
         file = folder / FILE
@@ -163,7 +163,7 @@ class LlamaCpp(Peer):
 
 
 class GgufModel(GreedySteps):
-    """Calls llama.cpp's C interface, with one `llama_decode` for each token."""
+    """Calls llama.cpp's C interface: one `llama_decode` for each token."""
 
     def __init__(self, api: Any, file: Path, source: ModelSource, *, threads: int, positions: int) -> None:
         super().__init__(source.hf_config)
@@ -176,7 +176,7 @@ class GgufModel(GreedySteps):
             raise RunError(f"llama.cpp cannot load {file}")
         tokens, expected = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)), self.config.vocab_size
         if tokens != expected:
-            raise UserError(f"got {tokens} tokens in {file}, expected {expected}, as many as {source.name} has")
+            raise UserError(f"got {tokens} tokens in {file}, expected {expected}, the vocabulary of {source.name}")
         self._api = api
 
     def forget(self) -> None:
@@ -187,20 +187,19 @@ class GgufModel(GreedySteps):
         ids = (api.llama_token * len(tokens))(*tokens)
         if status := api.llama_decode(self._context, api.llama_batch_get_one(ids, len(tokens))):
             raise RunError(f"llama_decode failed with status {status}")
-        found = api.llama_get_logits_ith(self._context, -1)
-        return np.ctypeslib.as_array(found, (1, self.config.vocab_size))
+        pointer = api.llama_get_logits_ith(self._context, -1)
+        return np.ctypeslib.as_array(pointer, (1, self.config.vocab_size))
 
 
 def _export(source: ModelSource, dtype: str, file: Path, outtype: str, sources: Path) -> None:
-    """Write a file by llama.cpp's own converter, which lies in `sources`, a tensor at a time. Tokens are compared by
-    their ids, so the file has the size of the vocabulary but no tokenizer, of which the converter knows only the
-    published ones.
+    """Writes a file with llama.cpp's own converter, which is in `sources`, one tensor at a time. Tokens are compared by
+    ids, so the file has the size of the vocabulary but no tokenizer. The converter knows only published tokenizers.
     """
     sys.path.insert(0, str(sources))
     with TemporaryDirectory(dir=file.parent) as checkpoint:
         config, architecture = copy.deepcopy(source.hf_config), policy_for(source.hf_config).architecture
         if architecture == "GPT2LMHeadModel":
-            config.n_ctx = config.n_positions  # the name in published configs, which it reads
+            config.n_ctx = config.n_positions  # the converter reads the name of published configs
         write_checkpoint(replace(source, hf_config=config), FLOAT_DTYPES[dtype], Path(checkpoint))
         from conversion import get_model_class  # type: ignore[import-not-found]
         from convert_hf_to_gguf import main  # type: ignore[import-not-found]
@@ -212,7 +211,7 @@ def _export(source: ModelSource, dtype: str, file: Path, outtype: str, sources: 
 
 @cache
 def _packages_of(python: str) -> Path | None:
-    """The folder that an interpreter imports `llama_cpp` from."""
+    """The folder from which an interpreter imports `llama_cpp`."""
     try:
         done = subprocess.run([python, "-I", "-c", FIND], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

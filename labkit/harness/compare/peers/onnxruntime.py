@@ -1,4 +1,4 @@
-"""ONNX Runtime, with the model as the graph that torch exports."""
+"""ONNX Runtime, with the graph of the model that torch exports."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from labkit.weights.source import ModelSource
 ONNXRUNTIME = "onnxruntime"
 ONNXRUNTIME_INT8 = "onnxruntime-int8"
 FILE = "model.onnx"
-OPSET = 23  # the first with an operator for attention
+OPSET = 23  # the first opset with an operator for attention
 GROUP = 32
 CPU_ONLY = ("CPUExecutionProvider",)
 TOKENS, LOGITS = "tokens", "logits"
 
 
 class OnnxRuntime(Peer):
-    """The graph computes in float32. int8 weights are multiplied with rows that it rounds to int8 as it runs."""
+    """ONNX Runtime. The graph computes in float32; int8 weights are multiplied with rows rounded to int8 on the fly."""
 
     name = ONNXRUNTIME
     package = "onnxruntime"
@@ -39,7 +39,7 @@ class OnnxRuntime(Peer):
     dtypes = ("float32",)
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        """Exported by torch, and given int8 weights by ONNX Runtime's own tools."""
+        """Exports the graph with torch; ONNX Runtime's own tools quantise the weights to int8."""
         api = self.import_package()
         program, past = exported_step(source, dtype, rows=False)
         inputs, outputs = [TOKENS, *cache_names("past", len(past))], [LOGITS, *cache_names("present", len(past))]
@@ -67,14 +67,14 @@ class OnnxRuntime(Peer):
 
 
 class OnnxModel(GreedySteps):
-    """One run of the session for each step. The cache that a run returns is given to the next without a copy."""
+    """One run of the session for each step. The next run takes over the returned KV cache without a copy."""
 
     def __init__(self, api: Any, session: Any, config: PretrainedConfig) -> None:
         super().__init__(config)
         self._api, self._session, self._run = api, session, session.io_binding()
-        self._inputs = [each.name for each in session.get_inputs() if each.name != TOKENS]
-        self._shapes = {each.name: each.shape for each in session.get_inputs()}
-        self._outputs = [each.name for each in session.get_outputs()]
+        self._inputs = [port.name for port in session.get_inputs() if port.name != TOKENS]
+        self._shapes = {port.name: port.shape for port in session.get_inputs()}
+        self._outputs = [port.name for port in session.get_outputs()]
         self._cache: list[Any] = []
 
     def forget(self) -> None:
@@ -89,8 +89,8 @@ class OnnxModel(GreedySteps):
             run.bind_output(name)
         self._session.run_with_iobinding(run)
         logits, *self._cache = run.get_outputs()
-        found: np.ndarray[Any, Any] = logits.numpy()
-        return found
+        array: np.ndarray[Any, Any] = logits.numpy()
+        return array
 
     def _empty(self, sequences: int) -> list[Any]:
         make = self._api.OrtValue.ortvalue_from_numpy
@@ -99,12 +99,14 @@ class OnnxModel(GreedySteps):
 
 
 def cache_names(when: str, count: int) -> list[str]:
-    """What the graph calls the keys and values of its layers, in turns."""
+    """Names of the graph's keys and values, which alternate."""
     return [f"{when}.{index}" for index in range(count)]
 
 
 def _quantise(api: Any, plain: Path, target: Path) -> None:
-    """Only matrices that stand in the file as they are used are quantised, so constants are folded before."""
+    """Writes a model with int8 weights. Constants are folded first, because only matrices that are stored as they are
+    used can be quantised.
+    """
     import onnx  # type: ignore[import-not-found]
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer  # type: ignore[import-not-found]
 

@@ -1,4 +1,4 @@
-"""OpenVINO, with the model as a graph that keeps its KV cache itself."""
+"""OpenVINO, with a graph of the model that keeps its KV cache itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENS, ROWS, LOGITS = "tokens", "rows", "logits"
 
 
 class OpenVino(Peer):
-    """The graph has weights in float32 or int8. It computes in the precision that it is asked for."""
+    """OpenVINO. The graph has weights in float32 or int8, and computes in the requested precision."""
 
     name = OPENVINO
     package = "openvino"
@@ -39,7 +39,7 @@ class OpenVino(Peer):
     dtypes = ("float32", "bfloat16")
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        """The graph that torch exports, with its cache turned into state."""
+        """Writes the graph that torch exports, with its KV cache turned into state."""
         api = self.import_package()
         program, past = exported_step(source, dtype, rows=True)
         model = api.convert_model(program)
@@ -52,14 +52,16 @@ class OpenVino(Peer):
 
     def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:
         api, int8 = self.import_package(), self.sides[side]
-        asked = {"INFERENCE_NUM_THREADS": room.threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
+        settings = {"INFERENCE_NUM_THREADS": room.threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
         precision = PRECISIONS.get(dtype, "f32")
-        asked |= {COMPUTE: precision} | ({} if int8 else {CACHE: precision})
-        compiled = api.Core().compile_model(folder / FILE, "CPU", asked)
-        computes, keeps = (compiled.get_property(name).to_string() for name in (COMPUTE, CACHE))
+        settings |= {COMPUTE: precision} | ({} if int8 else {CACHE: precision})
+        compiled = api.Core().compile_model(folder / FILE, "CPU", settings)
+        computes, cached = (compiled.get_property(name).to_string() for name in (COMPUTE, CACHE))
         if not int8 and computes != precision:
-            raise UserError(f"got {precision} for {side}, expected {computes}: this processor computes in nothing else")
-        impl = f"openvino {api.__version__.partition('-')[0]}, computes in {computes}, {keeps} KV cache"
+            raise UserError(
+                f"got {precision} for {side}, expected {computes}: this processor computes in no other precision"
+            )
+        impl = f"openvino {api.__version__.partition('-')[0]}, computes in {computes}, {cached} KV cache"
         model = OpenVinoModel(compiled.create_infer_request(), source.hf_config)
         return Baseline(side, impl, torch.int8 if int8 else dtype, model, source.tokenizer)
 
@@ -76,12 +78,12 @@ class OpenVinoModel(GreedySteps):
 
     def logits(self, unread: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         self._request.infer({TOKENS: unread, ROWS: np.arange(len(unread), dtype=np.int32)}, share_inputs=True)
-        found: np.ndarray[Any, Any] = self._request.get_tensor(LOGITS).data
-        return found
+        array: np.ndarray[Any, Any] = self._request.get_tensor(LOGITS).data
+        return array
 
 
 def _keep_cache(api: Any, model: Any, past: list[torch.Tensor]) -> None:
-    """Turn inputs and outputs of the cache into state that begins empty, for as many sequences as there are rows."""
+    """Turns the cache's inputs and outputs into state, which begins empty, with one sequence for each row."""
     from openvino import opset13 as ops  # type: ignore[import-not-found]
     from openvino._offline_transformations import apply_make_stateful_transformation  # type: ignore[import-not-found]
 

@@ -1,4 +1,4 @@
-"""What every peer has: where it comes from, the sides that it gives, and how it converts and loads a model."""
+"""Interface of peers: their packages and sides, and how they convert and load a model."""
 
 from __future__ import annotations
 
@@ -19,35 +19,31 @@ from labkit.system.errors import UserError
 
 
 class Peer(Provider):
-    """Another runtime. It computes in a worker like every other side's, with the same weights, prompts, clock and
-    threads, and otherwise with the settings that it chooses itself.
-
-    name: as on the command line. package: what Python imports it as. requirements: its packages, pinned, without those
-    that labkit itself depends on. sides: whether each of its sides has weights of a type of its own, whatever the other
-    sides have. dtypes: those that its other side computes in. most_sequences: at once; None: any number.
+    """Another runtime. Its worker has the same weights, prompts, clock and threads as that of every other side. All
+    other settings are the runtime's own choice.
     """
 
-    name: ClassVar[str]
-    package: ClassVar[str]
-    requirements: ClassVar[tuple[str, ...]]
-    sides: ClassVar[Mapping[str, bool]]
-    dtypes: ClassVar[tuple[str, ...]] = tuple(FLOAT_DTYPES)
-    most_sequences: ClassVar[int | None] = None
+    name: ClassVar[str]  # on the command line
+    package: ClassVar[str]  # as Python imports it
+    requirements: ClassVar[tuple[str, ...]]  # pinned packages, without labkit's own dependencies
+    sides: ClassVar[Mapping[str, bool]]  # side: whether its weights have a type of their own
+    dtypes: ClassVar[tuple[str, ...]] = tuple(FLOAT_DTYPES)  # of the side without a type of its own
+    most_sequences: ClassVar[int | None] = None  # the largest batch; None: any
 
     def packages(self) -> Path | None:
-        """The folder to import the package from; None where it is not installed."""
-        found = installed(self.name)
-        return None if found is None else found.packages
+        """The folder from which the package is imported; None where it is not installed."""
+        folder = installed(self.name)
+        return None if folder is None else folder.packages
 
     def unavailable(self) -> str | None:
-        """Why it cannot be a side here, and what to do; None when it can."""
+        """Why the peer cannot be a side on this machine, and what to do; None when it can."""
         if comparison_device().type != "cpu":
             return f"{self.name} is a side on CPUs only; hide the GPU with CUDA_VISIBLE_DEVICES=-1"
-        found = installed(self.name)
-        if found is None:
+        folder = installed(self.name)
+        if folder is None:
             return f"{self.name} is not installed; install it with: labkit peers install {self.name}"
-        if found.fault:
-            return f"{self.name}: {found.fault}; install it anew with: labkit peers install {self.name} --again"
+        if folder.fault:
+            return f"{self.name}: {folder.fault}; install it anew with: labkit peers install {self.name} --again"
         return None
 
     def check(self, side: str, *, dtype: str, batch: int) -> None:
@@ -64,7 +60,7 @@ class Peer(Provider):
         self.import_package()
 
     def import_package(self) -> Any:
-        """The package itself. Whatever is installed beside labkit comes before what is installed for the peer."""
+        """The package itself. Packages of labkit's environment precede the peer's own packages."""
         packages = self.packages()
         assert packages is not None
         if str(packages) not in sys.path:
@@ -72,5 +68,5 @@ class Peer(Provider):
         return import_module(self.package)
 
     def install(self, pip: Pip, folder: Path) -> None:
-        """Put what it needs into `folder`: its packages into `packages_in(folder)`."""
+        """Installs the peer into `folder`, with its packages in `packages_in(folder)`."""
         pip.install(self.requirements, packages_in(folder))

@@ -1,4 +1,4 @@
-"""pip, as the installer of a peer calls it: in a session of its own, with what it prints in a log."""
+"""Calls pip to install a peer: in a session of its own, with its output in a log."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ CAUSES = {
 
 
 class Pip:
-    """Installs packages into folders. `scratch` is where it keeps what it needs meanwhile, and `mark` the mark of the
-    run (`labkit.system.marked_run`).
+    """Installs packages into folders. `scratch` is a folder for temporary files, and `mark` is the mark of the run
+    (`labkit.system.marked_run`).
 
-    RunError, with the cause where it is known and the path of the log, for a call that fails.
+    RunError for a call that fails, with its cause, if it is known, and the path of the log.
     """
 
     def __init__(self, log: TextIO, scratch: Path, mark: str, progress: Progress) -> None:
-        # PathFinder alone: setuptools' finder takes the question for an import of pip, and stops replacing distutils,
+        # PathFinder alone: setuptools' finder would take the lookup for an import of pip and stop replacing distutils,
         # which breaks PyTorch's compiler in this process.
         if PathFinder.find_spec("pip") is None:
             raise UserError(f"{sys.executable} has no pip; add it: {sys.executable} -m ensurepip")
         self._log, self._scratch, self._mark, self._progress = log, scratch, mark, progress
 
     def install(self, requirements: tuple[str, ...], folder: Path) -> None:
-        """Exactly these packages, as they were built by others, and none that they ask for."""
+        """Installs exactly these packages, from wheels and without their dependencies."""
         arguments = ("install", "--no-deps", "--only-binary", ":all:", "--target", str(folder), *requirements)
         self._run(f"downloading {', '.join(requirements)}", arguments)
 
     def download_source(self, requirement: str) -> Path:
-        """The source archive of a package, alone in a temporary folder."""
+        """Downloads the source archive of a package into an empty temporary folder."""
         folder = self._scratch / "source"
         folder.mkdir()
         arguments = ("download", "--no-deps", "--no-binary", ":all:", "--dest", str(folder))
@@ -57,16 +57,16 @@ class Pip:
         return archive
 
     def build(self, source: Path, folder: Path, environment: Mapping[str, str]) -> None:
-        """Compile the package in the folder `source`, and install it into `folder`."""
+        """Compiles the package in the folder `source`, and installs it into `folder`."""
         arguments = ("install", "--verbose", "--no-deps", "--target", str(folder), str(source))
         self._run(f"compiling {source.name}", arguments, environment)
 
-    def _run(self, doing: str, arguments: tuple[str, ...], environment: Mapping[str, str] | None = None) -> None:
-        self._progress(0, 1, doing)
+    def _run(self, action: str, arguments: tuple[str, ...], environment: Mapping[str, str] | None = None) -> None:
+        self._progress(0, 1, action)
         common = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--retries", "1")
         command = [sys.executable, "-P", "-m", "pip", arguments[0], *common, *arguments[1:]]
         self._log.write(f"{' '.join(command)}\n")
-        said: list[str] = []
+        output: list[str] = []
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -75,15 +75,15 @@ class Pip:
             text=True,
             errors="replace",
             env=os.environ | {MARK: self._mark, "TMPDIR": str(self._scratch)} | dict(environment or {}),
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends pip and all that it started
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends pip and its children
         )
         assert process.stdout is not None
         try:
             for line in process.stdout:
                 self._log.write(line)
-                said.append(line.strip())
+                output.append(line.strip())
                 if counted := COMPILED.match(line):
-                    self._progress(int(counted[1]), int(counted[2]), doing)
+                    self._progress(int(counted[1]), int(counted[2]), action)
         except BaseException:
             kill_session(process)
             raise
@@ -91,14 +91,14 @@ class Pip:
             process.stdout.close()
             self._log.flush()
         if process.wait():
-            raise RunError(f"{doing} failed: {cause(said)}; all that pip printed is in {self._log.name}")
+            raise RunError(f"{action} failed: {cause(output)}; all that pip printed is in {self._log.name}")
 
 
-def cause(said: list[str]) -> str:
-    """What went wrong, from the lines that pip printed: in words where that is known, else its last error."""
-    text = "\n".join(said)
+def cause(output: list[str]) -> str:
+    """Cause of a failure, from the lines that pip printed: an explanation if it is known, else the last error."""
+    text = "\n".join(output)
     for pattern, meaning in CAUSES.items():
         if re.search(pattern, text):
             return meaning
-    errors = [line for line in said if "error" in line.lower() and not NOT_THE_CAUSE.search(line)]
-    return (errors or [line for line in said if line] or ["it said nothing"])[-1]
+    errors = [line for line in output if "error" in line.lower() and not NOT_THE_CAUSE.search(line)]
+    return (errors or [line for line in output if line] or ["it said nothing"])[-1]

@@ -1,4 +1,4 @@
-"""The peers, and which of them a side belongs to."""
+"""The peers by name, and the peer of each side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PEER_OF_SIDE: dict[str, Peer] = {side: peer for peer in PEERS.values() for side 
 
 
 def peer_named(name: str) -> Peer:
-    """UserError for a name that is unknown."""
+    """The peer of this name. UserError for an unknown name."""
     if name not in PEERS:
         raise UserError(f"unknown peer {name!r}{did_you_mean(name, PEERS)}; expected one of {', '.join(PEERS)}")
     return PEERS[name]

@@ -17,12 +17,12 @@ from labkit.weights.source import ModelSource
 TORCHAO_INT8 = "torchao-int8"
 TORCHAO_INT4 = "torchao-int4"
 GROUP = 32
-INT4_OUTPUTS = 16  # PyTorch packs int4 for CPUs in blocks of so many rows
-FREEZING = {"freezing": True}  # weights become constants, and only then does the compiler multiply int8 as it is
+INT4_OUTPUTS = 16  # rows of the blocks in which PyTorch packs int4 for CPUs
+FREEZING = {"freezing": True}  # the compiler multiplies int8 directly only if weights are constants
 
 
 class TorchAo(InMemory):
-    """Weight-only, compiled, on a static cache. The LM head is quantised too, where its shape allows it."""
+    """Quantised weights only, compiled, with a static cache. The LM head is quantised too, if its shape allows it."""
 
     name = "torchao"
     package = "torchao"
@@ -50,15 +50,15 @@ class TorchAo(InMemory):
 
 
 def _int8() -> Any:
-    """A scale for each row."""
+    """Configuration with a scale for each row."""
     from torchao.quantization import Int8WeightOnlyConfig  # type: ignore[import-not-found]
 
     return Int8WeightOnlyConfig()
 
 
 def _int4() -> Any:
-    """Scale and zero for each group. It is called a prototype there; the other int4 configurations are for GPUs only,
-    and the one that multiplies int8 with int4 needs C++ kernels that no published package has.
+    """Configuration with a scale and a zero for each group. torchao calls it a prototype. The other int4 configurations
+    are for GPUs only, or, for int8 times int4, need C++ kernels that no published package has.
     """
     from torchao.prototype.quantization.int4 import (  # type: ignore[import-not-found]
         PrototypeInt4WeightOnlyConfig,
@@ -72,12 +72,12 @@ def _is_linear(module: nn.Module, path: str) -> bool:
 
 
 def _fits_int4(module: nn.Module, path: str) -> bool:
-    """Whether PyTorch can pack it; what does not fit stays as it is."""
+    """Whether PyTorch can pack a module; other modules stay as they are."""
     return isinstance(module, nn.Linear) and module.in_features % GROUP == module.out_features % INT4_OUTPUTS == 0
 
 
 def _bytes(weight: Tensor) -> int:
-    """Of all that a quantised tensor is made of, or of a plain one."""
+    """Bytes of all parts of a quantised tensor, or of a plain tensor."""
     if not hasattr(weight, "__tensor_flatten__"):
         return weight.nbytes
     parts, _ = weight.__tensor_flatten__()

@@ -209,7 +209,7 @@ def test_a_given_file_is_run_as_it_is(tmp_path: Path) -> None:
         assert loaded[1].impl.endswith("Q4_1, LM head Q8_0")
         given.hf_config = copy.deepcopy(source.hf_config)
         given.hf_config.vocab_size = 500
-        with pytest.raises(UserError, match=r"got 512 tokens in .*, expected 500, as many as it has"):
+        with pytest.raises(UserError, match=r"got 512 tokens in .*, expected 500, the vocabulary of it"):
             peer.load(LLAMA_CPP_GGUF, tmp_path, given, torch.float32, Room(1, 1, 1, 32))
 
 
