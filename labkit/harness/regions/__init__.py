@@ -1,1 +1,1 @@
-"""The fused regions of a layer against the unfused ops, on the same numbers."""
+"""Compares the fused regions of a layer with the unfused ops, on the same numbers."""

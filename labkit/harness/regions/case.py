@@ -1,4 +1,4 @@
-"""The case that regions are measured on: checked and completed once, at the edge."""
+"""The case of a measurement of regions, checked and completed once, at the public edge."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def layer_case(
 ) -> LayerCase:
     """A decode step of `batch` sequences with `context` tokens in the cache of each, through layers of a model's shape.
 
-    `model`: a preset or a checkpoint's folder, of which only the shape counts: the weights are random. `threads`: as
-    many as torch would use, unless given. `layers`: as many as no cache holds, unless given.
+    model: a preset or a checkpoint's folder. Only its shape counts; the weights are random.
+    threads: None: torch's number.
+    layers: None: more than the caches hold.
 
-    Raises ValueError for an unknown impl, dtype or model, for sizes that cannot be, and for impl "triton" without a
-    GPU.
+    ValueError: an unknown impl, dtype or model, impossible sizes, or impl "triton" without a GPU.
     """
     if impl not in IMPLS:
         raise UserError(f"unknown impl {impl!r}; expected one of {', '.join(IMPLS)}")
@@ -55,5 +55,5 @@ def layer_case(
 
 
 def shape_of(model: str) -> ModelConfig:
-    """What a preset, or the checkpoint in a folder, is made of."""
+    """The shape of a preset, or of the checkpoint in a folder."""
     return model_config_of(resolve(model).hf_config)

@@ -1,4 +1,4 @@
-"""What is noted while a layer runs region by region: the wall time of each, or the torch ops that it comes to."""
+"""Notes on a layer that runs region by region: the wall time of each region, or its torch ops."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from labkit.harness.regions.vocabulary import REGIONS
 from labkit.stages import Stage
 
-Samples = dict[Stage, list[int]]  # nanoseconds, call by call
+Samples = dict[Stage, list[int]]  # nanoseconds of each call
 
 
 class RegionClock:
-    """The wall time of each region, call by call; give `around` to `run_layer`."""
+    """Wall time of each call of each region; its `around` is an argument of `run_layer`."""
 
     def __init__(self) -> None:
         self.samples_ns: Samples = defaultdict(list)
@@ -39,14 +39,14 @@ class RegionClock:
 
 @dataclass
 class Counted:
-    """Torch ops that compute or copy (views are left out), by name, and the bytes that they read and write."""
+    """Torch ops that compute or copy. Views are left out."""
 
-    ops: list[str] = field(default_factory=list)
-    bytes: int = 0
+    ops: list[str] = field(default_factory=list)  # names
+    bytes: int = 0  # that the ops read and write
 
 
 class OpCounter(TorchDispatchMode):
-    """Counts the torch ops of each region; give `around` to `run_layer`."""
+    """Counts the torch ops of each region; its `around` is an argument of `run_layer`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a region has to do at least in a decode step: the counts of its op, averaged over the layers."""
+"""The least work of a region in a decode step: the counts of its op, averaged over the layers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from labkit.stages import Stage
 def region_bytes(config: ModelConfig, region: Stage, dtype: torch.dtype, batch: int, context: int) -> int:
     """Bytes that a region must read from memory: its weights once, and for attention the KV cache.
 
-    A layer with a window reads its window only.
+    A layer with a window reads only its window.
     """
     sizes = Sizes.of(dtype)
     return sum(case.bytes(batch, sizes) for case in _in_each_layer(config, region, context)) // config.num_layers
 
 
 def region_flops(config: ModelConfig, region: Stage, batch: int, context: int) -> int:
-    """Multiplications and additions of the products of a region."""
+    """Multiplications and additions in a region's products."""
     return sum(case.flops(batch) for case in _in_each_layer(config, region, context)) // config.num_layers
 
 

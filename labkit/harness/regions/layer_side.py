@@ -1,4 +1,4 @@
-"""The ways to run the same layers: op by op on one side or another, or all in one call of the engine."""
+"""Sides that run the same layers: op by op, or all layers in one call of the engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labkit.stages import Stage
 
 @dataclass(frozen=True)
 class LayerSide:
-    """One way to run the layers: its ops, weights, activations and KV cache, in the types that it computes with."""
+    """One way to run the layers: ops, weights, activations and KV cache, in the types in which it computes."""
 
     name: str
     ops: Ops
@@ -34,7 +34,7 @@ class LayerSide:
     caches: tuple[LayerCache, ...]
 
     def step(self, around: Callable[[Stage], Any], *, only: int | None = None) -> Tensor:
-        """Runs all layers, or the layer `only` as many times, and returns the hidden state after the last."""
+        """Runs all layers, or the layer `only` equally often, and returns the hidden state after the last."""
         hidden = self.hidden_NH
         for index in range(len(self.layers)):
             at = index if only is None else only
@@ -44,7 +44,7 @@ class LayerSide:
         return hidden
 
     def times(self, *, warm: bool = False) -> Samples:
-        """Nanoseconds of every call in one step; if `warm`, of a second step through the first layer alone."""
+        """Nanoseconds of every call in one step; if `warm`, in a second step through the first layer alone."""
         clock = RegionClock()
         with torch.inference_mode():
             if warm:
@@ -55,7 +55,7 @@ class LayerSide:
 
 
 class OneCall:
-    """The fused layers as the engine runs them on a CPU: all in one call, which takes the time of every region."""
+    """The fused layers as the engine runs them on a CPU: in one call, which times every region."""
 
     name = ONE_CALL
 
@@ -65,9 +65,9 @@ class OneCall:
 
     def times(self) -> Samples:
         """Nanoseconds of every region of every layer in one step."""
-        given = self._layers
-        tokens = torch.zeros(given.rows.batch, 1, dtype=torch.int64)
-        chunk = ChunkArgs(given.rows, given.cache.length, tokens)
-        self._step([chunk], given.rotary, given.cache.c, threads=self._threads)
-        spans = self._step.times[1:-1].reshape(given.config.num_layers, len(REGIONS))
+        layers = self._layers
+        tokens = torch.zeros(layers.rows.batch, 1, dtype=torch.int64)
+        chunk = ChunkArgs(layers.rows, layers.cache.length, tokens)
+        self._step([chunk], layers.rotary, layers.cache.c, threads=self._threads)
+        spans = self._step.times[1:-1].reshape(layers.config.num_layers, len(REGIONS))
         return {region: spans[:, index].tolist() for index, region in enumerate(REGIONS)}

@@ -1,8 +1,8 @@
 """The layers of a decode step, unfused and fused, on the same numbers, region by region.
 
-Three ways to run the same ops tell apart what a better GEMM gives and what fusion gives: unfused torch ops with torch's
-GEMM, the same with labkit's GEMM, and the fused kernels. The layers are as many as no cache can hold, so that each call
-reads its weights from memory, as in a decode step; "warm" runs one layer again and again.
+Three sides separate the gain of a better GEMM from the gain of fusion: unfused torch ops with torch's GEMM, the same
+ops with labkit's GEMM, and the fused kernels. There are more layers than the caches hold, so each call reads its
+weights from memory, as in a decode step; "warm" runs one layer again and again.
 """
 
 from __future__ import annotations
@@ -36,41 +36,38 @@ from labkit.stages import Stage
 
 @dataclass(frozen=True)
 class LayerStack:
-    """The layers of a case and all ways to run them. `config` is that of these layers.
+    """The layers of a case and all sides that run them."""
 
-    `one_call` is None for impl "triton", `gpu_step` for all others.
-    """
-
-    config: ModelConfig
+    config: ModelConfig  # of these layers
     case: LayerCase
     sides: tuple[LayerSide, ...]
-    one_call: OneCall | None
-    gpu_step: Callable[[], object] | None
+    one_call: OneCall | None  # None for impl "triton"
+    gpu_step: Callable[[], object] | None  # None for other impls
 
     def side(self, name: str) -> LayerSide:
         return next(side for side in self.sides if side.name == name)
 
     def with_fused(self, regions: Container[Stage]) -> LayerSide:
-        """The unfused side with these regions fused; rows are converted where a region computes in another type.
+        """The unfused side with these regions fused. Rows are converted where a region computes in another type.
 
-        A region is fused together with the others that are the same op.
+        All regions of the same op are fused together.
         """
         slow, fast = self.side(UNFUSED), self.side(FUSED)
-        fused = {each.op for region, each in OPS.items() if region in regions}
+        fused = {layer_op.op for region, layer_op in OPS.items() if region in regions}
         pairs = zip(slow.layers, fast.layers, strict=True)
-        layers = tuple(_mixed(plain, other, fused, parallel=slow.wiring.parallel) for plain, other in pairs)
+        layers = tuple(_mixed(*pair, fused, parallel=slow.wiring.parallel) for pair in pairs)
         convert = slow.hidden_NH.dtype != torch.float32
 
         def op(name: str) -> Callable[..., Any]:
             side = fast if name in fused else slow
             return _taking(side.ops[name], side.hidden_NH.dtype, convert=convert)
 
-        mixed = {each.op: op(each.op) for each in OPS.values()}
+        mixed = {layer_op.op: op(layer_op.op) for layer_op in OPS.values()}
         rotary = fast.rotary if OPS[Stage.QKV].op in fused else slow.rotary
         return replace(slow, name="partly fused", ops=mixed, layers=layers, rotary=rotary)
 
     def counted(self) -> dict[Stage, Counted]:
-        """What one layer of the unfused sequence comes to, region by region."""
+        """The torch ops of one layer of the unfused sequence, by region."""
         side = replace(self.side(UNFUSED), layers=self.side(UNFUSED).layers[:1])
         counter = OpCounter()
         with torch.no_grad(), counter:
@@ -79,7 +76,7 @@ class LayerStack:
 
 
 def layer_stack(config: ModelConfig, case: LayerCase) -> LayerStack:
-    """The layers of `case`, random, with the shape of `config`, the same for all sides."""
+    """Random layers of `case` with the shape of `config`, the same for all sides."""
     torch.set_num_threads(case.threads)
     layers = random_layers(config, case, dtype_of(case.dtype))
     all_seen = all(window is None or window > case.context for window in layers.config.windows)
@@ -104,23 +101,23 @@ def layer_stack(config: ModelConfig, case: LayerCase) -> LayerStack:
 def _side(
     name: str, ops: Ops, weights: tuple[LayerWeights, ...], layers: RandomLayers, *, native: bool = False
 ) -> LayerSide:
-    """A side with its own weights on the rows that all share; if `native`, in the type that torch's ops compute in."""
+    """A side with its own weights on the shared rows; if `native`, in the type in which torch's ops compute."""
     hidden = layers.hidden_NH.to(layers.plain_dtype) if native else layers.hidden_NH
     rotary = layers.plain_rotary if native else layers.rotary
     return LayerSide(name, ops, weights, layers.wiring, hidden, layers.rows, rotary, layers.slots)
 
 
 def _unfused(multiply: Multiply, *, all_seen: bool) -> Ops:
-    """The references of all ops, with this product. `all_seen`: attention need not look for what a window hides."""
-    found = {each.op: each.unfused(multiply) for each in OPS.values()}
-    return {**found, "attention": partial(found["attention"], all_seen=all_seen)}
+    """The references of all ops, with this product. `all_seen`: no window hides tokens, so attention needs no mask."""
+    references = {layer_op.op: layer_op.unfused(multiply) for layer_op in OPS.values()}
+    return {**references, "attention": partial(references["attention"], all_seen=all_seen)}
 
 
-def _mixed(plain: LayerWeights, other: LayerWeights, fused: Container[str], *, parallel: bool) -> LayerWeights:
-    """`plain` with the weights that the ops in `fused` read taken from `other`."""
-    reads = {name: each.op for each in OPS.values() for name in each.weights}
+def _mixed(plain: LayerWeights, packed: LayerWeights, fused: Container[str], *, parallel: bool) -> LayerWeights:
+    """`plain`, but with the weights of the ops in `fused` taken from `packed`."""
+    reads = {name: layer_op.op for layer_op in OPS.values() for name in layer_op.weights}
     reads["attn_bias"] = OPS[Stage.RESIDUAL if parallel else Stage.MLP].op
-    return replace(plain, **{name: getattr(other, name) for name, op in reads.items() if op in fused})
+    return replace(plain, **{name: getattr(packed, name) for name, op in reads.items() if op in fused})
 
 
 def _taking(op: Callable[..., Any], dtype: torch.dtype, *, convert: bool) -> Callable[..., Any]:
@@ -131,7 +128,7 @@ def _taking(op: Callable[..., Any], dtype: torch.dtype, *, convert: bool) -> Cal
 
 
 def _sdpa(queries: Tensor, params: AttentionParams, heads: Heads, rows: Rows, cache: LayerCache) -> Tensor:
-    """Attention of a decode step as torch's own fused op, the strongest baseline there is for it."""
+    """Attention of a decode step by torch's own fused op, its strongest baseline."""
     total = cache.past + rows.tokens
     q = queries.view(rows.batch, rows.tokens, heads.query, heads.dim).transpose(1, 2)
     k, v = (part[:, :, :total, : heads.dim] for part in (cache.keys, cache.values))

@@ -1,4 +1,4 @@
-"""`labkit kernels`: each region of a model's layers, unfused against fused, with what the memory allows beside it."""
+"""`labkit kernels` compares each region of a model's layers, unfused and fused, and with the memory's limit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Table = defaultdict[Stage, defaultdict[str, list[float]]]  # microseconds by reg
 
 
 class LayerBench:
-    """The layers of a case, built once, to be timed region by region and rung by rung.
+    """The layers of a case, built once and timed region by region and rung by rung.
 
     Raises BuildError where the C++ kernels can't be compiled.
     """
@@ -58,9 +58,9 @@ class LayerBench:
     def regions(
         self, regions: Iterable[str] | None = None, *, rounds: int = ROUNDS, progress: Progress | None = None
     ) -> tuple[RegionMeasurement, ...]:
-        """Times regions, the four fused ones if None, of all sides in random order within each round.
+        """Times regions (None: the four fused regions) of all sides, in random order within each round.
 
-        ValueError for an unknown region and for less than two rounds.
+        ValueError for an unknown region, and for fewer than two rounds.
         """
         chosen = _chosen(regions)
         stack, case = self.stack, self.case
@@ -70,14 +70,14 @@ class LayerBench:
         warm: Table = defaultdict(lambda: defaultdict(list))
 
         def one_round(order: Sequence[int]) -> None:
-            for which in order:
-                _note(cold, sides[which]())
+            for side in order:
+                _note(cold, sides[side]())
 
         def after_round() -> None:
             for times in warm_sides:
                 _note(warm, times())
 
-        beside = self._rounds(len(sides), rounds, one_round, after_round, progress)
+        round_fields = self._rounds(len(sides), rounds, one_round, after_round, progress)
         environment = read_environment(case.threads)
         dtype = dtype_of(case.dtype)
         return tuple(
@@ -91,42 +91,42 @@ class LayerBench:
                 flops=region_flops(stack.config, region, case.batch, case.context),
                 rounds_us=_of(region, cold[region], rounds),
                 warm_us=_of(region, warm[region], rounds),
-                **beside,
+                **round_fields,
             )
             for region in chosen
         )
 
     def ladder(self, *, rounds: int = ROUNDS, progress: Progress | None = None) -> LadderMeasurement:
-        """Times whole steps with one region after another fused, the rungs in random order within each round."""
+        """Times whole steps with more and more regions fused, the rungs in random order within each round."""
         stack, case = self.stack, self.case
-        partly: list[Callable[[], object]] = [partial(_step, stack.with_fused(fused)) for fused in RUNGS.values()]
+        fused_steps: list[Callable[[], object]] = [partial(_step, stack.with_fused(fused)) for fused in RUNGS.values()]
         if stack.gpu_step is not None:
-            steps = [_gpu_timer(run) for run in (*partly, stack.gpu_step)]
+            steps = [_gpu_timer(run) for run in (*fused_steps, stack.gpu_step)]
         else:
-            steps = [*(partial(_wall_us, run) for run in partly), partial(_stamped_us, stack)]
+            steps = [*(partial(_wall_us, run) for run in fused_steps), partial(_stamped_us, stack)]
         names = [*RUNGS, ONE_CALL if stack.gpu_step is None else FUSED + GRAPH]
         samples: dict[str, list[float]] = {name: [] for name in names}
 
         def one_round(order: Sequence[int]) -> None:
-            for which in order:
-                samples[names[which]].append(steps[which]() / case.layers)
+            for rung in order:
+                samples[names[rung]].append(steps[rung]() / case.layers)
 
-        beside = self._rounds(len(steps), rounds, one_round, lambda: None, progress)
+        round_fields = self._rounds(len(steps), rounds, one_round, lambda: None, progress)
         dtype = dtype_of(case.dtype)
         return LadderMeasurement(
             case=case,
             environment=read_environment(case.threads),
             bytes=sum(region_bytes(stack.config, region, dtype, case.batch, case.context) for region in REGIONS),
             rounds_us={name: tuple(taken[-rounds:]) for name, taken in samples.items()},
-            **beside,
+            **round_fields,
         )
 
     def _timers(self) -> tuple[list[Timer], list[Timer]]:
-        """Two timers of every side: for a round, and for a layer that stays in the cache."""
+        """Two timers of every side: for a round, and for a layer that stays in the processor's cache."""
         stack = self.stack
         if self.case.impl == "triton":
             calls = [GpuCalls(side) for side in stack.sides]
-            return [each.times for each in calls], [each.warm_times for each in calls]
+            return [side_calls.times for side_calls in calls], [side_calls.warm_times for side_calls in calls]
         assert stack.one_call is not None
         cold: list[Timer] = [*(partial(_named, side) for side in stack.sides), partial(_named, stack.one_call)]
         return cold, [partial(_named, side, warm=True) for side in stack.sides]
@@ -139,9 +139,7 @@ class LayerBench:
         after_round: Callable[[], None],
         progress: Progress | None,
     ) -> dict[str, tuple[float, ...] | None]:
-        """Runs a warm-up and `rounds` rounds, and returns the fields of a record that say what went on beside each of
-        the latter.
-        """
+        """Runs a warm-up and `rounds` rounds. Returns a record's fields about the machine during these rounds."""
         check_rounds(rounds)
         follow = progress or unheard
         device = self.stack.sides[0].hidden_NH.device
@@ -149,14 +147,14 @@ class LayerBench:
         orders, others = random_orders(sides), OthersByRound()
         for index in range(rounds + 1):
             follow(index, rounds + 1, f"round {index} of {rounds}" if index else "warming up")
-            done = probed(partial(one_round, next(orders)), partial(probe_bandwidth, self.case.threads, device))
+            turn = probed(partial(one_round, next(orders)), partial(probe_bandwidth, self.case.threads, device))
             after_round()
-            if index and done.bandwidth_gb_s is not None:
-                bandwidth.append(done.bandwidth_gb_s)
+            if index and turn.bandwidth_gb_s is not None:
+                bandwidth.append(turn.bandwidth_gb_s)
             others.end_round()
         others.end()
         follow(rounds + 1, rounds + 1, "done")
-        cores = tuple(each for each in others.cores[1:] if each is not None)
+        cores = tuple(busy for busy in others.cores[1:] if busy is not None)
         return {"bandwidth_gb_s": tuple(bandwidth) or None, "others_cores": cores or None}
 
 
@@ -170,11 +168,13 @@ def measure_regions(
     progress: Progress | None = None,
     **options: Any,
 ) -> tuple[RegionMeasurement, ...]:
-    """Times regions of `layer_case(model, **options)`, which says what a case has. `save_regions` keeps them.
+    """Times regions of `layer_case(model, **options)`. `save_regions` writes the records.
 
-    `regions`: the four fused ones, unless given. `wait_quiet_s`: wait for so many seconds at most until other programs
-    leave the processors alone; None: do not wait. `output` is a folder for the caller's records: it is checked, and
-    made, before anything is measured. All that can be refused is refused before anything is waited for or built.
+    regions: None: the four fused regions.
+    wait_quiet_s: wait at most this long until other programs leave the processors alone; None: do not wait.
+    output: a folder for the caller's records, checked and made before anything is measured.
+
+    All arguments are checked before anything is waited for or built.
     """
     _chosen(regions)
     check_rounds(rounds)
@@ -192,14 +192,14 @@ def check_rounds(rounds: int) -> None:
 
 
 def save_regions(rows: Sequence[RegionMeasurement], folder: str | os.PathLike[str]) -> Path:
-    """Write the regions of one bench as a file of JSON lines under `folder`; returns its path. SaveError as `save`."""
+    """Writes the regions of one bench as a file of JSON lines in `folder`; returns its path. SaveError as `save`."""
     case, created = rows[0].case, rows[0].created
     stem = f"{created:%Y%m%dT%H%M%S%f}-{Path(case.model).name}-{case.dtype}-b{case.batch}-regions"
     return save_lines(Path(folder) / f"{stem}.jsonl", rows)
 
 
-def _named(side: LayerSide | OneCall, **how: bool) -> dict[str, Samples]:
-    return {side.name: side.times(**how)}
+def _named(side: LayerSide | OneCall, **options: bool) -> dict[str, Samples]:
+    return {side.name: side.times(**options)}
 
 
 def _step(side: LayerSide) -> None:
@@ -207,7 +207,7 @@ def _step(side: LayerSide) -> None:
 
 
 def _gpu_timer(run: Callable[[], object]) -> Callable[[], float]:
-    """A timer in microseconds: of the GPU or, in the interpreter, of the wall clock."""
+    """A timer in microseconds, by the GPU's clock or, in the interpreter, by the wall clock."""
     return Graph(run).busy_us if torch.cuda.is_available() else partial(_wall_us, run)
 
 

@@ -1,7 +1,7 @@
-"""The regions of a layer on a GPU, where a call from Python and the work that it starts take two different times.
+"""Times of a layer's regions on a GPU, where a call from Python and its work on the GPU take different times.
 
-"Eager" is the wall time of calls one after the other, as a program without a CUDA graph runs them; for small work it is
-the time that launching takes. When a graph plays the same calls, only the work of the GPU is left.
+"Eager" is the wall time of successive calls, as a program without a CUDA graph makes them; for small work it is the
+time of the launches. A graph that replays the same calls takes only the time of the GPU's work.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from labkit.harness.regions.layer_side import LayerSide
 from labkit.harness.regions.sides import GRAPH
 from labkit.stages import Stage
 
-CALLS = 24  # of a region in one sample, at least: waiting for the GPU once must not count
+CALLS = 24  # the fewest calls of a region in one sample, so that one wait for the GPU hardly counts
 Call = Callable[[], object]
 
 
 @dataclass
 class _Recorder:
-    """Keeps the calls of a step by region; give `around` to `run_layer`."""
+    """Keeps the calls of a step by region; its `around` is an argument of `run_layer`."""
 
     calls: dict[Stage, list[Call]] = field(default_factory=lambda: defaultdict(list))
     region: Stage = Stage.QKV
@@ -45,7 +45,7 @@ class _Recorder:
 
 
 class Graph:
-    """Work on the GPU, recorded at its first use as a CUDA graph and timed by the GPU's own clock."""
+    """Work on the GPU, recorded as a CUDA graph on first use and timed by the GPU's own clock."""
 
     def __init__(self, run: Call) -> None:
         self.run = run
@@ -67,7 +67,7 @@ class Graph:
         with torch.inference_mode():
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                self.run()  # compiles and loads what a recording can't
+                self.run()  # compiles and loads kernels, which a recording can't
             torch.cuda.current_stream().wait_stream(side)
             with torch.cuda.graph(graph):
                 self.run()
@@ -76,7 +76,7 @@ class Graph:
 
 
 class GpuCalls:
-    """The calls of each region in one step of a side, with the arguments that they had there."""
+    """The calls of each region in one step of a side, with their arguments."""
 
     def __init__(self, side: LayerSide) -> None:
         recorder = _Recorder()
@@ -90,7 +90,7 @@ class GpuCalls:
         self._warm = {region: Graph(partial(_run, calls[:1] * CALLS)) for region, calls in self.calls.items()}
 
     def times(self) -> dict[str, Samples]:
-        """Nanoseconds of a call of every region: from Python, and on a GPU as part of a graph."""
+        """Nanoseconds of a call of every region: from Python and, on a GPU, in a graph."""
         times = {self.name: {region: [self._eager_ns(calls)] for region, calls in self.calls.items()}}
         if self.on_gpu:
             times[self.name + GRAPH] = {
@@ -100,7 +100,7 @@ class GpuCalls:
         return times
 
     def warm_times(self) -> dict[str, Samples]:
-        """Nanoseconds of the first layer's call, again and again, in a graph."""
+        """Nanoseconds of the first layer's call, which a graph repeats."""
         if not self.on_gpu:
             return {}
         return {self.name: {region: [round(graph.busy_us() * 1e3 / CALLS)] for region, graph in self._warm.items()}}

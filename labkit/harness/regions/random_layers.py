@@ -1,4 +1,4 @@
-"""Random layers of a model's shape as the engine keeps them, with a filled KV cache and one new row per sequence."""
+"""Random layers of a model's shape in the engine's format, with a filled KV cache and one new row per sequence."""
 
 from __future__ import annotations
 
@@ -31,32 +31,27 @@ from labkit.weights.capacity import model_bytes
 from labkit.weights.quantise import Quantization
 from labkit.weights.records import Builder
 
-CACHES = 2  # times the last-level cache that the weights of all layers take
-MEMORY_SHARE = 0.3  # of what is free, at most, for the weights of a side
+CACHES = 2  # size of all layers' weights / size of the last-level cache
+MEMORY_SHARE = 0.3  # the largest part of the free memory for the weights of a side
 LAYERS_AT_MOST, LAYERS_OF_TINY = 200, 8
-ON_GPU_AT_LEAST = 8  # so that what a step does outside its layers hardly counts
-VOCABULARY = 64  # the head is no region
+ON_GPU_AT_LEAST = 8  # so that a step's work outside of its layers hardly counts
+VOCABULARY = 64  # tiny, because the head is no region
 Numbers = TypeVar("Numbers")
 
 
 @dataclass(frozen=True)
 class RandomLayers:
-    """The same random layers unfused and as `impl` reads them, and what one decode step runs on.
-
-    `plain` has its matrices row by row and is all in `plain_dtype`, the type that unfused ops compute in. `own_gemm`
-    are the fused layers as the unfused sequence expects them. `hidden_NH` and `rotary` are float32, as the fused ops
-    take them.
-    """
+    """The same random layers in the formats of all sides, and the inputs of one decode step."""
 
     config: ModelConfig
-    plain_dtype: torch.dtype
-    plain: tuple[LayerWeights, ...]
-    own_gemm: tuple[LayerWeights, ...]
-    fused: ModelWeights
+    plain_dtype: torch.dtype  # in which unfused ops compute
+    plain: tuple[LayerWeights, ...]  # unfused: matrices row by row, all tensors in `plain_dtype`
+    own_gemm: tuple[LayerWeights, ...]  # the fused layers in the order that the unfused sequence expects
+    fused: ModelWeights  # in the format of `impl`
     wiring: Wiring
-    hidden_NH: Tensor
+    hidden_NH: Tensor  # float32, for the fused ops
     rows: Rows
-    rotary: Rotary | None
+    rotary: Rotary | None  # float32, for the fused ops
     cache: KVCache
 
     @property
@@ -69,7 +64,7 @@ class RandomLayers:
 
 
 def random_layers(config: ModelConfig, case: LayerCase, dtype: torch.dtype) -> RandomLayers:
-    """`case.layers` layers of the shape of `config`, with matrices of `dtype` on the fused side."""
+    """`case.layers` random layers of the shape of `config`, with matrices of `dtype` on the fused side."""
     device = gpu.default_device() if case.impl == "triton" else CPU
     config = replace(
         config,
@@ -101,49 +96,52 @@ def random_layers(config: ModelConfig, case: LayerCase, dtype: torch.dtype) -> R
 
 
 def random_model(config: ModelConfig, dtype: torch.dtype, impl: str, device: torch.device) -> ModelWeights:
-    """Random weights of a shape, the same in all layers, as `impl` reads them. With int8 the LM head is int8 too."""
+    """Random weights of a shape in the format of `impl`, the same in all layers. With int8 the LM head is int8 too."""
     generator = torch.Generator().manual_seed(0)
     layer, top = _draw(config.layer_shapes(), generator), _draw(config.top_shapes(), generator)
     return _build(config, dtype, impl, layer, top, device, Quantization(lm_head=dtype == torch.int8))
 
 
 def gpu_step(layers: RandomLayers) -> Callable[[], object]:
-    """The fused layers as the engine runs them on a GPU, always at the same slot; embedding and head are tiny."""
+    """A step through the fused layers as the engine runs them on a GPU, always at the same write position. The
+    embedding and the head are tiny.
+    """
     from labkit.kernels.decode_step.triton_impl import Buffers, StepState, TritonStep
 
     weights, device = layers.fused, layers.hidden_NH.device
     step, buffers = TritonStep(weights, gpu.default_launcher()), Buffers(weights, layers.rows.batch, device)
-    held, slots = layers.cache.slots, layers.slots
+    slot_state, slots = layers.cache.slots, layers.slots
     tokens = torch.zeros(layers.rows.batch, dtype=torch.int64, device=device)
     rows = replace(layers.rows, positions=layers.rows.positions.clone())
 
     def run() -> None:
-        state = StepState(tokens, rows.positions.clone(), held.past.clone())
-        own = [replace(each, counter=state.past) for each in slots]
-        step(state, buffers, rows, layers.rotary, own, lambda name, layer: nullcontext(), greedy=True)
+        state = StepState(tokens, rows.positions.clone(), slot_state.past.clone())
+        caches = [replace(slot, counter=state.past) for slot in slots]
+        step(state, buffers, rows, layers.rotary, caches, lambda name, layer: nullcontext(), greedy=True)
 
     return run
 
 
 def layers_beyond_caches(config: ModelConfig, dtype: torch.dtype, device: torch.device = CPU) -> int:
-    """How many layers take twice the last-level cache: at least two (on a GPU eight), at most what fits into memory.
+    """The number of layers that take twice the last-level cache: at least two (on a GPU eight), at most as many as fit
+    into memory.
 
-    A shape that would need more than LAYERS_AT_MOST lives in the caches, as its model does, and gets a few.
+    A shape that would need more than LAYERS_AT_MOST gets LAYERS_OF_TINY, because its whole model fits into the caches.
     """
     shapes = config.layer_shapes().values()
     size = dtype.itemsize * sum(int(np.prod(shape)) for shape in shapes)
     on_gpu = device.type == "cuda"
-    wanted = CACHES * (torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else last_level_cache())
+    target = CACHES * (torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else last_level_cache())
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
-    most = MEMORY_SHARE * free
-    if 2 * size > most:
+    limit = MEMORY_SHARE * free
+    if 2 * size > limit:
         raise UserError(
             f"two layers of {size / 1e9:.1f} GB, packed and unpacked, need more than {MEMORY_SHARE:.0%} each of the "
             f"{free / 1e9:.0f} GB that are free; use a smaller shape or dtype"
         )
-    if LAYERS_AT_MOST * size < wanted:
+    if LAYERS_AT_MOST * size < target:
         return LAYERS_OF_TINY
-    return max(2, min(max(-(-wanted // size), ON_GPU_AT_LEAST if on_gpu else 2), int(most / size)))
+    return max(2, min(max(-(-target // size), ON_GPU_AT_LEAST if on_gpu else 2), int(limit / size)))
 
 
 def as_type(record: Numbers, dtype: torch.dtype) -> Numbers:
@@ -153,7 +151,7 @@ def as_type(record: Numbers, dtype: torch.dtype) -> Numbers:
     if not is_dataclass(record):
         return record
     assert not isinstance(record, type)
-    changed = {each.name: as_type(getattr(record, each.name), dtype) for each in fields(record)}
+    changed = {field.name: as_type(getattr(record, field.name), dtype) for field in fields(record)}
     return replace(record, **changed)
 
 
@@ -174,12 +172,12 @@ def _build(
 
 
 def _with_own_gemm(fused: LayerWeights, plain: LayerWeights) -> LayerWeights:
-    """The fused layer with the gate and the up matrix one behind the other, as the unfused sequence expects them."""
+    """The fused layer with the up matrix after the gate matrix, as the unfused sequence expects them."""
     return replace(fused, mlp=replace(fused.mlp, up=packed(plain.mlp.up)))
 
 
 def _draw(shapes: dict[str, tuple[int, ...]], generator: torch.Generator) -> dict[str, Tensor]:
-    """Matrices that keep the size of their rows, norms around 1, small biases."""
+    """Random tensors: matrices that keep the size of their rows, norms around 1, small biases."""
     drawn = {}
     for name, shape in shapes.items():
         tensor = torch.randn(shape, generator=generator)

@@ -1,4 +1,4 @@
-"""Record of one region of a layer, unfused and fused. Raw medians of every round; summaries are made when asked for."""
+"""Records of a layer's regions, unfused and fused: raw medians of every round, with summaries on demand."""
 
 from __future__ import annotations
 
@@ -16,64 +16,60 @@ from labkit.statistics import Ratio, ShareOfLimit, Trust, grade, ratio, taken_co
 
 
 class LayerCase(FrozenRecord):
-    """A decode step of `batch` sequences with `context` tokens in the cache of each, through `layers` random layers."""
+    """A decode step through random layers."""
 
     impl: str
     model: str
     dtype: str
-    batch: int
-    context: int
+    batch: int  # sequences
+    context: int  # tokens of each sequence in the KV cache
     threads: int
     layers: int
 
 
 class LayerRecord(FrozenRecord):
-    """What was timed of such layers: microseconds by way to run them, one figure per round. `bytes`: to be read from
-    memory at least; `bandwidth_gb_s`: read beside each round.
-    """
+    """Timings of a case's layers."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     case: LayerCase
     environment: Environment
-    bytes: int
-    rounds_us: dict[str, tuple[float, ...]]
-    bandwidth_gb_s: tuple[float, ...] | None
-    others_cores: tuple[float, ...] | None = None  # by round, the processors that other programs kept busy
+    bytes: int  # that must be read from memory
+    rounds_us: dict[str, tuple[float, ...]]  # microseconds by side and round
+    bandwidth_gb_s: tuple[float, ...] | None  # read bandwidth around each round
+    others_cores: tuple[float, ...] | None = None  # processors that other programs kept busy, by round
 
     @property
     def read_bandwidth_gb_s(self) -> float | None:
         return None if self.bandwidth_gb_s is None else float(np.median(self.bandwidth_gb_s))
 
-    def trust_of(self, found: Ratio, share: float | None = None) -> Trust:
-        """Whether a ratio of two of the sides is to be trusted; `share`: of the limit, that its candidate reached."""
-        needed = self.case.threads if self.environment.gpu is None else 1
-        taken = [taken_cores(each, needed=needed, cores=self.environment.cores) for each in self.others_cores or ()]
+    def trust_of(self, ratio: Ratio, share: float | None = None) -> Trust:
+        """Whether to believe a ratio of two sides. `share`: the candidate's share of the limit."""
+        needed, cores = self.case.threads if self.environment.gpu is None else 1, self.environment.cores
+        taken = [taken_cores(others, needed=needed, cores=cores) for others in self.others_cores or ()]
         shares = [] if share is None else [ShareOfLimit("the fused side", share)]
-        return grade(found, len(next(iter(self.rounds_us.values()))), taken_cores=taken, shares=shares)
+        return grade(ratio, len(next(iter(self.rounds_us.values()))), taken_cores=taken, shares=shares)
 
     @property
     def floor_us(self) -> float | None:
-        """The least time at the bandwidth beside the rounds."""
+        """The least time at the bandwidth around the rounds."""
         bandwidth = self.read_bandwidth_gb_s
         return None if bandwidth is None else self.bytes / bandwidth / 1e3
 
 
 class RegionMeasurement(LayerRecord):
-    """One region of a decode step's layers: how long a call takes, unfused and fused. Microseconds.
+    """Times of a call of one region of a decode step's layers, unfused and fused, in microseconds.
 
-    `rounds_us`: by side, the median call of each round, weights coming from memory; `warm_us`: one layer again and
-    again. `ops` and `unfused_bytes` are what the unfused sequence comes to:
-    its torch ops that compute or copy, and what they read and write. On a GPU a call from Python takes its wall time,
-    and the sides named "…, graph" what the GPU does for it.
+    `rounds_us` has the median call of each round, with weights read from memory. On a GPU a call from Python counts
+    with its wall time, and the sides named "…, graph" with the time of the GPU's work.
     """
 
     kind: Literal["region"] = "region"
     region: str
-    ops: tuple[str, ...]
-    unfused_bytes: int
+    ops: tuple[str, ...]  # torch ops of the unfused sequence that compute or copy
+    unfused_bytes: int  # that these ops read and write
     flops: int
-    warm_us: dict[str, tuple[float, ...]]
+    warm_us: dict[str, tuple[float, ...]]  # as `rounds_us`, but one layer again and again, from the cache
 
     def median_us(self, side: str, *, warm: bool = False) -> float | None:
         """Median over rounds; None where the side has no such region."""
@@ -87,25 +83,25 @@ class RegionMeasurement(LayerRecord):
 
     @property
     def in_engine(self) -> tuple[str, str]:
-        """The fused side that is as the engine runs it, behind the unfused one to hold against it."""
+        """The unfused side and the fused side that compare as in the engine: in a graph, or in the one-call step."""
         return (UNFUSED + GRAPH, FUSED + GRAPH) if FUSED + GRAPH in self.rounds_us else (UNFUSED, ONE_CALL)
 
     @property
     def floor_us(self) -> float | None:
-        """The least time of a call at the bandwidth beside the rounds; None as for `floor_share`."""
+        """The least time of a call at the bandwidth around the rounds; None as for `floor_share`."""
         return None if self.region == Stage.RESIDUAL else super().floor_us
 
     def ratio(self, baseline: str = UNFUSED, candidate: str = FUSED) -> Ratio:
-        """Time of one side over that of another."""
+        """Time of the baseline / time of the candidate."""
         return ratio(self.rounds_us[baseline], self.rounds_us[candidate])
 
     def gb_s(self, side: str) -> float:
-        """Bytes that must be read over the time of a call."""
+        """Bytes that must be read / the time of a call."""
         return self.bytes / float(np.median(self.rounds_us[side])) / 1e3
 
     def floor_share(self, side: str) -> float | None:
-        """The least time that the memory beside each round allowed / the time the side took. None: nothing to read
-        from memory, or no probe.
+        """Share of the limit: the least time at each round's read bandwidth / the side's time. None: no probe, or the
+        region reads nothing from memory.
         """
         if self.bandwidth_gb_s is None or self.region == Stage.RESIDUAL or side not in self.rounds_us:
             return None
@@ -117,7 +113,7 @@ class RegionMeasurement(LayerRecord):
 
     @property
     def trust(self) -> Trust:
-        """Whether what fusing gives this region is to be trusted, as the engine runs it where that was timed."""
+        """Whether to believe the gain of fusing this region, as in the engine if that was timed."""
         unfused, fused = self.in_engine
         sides = (unfused, fused) if fused in self.rounds_us else (UNFUSED, FUSED)
         return self.trust_of(self.ratio(*sides), self.floor_share(sides[1]))
@@ -164,18 +160,18 @@ class RegionMeasurement(LayerRecord):
 
 
 def published_region(region: str) -> tuple[float, str] | None:
-    """The speedup that DeepSpeed published for a fused region, and where."""
-    from labkit.published import published  # loads pandas, which is not for every process that measures
+    """The speedup that DeepSpeed published for a fused region, and its source."""
+    from labkit.published import published  # loads pandas, which takes too long for every process that measures
 
     frame = published("deep-fusion")
-    found = frame[frame["method"].str.partition(":")[0] == region]
-    return None if found.empty else (float(found.iloc[0]["value"]), str(found.iloc[0]["source"]))
+    rows = frame[frame["method"].str.partition(":")[0] == region]
+    return None if rows.empty else (float(rows.iloc[0]["value"]), str(rows.iloc[0]["source"]))
 
 
 class LadderMeasurement(LayerRecord):
-    """All layers of a decode step, with one region after another fused: microseconds of a layer, by rung and round.
+    """All layers of a decode step with more and more regions fused: microseconds of a layer, by rung and round.
 
-    The rungs in their order: each fuses what the one before it fuses, and one thing more.
+    Each rung adds one fusion to the rung before it.
     """
 
     kind: Literal["ladder"] = "ladder"
@@ -188,7 +184,7 @@ class LadderMeasurement(LayerRecord):
         return float(np.median(self.rounds_us[rung]))
 
     def ratio(self, rung: str) -> Ratio:
-        """Time of the first rung over that of another."""
+        """Time of the first rung / time of `rung`."""
         return ratio(self.rounds_us[self.rungs[0]], self.rounds_us[rung])
 
     @property
@@ -198,5 +194,5 @@ class LadderMeasurement(LayerRecord):
 
     @property
     def trust(self) -> Trust:
-        """Whether what fusing everything gives a layer is to be trusted."""
+        """Whether to believe the gain of fusing all regions of a layer."""
         return self.trust_of(self.ratio(self.rungs[-1]), self.floor_share)

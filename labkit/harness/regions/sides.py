@@ -1,7 +1,7 @@
-"""What the ways to run a region are called, in records and in figures."""
+"""Names of the sides of a region, in records and in figures."""
 
 UNFUSED, OWN_GEMM, SDPA, FUSED, ONE_CALL = "unfused", "unfused, own GEMM", "torch SDPA", "fused", "one call"
-GRAPH = ", graph"  # what a side is called when a GPU plays its calls as one CUDA graph
+GRAPH = ", graph"  # ending of a side's name if the GPU replays its calls as one CUDA graph
 TITLES = {
     UNFUSED: "unfused, torch's GEMM",
     OWN_GEMM: "unfused, own GEMM",

@@ -14,7 +14,7 @@ from labkit.stages import Stage
 
 
 def region_table(rows: Sequence[RegionMeasurement]) -> RenderableType:
-    """A column per region: the times of all sides, what fusing gives with its interval, and the share of the limit."""
+    """A column per region: the times of all sides, the gain of fusing with its interval, and the share of the limit."""
     case = rows[0].case
     table = Table(
         title=f"{case.model}, {case.dtype}, batch {case.batch}, {case.context} tokens in the cache: one layer, µs",
@@ -57,15 +57,15 @@ def _notes(rows: Sequence[RegionMeasurement]) -> list[str]:
     if first.case.dtype == "int8":
         notes.append("the unfused side is bfloat16: plain torch ops have no int8 weights")
     if first.case.impl == "triton" and first.environment.gpu is None:
-        notes.append("interpreted on the CPU: whether the kernels are right, not how fast they are")
+        notes.append("interpreted on the CPU: this tests whether the kernels are right, not how fast they are")
     limit = ""
     if first.read_bandwidth_gb_s is not None:
-        limit = f"; {first.read_bandwidth_gb_s:.0f} GB/s read, probed beside the rounds"
+        limit = f"; {first.read_bandwidth_gb_s:.0f} GB/s read, probed around the rounds"
     rounds = len(first.rounds_us[FUSED])
     notes.append(f"machine: {first.environment.machine}; {first.case.layers} layers, {rounds} rounds{limit}")
     notes += [f"{row.region}: {row.trust.sentence}" for row in rows if not row.trust.trustworthy]
     if source := next((row.published[1] for row in rows if row.published), None):
-        notes.append(f"published, not measured here: {source}; GPU, model and batch are not stated there")
+        notes.append(f"published, not measured here: {source}; it does not state GPU, model and batch")
     return notes
 
 

@@ -1,7 +1,7 @@
-"""An edited kernel on trial: compiled, run where it can do no harm, held against the unfused ops, and timed.
+"""Trial of an edited kernel: it is compiled, run in isolation, compared with the unfused ops, and timed.
 
-python -P -m labkit.harness.regions.trial REGION DTYPE THREADS runs one in this process; `try_kernel` does it in a fresh
-one, so that a kernel that crashes, or never ends, costs nothing.
+python -P -m labkit.harness.regions.trial REGION DTYPE THREADS runs a trial in this process. `try_kernel` runs it in a
+fresh process, so a kernel that crashes or never ends does no harm.
 """
 
 from __future__ import annotations
@@ -35,12 +35,17 @@ from labkit.system.nearest import did_you_mean
 SECONDS = 120
 SHAPES = ("tiny-gpt2", "tiny-llama")
 TIMED_SHAPE, TIMED_LAYERS = "gpt2", 12
-TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3, "int8": 2e-2}  # of the largest value there is
+TOLERANCE = {
+    "float32": 1e-5,
+    "bfloat16": 2e-2,
+    "float16": 4e-3,
+    "int8": 2e-2,
+}  # error / the largest value of the result
 CANARY = 0xA5
 ALIGNMENT = 64
 CAUSES = {
-    signal.SIGSEGV: "it read or wrote outside of what it was given",
-    signal.SIGBUS: "it read or wrote outside of what it was given",
+    signal.SIGSEGV: "it read or wrote outside of its arguments",
+    signal.SIGBUS: "it read or wrote outside of its arguments",
     signal.SIGILL: "it has an instruction that this CPU lacks",
     signal.SIGFPE: "it divided an integer by zero",
     signal.SIGABRT: "it gave up; was memory freed twice?",
@@ -49,16 +54,16 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a kernel. If `problem` is None it is right, and its times are those of a call in microseconds."""
+    """Result of a kernel's trial."""
 
     region: str
-    problem: str | None = None
-    fused_us: float | None = None
+    problem: str | None = None  # None: the kernel is right
+    fused_us: float | None = None  # microseconds of a call
     unfused_us: float | None = None
 
 
 def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = None) -> Trial:
-    """Compiles the kernels as their sources are now and tries `region`. ValueError for an unknown region or dtype."""
+    """Compiles the kernels from their present sources and tries `region`. ValueError for an unknown region or dtype."""
     if region not in OP_OF:
         raise UserError(f"unknown op {region!r}{did_you_mean(region, OP_OF)}; expected one of {', '.join(OP_OF)}")
     dtype_of(dtype)
@@ -69,8 +74,7 @@ def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = Non
     except subprocess.TimeoutExpired:
         return Trial(
             region,
-            f"it did not come to an end within {SECONDS} s: is there a loop without end, or a barrier that not every "
-            "thread reaches?",
+            f"it did not end within {SECONDS} s: is there an endless loop, or a barrier that not every thread reaches?",
         )
     if done.returncode < 0:
         cause = CAUSES.get(signal.Signals(-done.returncode), "it crashed")
@@ -81,7 +85,7 @@ def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = Non
 
 
 def trial(region: Stage, dtype: str, threads: int) -> Trial:
-    """As `try_kernel`, in this process, which a wild kernel may take down."""
+    """As `try_kernel`, but in this process, which a faulty kernel may crash."""
     try:
         load(dtype)
     except BuildError as error:
@@ -101,10 +105,10 @@ def _stack(model: str, **case: Any) -> LayerStack:
 
 
 def _problem(stack: LayerStack, region: Stage, tolerance: float) -> str | None:
-    """What is wrong with the first result of the fused op that differs from the unfused op's, on the same rows."""
+    """The first difference between the results of the fused and the unfused op on the same rows; None: equal."""
     plain, partly = stack.side(UNFUSED), stack.with_fused((region,))
     name = OP_OF[region]
-    seen: list[tuple[Tensor, ...]] = []  # what each call of the op gave
+    results: list[tuple[Tensor, ...]] = []  # of each call of the op
 
     def watched(op: Any, *, guard: bool) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -115,33 +119,31 @@ def _problem(stack: LayerStack, region: Stage, tolerance: float) -> str | None:
                 cache = args[5]
                 new = slice(cache.past, cache.past + 1)
                 kept = (*kept, cache.keys[:, :, new], cache.values[:, :, new])
-            seen.append(tuple(tensor.detach().clone().float() for tensor in kept))
+            results.append(tuple(tensor.detach().clone().float() for tensor in kept))
             return result
 
         return call
 
-    found = []
+    first_results = []
     for side, guard in ((partly, True), (plain, False)):
-        seen.clear()
+        results.clear()
         ops = {**side.ops, name: watched(side.ops[name], guard=guard)}
         with torch.inference_mode():
             try:
                 replace(side, ops=ops).step(lambda stage: nullcontext())
-            except OutsideError as error:
-                return str(error)
-        found.append(seen[0])
-    for index, (got, want) in enumerate(zip(*found, strict=True)):
-        got = got[..., : want.shape[-1]]
+            except OutsideError as outside:
+                return str(outside)
+        first_results.append(results[0])
+    for index, (got, expected) in enumerate(zip(*first_results, strict=True)):
+        got = got[..., : expected.shape[-1]]
         if not got.isfinite().all():
             at = (~got.isfinite()).nonzero()[0].tolist()
-            return (
-                f"result {index} holds {float(got[tuple(at)])} at {at}: not written, or computed from what is not there"
-            )
-        off, scale = (got - want).abs(), float(want.abs().max())
-        if float(off.max()) > tolerance * scale:
-            at = np.unravel_index(int(off.argmax()), off.shape)
-            place = [int(i) for i in at]
-            return f"result {index} is {float(got[at]):.6g} at {place}, expected {float(want[at]):.6g}"
+            return f"result {index} has {float(got[tuple(at)])} at {at}: not written, or computed from unwritten values"
+        error, scale = (got - expected).abs(), float(expected.abs().max())
+        if float(error.max()) > tolerance * scale:
+            at = np.unravel_index(int(error.argmax()), error.shape)
+            position = [int(i) for i in at]
+            return f"result {index} is {float(got[at]):.6g} at {position}, expected {float(expected[at]):.6g}"
     return None
 
 
@@ -151,13 +153,13 @@ def _median_us(side: LayerSide, region: Stage) -> float:
 
 
 class OutsideError(RuntimeError):
-    """A kernel wrote beside its result."""
+    """A kernel wrote outside of its result."""
 
 
 class _Guarded(TorchFunctionMode):
-    """New float32 tensors are poisoned with NaN, watched on both sides, and end before a page that nobody may touch.
+    """Guards new float32 tensors: they are filled with NaN, have canaries on both sides, and end at a forbidden page.
 
-    A kernel that writes beside its result raises OutsideError when the block ends, or ends the process at once.
+    If a kernel writes outside of its result, the block's end raises OutsideError, or the process dies at once.
     """
 
     def __init__(self) -> None:
@@ -191,8 +193,8 @@ class _Guarded(TorchFunctionMode):
         _forbid(raw.ctypes.data, page)
         _forbid(raw.ctypes.data + page + pages, page)
         self._watched.append((raw[page:-page], begin - page, count))
-        held = torch.frombuffer(memory, dtype=torch.float32, count=size.numel(), offset=begin)
-        return held.view(size).fill_(float("nan"))
+        tensor = torch.frombuffer(memory, dtype=torch.float32, count=size.numel(), offset=begin)
+        return tensor.view(size).fill_(float("nan"))
 
 
 def _forbid(address: int, size: int) -> None:

@@ -1,7 +1,7 @@
-"""`labkit tune`: the tile sizes of the Triton kernels that are fastest on this GPU, in place.
+"""`labkit tune` finds the fastest tile sizes of the Triton kernels on this GPU.
 
-One kernel's tile after the other is varied while the whole decode step runs as a CUDA graph, through layers enough that
-no cache holds them: a tile is judged among the kernels that it will run with, not by itself.
+The tiles are varied one kernel at a time, while the whole decode step runs as a CUDA graph through more layers than the
+caches hold. So a tile is timed together with the kernels of the step, and not alone.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from labkit.system.progress import Progress, unheard
 LAYERS = 6
 CONTEXT = 512
 REPLAYS = 30
-GAIN = 0.995  # of the time before, that a new tile must come below: the noise of a median
+GAIN = 0.995  # a new tile must take less than this part of the time before: the noise of a median
 Timer = Callable[[GpuDecoder], float]
 
 
 @dataclass(frozen=True)
 class Found:
-    """A kernel's tile and what it did to a step: microseconds with the tile before, and with this one."""
+    """The best tile of a kernel."""
 
-    key: str
+    key: str  # of the kernel
     tile: Tile
-    before_us: float
-    after_us: float
+    before_us: float  # microseconds of a step with the previous tile
+    after_us: float  # microseconds of a step with this tile
 
 
 def tune(
@@ -52,8 +52,8 @@ def tune(
     progress: Progress | None = None,
     timer: Timer | None = None,
 ) -> tuple[Path, tuple[Found, ...]]:
-    """Tunes the decode steps of the shapes and writes the file of this GPU model, after each kernel: what is stopped
-    goes on from there. Returns the file and what was found for every kernel.
+    """Tunes the decode steps of the shapes. Writes the file of this GPU model after each kernel, so a stopped run can
+    continue. Returns the file and the best tile of every kernel.
 
     ValueError without a GPU, and for an unknown model, dtype or batch.
     """
@@ -66,7 +66,7 @@ def tune(
         check_numbers(batch=batch)
     name = gpu.gpu_name() or "interpreter"
     tiles = dict(tuned_tiles(name).tiles)
-    found: dict[str, Found] = {}
+    best: dict[str, Found] = {}
     configs = {model: shape_of(model) for model in models}
     path = write_tiles(name, TunedTiles(tiles))
     follow = progress or unheard
@@ -74,16 +74,16 @@ def tune(
     for done, (model, dtype, batch) in enumerate(cases):
         follow(done, len(cases), f"{model} {dtype}, batch {batch}")
         step = Step(configs[model], dtype_of(dtype), batch, timer or graph_us)
-        for each in step.tune(tiles):
-            tiles[each.key], found[each.key] = each.tile, each
+        for tuned in step.tune(tiles):
+            tiles[tuned.key], best[tuned.key] = tuned.tile, tuned
             path = write_tiles(name, TunedTiles(tiles))
-            label = f"{model} {dtype}, batch {batch}: {each.key} {each.before_us:.0f} -> {each.after_us:.0f} µs"
+            label = f"{model} {dtype}, batch {batch}: {tuned.key} {tuned.before_us:.0f} -> {tuned.after_us:.0f} µs"
             follow(done, len(cases), label)
-    return path, tuple(found.values())
+    return path, tuple(best.values())
 
 
 class Step:
-    """The decode step of a few layers of a shape, to be timed with any tiles."""
+    """The decode step of a few layers of a shape, which can be timed with any tiles."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, batch: int, timer: Timer) -> None:
         device = gpu.default_device()
@@ -95,17 +95,21 @@ class Step:
         self.pool = SlotPool(few, self.weights.cache_dtype, device)
 
     def tune(self, tiles: dict[str, Tile]) -> Iterator[Found]:
-        """One `Found` per kernel that has a tile, in the order of a step."""
-        from triton.errors import TritonError  # where there is no Triton, there is nothing to tune
+        """Yields a `Found` for each kernel that has a tile, in the order of a step."""
+        from triton.errors import TritonError  # imported late: a machine without Triton never tunes
 
-        asked = _Asked(tiles=TunedTiles(tiles))
-        best_us = self.time(asked)
-        for key, (batch, before) in asked.keys.items():
+        launcher = _NotingLauncher(tiles=TunedTiles(tiles))
+        best_us = self.time(launcher)
+        for key, (batch, before) in launcher.keys.items():
             start_us, best = best_us, before
             for tile in candidates(batch, key, before):
                 try:
                     took_us = self.time(gpu.Launcher(tiles=TunedTiles({**tiles, key: tile})))
-                except (TritonError, RuntimeError, ValueError):  # more shared memory or registers than there are
+                except (
+                    TritonError,
+                    RuntimeError,
+                    ValueError,
+                ):  # the tile needs too much shared memory or too many registers
                     continue
                 if took_us < GAIN * best_us:
                     best, best_us = tile, took_us
@@ -124,8 +128,8 @@ class Step:
         return self.timer(decoder)
 
 
-class _Asked(gpu.Launcher):
-    """Notes every tile that a step asks for."""
+class _NotingLauncher(gpu.Launcher):
+    """Notes every tile that a step uses."""
 
     def __init__(self, tiles: TunedTiles) -> None:
         super().__init__(tiles=tiles)
@@ -139,19 +143,21 @@ class _Asked(gpu.Launcher):
 
 
 def candidates(batch: int, key: str, before: Tile) -> Iterable[Tile]:
-    """The tiles worth a trial for a kernel: neighbours of what the machine code suggests, the present one left out."""
-    words = "/int" in key
+    """The tiles worth a trial for a kernel: neighbours of the sizes that the machine code suggests, without the present
+    tile.
+    """
+    packed = "/int" in key
     depths: tuple[int, ...]
     if batch == 1:
-        depths = (256, 512, 1024) if words else (512, 1024, 2048)
-        every = [Tile(rows, depth, warps) for rows in (4, 8, 16) for depth in depths for warps in (4, 8)]
-        every = [tile for tile in every if tile.rows * tile.depth <= 16384]
+        depths = (256, 512, 1024) if packed else (512, 1024, 2048)
+        tiles = [Tile(rows, depth, warps) for rows in (4, 8, 16) for depth in depths for warps in (4, 8)]
+        tiles = [tile for tile in tiles if tile.rows * tile.depth <= 16384]
     else:
-        depths = (64, 128) if words else (64, 128, 256)
-        every = [
+        depths = (64, 128) if packed else (64, 128, 256)
+        tiles = [
             Tile(rows, depth, rows // 16, stages) for rows in (16, 32, 64, 128) for depth in depths for stages in (3, 5)
         ]
-    return [tile for tile in every if tile != before]
+    return [tile for tile in tiles if tile != before]
 
 
 def graph_us(decoder: GpuDecoder) -> float:

@@ -1,7 +1,7 @@
-"""`labkit tune` on a CPU: how long a decode step takes with each way to read the weights, and how fast each way reads.
+"""`labkit tune` on a CPU: times of a decode step with each way of reading the weights, and the read rate of each way.
 
-Nothing is kept, since engines time the ways on their own steps and choose again when the machine changes. This shows
-what they choose from.
+Nothing is stored, because engines time the ways on their own steps and choose again when the machine changes. This
+shows the choices that they have.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ from labkit.weights.resolve import resolve
 
 CONTEXT = 128
 ROUNDS = 21
-PASSES = 3  # of every plain reader
+PASSES = 3  # of each plain reader
 
 
 @dataclass(frozen=True)
 class TimedWay:
-    """A way to read: the median milliseconds of a decode step, the median of its time over that of the way "none" in
-    the same round, and the GB/s of a plain reader in so many streams per thread.
-    """
+    """Times of a way of reading the weights."""
 
     name: str
-    step_ms: float
-    over_none: float
-    read_gb_s: dict[int, float]
+    step_ms: float  # median of a decode step
+    over_none: float  # median of its time / the time of the way "none" in the same round
+    read_gb_s: dict[int, float]  # rate of a plain reader, by streams per thread
 
 
 def time_ways(
@@ -50,7 +48,7 @@ def time_ways(
     rounds: int = ROUNDS,
     progress: Progress | None = None,
 ) -> tuple[TimedWay, ...]:
-    """Times decode steps of `batch` sequences of a model, the ways in turns, in a random order in each round.
+    """Times decode steps of `batch` sequences of a model. The ways take turns, in a random order in each round.
 
     ValueError for an unknown model or dtype, and for fewer than one sequence or round.
     """
@@ -81,7 +79,7 @@ def _timed(times: dict[int, list[int]], rates: dict[Way, float]) -> tuple[TimedW
         TimedWay(
             name=READINGS[reading],
             step_ms=median(taken) / 1e6,
-            over_none=median(one / other for one, other in zip(taken, times[0], strict=True)),
+            over_none=median(way_ns / none_ns for way_ns, none_ns in zip(taken, times[0], strict=True)),
             read_gb_s={streams: rates[Way(reading, streams)] for streams in STREAMS},
         )
         for reading, taken in times.items()

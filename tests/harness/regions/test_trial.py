@@ -57,7 +57,7 @@ def test_the_kernels_as_they_are_pass(region: str) -> None:
         ),
         pytest.param(
             "to[i] = 0.0f / 0.0f;",
-            r"result 0 holds nan at \[0, 0\]: not written, or computed from what is not there",
+            r"result 0 has nan at \[0, 0\]: not written, or computed from unwritten values",
             marks=pytest.mark.sweep,
         ),
         pytest.param(
@@ -83,7 +83,7 @@ def test_a_mistake_is_told_in_words(edited: Path, new: str, message: str) -> Non
         ),
         pytest.param(
             "{" + SUM + " to[rows * out_stride + 4096] = 1.0f; }",
-            "read or wrote outside of what it was given .SIGSEGV",
+            "read or wrote outside of its arguments .SIGSEGV",
             marks=pytest.mark.sweep,
         ),
     ],
@@ -104,7 +104,7 @@ def test_a_kernel_that_never_ends_is_stopped(edited: Path, monkeypatch: pytest.M
     monkeypatch.setattr("labkit.harness.regions.trial.SECONDS", seconds)
     problem = try_kernel("residual", threads=1).problem
     assert problem is not None
-    assert f"did not come to an end within {seconds} s" in problem
+    assert f"did not end within {seconds} s" in problem
 
 
 def test_an_unknown_op_is_refused_with_the_known() -> None:
