@@ -1,1 +1,1 @@
-"""What a precision costs in quality: perplexity on a text, and how far the model's answers moved from a reference."""
+"""The quality that a precision costs: perplexity on a text, and the model's distance from a reference."""

@@ -1,7 +1,7 @@
-"""`labkit evaluate`: how well a model predicts a text at a precision, and how far that moved it from a reference.
+"""`labkit evaluate` measures how well a model predicts a text at a precision, and its distance from a reference.
 
-Both models read the same windows, one after the other. Perplexity is Hugging Face's: windows of a fixed length, each
-`stride` tokens behind the one before, of which only the tokens count that no window before has predicted
+Both models read the same windows, one after the other. Perplexity is Hugging Face's: windows have a fixed length and
+begin `stride` tokens apart. Only tokens that no earlier window has predicted count
 (https://huggingface.co/docs/transformers/perplexity).
 """
 
@@ -31,10 +31,10 @@ from labkit.weights.precision import Precision, precision_of
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
 
-VANILLA = "vanilla"  # transformers' own model in float32, as a reference
+VANILLA = "vanilla"  # transformers' own model in float32 as the reference
 TOKENS, WINDOW = 4096, 512
-FEW_ROWS = 8  # as a decode step of a small batch has
-AT_ONCE = 64  # tokens whose distributions are compared at a time, in float64
+FEW_ROWS = 8  # rows of a decode step of a small batch
+AT_ONCE = 64  # tokens whose distributions are compared together, in float64
 
 Logits = Callable[[Tensor], Tensor]
 
@@ -57,20 +57,24 @@ def evaluate(
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Lets the fused engine predict the first `tokens` tokens of a text, beside a reference.
+    """Lets the fused engine and a reference predict the first `tokens` tokens of a text.
 
-    dtype: of the engine, a name of `labkit.weights.precision`; None: float32, or int8 with `quant`, which says how the
-    weights are stored, as for `init_inference`. kv_dtype: as stored in the KV cache. rows: tokens that the engine reads
-    at a time, into its cache; None: a whole window at once, but `FEW_ROWS` where kernels round activations or keys and
-    values, because they do so for few rows only. against: the reference, the engine in another precision, or "vanilla",
-    transformers' model in float32. text: a UTF-8 file; None: Python's help topics. window: tokens of the text that are
-    read at once, or all of a shorter text; None: WINDOW, or as many as the model has positions for. stride: from one
-    window to the next; None: a whole window. bos: whether the beginning-of-text token stands in front of every window,
-    beside its tokens; None: if the tokenizer puts it in front of a text. seed: of random weights. output: a folder for
-    the caller's record: it is checked, and made, before anything is computed.
+    dtype: of the engine, a name of `labkit.weights.precision`; None: float32, or int8 with `quant`.
+    quant: storage of the weights, as for `init_inference`.
+    kv_dtype: of the KV cache.
+    rows: tokens that the engine reads into its KV cache at a time; None: a whole window, or `FEW_ROWS` if kernels round
+    activations or keys and values, because they do so only for few rows.
+    against: the reference: another precision of the engine, or "vanilla", transformers' model in float32.
+    text: a UTF-8 file; None: Python's help topics.
+    window: tokens of the text that are read together; None: WINDOW, or the model's positions if they are fewer. A
+    shorter text is one window.
+    stride: tokens from one window to the next; None: a whole window.
+    bos: whether every window begins with an additional beginning-of-text token; None: as the tokenizer does.
+    seed: of random weights.
+    output: a folder for the caller's record, checked and made before anything is computed.
 
-    UserError for an unknown model or precision, for sizes that make no sense, and for a text of less than two tokens or
-    one that cannot be read.
+    UserError for an unknown model or precision, impossible sizes, and a text that is unreadable or has fewer than two
+    tokens.
     """
     _check_sizes(tokens, window, stride)
     check_numbers(seed=seed, rows=rows, threads=threads, stride=stride)
@@ -79,21 +83,28 @@ def evaluate(
         check_output_folder(output)
     torch.set_num_threads(threads or torch.get_num_threads())
     follow = progress or unheard
-    written, text_name = read_text(text)
+    text_body, text_name = read_text(text)
     source = resolve(model, seed=seed)
-    cut = _cut(source, written, tokens, window, stride, bos)
+    cut = _cut(source, text_body, tokens, window, stride, bos)
     follow(0, 1, f"loading {model}, {precision.name}")
-    kept = dtype_of(kv_dtype, DTYPES) if kv_dtype else None
-    engine = init_inference(source, replace_with_kernel_inject=True, kv_dtype=kept, **precision.options)
-    if rows is None and (kept is not None or engine.options.quant.activation.enabled):
+    cache_dtype = dtype_of(kv_dtype, DTYPES) if kv_dtype else None
+    engine = init_inference(source, replace_with_kernel_inject=True, kv_dtype=cache_dtype, **precision.options)
+    if rows is None and (cache_dtype is not None or engine.options.quant.activation.enabled):
         rows = FEW_ROWS
     follow(0, 1, f"loading {model}, {against}")
     reference = _reference(source, against)
     engines = (lambda part: _logits(engine, part, rows)), reference
     windows, seconds = _scores(engines, cut, follow)
-    asked = {"model": model, "kv_dtype": kv_dtype, "rows": rows, "against": against, "text": text_name, "asked": tokens}
+    fields = {
+        "model": model,
+        "kv_dtype": kv_dtype,
+        "rows": rows,
+        "against": against,
+        "text": text_name,
+        "asked": tokens,
+    }
     return Evaluation(
-        case=_case(source, precision, cut, **asked),
+        case=_case(source, precision, cut, **fields),
         environment=read_environment(torch.get_num_threads()),
         impl=engine.impl,
         windows=tuple(windows),
@@ -103,7 +114,7 @@ def evaluate(
     )
 
 
-def _case(source: ModelSource, precision: Precision, cut: _TextCut, **asked: Any) -> EvaluationCase:
+def _case(source: ModelSource, precision: Precision, cut: _TextCut, **fields: Any) -> EvaluationCase:
     return EvaluationCase(
         origin=source.origin,
         dtype=precision.name,
@@ -113,7 +124,7 @@ def _case(source: ModelSource, precision: Precision, cut: _TextCut, **asked: Any
         stride=cut.stride,
         bos=bool(len(cut.first)),
         threads=torch.get_num_threads(),
-        **asked,
+        **fields,
     )
 
 
@@ -124,20 +135,17 @@ def _precision(name: str | None, quant: Mapping[str, Any] | None, against: str) 
     if not quant:
         return precision_of(name or "float32")
     if name not in (None, "int8"):
-        raise UserError(f"got dtype={name!r} and quant; expected int8 beside quant, or one of the two")
+        raise UserError(f"got dtype={name!r} and quant; expected int8 with quant, or one of the two")
     return Precision("int8", torch.int8, dict(quant))
 
 
 class _TextCut(NamedTuple):
-    """The tokens of a text, int64 [tokens], in windows of `window` tokens, each `stride` tokens after the one before.
+    """The tokens of a text and their windows."""
 
-    first: the tokens in front of every window, int64 [1] or [0].
-    """
-
-    ids: Tensor
-    first: Tensor
-    window: int
-    stride: int
+    ids: Tensor  # int64 [tokens]
+    first: Tensor  # tokens in front of every window, int64 [1] or [0]
+    window: int  # tokens of a window
+    stride: int  # tokens from one window to the next
 
 
 def _cut(
@@ -150,15 +158,15 @@ def _cut(
     return _TextCut(ids, first, window, min(stride or window, window))
 
 
-def _window(source: ModelSource, positions: int | None, asked: int | None, tokens: int, before: int) -> int:
-    """Tokens of a window of a text of `tokens` tokens, where `before` other tokens stand in front of the window."""
+def _window(source: ModelSource, positions: int | None, requested: int | None, tokens: int, before: int) -> int:
+    """Tokens of a window of a text of `tokens` tokens, with `before` other tokens in front of each window."""
     most = tokens if positions is None else positions - before
-    window = min(min(WINDOW, most) if asked is None else asked, tokens)
+    window = min(min(WINDOW, most) if requested is None else requested, tokens)
     if window > most:
         front = " with the beginning-of-text token" if before else ""
         raise UserError(
-            f"got window = {window}, but {source.name} has {positions} positions; use a smaller one: at most "
-            f"{most}{front}"
+            f"got window = {window}, but {source.name} has {positions} positions; use a smaller window: at "
+            f"most {most}{front}"
         )
     return window
 
@@ -174,21 +182,23 @@ def _check_sizes(tokens: int, window: int | None, stride: int | None) -> None:
 
 
 def _scores(engines: tuple[Logits, Logits], cut: _TextCut, follow: Progress) -> tuple[list[WindowScore], float]:
-    """The scores of all windows of a text, and the seconds that the first engine, the candidate, computed."""
+    """The scores of all windows of a text, and the seconds for which the first engine, the candidate, computed."""
     (predict, reference), (ids, first, window, stride) = engines, cut
     begins = starts(len(ids), window, stride, bos=bool(len(first)))
-    found, seconds, predicted = [], 0.0, 1 - len(first)
+    scores, seconds, predicted = [], 0.0, 1 - len(first)
     for index, begin in enumerate(begins):
         follow(index, len(begins), f"window {index + 1} of {len(begins)}")
         part = torch.cat((first, ids[begin : begin + window]))
         begun = perf_counter()
         logits = predict(part)
         seconds += perf_counter() - begun
-        known = max(predicted - begin + len(first), 1)  # of the part: given, or predicted in a window before
-        found.append(_compare(logits[known - 1 : -1], reference(part)[known - 1 : -1], part[known:]))
+        known = max(
+            predicted - begin + len(first), 1
+        )  # first tokens of the part, or tokens predicted in an earlier window
+        scores.append(_compare(logits[known - 1 : -1], reference(part)[known - 1 : -1], part[known:]))
         predicted = begin + len(part) - len(first)
     follow(len(begins), len(begins), "done")
-    return found, seconds
+    return scores, seconds
 
 
 def _reference(source: ModelSource, against: str) -> Logits:
@@ -201,22 +211,22 @@ def _reference(source: ModelSource, against: str) -> Logits:
 
 @torch.inference_mode()
 def _logits(model: Any, part: Tensor, rows: int | None = None) -> Tensor:
-    """Of the tokens that follow each token of a window: float32 [tokens, vocabulary]. rows: as for `evaluate`."""
+    """Logits after each token of a window: float32 [tokens, vocabulary]. rows: as for `evaluate`."""
     if rows is None:
         logits: Tensor = model(input_ids=part[None].to(model.device), use_cache=False).logits
         return logits[0].float().cpu()
-    cache, found = None, []
-    for some in part.split(rows):
-        said = model(input_ids=some[None].to(model.device), past_key_values=cache, use_cache=True)
-        cache = said.past_key_values
-        found.append(said.logits[0].float().cpu())
-    return torch.cat(found)
+    cache, parts = None, []
+    for chunk in part.split(rows):
+        output = model(input_ids=chunk[None].to(model.device), past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        parts.append(output.logits[0].float().cpu())
+    return torch.cat(parts)
 
 
 def _compare(logits: Tensor, reference: Tensor, targets: Tensor) -> WindowScore:
-    """Means over the tokens that a window predicts, of `logits` [tokens, vocabulary] and of the reference's."""
+    """Means over the tokens that a window predicts, from logits [tokens, vocabulary] of the model and the reference."""
     nll, reference_nll, kl, agreed = 0.0, 0.0, 0.0, 0
-    for ours, theirs, target in zip(*(each.split(AT_ONCE) for each in (logits, reference, targets)), strict=True):
+    for ours, theirs, target in zip(*(rows.split(AT_ONCE) for rows in (logits, reference, targets)), strict=True):
         log_p, log_q = log_softmax(theirs.double(), dim=1), log_softmax(ours.double(), dim=1)
         nll -= float(log_q.gather(1, target[:, None]).sum())
         reference_nll -= float(log_p.gather(1, target[:, None]).sum())

@@ -1,4 +1,4 @@
-"""The record of an evaluation. It holds one figure per window; every summary is computed from them when asked for."""
+"""Record of an evaluation. It holds figures of each window, from which summaries are computed on demand."""
 
 from __future__ import annotations
 
@@ -17,50 +17,40 @@ from labkit.system.result_table import ResultTable, Tabular
 if TYPE_CHECKING:
     import pandas as pd
 
-RANDOM = "random weights"  # how the origin of weights begins that nobody has trained
+RANDOM = "random weights"  # beginning of the origin of untrained weights
 
 
 class EvaluationCase(FrozenRecord):
-    """Which model was evaluated on which text. `against`: the reference, a dtype of the engine or "vanilla".
-
-    quant: as `init_inference` takes it. kv_dtype: of the KV cache; None: the engine's own. rows: tokens read at a time;
-    None: whole windows. `tokens` of the text are cut into windows of `window` tokens, each
-    `stride` tokens behind the one before; of a window only what the one before has not predicted counts.
-    bos: whether the model reads the beginning-of-text token in front of every window. asked: how many tokens of the
-    text were asked for, of which it has `tokens`.
-    """
+    """An evaluated model, its text and its reference. Only tokens that no earlier window has predicted count."""
 
     model: str
     origin: str
     dtype: str
-    quant: dict[str, Any]
-    kv_dtype: str | None = None
-    rows: int | None = None
-    against: str
+    quant: dict[str, Any]  # as for `init_inference`
+    kv_dtype: str | None = None  # of the KV cache; None: the engine's own
+    rows: int | None = None  # tokens read at a time; None: whole windows
+    against: str  # the reference: a precision of the engine, or "vanilla"
     text: str
-    tokens: int
-    window: int
-    stride: int
+    tokens: int  # of the text
+    window: int  # tokens of a window
+    stride: int  # tokens from one window to the next
     threads: int
-    bos: bool = False
-    asked: int | None = None
+    bos: bool = False  # every window begins with a beginning-of-text token
+    asked: int | None = None  # requested tokens; the text may have fewer
 
 
 class WindowScore(FrozenRecord):
-    """Means over the tokens that one window predicted: `nll`, minus the logarithm of the probability that the model
-    gave to the token that follows, and `kl`, the divergence of its distribution from the reference's, in nats;
-    `agreement`: the share of tokens for which both hold the same token to be the most likely.
-    """
+    """Means over the tokens that one window predicted."""
 
     tokens: int
-    nll: float
+    nll: float  # negative logarithm of the model's probability of the following token, in nats
     reference_nll: float
-    kl: float
-    agreement: float
+    kl: float  # divergence of the model's distribution from the reference's, in nats
+    agreement: float  # share of tokens for which both have the same most likely token
 
 
 class Evaluation(Tabular, FrozenRecord):
-    """How a model predicts a text, beside a reference that computes more exactly."""
+    """How well a model predicts a text, compared with a more exact reference."""
 
     kind: Literal["evaluation"] = "evaluation"
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -69,25 +59,25 @@ class Evaluation(Tabular, FrozenRecord):
     environment: Environment
     impl: str
     windows: tuple[WindowScore, ...] = Field(min_length=1)
-    seconds: float  # that the evaluated model computed, without the reference
-    weights: str  # how they are stored, LM head included
+    seconds: float  # compute time of the evaluated model, without the reference
+    weights: str  # stored type, with that of the LM head
     weight_bytes: int  # of the evaluated model's matrices, packed
 
     @property
     def predicted(self) -> int:
-        """Tokens that were predicted."""
+        """The number of predicted tokens."""
         return sum(window.tokens for window in self.windows)
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of windows that the evaluated model read per second."""
+        """Tokens of the windows that the evaluated model read per second."""
         case = self.case
         begins = starts(case.tokens, case.window, case.stride, bos=case.bos)
         return sum(case.bos + min(case.window, case.tokens - begin) for begin in begins) / self.seconds
 
     @property
     def trained(self) -> bool:
-        """Whether the weights may predict text at all; random ones give each token about the same probability."""
+        """Whether the weights are trained. Random weights give each token about the same probability."""
         return not self.case.origin.startswith(RANDOM)
 
     @property
@@ -97,13 +87,13 @@ class Evaluation(Tabular, FrozenRecord):
 
     @property
     def reference_perplexity(self) -> Mean:
-        """The same of the reference."""
+        """exp(mean nll of the reference over tokens), with its interval over windows."""
         return self._mean("reference_nll").map(np.exp)
 
     @property
     def perplexity_change(self) -> Mean:
-        """Perplexity over the reference's, less 1; the interval is of the windows' differences, which vary far less
-        than the windows themselves.
+        """Perplexity / the reference's perplexity, minus 1. The interval comes from the windows' differences, which
+        vary far less than the windows themselves.
         """
         differences = [window.nll - window.reference_nll for window in self.windows]
         return mean_of_groups(differences, self._sizes).map(np.expm1)
@@ -115,29 +105,29 @@ class Evaluation(Tabular, FrozenRecord):
 
     @property
     def agreement(self) -> Mean:
-        """Share of tokens for which the most likely next token is the reference's."""
+        """Share of tokens whose most likely next token is the reference's."""
         return self._mean("agreement").map(lambda share: min(max(share, 0.0), 1.0))
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What these figures do not say."""
-        found = []
+        """Limits of these figures."""
+        limits = []
         if not self.trained:
-            found.append("perplexity means nothing here: the weights are random; look at KL and agreement")
+            limits.append("perplexity means nothing here: the weights are random; look at KL and agreement")
         if (asked := self.case.asked or 0) > self.case.tokens:
-            found.append(f"the text has {self.case.tokens:,} tokens; {asked:,} were asked for")
+            limits.append(f"the text has {self.case.tokens:,} tokens; {asked:,} were asked for")
         if len(self.windows) == 1:
-            found.append("one window gives no interval; take more tokens, or a smaller window")
-        return tuple(found)
+            limits.append("one window gives no interval; use more tokens, or a smaller window")
+        return tuple(limits)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each window: its place, and the fields of `WindowScore`."""
-        import pandas as pd  # half a second, which is not for every process that measures
+        """A row for each window: its index, and the fields of `WindowScore`."""
+        import pandas as pd  # takes half a second, too long for every process that measures
 
-        return pd.DataFrame([{"window": place} | each.model_dump() for place, each in enumerate(self.windows)])
+        return pd.DataFrame([{"window": index} | score.model_dump() for index, score in enumerate(self.windows)])
 
     def table(self) -> ResultTable:
-        """Perplexity of trained weights, divergence and agreement, with their intervals over windows."""
+        """Perplexity (of trained weights), divergence and agreement, with their intervals over windows."""
         case, rows = self.case, []
         if self.trained:
             rows += [
@@ -157,7 +147,7 @@ class Evaluation(Tabular, FrozenRecord):
                 f"{self.predicted:,} tokens predicted in {len(self.windows)} windows of {case.window}, of {case.text}",
                 f"{'a' if case.bos else 'no'} beginning-of-text token in front of every window",
                 f"{self.tokens_per_s:,.0f} tokens a second, {self.impl} kernels",
-                f"{self.weight_bytes / 1e6:,.1f} MB of {self.weights} weights{_more(case)}; {case.origin}",
+                f"{self.weight_bytes / 1e6:,.1f} MB of {self.weights} weights{_deviations(case)}; {case.origin}",
                 f"machine: {self.environment.machine}",
                 *(f"note: {remark}" for remark in self.remarks),
             ),
@@ -166,9 +156,9 @@ class Evaluation(Tabular, FrozenRecord):
     def as_dict(self) -> dict[str, Any]:
         """The figures, as `labkit evaluate --json` shows them."""
         figures = {
-            name: {"value": found.value, "low": found.low, "high": found.high}
+            name: {"value": mean.value, "low": mean.low, "high": mean.high}
             for name in ("perplexity", "reference_perplexity", "perplexity_change", "kl", "agreement")
-            if (found := getattr(self, name)) and (self.trained or "perplexity" not in name)
+            if (mean := getattr(self, name)) and (self.trained or "perplexity" not in name)
         }
         return {
             "case": self.case.model_dump(),
@@ -190,15 +180,15 @@ class Evaluation(Tabular, FrozenRecord):
 
 
 def starts(tokens: int, window: int, stride: int, *, bos: bool = False) -> list[int]:
-    """The first tokens of the windows that cover a text. Each window has a token to predict: it has two tokens, or one
-    after a beginning-of-text token. The last one reaches the end.
+    """The first tokens of the windows that cover a text. Each window has a token to predict, so it has two tokens, or
+    one after a beginning-of-text token. The last window reaches the end.
     """
-    behind_last = max(tokens - window, 0) + stride
-    return [begin for begin in range(0, behind_last, stride) if begin < tokens - 1 + bos]
+    end = max(tokens - window, 0) + stride
+    return [begin for begin in range(0, end, stride) if begin < tokens - 1 + bos]
 
 
-def _more(case: EvaluationCase) -> str:
-    """What else differs from the engine's own ways."""
+def _deviations(case: EvaluationCase) -> str:
+    """Further differences from the engine's defaults, in words."""
     cache = f", {case.kv_dtype} KV cache" if case.kv_dtype else ""
     rounded = ", activations rounded to 8 bits" if case.quant.get("activation") else ""
     return cache + rounded + (f", {case.rows} tokens at a time" if case.rows else "")

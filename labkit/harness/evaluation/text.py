@@ -1,4 +1,4 @@
-"""The tokens that a model is evaluated on: of a file, or of the text that every Python brings along."""
+"""Tokens of the text on which a model is evaluated: a file, or the text that every Python contains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.system.output_folder import reason
 MOST_OF_A_STREAM = 1 << 24  # characters of a pipe or a device
 DEFAULT_TEXT = "Python's help topics"  # 65,000 words of English
 LEAST = 2  # tokens of a text: the first one predicts the second
-MARGIN = 16  # tokens at the end of a part of a text, which may be other ones in the whole text
+MARGIN = 16  # tokens at the end of a part of a text that the whole text may tokenize differently
 
 
 def read_text(file: str | os.PathLike[str] | None) -> tuple[str, str]:
@@ -32,7 +32,7 @@ def read_text(file: str | os.PathLike[str] | None) -> tuple[str, str]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {reason(error)}") from None
     if not path.is_file() and len(text) > MOST_OF_A_STREAM:
-        raise UserError(f"{path} gives more than {MOST_OF_A_STREAM:,} characters, as what has no end; name a file")
+        raise UserError(f"{path} gives more than {MOST_OF_A_STREAM:,} characters and may never end; name a file")
     return text, path.name
 
 
@@ -52,9 +52,9 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase, *, vocab: int, most: i
 
 
 def beginning_of(tokenizer: PreTrainedTokenizerBase, *, wanted: bool | None) -> int | None:
-    """The token that begins a text; None: none does. wanted: None: where the tokenizer itself puts one there.
+    """The token that begins a text; None: no token. wanted: whether a text begins with it; None: as the tokenizer does.
 
-    UserError where one is wanted of a tokenizer that has none.
+    UserError where the tokenizer has no wanted token.
     """
     token: int | None = tokenizer.bos_token_id
     if wanted and token is None:
@@ -66,7 +66,9 @@ def beginning_of(tokenizer: PreTrainedTokenizerBase, *, wanted: bool | None) -> 
 
 
 def _first_tokens(text: str, tokenizer: PreTrainedTokenizerBase, most: int) -> list[int]:
-    """The first `most` tokens. It reads more and more of the text: a token may be a long run of one character."""
+    """The first `most` tokens. Reads more and more of the text, because one token may stand for a long run of a
+    character.
+    """
     characters = 32 * (most + MARGIN)
     while True:
         ids: list[int] = tokenizer(text[:characters], add_special_tokens=False, verbose=False)["input_ids"]

@@ -1,1 +1,1 @@
-"""The sums that tensor-parallel ranks exchange, timed alone."""
+"""Times the sums that tensor-parallel ranks exchange, without a model."""

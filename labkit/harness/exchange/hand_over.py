@@ -1,4 +1,4 @@
-"""What it takes to hand rows over from one stage of a pipeline to the next."""
+"""Times the hand-over of rows from one stage of a pipeline to the next."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ UNTIMED = 5  # messages at the beginning of a round
 
 
 def measure_hand_over(rows: int, width: int, *, rounds: int = 15, calls: int = 100) -> HandOverMeasurement:
-    """Times `calls` hand-overs of float32 [rows, width] in each of `rounds` rounds, both ways between two ranks."""
+    """Times `calls` hand-overs of float32 [rows, width] in each of `rounds` rounds, in both directions between two
+    ranks.
+    """
     there, back = launch(hand_overs, rows, width, rounds, calls, pp_size=2, threads=1)
     return HandOverMeasurement(
         rows=rows,
         width=width,
         transport=there[0],
         environment=read_environment(2),
-        rounds_us=tuple((*one, *other) for one, other in zip(there[1], back[1], strict=True)),
+        rounds_us=tuple((*outward, *homeward) for outward, homeward in zip(there[1], back[1], strict=True)),
     )
 
 
 def hand_overs(rows: int, width: int, rounds: int, calls: int) -> tuple[str, list[list[float]]]:
-    """One of the two ranks: the transport, and by round the microseconds from before a message was sent until its
-    payload was here.
+    """Runs on each of the two ranks. Returns the transport, and the microseconds of each message by round: from before
+    it is sent until its payload has arrived.
     """
     torch.set_num_threads(1)
     ring = Ring(None)
     payload = torch.randn(rows, width, generator=torch.Generator().manual_seed(3))
     if not torch.equal(ring.gather(payload)[1 - ring.rank], payload):
-        raise RuntimeError("the payload has changed on its way")
+        raise RuntimeError("the payload changed on its way")
     taken = []
     for _ in range(rounds):
         dist.barrier()

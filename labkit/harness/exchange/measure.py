@@ -1,7 +1,7 @@
-"""`labkit kernels --op all_reduce`: what a sum over ranks takes, through shared memory and through gloo.
+"""`labkit kernels --op all_reduce` times a sum over ranks, through shared memory and through gloo.
 
-Sizes are those of a decode step (a row of float32 activations of 1,024 to 16,384 numbers) and of prompts. Both ways
-run in the same processes, each on a core of its own, in turns within each round.
+The sizes occur in decode steps (a row of float32 activations of 1,024 to 16,384 numbers) and in prompts. Both ways take
+turns within each round, in the same processes, each on a core of its own.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def measure_exchange(
 ) -> tuple[ExchangeMeasurement, ...]:
     """Times `calls` sums of each size (in bytes) in each of `rounds` rounds.
 
-    `wait_quiet_s`: wait for so many seconds at most until other programs leave the processors alone; None: do not wait.
-    `output` is a folder for the caller's records: it is checked, and made, before anything is measured.
+    wait_quiet_s: wait at most this long until other programs leave the processors alone; None: do not wait.
+    output: a folder for the caller's records, checked and made before anything is measured.
 
-    Raises ValueError for fewer than two ranks or rounds, and for sizes that are no whole number of float32.
+    ValueError for fewer than two ranks or rounds, and for sizes that are no whole number of float32.
     """
     for name, count in (("ranks", ranks), ("rounds", rounds)):
         check_number(name, count, least=2)
@@ -82,6 +82,6 @@ def measure_exchange(
 
 
 def save_exchange(rows: Sequence[ExchangeMeasurement], folder: str | os.PathLike[str]) -> Path:
-    """Write the sums of a measurement as a file of JSON lines under `folder`; returns its path. SaveError as `save`."""
+    """Writes the sums of a measurement as a file of JSON lines in `folder`; returns its path. SaveError as `save`."""
     stem = f"{rows[0].created:%Y%m%dT%H%M%S%f}-all_reduce-r{rows[0].ranks}"
     return save_lines(Path(folder) / f"{stem}.jsonl", rows)

@@ -1,4 +1,4 @@
-"""Record of one size of sum over ranks: what each call took, by the way that the parts went."""
+"""Records of exchanges between ranks: the time of each call, by way."""
 
 from __future__ import annotations
 
@@ -18,21 +18,17 @@ WAYS = {SHARED_MEMORY: "shared memory", GLOO: "gloo"}
 
 
 class ExchangeMeasurement(FrozenRecord):
-    """Sums of `bytes` of float32 over `ranks` ranks of one thread each, called from Python.
-
-    `rounds_us`: by impl and round, the microseconds of each call, those of the slowest rank. `transport`: what the
-    impl "cpp" really used. `pinned`: whether each rank had a core of its own.
-    """
+    """Sums of `bytes` of float32 over `ranks` ranks of one thread each, called from Python."""
 
     kind: Literal["exchange"] = "exchange"
     schema_version: Literal[1] = SCHEMA_VERSION
     created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     ranks: int
     bytes: int
-    transport: str
-    pinned: bool
+    transport: str  # that the impl "cpp" really used
+    pinned: bool  # each rank had a core of its own
     environment: Environment
-    rounds_us: dict[str, tuple[tuple[float, ...], ...]]
+    rounds_us: dict[str, tuple[tuple[float, ...], ...]]  # microseconds of the slowest rank, by impl, round and call
 
     def summary(self, impl: str) -> Summary:
         """Distribution of all calls."""
@@ -46,12 +42,12 @@ class ExchangeMeasurement(FrozenRecord):
         return float(np.median(self.medians_us(impl)))
 
     def ratio(self) -> Ratio:
-        """Time of gloo over that of shared memory, with its interval over rounds."""
+        """Time of gloo / time of shared memory, with its interval over rounds."""
         return ratio(self.medians_us(GLOO), self.medians_us(SHARED_MEMORY))
 
     @property
     def trust(self) -> Trust:
-        """Whether the ratio is to be trusted."""
+        """Whether to believe the ratio."""
         return grade(self.ratio(), len(self.rounds_us[SHARED_MEMORY]))
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,23 +71,22 @@ class ExchangeMeasurement(FrozenRecord):
 
 
 def exchange_remarks(rows: Sequence[ExchangeMeasurement]) -> list[str]:
-    """What weakens these figures."""
-    first, found = rows[0], []
+    """Weaknesses of these figures."""
+    first, weaknesses = rows[0], []
     if first.transport != WAYS[SHARED_MEMORY]:
-        found.append(f"the ranks share no memory here: the impl {SHARED_MEMORY!r} went by {first.transport} too")
+        weaknesses.append(f"the ranks share no memory here: the impl {SHARED_MEMORY!r} used {first.transport} too")
     if not first.pinned:
-        found.append(f"{first.ranks} ranks had no core each of {first.environment.cores}, so they waited for cores too")
+        weaknesses.append(
+            f"{first.ranks} ranks had no core each of {first.environment.cores}, so they also waited for cores"
+        )
     environment = first.environment
     if environment.load_average > environment.cores / 2:
-        found.append(f"the machine was busy before the first round (load {environment.load_average})")
-    return found
+        weaknesses.append(f"the machine was busy before the first round (load {environment.load_average})")
+    return weaknesses
 
 
 class HandOverMeasurement(FrozenRecord):
-    """Messages of float32 [rows, width] from a rank to the next one and back, each rank of one thread.
-
-    `rounds_us`: by round, the microseconds of each, from before it is sent until its payload is there.
-    """
+    """Messages of float32 [rows, width] from a rank to the next rank and back. Each rank has one thread."""
 
     kind: Literal["hand_over"] = "hand_over"
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -100,9 +95,9 @@ class HandOverMeasurement(FrozenRecord):
     width: int
     transport: str
     environment: Environment
-    rounds_us: tuple[tuple[float, ...], ...]
+    rounds_us: tuple[tuple[float, ...], ...]  # of each message by round, from before it is sent until it has arrived
 
     @property
     def median_us(self) -> float:
-        """Median over rounds of a round's median."""
+        """Median over rounds of each round's median."""
         return float(np.median([np.median(calls) for calls in self.rounds_us]))

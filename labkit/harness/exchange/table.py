@@ -23,7 +23,7 @@ def exchange_table(rows: Sequence[ExchangeMeasurement]) -> RenderableType:
         table.add_row(kilobytes(row), *(microseconds(row, impl) for impl in WAYS), str(row.ratio()))
     rounds = next(iter(first.rounds_us.values()))
     notes = [
-        f"{len(rounds)} rounds of {len(rounds[0])} calls from Python, each that of the slowest rank",
+        f"{len(rounds)} rounds of {len(rounds[0])} calls from Python; each time is the slowest rank's",
         f"machine: {first.environment.machine}",
         *(f"note: {remark}" for remark in exchange_remarks(rows)),
         *(f"note: {kilobytes(row)} KB: {row.trust.sentence}" for row in rows if not row.trust.trustworthy),
@@ -36,5 +36,5 @@ def kilobytes(row: ExchangeMeasurement) -> str:
 
 
 def microseconds(row: ExchangeMeasurement, impl: str) -> str:
-    """Median of the rounds' medians, and in brackets the 95th percentile of all calls."""
+    """Median of the rounds' medians, with the 95th percentile of all calls in brackets."""
     return f"{row.median_us(impl):,.1f} ({row.summary(impl).p95:,.1f})"

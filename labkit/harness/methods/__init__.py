@@ -1,1 +1,1 @@
-"""Ways to run one model, each on several batch sizes, as the articles about BLOOM compare them."""
+"""Methods of running one model, each on several batch sizes, as in the articles about BLOOM."""

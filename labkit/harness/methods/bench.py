@@ -1,4 +1,4 @@
-"""`bench_methods`: every method on every batch size, each cell in processes of its own, and kept when it is done."""
+"""`bench_methods` measures all methods on all batch sizes. Each cell has its own processes and is saved at once."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ ALIASES = {"accelerate-int8": "bitsandbytes-int8", "streamed": "fused-streamed"}
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What all cells of a file have in common. The threads of the case are shared out among a method's ranks."""
+class GridSettings:
+    """Settings that all cells of a file share. A method's ranks share the threads of the case."""
 
     case: Case
     cycles: int
@@ -59,11 +59,13 @@ class Asked:
         )
 
     def differences(self, cell: MethodCell) -> list[str]:
-        """Where a cell of a file is another one than would be measured now."""
-        asked, found = self.case.model_dump(exclude={"batch"}), cell.case.model_dump(exclude={"batch"})
-        for each, values in ((self, asked), (cell, found)):
-            values |= {"cycles": each.cycles, "seed": each.seed, "machine": each.environment.machine}
-        return [f"{name} {found[name]!r} instead of {asked[name]!r}" for name in asked if asked[name] != found[name]]
+        """Differences between a cell of a file and these settings, in words."""
+        expected, got = self.case.model_dump(exclude={"batch"}), cell.case.model_dump(exclude={"batch"})
+        for owner, values in ((self, expected), (cell, got)):
+            values |= {"cycles": owner.cycles, "seed": owner.seed, "machine": owner.environment.machine}
+        return [
+            f"{name} {got[name]!r} instead of {expected[name]!r}" for name in expected if expected[name] != got[name]
+        ]
 
 
 def bench_methods(
@@ -83,20 +85,19 @@ def bench_methods(
     scratch: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> MethodGrid:
-    """Measure each of the methods on each batch size: `cycles` calls that generate `new` greedy tokens behind random
-    prompts of `prompt` tokens, in processes of their own, with `memory_gb` GB of memory for each (None: no limit).
+    """Measures each method on each batch size: `cycles` calls that generate `new` greedy tokens after random prompts of
+    `prompt` tokens. Each cell runs in processes of its own, with `memory_gb` GB of memory (None: no limit).
 
-    methods: names of sides, with "-tp2" or "-pp2" behind those that are to run on two ranks; "accelerate-int8" is
-    bitsandbytes'. threads: of all ranks together; None: as many as torch would use. scratch: where models are written
-    for the methods that read files of their own, as long as such a method is measured; None: in the folder for
+    methods: names of sides. An ending "-tp2" or "-pp2" runs a side on two ranks. "accelerate-int8" is bitsandbytes'.
+    threads: of all ranks together; None: torch's number.
+    scratch: folder for the files of methods that read their own, while such a method is measured; None: the folder for
     temporary files.
+    output: a file of JSON lines that is rewritten whole after each cell. Its cells are not measured again, except cells
+    that were refused, or measured while other programs took the processors. Cells of other methods and batch sizes stay
+    in it.
 
-    output: a file of JSON lines that is written anew, whole, after each cell. What it has already is not measured
-    again, but for cells that were refused, or measured while other programs took the processors. Cells of other methods
-    and batch sizes stay in it.
-
-    A method that does not fit into its memory, or cannot run the case, is a cell that says so. UserError: a name or
-    size that cannot be, or a file of another case. NotQuietError: the machine did not become quiet.
+    A method that does not fit into its memory, or cannot run the case, is a cell with the reason. UserError: an
+    impossible name or size, or a file of another case. NotQuietError: the machine did not become quiet.
     """
     batches, methods = tuple(dict.fromkeys(batches)), tuple(dict.fromkeys(methods))
     case = comparison_case(
@@ -105,28 +106,30 @@ def bench_methods(
     _check(methods, batches)
     schedule = Schedule(rounds=cycles, seed=seed, stages=False, wait_quiet_s=wait_quiet_s)
     case = prepare((), case, schedule).case
-    asked = Asked(case, cycles, seed, wait_quiet_s, read_environment(case.threads))
+    settings = GridSettings(case, cycles, seed, wait_quiet_s, read_environment(case.threads))
     file = Path(output)
-    kept = _kept(file, asked)
+    cells = _existing_cells(file, settings)
     check_output_folder(file.parent)
-    where = None if scratch is None else check_output_folder(scratch, what="models", option=setting("scratch"))
+    scratch_root = None if scratch is None else check_output_folder(scratch, what="models", option=setting("scratch"))
     follow, total = progress or unheard, len(methods) * len(batches)
     done = 0
     for method in methods:
-        with owned_folder("labkit-methods-", where or Path(tempfile.gettempdir())) as folder:
+        with owned_folder("labkit-methods-", scratch_root or Path(tempfile.gettempdir())) as folder:
             for batch in batches:
-                found = kept.get((method, batch))
-                if found is None or not found.final:
+                cell = cells.get((method, batch))
+                if cell is None or not cell.final:
                     label = f"{method}, batch {batch}"
-                    kept[method, batch] = _measured(asked, method, batch, folder, _within(follow, done, total, label))
-                    save_lines(file, kept.values())
+                    cells[method, batch] = _measured(
+                        settings, method, batch, folder, _within(follow, done, total, label)
+                    )
+                    save_lines(file, cells.values())
                 done += 1
     follow(total, total, "done")
-    return MethodGrid(tuple(kept[method, batch] for method in methods for batch in batches))
+    return MethodGrid(tuple(cells[method, batch] for method in methods for batch in batches))
 
 
 def side_of(method: str, threads: int) -> SideSpec:
-    """The side that a method is, with `threads` threads in all."""
+    """The side of a method, with `threads` threads in all."""
     side = SideSpec.named(method, threads)
     return replace(side, name=ALIASES.get(side.name, side.name))
 
@@ -144,42 +147,42 @@ def _check(methods: Sequence[str], batches: Sequence[int]) -> None:
             check_name(name, others=(*PROVIDED, *ALIASES))
 
 
-def _kept(file: Path, asked: Asked) -> dict[tuple[str, int], MethodCell]:
-    """The cells of a file that is there already. UserError for one of something else."""
+def _existing_cells(file: Path, settings: GridSettings) -> dict[tuple[str, int], MethodCell]:
+    """The cells of an existing file; none without a file. UserError for a file with other records."""
     records = load_records(file) if file.exists() else []
-    kept = {record.place: record for record in records if isinstance(record, MethodCell)}
-    if len(kept) < len(records):
+    cells = {record.place: record for record in records if isinstance(record, MethodCell)}
+    if len(cells) < len(records):
         raise UserError(f"got {file}, which holds other records too; expected a file of this command, or a new one")
-    for cell in kept.values():
-        if differences := asked.differences(cell):
+    for cell in cells.values():
+        if differences := settings.differences(cell):
             raise UserError(
-                f"got {file} with cells of another case ({'; '.join(differences)}); name another file, or ask for the "
+                f"got {file} with cells of another case ({'; '.join(differences)}); name another file, or measure the "
                 f"same case ({setting('output')})"
             )
-    return kept
+    return cells
 
 
-def _measured(asked: Asked, method: str, batch: int, scratch: Path, progress: Progress) -> MethodCell:
-    """A cell, whatever comes of it."""
+def _measured(settings: GridSettings, method: str, batch: int, scratch: Path, progress: Progress) -> MethodCell:
+    """Measures a cell; a failure becomes a cell with the reason."""
     schedule = Schedule(
-        rounds=asked.cycles, seed=asked.seed, stages=False, wait_quiet_s=asked.wait_quiet_s, scratch=scratch
+        rounds=settings.cycles, seed=settings.seed, stages=False, wait_quiet_s=settings.wait_quiet_s, scratch=scratch
     )
-    side = side_of(method, asked.case.threads)
+    side = side_of(method, settings.case.threads)
     try:
-        (found,) = take_turns([side], asked.of_batch(batch), schedule, progress=progress).sides
-        return asked.cell(method, batch, measured=found)
+        (measurement,) = take_turns([side], settings.of_batch(batch), schedule, progress=progress).sides
+        return settings.cell(method, batch, measured=measurement)
     except OutOfBudgetError as error:
-        return asked.cell(method, batch, oom=str(error))
+        return settings.cell(method, batch, oom=str(error))
     except NotQuietError:
         raise
     except (UserError, RunError) as error:
-        return asked.cell(method, batch, refused=str(error))
+        return settings.cell(method, batch, refused=str(error))
 
 
 def _within(progress: Progress, done: int, total: int, label: str) -> Progress:
-    """The progress of one cell, as a part of that of all of them."""
+    """The progress of one cell, as a part of the whole progress."""
 
-    def follow(part: float, of: float, what: str) -> None:
-        progress(done + part / max(of, 1), total, f"{label}: {what}")
+    def follow(part: float, parts: float, step: str) -> None:
+        progress(done + part / max(parts, 1), total, f"{label}: {step}")
 
     return follow

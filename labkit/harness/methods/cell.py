@@ -1,4 +1,4 @@
-"""Record of one method on one batch size: what was measured, or why nothing could be."""
+"""Record of one method on one batch size: its measurement, or the reason for not having one."""
 
 from __future__ import annotations
 
@@ -16,23 +16,19 @@ from labkit.statistics.trust import busy
 
 
 class MethodCell(FrozenRecord):
-    """A method, by its name on the command line, on the case; exactly one of three is known: what was measured, that
-    it is `oom`, in words, or why it was `refused`, be it that it cannot run the case or that it failed.
-
-    seed: of random weights and prompts. cycles: timed calls, behind one that is not.
-    """
+    """A method on a case. Exactly one of `measured`, `oom` and `refused` is set."""
 
     kind: Literal["method_cell"] = "method_cell"
     schema_version: Literal[1] = SCHEMA_VERSION
     created: datetime = Field(default_factory=lambda: datetime.now(UTC))
-    method: str
+    method: str  # its name on the command line
     case: Case
-    cycles: int
-    seed: int
+    cycles: int  # timed calls, after one that is not timed
+    seed: int  # of random weights and prompts
     environment: Environment
     measured: Measurement | None = None
-    oom: str = ""
-    refused: str = ""
+    oom: str = ""  # message of a method that ran out of memory
+    refused: str = ""  # why the method cannot run the case, or failed
 
     @model_validator(mode="after")
     def _one_outcome(self) -> Self:
@@ -42,24 +38,24 @@ class MethodCell(FrozenRecord):
 
     @property
     def final(self) -> bool:
-        """Whether there is no more to find out: what was refused may run once something has been installed, and what
-        was measured while other programs took the processors may be measured when they do not.
+        """Whether the cell need not be measured again. A refused method may run after an installation, and a disturbed
+        measurement can be repeated on a quiet machine.
         """
         return not self.refused and not self.disturbed
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs took processors that it was measured on."""
+        """Whether other programs took processors during the measurement."""
         return self.measured is not None and busy(self.measured.taken_cores)
 
     @property
     def interval(self) -> Ratio | None:
-        """How far the median of the cycles may be off, as fractions of it: 1, with its interval."""
+        """Relative uncertainty of the cycles' median: 1, with its interval."""
         return None if self.measured is None else median_ratio(self.measured.rounds_ms("end_to_end"))
 
     @property
     def trust(self) -> Trust:
-        """Whether its time is to be trusted; of what was not measured there is nothing to doubt."""
+        """Whether to believe the time; a cell without one has no doubts."""
         measured, interval = self.measured, self.interval
         if measured is None or interval is None:
             return Trust()
@@ -68,19 +64,19 @@ class MethodCell(FrozenRecord):
 
     @property
     def place(self) -> tuple[str, int]:
-        """Where it stands in the table."""
+        """Row and column of the cell in the table."""
         return self.method, self.case.batch
 
     @property
     def step_ms(self) -> float | None:
-        """The time of the whole call, prompts included, for each new token of a sequence: median of the cycles."""
+        """Time of the whole call, with the prompts / new tokens of a sequence: median of the cycles."""
         if self.measured is None:
             return None
         return float(np.median(self.measured.rounds_ms("end_to_end"))) / self.case.new_tokens
 
     @property
     def token_ms(self) -> float | None:
-        """The same for each new token of the whole batch: what the articles call the time per token."""
+        """Time of the whole call / new tokens of the whole batch: the articles' time per token."""
         return None if self.step_ms is None else self.step_ms / self.case.batch
 
     @property
@@ -89,11 +85,11 @@ class MethodCell(FrozenRecord):
 
     @property
     def why(self) -> str:
-        """That it does not fit into memory, or why there is nothing; empty where something was measured."""
+        """Why there is no measurement; empty where there is one."""
         return self.oom or self.refused
 
     def as_dict(self) -> dict[str, Any]:
-        """Its figures, as `labkit bench-methods --json` and frames have them."""
+        """Figures of the cell, as in `labkit bench-methods --json` and in frames."""
         measured, interval, token_ms = self.measured, self.interval, self.token_ms
         return {
             "method": self.method,

@@ -1,4 +1,4 @@
-"""The cells of all methods and batch sizes as the articles' table, and the articles' own beside it."""
+"""The cells of all methods and batch sizes as a table like the articles', and the articles' own table."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LARGE, SMALL = "bloom176b-8xa100", "bloom7b1-8xa6000"  # of the published tables
 UNITS = (
     "ms a token: time of the whole call, prompts included / new tokens of all sequences, median of the cycles and its "
     "95% interval; the articles' time per token",
-    "ms a step: the same / new tokens of one sequence",
-    "peak memory: the most that a process of the method held in RAM beside what it imports, with files that it maps",
+    "ms a step: time of the whole call / new tokens of one sequence",
+    "peak memory: the most RAM that a process of the method used beyond its imports, with files that it maps",
 )
 
 
@@ -41,12 +41,16 @@ class MethodGrid(Tabular):
 
     def table(self) -> ResultTable:
         """Milliseconds a token, a row for each method and a column for each batch size, as in the articles."""
-        found = {cell.place: cell for cell in self.cells}
+        cells = {cell.place: cell for cell in self.cells}
         first = self.cells[0]
-        case, room = first.case, first.case.memory_gb
-        limit = "no limit of memory" if room is None else f"{room:g} GB of memory for each method beside its imports"
+        case, memory_gb = first.case, first.case.memory_gb
+        limit = (
+            "no limit of memory"
+            if memory_gb is None
+            else f"{memory_gb:g} GB of memory for each method beyond its imports"
+        )
         rows = tuple(
-            (method, *(_figure(found.get((method, batch))) for batch in self.batches)) for method in self.methods
+            (method, *(_figure(cells.get((method, batch))) for batch in self.batches)) for method in self.methods
         )
         return ResultTable(
             title=f"ms a token: {case.model}, {case.dtype}, {case.prompt_tokens} + {case.new_tokens} tokens",
@@ -64,7 +68,7 @@ class MethodGrid(Tabular):
         )
 
     def details(self) -> ResultTable:
-        """All figures of the cells that were measured."""
+        """All figures of the measured cells."""
         rows = []
         for cell in self.cells:
             if (measured := cell.measured) is not None:
@@ -76,32 +80,32 @@ class MethodGrid(Tabular):
                     (measured.peak_rss_mb, ",.0f"),
                 )
                 rows.append((cell.method, str(cell.case.batch), *(_number(value, form) for value, form in numbers)))
-        held = sorted({cell.measured.memory_limit for cell in self.cells if cell.measured} - {""})
+        limits = sorted({cell.measured.memory_limit for cell in self.cells if cell.measured} - {""})
         return ResultTable(
-            title="What was measured",
+            title="All figures",
             columns=("method", "batch", "ms a step", "ms a token", "tokens / s", "s to ready", "peak memory, MB"),
             rows=tuple(rows),
             notes=(
                 *UNITS[1:],
-                *(f"memory was limited by {how}" for how in held),
+                *(f"memory was limited by {limit}" for limit in limits),
                 *(f"{method}: {impl}" for method, impl in self._impls().items()),
             ),
             names=1,
         )
 
     def published(self) -> ResultTable:
-        """The articles' table: of their small BLOOM beside that model, else of the large one."""
+        """The articles' table of the same BLOOM; for other models that of the large BLOOM."""
         return published_table(SMALL if "7b1" in self.cells[0].case.model else LARGE)
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each cell."""
-        import pandas as pd  # half a second, which is not for every process that measures
+        import pandas as pd  # takes half a second, too long for every process that measures
 
         return pd.DataFrame([cell.as_dict() for cell in self.cells])
 
     def page(self) -> str:
         """All tables as a page of Markdown."""
-        tables = (each.markdown() for each in self.tables())
+        tables = (table.markdown() for table in self.tables())
         return "\n".join((f"# Ways to run {self.cells[0].case.model}\n", *tables))
 
     def tables(self) -> tuple[ResultTable, ...]:
@@ -109,7 +113,7 @@ class MethodGrid(Tabular):
         return self.table(), self.details(), self.published()
 
     def _reasons(self) -> list[str]:
-        """Why there are no figures, once for all batch sizes that share a reason."""
+        """Why cells have no figures: each reason once, with its batch sizes."""
         places: dict[tuple[str, str], list[str]] = {}
         for cell in self.cells:
             if cell.why:
@@ -117,14 +121,14 @@ class MethodGrid(Tabular):
         return [f"{method}, batch {', '.join(batches)}: {why}" for (method, why), batches in places.items()]
 
     def _doubts(self) -> list[str]:
-        """Why figures are not trustworthy, once for all that share the reasons, and what mends it."""
+        """Why figures are not trustworthy: each reason once, with its cells, and the remedy."""
         places: dict[str, list[str]] = {}
         doubts = tuple(doubt for cell in self.cells for doubt in cell.trust.doubts)
         for cell in self.cells:
             if cell.trust.doubts:
                 places.setdefault(cell.trust.why, []).append(f"{cell.method}, batch {cell.case.batch}")
-        told = [f"?: not trustworthy: {why} ({'; '.join(cells)})" for why, cells in places.items()]
-        return [*told, f"to mend it: {Trust(doubts).remedy}"] if told else []
+        lines = [f"?: not trustworthy: {why} ({'; '.join(cells)})" for why, cells in places.items()]
+        return [*lines, f"to mend it: {Trust(doubts).remedy}"] if lines else []
 
     def _impls(self) -> dict[str, str]:
         return {cell.method: cell.measured.impl for cell in self.cells if cell.measured is not None}

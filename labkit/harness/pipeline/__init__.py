@@ -1,1 +1,1 @@
-"""Schedules of a pipeline of stages: by formula, in the ideal, and as measured."""
+"""Schedules of a pipeline of stages: formulas, ideal runs and measurements."""

@@ -1,4 +1,4 @@
-"""Measures the schedules of a pipeline on ranks of this machine, and tensor parallelism on as many beside them."""
+"""Measures the schedules of a pipeline on ranks of this machine, and tensor parallelism on equally many ranks."""
 
 from __future__ import annotations
 
@@ -43,38 +43,40 @@ def measure_pipeline(
     progress: Progress | None = None,
     show: Show = unseen,
 ) -> PipelineMeasurement:
-    """Generates with each schedule, and each number of micro-batches where it has several, in turns and `rounds` times.
+    """Generates with each schedule and each number of micro-batches, in turns and `rounds` times.
 
-    beside: batches at which the queue and naive are also held against tensor parallelism on as many ranks; none: no
-    ranks are started for that. threads: of each rank; None: its share of the processors. The model is given by a name
-    as for `resolve`, and every rank reads its part of it. show: given the schedules once they are measured.
+    model: a name as for `resolve`. Every rank reads its part of the model.
+    beside: batches at which queue and naive are also compared with tensor parallelism on equally many ranks; empty: no
+    such comparison.
+    threads: of each rank; None: its share of the processors.
+    show: gets the schedules when they are measured.
 
-    UserError for numbers that cannot be, and what `labkit.launch` raises for ranks that fail.
+    UserError for impossible numbers. Ranks that fail raise the errors of `labkit.launch`.
     """
     check_numbers(prompt=prompt, new=new, rounds=rounds, threads=threads)
     settings = settings_of(schedules, micro_batches, batch, stages)
     extra = [
-        Setting(schedule=schedule, micro_batches=parts, batch=each)
-        for each in beside
-        for schedule, parts in (("queue", min(stages, each)), (NAIVE, 1))
+        Setting(schedule=schedule, micro_batches=parts, batch=size)
+        for size in beside
+        for schedule, parts in (("queue", min(stages, size)), (NAIVE, 1))
     ]
-    wanted = (*settings, *(each for each in dict.fromkeys(extra) if each not in settings))
+    all_settings = (*settings, *(setting for setting in dict.fromkeys(extra) if setting not in settings))
     origin, threads = resolve(model).origin, threads or threads_each(stages)
     environment = read_environment(threads * stages)
     turns = PipelineTurns(
         model=model, dtype=dtype, ranks=stages, tensor_parallel=False, prompt_tokens=prompt, new_tokens=new,
-        rounds=rounds, settings=wanted,
+        rounds=rounds, settings=all_settings,
     )  # fmt: skip
     follow = progress or unheard
-    found = _launched(turns, threads, lambda done, total, label: follow(0.75 * done, total, label))
-    runs = _runs(turns, found)
+    findings = _launched(turns, threads, lambda done, total, label: follow(0.75 * done, total, label))
+    runs = _runs(turns, findings)
     chosen = [_chosen(runs[number]) for number in range(len(settings))]
     case = PipelineCase(
         model=model, origin=origin, dtype=dtype, stages=stages, batch=batch, prompt_tokens=prompt, new_tokens=new,
         threads=threads,
     )  # fmt: skip
     ways = _ways(turns, runs, beside)
-    measured = _measured(found, runs, chosen) | {"case": case, "environment": environment}
+    measured = _measured(findings, runs, chosen) | {"case": case, "environment": environment}
     show(so_far(PipelineMeasurement, **measured))
     left_out = ""
     if beside:
@@ -82,30 +84,30 @@ def measure_pipeline(
             ways += _tensor_parallel(
                 turns, beside, threads, lambda done, total, label: follow(0.75 * total + 0.25 * done, total, label)
             )
-        except (UserError, RunError) as error:  # a model that cannot be cut that way keeps its pipeline
+        except (UserError, RunError) as error:  # a model that cannot be cut for it keeps its pipeline
             left_out = f"tensor parallelism: {str(error).partition(chr(10))[0]}"
     return PipelineMeasurement(ways=tuple(ways), left_out=left_out, **measured)
 
 
 def _measured(
-    found: Sequence[RankFindings], runs: dict[int, list[ScheduleRun]], chosen: Sequence[ScheduleRun]
+    findings: Sequence[RankFindings], runs: dict[int, list[ScheduleRun]], chosen: Sequence[ScheduleRun]
 ) -> dict[str, Any]:
-    """The fields of a measurement that its schedules give. chosen: a run of each of the first settings."""
-    known = [each.others_cores for each in found if each.others_cores is not None]
+    """The fields of a measurement that come from its schedules. chosen: one run of each of the first settings."""
+    known = [rank.others_cores for rank in findings if rank.others_cores is not None]
     rounds = [runs[number] for number in range(len(chosen))]
     return {
-        "layers": found[0].layers,
-        "pinned": all(each.pinned for each in found),
+        "layers": findings[0].layers,
+        "pinned": all(rank.pinned for rank in findings),
         "others_cores": median(known) if known else None,
         "runs": tuple(chosen),
-        "bubbles": tuple(tuple(run.bubble for run in of_setting) for of_setting in rounds),
-        "rates": tuple(tuple(run.tokens_per_s for run in of_setting) for of_setting in rounds),
+        "bubbles": tuple(tuple(run.bubble for run in setting_runs) for setting_runs in rounds),
+        "rates": tuple(tuple(run.tokens_per_s for run in setting_runs) for setting_runs in rounds),
     }
 
 
 def settings_of(schedules: Sequence[str], micro_batches: Sequence[int], batch: int, stages: int) -> tuple[Setting, ...]:
-    """What is measured: naive once, and each other schedule with each number of micro-batches. UserError for unknown
-    schedules, no numbers, more micro-batches than rows, and fewer than two stages.
+    """The settings to measure: naive once, and each other schedule with each number of micro-batches. UserError for an
+    unknown schedule, no schedule or number, more micro-batches than rows, and fewer than two stages.
     """
     if unknown := [name for name in schedules if name not in SCHEDULES]:
         raise UserError(f"unknown schedule {unknown[0]!r}; expected one of {', '.join(SCHEDULES)}")
@@ -113,7 +115,7 @@ def settings_of(schedules: Sequence[str], micro_batches: Sequence[int], batch: i
         raise UserError("got no schedule, or no number of micro-batches; expected at least one of each")
     check_number("stages", stages, least=2)
     check_numbers(batch=batch)
-    if wrong := [each for each in micro_batches if not 1 <= each <= batch]:
+    if wrong := [count for count in micro_batches if not 1 <= count <= batch]:
         raise UserError(f"got micro_batches = {wrong[0]} for a batch of {batch} rows, expected 1 to {batch}")
     pairs = [(name, parts) for name in schedules for parts in ((1,) if name == NAIVE else micro_batches)]
     return tuple(Setting(schedule=name, micro_batches=parts, batch=batch) for name, parts in dict.fromkeys(pairs))
@@ -122,29 +124,35 @@ def settings_of(schedules: Sequence[str], micro_batches: Sequence[int], batch: i
 def _launched(turns: PipelineTurns, threads: int, follow: Progress) -> list[RankFindings]:
     follow(0, 1, f"starting {turns.ranks} ranks")
 
-    def heard(line: str) -> None:
-        told = line.partition("] ")[2]
+    def show_progress(line: str) -> None:
+        text = line.partition("] ")[2]
         if line.startswith("[rank 0] {"):
-            said = json.loads(told)
-            follow(said["done"], said["total"], said["label"])
+            message = json.loads(text)
+            follow(message["done"], message["total"], message["label"])
 
     pp_size, tp_size = (None, turns.ranks) if turns.tensor_parallel else (turns.ranks, None)
     return launch(
-        take_turns_on_rank, turns, threads=threads, timeout_s=TIMEOUT_S, echo=heard, pp_size=pp_size, tp_size=tp_size
+        take_turns_on_rank,
+        turns,
+        threads=threads,
+        timeout_s=TIMEOUT_S,
+        echo=show_progress,
+        pp_size=pp_size,
+        tp_size=tp_size,
     )
 
 
-def _runs(turns: PipelineTurns, found: Sequence[RankFindings]) -> dict[int, list[ScheduleRun]]:
-    """Of each setting, by its number, the runs in the order of the rounds."""
+def _runs(turns: PipelineTurns, findings: Sequence[RankFindings]) -> dict[int, list[ScheduleRun]]:
+    """The runs of each setting in the order of the rounds, by the setting's number."""
     runs: dict[int, list[ScheduleRun]] = {number: [] for number in range(len(turns.settings))}
-    for of_ranks in zip(*(each.generated for each in found), strict=True):
-        runs[of_ranks[0].setting].append(_run(turns, of_ranks))
+    for generations in zip(*(rank.generated for rank in findings), strict=True):
+        runs[generations[0].setting].append(_run(turns, generations))
     return runs
 
 
-def _run(turns: PipelineTurns, of_ranks: Sequence[Generated]) -> ScheduleRun:
-    setting, begin = turns.settings[of_ranks[0].setting], min(each.begin_ns for each in of_ranks)
-    spans = sorted((_span(span, begin) for each in of_ranks for span in each.spans), key=lambda span: span.begin_ms)
+def _run(turns: PipelineTurns, generations: Sequence[Generated]) -> ScheduleRun:
+    setting, begin = turns.settings[generations[0].setting], min(rank.begin_ns for rank in generations)
+    spans = sorted((_span(span, begin) for rank in generations for span in rank.spans), key=lambda span: span.begin_ms)
     pieces = sum(span.kind == "compute" and span.phase is Phase.PREFILL and span.stage == 0 for span in spans)
     return ScheduleRun(
         schedule=setting.schedule,
@@ -153,45 +161,45 @@ def _run(turns: PipelineTurns, of_ranks: Sequence[Generated]) -> ScheduleRun:
         stages=turns.ranks,
         new_tokens=turns.new_tokens,
         prompt_pieces=pieces,
-        wall_ms=(max(each.end_ns for each in of_ranks) - begin) / MS,
+        wall_ms=(max(rank.end_ns for rank in generations) - begin) / MS,
         spans=tuple(spans),
     )
 
 
 def _span(span: PipelineSpan, begin_ns: int) -> StageSpan:
     begin, end = (round((at - begin_ns) / MS, DIGITS) for at in (span.begin_ns, span.end_ns))
-    noted = asdict(span)
-    told = {name: noted[name] for name in ("kind", "phase", "micro_batch", "step")}
-    return StageSpan.model_validate(told | {"stage": span.pp_rank, "begin_ms": begin, "end_ms": end})
+    fields = asdict(span)
+    kept = {name: fields[name] for name in ("kind", "phase", "micro_batch", "step")}
+    return StageSpan.model_validate(kept | {"stage": span.pp_rank, "begin_ms": begin, "end_ms": end})
 
 
 def _chosen(runs: Sequence[ScheduleRun]) -> ScheduleRun:
-    """The one with the median bubble, the lower of two."""
+    """The run with the median bubble; the lower of two."""
     return sorted(runs, key=lambda run: run.bubble)[(len(runs) - 1) // 2]
 
 
 def _ways(turns: PipelineTurns, runs: dict[int, list[ScheduleRun]], beside: Sequence[int]) -> list[WayPoint]:
-    """The queue of as many micro-batches as stages, and naive, at the batches that are held against others."""
-    found = []
+    """The points of naive, and of queue with one micro-batch for each stage, at the batches in `beside`."""
+    points = []
     for number, setting in enumerate(turns.settings):
-        plain = setting.schedule == NAIVE or (setting.schedule, setting.micro_batches) == (
+        compared = setting.schedule == NAIVE or (setting.schedule, setting.micro_batches) == (
             "queue", min(turns.ranks, setting.batch),
         )  # fmt: skip
-        if setting.batch in beside and plain:
-            found.append(_point(setting.schedule, setting.batch, [run.tokens_per_s for run in runs[number]]))
-    return found
+        if setting.batch in beside and compared:
+            points.append(_point(setting.schedule, setting.batch, [run.tokens_per_s for run in runs[number]]))
+    return points
 
 
 def _tensor_parallel(turns: PipelineTurns, beside: Sequence[int], threads: int, follow: Progress) -> list[WayPoint]:
     settings = tuple(Setting(schedule="", micro_batches=1, batch=batch) for batch in beside)
     turns = turns.model_copy(update={"tensor_parallel": True, "settings": settings})
-    found = _launched(turns, threads, follow)
+    findings = _launched(turns, threads, follow)
     rates: dict[int, list[float]] = {batch: [] for batch in beside}
-    for of_ranks in zip(*(each.generated for each in found), strict=True):
-        batch, stamps = settings[of_ranks[0].setting].batch, of_ranks[0].stamps_ns
-        slowest = max(each.stamps_ns[-1] for each in of_ranks) - stamps[0]
+    for generations in zip(*(rank.generated for rank in findings), strict=True):
+        batch, stamps = settings[generations[0].setting].batch, generations[0].stamps_ns
+        slowest = max(rank.stamps_ns[-1] for rank in generations) - stamps[0]
         rates[batch].append(batch * (len(stamps) - 1) * 1e9 / slowest)
-    return [_point(TENSOR_PARALLEL, batch, of_batch) for batch, of_batch in rates.items()]
+    return [_point(TENSOR_PARALLEL, batch, batch_rates) for batch, batch_rates in rates.items()]
 
 
 def _point(way: str, batch: int, rates: Sequence[float]) -> WayPoint:

@@ -1,4 +1,4 @@
-"""What was measured of the stages of a pipeline: who did what when, schedule by schedule."""
+"""Records of a pipeline's stages: the work of each stage over time, schedule by schedule."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from labkit.harness.pipeline.formulas import bubble, prompt_bubble
 from labkit.harness.records import SCHEMA_VERSION, FrozenRecord
 from labkit.stages import Phase
 
-WORK = ("compute", "sample")  # what is no bubble: a stage's layers, and the choice of tokens
+WORK = ("compute", "sample")  # not part of the bubble: a stage's layers, and the choice of tokens
 MS = 1e6  # nanoseconds
 
 
 class StageSpan(FrozenRecord):
-    """What a stage did with a micro-batch. step: of the micro-batch, 0 for its prompt. Milliseconds on one clock of all
-    stages. kind "idle": a step of rows that had ended.
-    """
+    """Work of a stage on a micro-batch. All stages share one clock, in milliseconds."""
 
-    kind: Literal["compute", "wait", "send", "sample", "idle"]
+    kind: Literal["compute", "wait", "send", "sample", "idle"]  # "idle": a step of rows that had ended
     phase: Phase
     stage: int
     micro_batch: int
-    step: int
+    step: int  # of the micro-batch; 0 for its prompt
     begin_ms: float
     end_ms: float
 
@@ -36,18 +34,18 @@ class StageSpan(FrozenRecord):
 
 
 def end_of_prompt(spans: Iterable[StageSpan]) -> float:
-    """When all prompts were through."""
-    return max((each.end_ms for each in spans if each.phase is Phase.PREFILL and each.kind in WORK), default=0.0)
+    """Time at which all prompts had passed the stages."""
+    return max((span.end_ms for span in spans if span.phase is Phase.PREFILL and span.kind in WORK), default=0.0)
 
 
 def bubble_of(spans: Sequence[StageSpan], stages: int, begin: float, end: float) -> float:
-    """The share of the stages' time between two moments in which they did no work."""
-    worked = sum(max(0.0, min(each.end_ms, end) - max(each.begin_ms, begin)) for each in spans if each.kind in WORK)
+    """The idle share of the stages' time between two moments."""
+    worked = sum(max(0.0, min(span.end_ms, end) - max(span.begin_ms, begin)) for span in spans if span.kind in WORK)
     return 1 - worked / (stages * (end - begin))
 
 
 class PipelineCase(FrozenRecord):
-    """What is generated on how many stages, each of a rank of `threads` threads."""
+    """A generation on stages, each one rank of `threads` threads."""
 
     model: str
     origin: str = ""
@@ -68,18 +66,16 @@ class PipelineCase(FrozenRecord):
 
 
 class ScheduleRun(FrozenRecord):
-    """A generation with a schedule. prompt_pieces: of the prompts of all micro-batches. spans: of all stages, from the
-    beginning of the call on. wall_ms: of the call, on the slowest rank.
-    """
+    """A generation with a schedule."""
 
     schedule: str
     micro_batches: int
     batch: int
     stages: int
     new_tokens: int
-    prompt_pieces: int
-    wall_ms: float
-    spans: tuple[StageSpan, ...]
+    prompt_pieces: int  # pieces of the prompts of all micro-batches
+    wall_ms: float  # of the call, on the slowest rank
+    spans: tuple[StageSpan, ...]  # of all stages; 0 ms is the beginning of the call
 
     @property
     def name(self) -> str:
@@ -87,45 +83,45 @@ class ScheduleRun(FrozenRecord):
 
     @property
     def tokens(self) -> int:
-        """Of each row, behind the first one: what the generation phase makes."""
+        """New tokens of each row in the generation phase: all tokens after the first."""
         return self.new_tokens - 1
 
     @property
     def prompt_ms(self) -> float:
-        """From the call until all prompts were through: where the generation phase begins."""
+        """Time from the call until all prompts had passed; the generation phase begins here."""
         return end_of_prompt(self.spans)
 
     @property
     def end_ms(self) -> float:
-        """When the last token was chosen."""
-        return max(each.end_ms for each in self.spans if each.kind in WORK)
+        """Time at which the last token was chosen."""
+        return max(span.end_ms for span in self.spans if span.kind in WORK)
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all rows, in the generation phase."""
+        """Tokens per second of all rows in the generation phase."""
         return self.batch * self.tokens * 1e3 / (self.end_ms - self.prompt_ms)
 
     @property
     def bubble(self) -> float:
-        """Measured, in the generation phase: stages that a schedule fills while prompts are under way are not empty at
-        its beginning, so that a little less than the formula is possible.
+        """Measured bubble in the generation phase. It can be slightly less than the formula's, because some stages are
+        already filled when the phase begins.
         """
         return bubble_of(self.spans, self.stages, self.prompt_ms, self.end_ms)
 
     @property
     def formula(self) -> float:
-        """The bubble that the formula gives equal stages."""
+        """The formula's bubble for equal stages."""
         return bubble(self.schedule, self.stages, self.micro_batches, self.tokens)
 
     @property
     def points_over(self) -> float:
-        """Of 100, by which the bubble is larger than the formula's."""
+        """Percentage points by which the bubble exceeds the formula's."""
         return (self.bubble - self.formula) * 100
 
     @property
     def prompt_bubble(self) -> float:
-        """Measured, until all prompts were through."""
-        begin = min(each.begin_ms for each in self.spans if each.kind in WORK)
+        """Measured bubble until all prompts had passed."""
+        begin = min(span.begin_ms for span in self.spans if span.kind in WORK)
         return bubble_of(self.spans, self.stages, begin, self.prompt_ms)
 
     @property
@@ -134,47 +130,40 @@ class ScheduleRun(FrozenRecord):
 
     @property
     def step_ms(self) -> tuple[float, ...]:
-        """The time of each stage for a step of a micro-batch behind its prompt, with the choice of tokens: the mean, so
-        that what simulation makes of it has the work that was measured.
+        """The mean time of each stage for a step of a micro-batch after its prompt, with the choice of tokens. With the
+        mean a simulation has as much work as was measured.
         """
         begin = self.prompt_ms
-        work = [each for each in self.spans if each.kind in WORK and each.step > 0 and each.begin_ms >= begin]
-        return tuple(self._mean_ms([each for each in work if each.stage == stage]) for stage in range(self.stages))
+        work = [span for span in self.spans if span.kind in WORK and span.step > 0 and span.begin_ms >= begin]
+        return tuple(self._mean_ms([span for span in work if span.stage == stage]) for stage in range(self.stages))
 
     @staticmethod
     def _mean_ms(work: Sequence[StageSpan]) -> float:
-        return sum(each.ms for each in work) / max(1, sum(each.kind == "compute" for each in work))
+        return sum(span.ms for span in work) / max(1, sum(span.kind == "compute" for span in work))
 
 
 class WayPoint(FrozenRecord):
-    """What a way to share a model gives at a batch: tokens per second of all rows behind their first tokens, the median
-    of the runs.
-    """
+    """Rate of a way of sharing a model, at a batch."""
 
     way: str
     batch: int
-    tokens_per_s: float
+    tokens_per_s: float  # of all rows after their first tokens: the median of the runs
     runs: tuple[float, ...] = Field(min_length=1)
 
 
 class PipelineMeasurement(FrozenRecord):
-    """Generations with several schedules in turns, in the same processes. runs: of each schedule the round with the
-    median bubble; bubbles: of all rounds, in the order of `runs`. ways: the pipeline beside tensor parallelism on as
-    many ranks; left_out: why that could not be measured. pinned: each rank had cores of its own. others_cores: that
-    other programs kept busy. rates: tokens per second of all rounds, in the order of
-    `runs`; empty in older records.
-    """
+    """Generations with several schedules, which take turns in the same processes."""
 
     kind: Literal["pipeline"] = "pipeline"
     schema_version: Literal[1] = SCHEMA_VERSION
     created: datetime = Field(default_factory=lambda: datetime.now(UTC))
     case: PipelineCase
     environment: Environment
-    layers: tuple[int, ...]
-    pinned: bool
-    others_cores: float | None = None
-    runs: tuple[ScheduleRun, ...] = Field(min_length=1)
-    bubbles: tuple[tuple[float, ...], ...]
-    rates: tuple[tuple[float, ...], ...] = ()
-    ways: tuple[WayPoint, ...] = ()
-    left_out: str = ""
+    layers: tuple[int, ...]  # of each stage
+    pinned: bool  # each rank had cores of its own
+    others_cores: float | None = None  # processors that other programs kept busy
+    runs: tuple[ScheduleRun, ...] = Field(min_length=1)  # of each setting the round with the median bubble
+    bubbles: tuple[tuple[float, ...], ...]  # of all rounds, in the order of `runs`
+    rates: tuple[tuple[float, ...], ...] = ()  # tokens per second of all rounds, as `bubbles`; empty in older records
+    ways: tuple[WayPoint, ...] = ()  # the pipeline, and tensor parallelism on equally many ranks
+    left_out: str = ""  # why tensor parallelism could not be measured

@@ -1,4 +1,4 @@
-"""The ideal run of a schedule: stages of given times, to which handing over costs nothing."""
+"""The ideal run of a schedule: stages with given times, between which handing over costs nothing."""
 
 from __future__ import annotations
 
@@ -15,40 +15,42 @@ from labkit.system.errors import UserError
 def simulate(
     schedule: str, stage_ms: Sequence[float], tokens: int | Sequence[int], micro_batches: int = 1
 ) -> tuple[StageSpan, ...]:
-    """What each stage does when, with `micro_batches` that make so many `tokens` each, behind their prompts.
+    """The spans of each stage for `micro_batches` that generate `tokens` tokens each after their prompts.
 
-    stage_ms: of each stage, for a step of one micro-batch. tokens: a number, or one for each micro-batch: with "queue"
-    and "barrier" one that has ended leaves, with "rounds" its turns go on, as spans of the kind "idle". A stage takes
-    micro-batches in the order in which they come. UserError for what cannot be.
+    stage_ms: time of each stage for a step of one micro-batch.
+    tokens: a number, or one for each micro-batch. With "queue" and "barrier" a micro-batch that has ended leaves. With
+    "rounds" its turns continue, as spans of the kind "idle".
+
+    A stage takes micro-batches in the order of their arrival. UserError for impossible arguments.
     """
-    wanted = [tokens] * micro_batches if isinstance(tokens, int) else list(tokens)
-    _check(schedule, stage_ms, wanted, micro_batches)
-    lasting = max(wanted) if schedule == "rounds" else 0
+    tokens_of = [tokens] * micro_batches if isinstance(tokens, int) else list(tokens)
+    _check(schedule, stage_ms, tokens_of, micro_batches)
+    rounds = max(tokens_of) if schedule == "rounds" else 0
     free = [0.0] * len(stage_ms)
-    ready = [(0.0, place, 1) for place in range(micro_batches)]  # when, which micro-batch, which step
-    waiting: list[tuple[int, int]] = []  # at a barrier, for the others
+    ready = [(0.0, micro_batch, 1) for micro_batch in range(micro_batches)]  # time, micro-batch, step
+    waiting: list[tuple[int, int]] = []  # micro-batches and steps that wait at a barrier
     spans = []
     while ready:
-        at, place, step = heapq.heappop(ready)
+        at, micro_batch, step = heapq.heappop(ready)
         for stage, ms in enumerate(stage_ms):
             begin = max(at, free[stage])
             at = free[stage] = begin + ms
-            kind: Literal["compute", "idle"] = "compute" if step <= wanted[place] else "idle"
-            spans.append(_step(kind, stage, place, step, begin, at))
-        if step < max(wanted[place], lasting):
+            kind: Literal["compute", "idle"] = "compute" if step <= tokens_of[micro_batch] else "idle"
+            spans.append(_step(kind, stage, micro_batch, step, begin, at))
+        if step < max(tokens_of[micro_batch], rounds):
             if schedule == "barrier":
-                waiting.append((place, step + 1))
+                waiting.append((micro_batch, step + 1))
             else:
-                heapq.heappush(ready, (at, place, step + 1))
+                heapq.heappush(ready, (at, micro_batch, step + 1))
         if not ready:
-            ready, waiting = [(at, *each) for each in sorted(waiting)], []
+            ready, waiting = [(at, *turn) for turn in sorted(waiting)], []
     return tuple(spans)
 
 
 def simulated_bubble(spans: Sequence[StageSpan]) -> float:
-    """The share of the stages' time, from the first span's beginning to the last one's end, without work."""
-    stages = 1 + max(each.stage for each in spans)
-    return bubble_of(spans, stages, min(each.begin_ms for each in spans), max(each.end_ms for each in spans))
+    """The idle share of the stages' time from the beginning of the first span to the end of the last."""
+    stages = 1 + max(span.stage for span in spans)
+    return bubble_of(spans, stages, min(span.begin_ms for span in spans), max(span.end_ms for span in spans))
 
 
 def _check(schedule: str, stage_ms: Sequence[float], tokens: Sequence[int], micro_batches: int) -> None:
@@ -63,23 +65,25 @@ def _check(schedule: str, stage_ms: Sequence[float], tokens: Sequence[int], micr
 
 
 def in_order(order: Sequence[int], stage_ms: Sequence[float]) -> tuple[StageSpan, ...]:
-    """The run of equal micro-batches whose turns are given: each time that a micro-batch is named, its next step
-    begins, as early as it can behind the turn before. UserError for stages without a time.
+    """The run of equal micro-batches in a given order of turns. Each turn of a micro-batch is its next step, which
+    begins as early as possible after the turn before. UserError for stages without a time.
     """
     _check("queue", stage_ms, [1], 1)
-    free, round_at, steps = [0.0] * len(stage_ms), dict[int, float](), dict[int, int]()
+    free, passed_at, steps = [0.0] * len(stage_ms), dict[int, float](), dict[int, int]()
     spans = []
-    for place in order:
-        at, steps[place] = round_at.get(place, 0.0), steps.get(place, 0) + 1
+    for micro_batch in order:
+        at, steps[micro_batch] = passed_at.get(micro_batch, 0.0), steps.get(micro_batch, 0) + 1
         for stage, ms in enumerate(stage_ms):
             begin = max(at, free[stage])
             at = free[stage] = begin + ms
-            spans.append(_step("compute", stage, place, steps[place], begin, at))
-        round_at[place] = at
+            spans.append(_step("compute", stage, micro_batch, steps[micro_batch], begin, at))
+        passed_at[micro_batch] = at
     return tuple(spans)
 
 
-def _step(kind: Literal["compute", "idle"], stage: int, place: int, step: int, begin: float, end: float) -> StageSpan:
+def _step(
+    kind: Literal["compute", "idle"], stage: int, micro_batch: int, step: int, begin: float, end: float
+) -> StageSpan:
     return StageSpan(
-        kind=kind, phase=Phase.DECODE, stage=stage, micro_batch=place, step=step, begin_ms=begin, end_ms=end
+        kind=kind, phase=Phase.DECODE, stage=stage, micro_batch=micro_batch, step=step, begin_ms=begin, end_ms=end
     )

@@ -1,1 +1,1 @@
-"""What batch pays where weights do not fit into memory: predicted from a few rates, and measured."""
+"""The best batch for weights that do not fit into memory: predicted from a few rates, and measured."""

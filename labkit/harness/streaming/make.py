@@ -1,4 +1,4 @@
-"""From a model and a memory budget to a plan: sizes are counted, rates are probed or given."""
+"""Makes a plan from a model and a memory budget: sizes are counted, rates are probed or given."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from labkit.weights.quantise import LAYER, Quantization, check_schemes
 from labkit.weights.resolve import resolve
 from labkit.weights.source import ModelSource
 
-SCALE_BITS = 16  # of a scale, and of a minimum beside it
+SCALE_BITS = 16  # of a scale, and of its minimum
 
 
 def plan_streaming(
@@ -46,15 +46,17 @@ def plan_streaming(
     gflop_s: float | None = None,
     seed: int = 0,
 ) -> StreamingPlan:
-    """What batch pays when `model` runs in `memory_gb` GB (1e9 bytes), with prompts of `prompt` tokens and `new` ones.
+    """Plans the batch for `model` in `memory_gb` GB (1e9 bytes), with `prompt` prompt tokens and `new` new tokens.
 
-    precision: a name of `labkit.weights.precision`. slots: as for `init_inference(offload=…)`. threads: None: as many
-    as torch would use. path: the folder that layers would be streamed from, whose disk is probed; None: labkit's own
-    for caches. disk_gb_s, gflop_s: the rates of another machine, in place of probing this one; memory bandwidth then
-    stays out of the plan. Nothing is loaded.
+    precision: a name of `labkit.weights.precision`.
+    slots: as for `init_inference(offload=…)`.
+    threads: None: torch's number.
+    path: the folder from which layers would be streamed; its disk is probed. None: labkit's own cache folder.
+    disk_gb_s, gflop_s: rates of another machine, instead of probing this one. The plan then ignores the memory's
+    bandwidth.
 
-    UserError for an unknown model or precision, for sizes that make no sense, for less memory than the least that
-    works, and for a folder that cannot be written to.
+    Nothing is loaded. UserError for an unknown model or precision, impossible sizes, too little memory, and an
+    unwritable folder.
     """
     dtype, quant = _stored(precision)
     for name, count in (("new", new), ("slots", slots)):
@@ -68,12 +70,12 @@ def plan_streaming(
     config = model_config_of(source.hf_config)
     check_positions(config, prompt, new)
     footprint = _footprint(config, dtype, quant)
-    footprint.for_weights(memory_gb * 1e9, 1, prompt, prompt + new, slots)  # says so where not even that fits
-    given = disk_gb_s is not None or gflop_s is not None
+    footprint.for_weights(memory_gb * 1e9, 1, prompt, prompt + new, slots)  # UserError where not even one sequence fits
+    has_given_rates = disk_gb_s is not None or gflop_s is not None
     rates = StreamRates(
         disk_gb_s=folder_rate_gb_s(_writable(path)) if disk_gb_s is None else disk_gb_s,
         gflop_s=_peak(dtype, threads) if gflop_s is None else gflop_s,
-        memory_gb_s=None if given else probe_bandwidth(threads, torch.device("cpu")),
+        memory_gb_s=None if has_given_rates else probe_bandwidth(threads, torch.device("cpu")),
     )
     return StreamingPlan(
         case=_case(source, model, precision, memory_gb, prompt, new, slots, threads),
@@ -100,10 +102,12 @@ def _case(
 
 
 def _stored(precision: str) -> tuple[torch.dtype, Quantization]:
-    found = precision_of(precision)
-    if found.dtype is None:
-        raise UserError(f"got precision {STORED!r}, whose bytes only its file knows; expected one such as 'bfloat16'")
-    return found.dtype, Quantization.model_validate(found.quant or {})
+    known = precision_of(precision)
+    if known.dtype is None:
+        raise UserError(
+            f"got precision {STORED!r}, whose bytes only its file knows; expected another, such as 'bfloat16'"
+        )
+    return known.dtype, Quantization.model_validate(known.quant or {})
 
 
 def _footprint(config: ModelConfig, dtype: torch.dtype, quant: Quantization) -> Footprint:
@@ -128,24 +132,24 @@ def _work(
 
 
 def bytes_per_weight(config: ModelConfig, dtype: torch.dtype, quant: Quantization) -> float:
-    """Bytes of a number in the layers' matrices with its share of the scales, on average."""
+    """Average bytes of a number in the layers' matrices with its share of the scales."""
     shapes = {name: shape for name, shape in config.layer_shapes().items() if name in LAYER}
     numbers = bits = 0.0
     for name, (outputs, inputs) in shapes.items():
         scheme = quant.of(name) if dtype == torch.int8 else None
-        each = 8.0 * float_dtype(dtype).itemsize
+        bits_each = 8.0 * float_dtype(dtype).itemsize
         if scheme is not None:
             groups = -(-inputs // scheme.group(outputs, inputs))
-            each = scheme.bits + SCALE_BITS * (2 if scheme.asymmetric else 1) * groups / inputs
+            bits_each = scheme.bits + SCALE_BITS * (2 if scheme.asymmetric else 1) * groups / inputs
         numbers += outputs * inputs
-        bits += outputs * inputs * each
+        bits += outputs * inputs * bits_each
     return bits / 8 / numbers
 
 
 def _peak(dtype: torch.dtype, threads: int) -> float:
-    found = probe_peak(dtype, threads, torch.device("cpu"))
-    assert found is not None  # the kernels can be compiled
-    return found
+    gflop_s = probe_peak(dtype, threads, torch.device("cpu"))
+    assert gflop_s is not None  # the caller has checked that the kernels can be compiled
+    return gflop_s
 
 
 def _writable(path: str | os.PathLike[str] | None) -> Path:

@@ -1,4 +1,4 @@
-"""A plan with what was measured of it, in a process of its own."""
+"""Measures a plan in a process of its own."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ def measured_plan(
     rounds: int = 1,
     progress: Progress | None = None,
 ) -> tuple[StreamingPlan, tuple[MemorySample, ...]]:
-    """The plan with points, whose rates are now those that were probed beside these, and the memory over time.
+    """The plan with measured points and with the rates probed around them, and the memory over time.
 
-    batches: those to measure; they have to fit. None: growing ones, until a larger batch gives no more tokens per
-    second or nothing larger fits. path: a folder for the packed weights; None: labkit's own for caches. The plan has to
-    be one of this machine. rounds: timed runs of each batch; 6 or more for figures that are trusted.
+    plan: must be a plan of this machine.
+    batches: batches to measure, all of which must fit; empty: growing batches, until a larger batch gives no more
+    tokens per second or does not fit.
+    path: a folder for the packed weights; None: labkit's own cache folder.
+    rounds: timed runs of each batch; trusted figures take 6 or more.
 
-    UserError for a batch that does not fit, and for what the engine refuses. RunError where the process dies.
+    UserError for a batch that does not fit, and where the engine refuses the case. RunError where the process dies.
     """
     check_numbers(seed=seed, rounds=rounds)
     for batch in batches:
@@ -48,20 +50,20 @@ def measured_plan(
             )
     folder = check_output_folder(folder_for(path), what="streamed weights", option=setting("path"))
     order = StreamOrder(plan=plan, folder=str(folder), batches=batches, seed=seed, rounds=rounds)
-    found = _found(order, progress or unheard)
-    disk, peak = typical_rates(found.points)
+    findings = _findings(order, progress or unheard)
+    disk, peak = typical_rates(findings.points)
     rates = plan.rates.model_copy(update={"disk_gb_s": disk, "gflop_s": peak})
-    return plan.model_copy(update={"points": found.points, "rates": rates}), found.memory
+    return plan.model_copy(update={"points": findings.points, "rates": rates}), findings.memory
 
 
-def _found(order: StreamOrder, follow: Progress) -> StreamFindings:
+def _findings(order: StreamOrder, follow: Progress) -> StreamFindings:
     environment = os.environ | FIXED | {"OMP_NUM_THREADS": str(order.plan.case.threads)}
-    failed = f"{order.plan.case.title} could not be measured"
-    for line in child_lines(COMMAND, failed, given=order.model_dump_json(), environment=environment):
-        said = json.loads(line)
-        if "error" in said:
-            raise UserError(said["error"])
-        if "found" in said:
-            return StreamFindings.model_validate(said["found"])
-        follow(said["done"], said["total"], said["label"])
-    raise AssertionError("the process ended without a word")
+    failure = f"{order.plan.case.title} could not be measured"
+    for line in child_lines(COMMAND, failure, given=order.model_dump_json(), environment=environment):
+        message = json.loads(line)
+        if "error" in message:
+            raise UserError(message["error"])
+        if "found" in message:
+            return StreamFindings.model_validate(message["found"])
+        follow(message["done"], message["total"], message["label"])
+    raise AssertionError("the process ended without an answer")

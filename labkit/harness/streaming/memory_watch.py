@@ -1,4 +1,4 @@
-"""The memory of this process over time, from a thread that looks at it."""
+"""Memory of this process over time, sampled by a thread."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ EVERY_S = 0.05
 
 
 class MemoryWatch:
-    """A context in which the memory is looked at every 50 ms. batch: what the samples from now on belong to.
+    """A context that samples the memory every 50 ms.
 
-    before: bytes that the process held at its beginning, which the samples do not count.
+    batch: the batch of the samples from now on.
+    before: bytes that the process held at the beginning; the samples do not count them.
     """
 
     def __init__(self) -> None:

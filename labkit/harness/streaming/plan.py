@@ -1,10 +1,10 @@
-"""The roofline of streaming: from a model's shape, a memory budget and the rates of disk and processor to tokens per
-second, for every batch and for every number of layers that stay in memory.
+"""The roofline of streaming: tokens per second from a model's shape, a memory budget and the rates of disk and
+processor, for every batch and every number of resident layers.
 
-A step reads its streamed layers and computes its rows at the same time, so it takes at least the longer of both:
-max(S / D, compute), with S the streamed bytes and D the disk's rate. Computing takes a row 2 FLOPs for each weight, so
-that a step is bound by it from r* = F * s / (2 * D) rows on, with F the processor's rate and s the bytes of a stored
-weight: more rows hide the disk.
+A step reads its streamed layers while it computes its rows, so it takes at least the longer of both:
+max(S / D, compute), with S the streamed bytes and D the disk's rate. Computing takes 2 FLOPs per row and weight. So it
+is the limit from r* = F * s / (2 * D) rows on, with F the processor's rate and s the bytes of a stored weight: more
+rows hide the disk.
 """
 
 from __future__ import annotations
@@ -27,44 +27,35 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DISK, COMPUTE = "disk", "compute"
-STEADY = 1.1  # a share of the disk beyond this says that the probe met a slower disk than the steps did
-AS_MANY = 1 - 1e-9  # of the most tokens per second: what is left is rounding
+STEADY = 1.1  # a larger share of the disk means that the probe met a slower disk than the steps
+AS_MANY = 1 - 1e-9  # rates above this part of the highest rate are equal but for rounding
 
 
 class StreamWork(FrozenRecord):
-    """What a step has to do, counted from the model's shape.
+    """Work of a step, counted from the model's shape."""
 
-    bytes_per_weight: of a stored weight in the layers, with its share of the scales. weight_bytes: that a step
-    multiplies with, wherever they come from. flops, prompt_flops: of one sequence, in a step and in its prompt.
-    """
-
-    bytes_per_weight: float
-    weight_bytes: int
-    flops: float
-    prompt_flops: float
+    bytes_per_weight: float  # of a stored weight in the layers, with its share of the scales
+    weight_bytes: int  # all weights of a step's multiplications, resident or streamed
+    flops: float  # of one sequence in a step
+    prompt_flops: float  # of one sequence's prompt
 
 
 class StreamRates(FrozenRecord):
-    """GB/s at which the disk is read, GFLOP/s of all threads at most, and GB/s at which they read the memory (None:
-    not known, and left out).
-    """
+    """Rates of a machine."""
 
     disk_gb_s: float = Field(gt=0)
-    gflop_s: float = Field(gt=0)
-    memory_gb_s: float | None = Field(default=None, gt=0)
+    gflop_s: float = Field(gt=0)  # peak of all threads
+    memory_gb_s: float | None = Field(default=None, gt=0)  # read bandwidth of all threads; None: unknown, and ignored
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """What a step of so many sequences takes at least, predicted, with so many layers in memory.
-
-    memory_bytes: of weights, slots, cache and workspace.
-    """
+    """Predicted least times of a step."""
 
     batch: int
     resident_layers: int
     streamed_bytes: int
-    memory_bytes: int
+    memory_bytes: int  # of weights, slots, KV cache and workspace
     disk_ms: float
     compute_ms: float
 
@@ -74,7 +65,7 @@ class PlannedStep:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all sequences, at most."""
+        """The most tokens per second of all sequences."""
         return self.batch * 1e3 / self.step_ms
 
     @property
@@ -83,7 +74,7 @@ class PlannedStep:
 
 
 class StreamingPlan(FrozenRecord):
-    """What batch pays for a model in a memory budget: predicted everywhere, and measured where there are `points`."""
+    """Rates of all batches for a model in a memory budget: predicted, and measured for the batches of `points`."""
 
     kind: Literal["streaming_plan"] = "streaming_plan"
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -102,13 +93,13 @@ class StreamingPlan(FrozenRecord):
 
     @property
     def free_rows(self) -> float:
-        """r*: rows from which computing a streamed layer takes as long as reading it."""
+        """r*: the number of rows at which computing a streamed layer takes as long as reading it."""
         return rows_of(self.work.bytes_per_weight, self.rates)
 
     @property
     def free_batch(self) -> int | None:
-        """Sequences from which a step is bound by computing, with as many layers in memory as fit beside them. None:
-        one sequence leaves room for all layers, so that nothing is streamed.
+        """The fewest sequences for which computing is the limit of a step, with as many resident layers as fit. None:
+        with one sequence all layers fit into memory, so nothing is streamed.
         """
         if not self.step(1).streamed_bytes:
             return None
@@ -122,24 +113,24 @@ class StreamingPlan(FrozenRecord):
 
     @property
     def largest_batch(self) -> int:
-        """That fits: DeepSpeed's "max batch"."""
+        """The largest batch that fits: DeepSpeed's "max batch"."""
         return self._most(0)
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """1, 2, 4 and so on up to the largest that fits, and that one."""
+        """1, 2, 4 and so on, and the largest batch that fits."""
         return tuple(growing(self.largest_batch))
 
     @property
     def possible_residents(self) -> tuple[int, ...]:
-        """How many layers may stay in memory: as many as leave work for all slots, or all."""
+        """Possible numbers of resident layers: all, or few enough that all slots have work."""
         layers = self.footprint.layers
         return (*range(max(0, layers - self.case.slots - 1) + 1), layers)
 
     @property
     def trade(self) -> tuple[PlannedStep, ...]:
-        """Memory for layers against memory for sequences: for every number of layers that fits beside one sequence,
-        the largest batch beside them.
+        """Memory for layers against memory for sequences: the largest batch for every number of resident layers that
+        leaves room for a sequence.
         """
         return tuple(
             self.step(most, resident) for resident in self.possible_residents if (most := self._most(resident))
@@ -148,21 +139,21 @@ class StreamingPlan(FrozenRecord):
     @property
     def lowest_latency(self) -> PlannedStep:
         """The quickest step of one sequence."""
-        return min((self.step(1, each.resident_layers) for each in self.trade), key=lambda step: step.step_ms)
+        return min((self.step(1, option.resident_layers) for option in self.trade), key=lambda step: step.step_ms)
 
     @property
     def highest_throughput(self) -> PlannedStep:
-        """The most tokens per second, of all numbers of layers in memory and of all batches that fit beside them; of
-        several that give as many the smallest batch.
+        """The step with the most tokens per second, over all numbers of resident layers and all batches that fit. The
+        smallest batch of equal steps.
         """
         steps = tuple(self._every_step())
         most = max(step.tokens_per_s for step in steps)
-        as_many = (step for step in steps if step.tokens_per_s >= most * AS_MANY)
-        return min(as_many, key=lambda step: (step.batch, -step.resident_layers))
+        fastest = (step for step in steps if step.tokens_per_s >= most * AS_MANY)
+        return min(fastest, key=lambda step: (step.batch, -step.resident_layers))
 
     def step(self, batch: int, resident: int | None = None, rates: StreamRates | None = None) -> PlannedStep:
-        """A step of `batch` sequences. resident: layers in memory; None: as many as fit, none where not even the slots
-        do. rates: others than the plan's own.
+        """A step of `batch` sequences. resident: resident layers; None: as many as fit, and 0 where not even the slots
+        fit. rates: None: the plan's own.
         """
         resident = self.residents(batch) if resident is None else resident
         rates = rates or self.rates
@@ -176,64 +167,65 @@ class StreamingPlan(FrozenRecord):
             batch=batch,
             resident_layers=resident,
             streamed_bytes=streamed,
-            memory_bytes=self._taken(resident) + self._beside(batch),
+            memory_bytes=self._weight_bytes(resident) + self._sequence_bytes(batch),
             disk_ms=streamed / rates.disk_gb_s / 1e6,
             compute_ms=computing / 1e6,
         )
 
     def first_token_ms(self, batch: int, resident: int | None = None) -> float:
-        """What the prompts of `batch` sequences take at least: each layer is read once, however long they are."""
+        """The least time of the prompts of `batch` sequences. Each layer is read once, for prompts of any length."""
         return max(self.step(batch, resident).disk_ms, batch * self.work.prompt_flops / self.rates.gflop_s / 1e6)
 
     def residents(self, batch: int) -> int:
-        """The most layers that may stay in memory beside so many sequences."""
-        room = self.memory - self._beside(batch)
-        return max((each for each in self.possible_residents if self._taken(each) <= room), default=0)
+        """The most resident layers that fit next to `batch` sequences."""
+        limit = self.memory - self._sequence_bytes(batch)
+        fitting = (count for count in self.possible_residents if self._weight_bytes(count) <= limit)
+        return max(fitting, default=0)
 
     def predicted(self, point: BatchPoint) -> PlannedStep:
-        """The least that a measured step could have taken at the rates that were probed beside it."""
-        beside = {"disk_gb_s": point.disk, "gflop_s": float(np.mean(point.gflop_s))}
-        step = self.step(point.batch, point.resident_layers, self.rates.model_copy(update=beside))
+        """The least time of a measured step at the rates probed around it."""
+        probed = {"disk_gb_s": point.disk, "gflop_s": float(np.mean(point.gflop_s))}
+        step = self.step(point.batch, point.resident_layers, self.rates.model_copy(update=probed))
         return replace(step, streamed_bytes=point.streamed_bytes, disk_ms=point.streamed_bytes / point.disk / 1e6)
 
     @property
     def best_point(self) -> BatchPoint | None:
-        """The measured batch with the most tokens per second; None: nothing was measured."""
+        """The measured batch with the most tokens per second; None without measured batches."""
         return max(self.points, key=lambda point: point.tokens_per_s, default=None)
 
     @property
     def trust(self) -> Trust:
-        """The grade of the measured figures: of every batch, and of the disk and the memory that all stand on."""
+        """Trust in the measured figures: in every batch, and in the disk and the memory on which all depend."""
         doubts: dict[Doubt, list[str]] = {}
         for point in self.points:
             for doubt in point.trust(self.case.threads, self.environment.cores).doubts:
                 doubts.setdefault(doubt, []).append(f"{point.batch:,}")
-        of_batches = [
+        batch_doubts = [
             replace(doubt, why=f"{'batch' if len(batches) == 1 else 'batches'} {', '.join(batches)}: {doubt.why}")
             for doubt, batches in doubts.items()
         ]
-        return Trust((*(Doubt(why, (QUIET,)) for why in self._beyond), *of_batches))
+        return Trust((*(Doubt(why, (QUIET,)) for why in self._impossible), *batch_doubts))
 
     @property
-    def _beyond(self) -> list[str]:
-        """Figures that cannot be."""
-        found = [
+    def _impossible(self) -> list[str]:
+        """Figures that are impossible, in words."""
+        sentences = [
             f"batch {point.batch:,} took {point.peak_bytes / 1e9:.3f} GB, more than it was given"
             for point in self.points
             if point.peak_bytes > self.memory
         ]
         if fast := [f"{point.batch:,}" for point in self.points if (point.share_of_disk or 0.0) > STEADY]:
-            found.append(
-                f"steps of batch {', '.join(fast)} read faster than the probes beside them: the disk was not steady, "
-                "so that these shares say little"
+            sentences.append(
+                f"steps of batch {', '.join(fast)} read faster than the probes around them: the disk was not steady, "
+                "so these shares mean little"
             )
-        return found
+        return sentences
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each predicted batch, for each number of layers in memory, and for each measured batch, which the
-        column `figures` tells apart: "predicted", "trade" or "measured".
+        """A row for each predicted batch, each number of resident layers, and each measured batch. Their column
+        `figures` is "predicted", "trade" or "measured".
         """
-        import pandas as pd  # half a second, which is not for every process that measures
+        import pandas as pd  # takes half a second, too long for every process that measures
 
         return pd.DataFrame(list(self._rows()))
 
@@ -266,18 +258,18 @@ class StreamingPlan(FrozenRecord):
                 yield self.step(batch, resident)
 
     def _most(self, resident: int) -> int:
-        """The largest batch beside so many layers; 0: not even one sequence."""
-        beside_slots = self._taken(resident) - self._taken(0)
+        """The largest batch that fits next to `resident` layers; 0: not even one sequence."""
+        resident_bytes = self._weight_bytes(resident) - self._weight_bytes(0)
         case = self.case
-        return self.footprint.most_sequences(self.memory - beside_slots, case.prompt_tokens, case.tokens, case.slots)
+        return self.footprint.most_sequences(self.memory - resident_bytes, case.prompt_tokens, case.tokens, case.slots)
 
-    def _taken(self, resident: int) -> int:
-        """Bytes of the weights in memory, slots included."""
+    def _weight_bytes(self, resident: int) -> int:
+        """Bytes of the weights in memory, with the slots."""
         layers = self.footprint.layers
         kept = layers if resident == layers else min(resident + self.case.slots, layers)
         return self.footprint.outside + kept * self.footprint.layer
 
-    def _beside(self, batch: int) -> int:
+    def _sequence_bytes(self, batch: int) -> int:
         return self.footprint.beside_weights(batch, self.case.prompt_tokens, self.case.tokens)
 
 
@@ -287,7 +279,7 @@ def rows_of(bytes_per_weight: float, rates: StreamRates) -> float:
 
 
 def growing(most: int) -> Iterator[int]:
-    """1, 2, 4 and so on, and `most` at last; nothing for 0."""
+    """1, 2, 4 and so on, and finally `most`; nothing for 0."""
     batch = 1
     while batch < most:
         yield batch

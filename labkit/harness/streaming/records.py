@@ -1,4 +1,4 @@
-"""What was measured of an engine whose layers are read from a disk: one record for each batch size."""
+"""Records of an engine with layers that are read from a disk: one record for each batch size."""
 
 from __future__ import annotations
 
@@ -15,24 +15,20 @@ SpanKind = Literal["read", "wait", "compute"]
 
 
 class StreamCase(FrozenRecord):
-    """What is generated, in how much memory.
-
-    memory_gb: GB (1e9 bytes) for weights, slots, cache and workspace together. slots: layers that are in memory at a
-    time of those that are read. threads: that compute; one more reads.
-    """
+    """A generation in a memory budget."""
 
     model: str
     origin: str
     precision: str
-    memory_gb: float = Field(gt=0)
+    memory_gb: float = Field(gt=0)  # 1e9 bytes, for weights, slots, KV cache and workspace together
     prompt_tokens: int = Field(ge=1)
     new_tokens: int = Field(ge=2)
-    slots: int = Field(ge=2)
-    threads: int = Field(ge=1)
+    slots: int = Field(ge=2)  # streamed layers that are in memory at a time
+    threads: int = Field(ge=1)  # that compute; one more thread reads
 
     @property
     def tokens(self) -> int:
-        """Of a sequence at its end."""
+        """Tokens of a sequence at its end."""
         return self.prompt_tokens + self.new_tokens
 
     @property
@@ -44,39 +40,30 @@ class StreamCase(FrozenRecord):
 
 
 class LayerSpan(FrozenRecord):
-    """What was done when with a layer. slot: that it was in; None: it stays in memory. step: which pass through the
-    layers it belongs to, 0 for the prompt's; of a read, the one that uses it. Milliseconds from the first pass on.
-    """
+    """Reading, waiting for or computing a layer."""
 
     kind: SpanKind
     layer: int
-    slot: int | None
-    step: int
-    begin_ms: float
+    slot: int | None  # of the layer; None: the layer is resident
+    step: int  # pass through the layers, 0 for the prompt's; of a read, the pass that uses it
+    begin_ms: float  # from the first pass on
     end_ms: float
 
 
 class BatchPoint(FrozenRecord):
-    """A batch that was generated with so many layers in memory.
-
-    streamed_bytes: read for every step. ttft_ms, decode_ms: of the median run; runs_ms: the median step of every run
-    (empty in older records, of one run). others_cores: processors that other programs kept busy around the runs (None:
-    nobody looked). disk_gb_s, gflop_s: the rates of the disk and of the processor, probed just
-    before and just after. peak_bytes: held at most, beyond what imports take. spans: of the prompt and of the first
-    steps; none where everything was in memory.
-    """
+    """Measurement of a batch."""
 
     batch: int = Field(ge=1)
     resident_layers: int
-    streamed_bytes: int
-    ttft_ms: float
-    decode_ms: tuple[float, ...] = Field(min_length=1)
-    disk_gb_s: tuple[float, float]
-    gflop_s: tuple[float, float]
-    peak_bytes: int
-    runs_ms: tuple[float, ...] = ()
-    others_cores: float | None = None
-    spans: tuple[LayerSpan, ...] = ()
+    streamed_bytes: int  # read for every step
+    ttft_ms: float  # of the median run
+    decode_ms: tuple[float, ...] = Field(min_length=1)  # of the median run
+    disk_gb_s: tuple[float, float]  # probed just before and just after the runs
+    gflop_s: tuple[float, float]  # of the processor, probed just before and just after the runs
+    peak_bytes: int  # beyond the imports
+    runs_ms: tuple[float, ...] = ()  # median step of every run; empty in older records, which have one run
+    others_cores: float | None = None  # processors that other programs kept busy; None: not sampled
+    spans: tuple[LayerSpan, ...] = ()  # of the prompt and the first steps; empty where all layers were resident
 
     @property
     def step_ms(self) -> float:
@@ -84,10 +71,10 @@ class BatchPoint(FrozenRecord):
         return float(np.median(self.decode_ms))
 
     def trust(self, threads: int, cores: int) -> Trust:
-        """The grade of its time. threads: of the engine; cores: of the machine."""
+        """Trust in the batch's time. threads: of the engine; cores: of the machine."""
         runs = self.runs_ms or (self.step_ms,)
-        others = () if self.others_cores is None else (taken_cores(self.others_cores, needed=threads, cores=cores),)
-        return grade(median_ratio(runs), len(runs), taken_cores=others)
+        taken = () if self.others_cores is None else (taken_cores(self.others_cores, needed=threads, cores=cores),)
+        return grade(median_ratio(runs), len(runs), taken_cores=taken)
 
     @property
     def tokens_per_s(self) -> float:
@@ -96,20 +83,18 @@ class BatchPoint(FrozenRecord):
 
     @property
     def disk(self) -> float:
-        """GB/s beside this point."""
+        """Mean GB/s of the disk around this point."""
         return float(np.mean(self.disk_gb_s))
 
     @property
     def share_of_disk(self) -> float | None:
-        """The rate at which steps took their bytes from the disk / the disk's own; None: nothing was read."""
+        """Rate at which steps read their bytes / the disk's rate; None: nothing was read."""
         return self.streamed_bytes / self.step_ms / 1e6 / self.disk if self.streamed_bytes else None
 
 
 class MemorySample(FrozenRecord):
-    """Bytes in memory beyond what imports take, so many seconds after the first sample, while this batch was loaded
-    and generated.
-    """
+    """Memory at a moment."""
 
-    second: float
-    bytes: int
-    batch: int
+    second: float  # since the beginning of the watch
+    bytes: int  # beyond the imports
+    batch: int  # that was loaded and generated

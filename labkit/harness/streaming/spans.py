@@ -1,4 +1,4 @@
-"""What a stream noted of a run, as spans that know their slot and their step."""
+"""Spans of a stream's run, with their slots and steps."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from labkit.harness.overlap import Overlap
 from labkit.harness.streaming.records import LayerSpan
 from labkit.kernels.layer_stream import StreamSpan
 
-MOST_STEPS = 4  # that are kept, the prompt's pass included
+MOST_STEPS = 4  # passes that are kept, with the prompt's
 
 
 def run_spans(noted: Sequence[StreamSpan], blocks: Sequence[int], slots: int, filled: int) -> tuple[LayerSpan, ...]:
-    """The spans of a run's first passes through the layers, by their beginning, and what was read meanwhile for later
-    ones.
+    """The spans of a run's first passes through the layers, in order of their beginning, with the reads of that time
+    for later passes.
 
-    noted: of a run that began when all slots were filled and `filled` blocks had been read. blocks: of each layer its
-    place in the stream, or -1. The reader reads in turns, and turn t is in slot t % slots; a layer is computed from the
-    turn of its block in that pass.
+    noted: spans of a run that began when all slots were filled and `filled` blocks had been read.
+    blocks: index of each layer in the stream, or -1 for a resident layer.
+
+    The reader reads in turns, and turn t is in slot t % slots. A pass computes a layer from its block's turn.
     """
     streamed = sum(block >= 0 for block in blocks)
-    first_turn = filled - slots  # that the run uses first
+    first_turn = filled - slots  # the first turn that the run uses
     start = min((span.begin_ns for span in noted if span.kind != "read"), default=0)
     passes = {"wait": 0, "compute": 0}
     turn, seen = filled, dict.fromkeys(passes, 0)
-    found = []
-    for span in sorted(noted, key=lambda each: each.begin_ns):
+    spans = []
+    for span in sorted(noted, key=lambda span: span.begin_ns):
         slot: int | None
         if span.kind == "read":
             step, slot = (turn - first_turn) // streamed, turn % slots
@@ -36,7 +37,7 @@ def run_spans(noted: Sequence[StreamSpan], blocks: Sequence[int], slots: int, fi
             seen[span.kind] += 1
             block = blocks[span.layer]
             slot = (first_turn + step * streamed + block) % slots if block >= 0 else None
-        found.append(
+        spans.append(
             LayerSpan(
                 kind=span.kind,
                 layer=span.layer,
@@ -46,13 +47,13 @@ def run_spans(noted: Sequence[StreamSpan], blocks: Sequence[int], slots: int, fi
                 end_ms=(span.end_ns - start) / 1e6,
             )
         )
-    end = max((span.end_ms for span in found if span.kind == "compute" and span.step < MOST_STEPS), default=0.0)
-    return tuple(span for span in found if span.begin_ms < end)
+    end = max((span.end_ms for span in spans if span.kind == "compute" and span.step < MOST_STEPS), default=0.0)
+    return tuple(span for span in spans if span.begin_ms < end)
 
 
 def hidden_share(spans: Sequence[LayerSpan]) -> float | None:
-    """How much of the shorter of reading and computing ran under the other, in the steps after the prompt: 1: all of
-    it. None: there is no whole step, or nothing was read in them.
+    """The part of the shorter activity (reading or computing) that the other hides, in the steps after the prompt; 1:
+    all of it. None: there is no whole step, or nothing was read.
     """
     steps = sorted({span.step for span in spans if span.kind == "compute" and span.step > 0})
     if not steps:

@@ -1,4 +1,4 @@
-"""A plan of streaming as tables: what each batch gives, predicted and measured, and what memory is better spent on."""
+"""Tables of a streaming plan: each batch, predicted and measured, and the best use of memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from labkit.harness.streaming.plan import StreamingPlan
 from labkit.harness.streaming.records import BatchPoint
 from labkit.system.result_table import Claim, ResultTable
 
-MOST_TRADES = 12  # rows of the table on memory
+MOST_TRADES = 12  # rows of the table about memory
 
 
 def predicted_table(plan: StreamingPlan) -> ResultTable:
-    """A row for each batch that fits: what a step of it takes at least, and so how many tokens per second it gives at
-    most.
-    """
+    """A row for each batch that fits: the least time of a step, and so the most tokens per second."""
     return ResultTable(
         title=f"{plan.case.title}; predicted",
         columns=("sequences", "layers in memory", "MB a step", "disk, ms", "computing, ms", "at most tokens/s"),
@@ -37,7 +35,7 @@ def predicted_table(plan: StreamingPlan) -> ResultTable:
 
 
 def measured_table(plan: StreamingPlan) -> ResultTable:
-    """A row for each batch that was measured."""
+    """A row for each measured batch."""
     best = plan.best_point
     assert best is not None
     return ResultTable(
@@ -55,21 +53,21 @@ def measured_table(plan: StreamingPlan) -> ResultTable:
         rows=tuple(_measured(plan, point) for point in plan.points),
         claim=Claim(f"Measured: the most tokens/s at batch {best.batch:,}", "bold", _against_largest(plan, best)),
         notes=(
-            "of the most: tokens/s over what the rates allow that were probed beside them; D: the disk's, GB/s; "
-            f"GB: memory held at most, of {plan.case.memory_gb:g}",
+            "of the most: share of the tokens/s that the probed rates allow; D: the disk's rate, GB/s; "
+            f"GB: peak memory, of {plan.case.memory_gb:g}",
             *([f"note: {plan.trust.sentence}"] if plan.points and not plan.trust.trustworthy else []),
         ),
     )
 
 
 def trade_table(plan: StreamingPlan) -> ResultTable:
-    """A row for each number of layers that may stay in memory: the quickest step beside it, and the largest batch."""
+    """A row for each possible number of resident layers: the quickest step, and the largest batch."""
     quickest, most = plan.lowest_latency.resident_layers, plan.highest_throughput.resident_layers
     marks = {quickest: "quickest step"}
     marks[most] = "quickest step, most tokens/s" if quickest == most else "most tokens/s"
     steps = plan.trade
-    every = -(-len(steps) // MOST_TRADES)
-    shown = [step for index, step in enumerate(steps) if index % every == 0 or step.resident_layers in marks]
+    interval = -(-len(steps) // MOST_TRADES)
+    shown = [step for index, step in enumerate(steps) if index % interval == 0 or step.resident_layers in marks]
     return ResultTable(
         title="Memory for layers, or for sequences; predicted",
         columns=("layers in memory", "one sequence, ms", "largest batch", "at most tokens/s", ""),
@@ -88,19 +86,19 @@ def trade_table(plan: StreamingPlan) -> ResultTable:
 
 
 def free_sentence(plan: StreamingPlan) -> str:
-    """From how many sequences on streaming costs nothing, as predicted."""
+    """The predicted number of sequences from which on streaming costs nothing, as a sentence."""
     if plan.free_batch is None:
-        return "Beside one sequence the whole model fits into memory, so that nothing is streamed."
+        return "With one sequence the whole model fits into memory, so nothing is streamed."
     reached = "which fits" if plan.free_batch <= plan.largest_batch else "which does not fit"
     return f"Computing takes as long as the disk from {plan.free_batch:,} sequences on, {reached}."
 
 
 def _rows_sentence(plan: StreamingPlan) -> str:
-    return f"Where all that is computed is streamed, it does from r* = F s / (2 D) = {plan.free_rows:,.0f} rows on."
+    return f"If all weights are streamed, it does from r* = F s / (2 D) = {plan.free_rows:,.0f} rows on."
 
 
 def three_digits(value: float) -> str:
-    """Three digits that count, never with an exponent."""
+    """The value with three significant digits, never with an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -122,7 +120,7 @@ def _against_largest(plan: StreamingPlan, best: BatchPoint) -> str:
     last = plan.points[-1]
     if best is not last:
         return f"{three_digits(best.tokens_per_s)}, and batch {last.batch:,} gave {three_digits(last.tokens_per_s)}"
-    largest = "the largest that fits" if best.batch == plan.largest_batch else "the largest that was measured"
+    largest = "the largest that fits" if best.batch == plan.largest_batch else "the largest measured batch"
     return f"{three_digits(best.tokens_per_s)}; that is {largest}"
 
 

@@ -141,8 +141,8 @@ def test_the_default_text_is_the_same_on_every_machine_and_long() -> None:
         ({"against": "gold"}, "unknown precision 'gold'"),
         ({"threads": 0}, "got threads = 0"),
         ({"text": "/no/such/file"}, "/no/such/file cannot be read"),
-        ({"window": 100_000, "tokens": 100_000}, "positions; use a smaller one"),
-        ({"dtype": "float32", "quant": {"lm_head": True}}, "got dtype='float32' and quant; expected int8 beside quant"),
+        ({"window": 100_000, "tokens": 100_000}, "positions; use a smaller window"),
+        ({"dtype": "float32", "quant": {"lm_head": True}}, "got dtype='float32' and quant; expected int8 with quant"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(options: dict[str, object], message: str) -> None:
