@@ -192,7 +192,7 @@ def _commit() -> str | None:
 
 def _output(*command: str) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.partition("\n")[0].strip() or None if done.returncode == 0 else None
+    return process.stdout.partition("\n")[0].strip() or None if process.returncode == 0 else None

@@ -48,8 +48,8 @@ class OthersByRound:
         known = [cores for cores in self.cores if cores is not None]
         self._fill(known[-1] if known else self._clock.lap(SHORTEST_S / 2))
 
-    def _fill(self, others: float | None) -> None:
-        self.cores = [others if cores is None else cores for cores in self.cores]
+    def _fill(self, others_cores: float | None) -> None:
+        self.cores = [others_cores if cores is None else cores for cores in self.cores]
 
 
 class NotQuietError(RunError):
@@ -67,15 +67,15 @@ def wait_until_quiet(limit_s: float, *, needed: int | None = None, progress: Pro
     needed = needed or cores
     start, quiet = monotonic(), 0
     while True:
-        programs, others = _sample(SAMPLE_S)
-        quiet = quiet + 1 if taken_cores(others, needed=needed, cores=cores) <= MOST_TAKEN else 0
+        programs, others_cores = _sample(SAMPLE_S)
+        quiet = quiet + 1 if taken_cores(others_cores, needed=needed, cores=cores) <= MOST_TAKEN else 0
         if quiet >= QUIET_SAMPLES:
             return
         waited, names = monotonic() - start, ", ".join(map(str, programs)) or "hidden processes"
         if waited >= limit_s:
             raise NotQuietError(
-                f"the machine was not quiet within {limit_s:.0f} s: other programs kept {others:.1f} processors busy "
-                f"({names}); close them, wait longer ({setting('wait_quiet')}), or measure without waiting and have "
+                f"the machine was not quiet within {limit_s:.0f} s: other programs kept {others_cores:.1f} processors "
+                f"busy ({names}); close them, wait longer ({setting('wait_quiet')}), or measure without waiting and have "
                 "the figures graded"
             )
         if progress:
@@ -88,14 +88,14 @@ def _sample(seconds: float) -> tuple[list[Program], float]:
     clock, before = OthersClock(), _by_process()
     begin = monotonic()
     sleep(seconds)
-    others, took = clock.lap(shortest_s=0.0) or 0.0, monotonic() - begin
+    others_cores, took = clock.lap(shortest_s=0.0) or 0.0, monotonic() - begin
     spent = [
         Program(process.name, (process.seconds - before[pid].seconds) / took)
         for pid, process in _by_process().items()
         if pid in before and pid != psutil.Process().pid
     ]
     busiest = sorted(spent, key=lambda program: program.cores, reverse=True)[:NAMED]
-    return [program for program in busiest if program.cores >= LEAST_NAMED], others
+    return [program for program in busiest if program.cores >= LEAST_NAMED], others_cores
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ class Measurement(Tabular, FrozenRecord):
         """Processors that this side needed and other programs kept busy, by run; runs without a figure are left out."""
         needed = self.case.cores if self.environment.gpu is None else 1
         known = [run.others_cores for run in self.runs if run.others_cores is not None]
-        return tuple(taken_cores(others, needed=needed, cores=self.environment.cores) for others in known)
+        return tuple(taken_cores(others_cores, needed=needed, cores=self.environment.cores) for others_cores in known)
 
     @property
     def prefill_gflop_s(self) -> float | None:

@@ -124,17 +124,17 @@ def operator(call: RecordedCall) -> Any:
 
 def arguments(call: RecordedCall, run: Any, device: str) -> dict[str, Any]:
     """New arguments of the recorded shapes, by name."""
-    made: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for at, argument in enumerate(run._schema.arguments[: len(call.dims)]):
         kind = _kind(call, at)
         if kind == "tensor":
-            made[argument.name] = _tensor(call, at, device)
+            values[argument.name] = _tensor(call, at, device)
         elif kind == "tensors":
             sizes = call.dims[at]
-            made[argument.name] = [torch.randn(tuple(dims), device=device) for dims in sizes]
+            values[argument.name] = [torch.randn(tuple(dims), device=device) for dims in sizes]
         else:
-            made[argument.name] = _value(call.values[at] if at < len(call.values) else "", argument)
-    return made
+            values[argument.name] = _value(call.values[at] if at < len(call.values) else "", argument)
+    return values
 
 
 def _kind(call: RecordedCall, at: int) -> str:

@@ -69,17 +69,17 @@ def save(record: Measurement | Comparison | Evaluation | StreamingPlan, folder: 
 
 def _stem(record: Measurement | Comparison | Evaluation | StreamingPlan) -> str:
     """Name of a record's file: its time, which sorts the files, and its content."""
-    when = "%Y%m%dT%H%M%S%f"
+    time_format = "%Y%m%dT%H%M%S%f"
     if isinstance(record, Evaluation):
         case = record.case
-        return f"{record.created:{when}}-{Path(case.model).name}-{case.dtype}-evaluated-against-{case.against}"
+        return f"{record.created:{time_format}}-{Path(case.model).name}-{case.dtype}-evaluated-against-{case.against}"
     if isinstance(record, StreamingPlan):
         plan = record.case
-        return f"{record.created:{when}}-{Path(plan.model).name}-{plan.precision}-{plan.memory_gb:g}gb-batches"
+        return f"{record.created:{time_format}}-{Path(plan.model).name}-{plan.precision}-{plan.memory_gb:g}gb-batches"
     sides = (record.baseline, record.candidate) if isinstance(record, Comparison) else (record,)
     shared, names = sides[0].case, "-vs-".join(side.name for side in sides)
     model = Path(shared.model).name
-    return f"{sides[-1].created:{when}}-{model}-{shared.dtype}-b{shared.batch}-{names}"
+    return f"{sides[-1].created:{time_format}}-{model}-{shared.dtype}-b{shared.batch}-{names}"
 
 
 def save_or_warn(record: Measurement | Comparison, folder: str | os.PathLike[str]) -> None:
@@ -179,12 +179,12 @@ def _text(file: Path) -> str:
         raise UserError(f"{file} is not text ({error.reason}); expected records as JSON lines (.jsonl)") from None
 
 
-def _parse(line: str, where: str) -> AnyRecord:
+def _parse(line: str, position: str) -> AnyRecord:
     try:
         return RECORD.validate_json(line)
     except ValidationError as error:
         raise UserError(
-            f"{where} is not a result of schema version {SCHEMA_VERSION}: {first_problem(error, 'the line')}; "
+            f"{position} is not a result of schema version {SCHEMA_VERSION}: {first_problem(error, 'the line')}; "
             "measure again, or remove the line"
         ) from None
 

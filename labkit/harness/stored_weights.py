@@ -55,9 +55,9 @@ def as_plain(weights: Weights) -> str | dict[str, Any]:
     return weights.model_dump() if isinstance(weights, StoredWeights) else name_of(weights)
 
 
-def from_plain(told: str | dict[str, Any]) -> Weights:
+def from_plain(plain: str | dict[str, Any]) -> Weights:
     """The type that `as_plain` turned into a JSON value."""
-    return DTYPES[told] if isinstance(told, str) else StoredWeights.model_validate(told)
+    return DTYPES[plain] if isinstance(plain, str) else StoredWeights.model_validate(plain)
 
 
 def stored_by(engine: InferenceEngine) -> Weights:

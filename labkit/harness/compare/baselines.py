@@ -290,9 +290,9 @@ def _hf_model(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def vanilla(
-    name: str, how: str, source: ModelSource, model: PreTrainedModel, options: Mapping[str, Any] | None = None
+    name: str, way: str, source: ModelSource, model: PreTrainedModel, options: Mapping[str, Any] | None = None
 ) -> Baseline:
-    """A model that transformers runs. `how`: the way it runs, in words. `options`: options of its `generate`."""
+    """A model that transformers runs. `way`: how it runs, in words. `options`: options of its `generate`."""
 
     policy = find_policy(model.config)
 
@@ -304,7 +304,7 @@ def vanilla(
         on_cpu = model.device.type == "cpu"  # on a GPU the CPU would time launches
         return clock.stage_times() if on_cpu else []
 
-    impl = f"transformers {__version__}, {how}, {model.config._attn_implementation} attention"
+    impl = f"transformers {__version__}, {way}, {model.config._attn_implementation} attention"
     return Baseline(name, impl, model.dtype, model, source.tokenizer, stage_times, options or {})
 
 

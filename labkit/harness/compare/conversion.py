@@ -34,15 +34,15 @@ def converted(side: str, model: str, *, dtype: str, seed: int, scratch: Path | N
     """
     provider = provider_of(side)
     assert provider is not None
-    kept = None if scratch is None else scratch / _name(side, model, dtype, seed)
-    if kept is not None and kept.is_dir():
-        yield kept
+    stored = None if scratch is None else scratch / _name(side, model, dtype, seed)
+    if stored is not None and stored.is_dir():
+        yield stored
         return
     with owned_folder("labkit-peer-", scratch) as folder:
         if provider.converts:
             _convert(side, model, dtype, seed, folder)
-        if kept is not None:
-            folder = folder.rename(kept)
+        if stored is not None:
+            folder = folder.rename(stored)
         yield folder
 
 
@@ -55,15 +55,15 @@ def _name(side: str, model: str, dtype: str, seed: int) -> str:
 def _convert(side: str, model: str, dtype: str, seed: int, folder: Path) -> None:
     arguments = [side, model, str(seed), dtype, str(folder)]
     command = [sys.executable, "-P", "-m", "labkit.harness.compare.conversion", *arguments]
-    done = finished(command)
-    if done.returncode:
-        raise RunError(f"{side} could not convert {model} in {dtype}: {_cause(done)}")
+    process = finished(command)
+    if process.returncode:
+        raise RunError(f"{side} could not convert {model} in {dtype}: {_cause(process)}")
 
 
-def _cause(done: subprocess.CompletedProcess[str]) -> str:
-    if done.returncode < 0:
-        return f"its converter was killed by {signal.Signals(-done.returncode).name}"
-    lines = done.stderr.strip().splitlines() or ["its converter printed no error"]
+def _cause(process: subprocess.CompletedProcess[str]) -> str:
+    if process.returncode < 0:
+        return f"its converter was killed by {signal.Signals(-process.returncode).name}"
+    lines = process.stderr.strip().splitlines() or ["its converter printed no error"]
     return ([line for line in lines if RAISED.match(line)] or lines)[-1]
 
 

@@ -176,7 +176,7 @@ class _Rounds:
         def probe(index: int) -> float | None:
             return probe_bandwidth(self._participants[index].spec.cores, device)
 
-        begun = [self._begun(participant) for participant in self._participants]
+        begun = [self._announced(participant) for participant in self._participants]
         for turn in turns(begun, self._indices(), probe=probe, seed=self._schedule.seed):
             self._participants[turn.side].note(turn)
         self._others.end()
@@ -186,7 +186,7 @@ class _Rounds:
         measured = tuple(participant.measurement(self._others.cores) for participant in self._participants)
         return Turns(measured, tuple(participant.tokens for participant in self._participants), tuple(self._looks))
 
-    def _begun(self, participant: Participant) -> Callable[[int], Ran]:
+    def _announced(self, participant: Participant) -> Callable[[int], Ran]:
         """Function that announces a run of a participant and makes it."""
 
         def run(index: int) -> Ran:

@@ -73,8 +73,8 @@ class RecordsDiff(Tabular):
     @property
     def shared(self) -> CaseWords:
         """Words that all cases share, for the head of their list."""
-        first, *others = self._all
-        return tuple(word for word in first if all(word in words for words in others)) if others else first[:-1]
+        first, *rest = self._all
+        return tuple(word for word in first if all(word in words for words in rest)) if rest else first[:-1]
 
     def name(self, words: CaseWords) -> str:
         """Words that distinguish a case from the others."""

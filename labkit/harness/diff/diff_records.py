@@ -59,7 +59,7 @@ def diff_records(
     pairs = [(first[words], second[words]) for words in first if words in second]
     if not pairs:
         raise UserError(
-            f"got no common case: {before} has {_few(first)}, and {after} has {_few(second)}; expected "
+            f"got no common case: {before} has {_first_names(first)}, and {after} has {_first_names(second)}; expected "
             "records of the same model, dtype, batch, tokens, threads and side"
         )
     differences = _differences([pair for pair in pairs if _machine(pair[0]) != _machine(pair[1])], MACHINE)
@@ -166,7 +166,7 @@ def _values(environments: Iterable[Environment], fields: Collection[str]) -> dic
     return {name: sorted(values) for name, values in distinct.items()}
 
 
-def _few(sides: Mapping[CaseWords, TimedSide]) -> str:
+def _first_names(sides: Mapping[CaseWords, TimedSide]) -> str:
     names = [", ".join(text for _, text in words) for words in sides]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return "; ".join(names[:MOST_NAMED]) + more

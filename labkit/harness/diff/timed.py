@@ -52,28 +52,28 @@ def timed_sides(record: AnyRecord, metric: str = DEFAULT_METRIC) -> list[TimedSi
     has one figure, under the default metric, and no sides under another. A record that times nothing has no sides.
     """
     if isinstance(record, Comparison):
-        return _of_comparison(record, metric)
+        return _comparison_sides(record, metric)
     if isinstance(record, Measurement):
-        return [_of_measurement(record, record.name, metric)]
+        return [_measurement_side(record, record.name, metric)]
     if metric != DEFAULT_METRIC:
         return []
     if isinstance(record, RegionMeasurement | LadderMeasurement):
-        return _of_layers(record)
+        return _layer_sides(record)
     if isinstance(record, ExchangeMeasurement):
-        return _of_exchange(record)
-    return _of_loading(record) if isinstance(record, LoadMeasurement) else []
+        return _exchange_sides(record)
+    return _loading_sides(record) if isinstance(record, LoadMeasurement) else []
 
 
-def _of_comparison(record: Comparison, metric: str) -> list[TimedSide]:
+def _comparison_sides(record: Comparison, metric: str) -> list[TimedSide]:
     sides = {"baseline": record.baseline, "candidate": record.candidate}
     same_name = record.baseline.name == record.candidate.name
     return [
-        _of_measurement(side, f"{side.name}, as {role}" if same_name else side.name, metric, alone=False)
+        _measurement_side(side, f"{side.name}, as {role}" if same_name else side.name, metric, alone=False)
         for role, side in sides.items()
     ]
 
 
-def _of_measurement(side: Measurement, name: str, metric: str, *, alone: bool = True) -> TimedSide:
+def _measurement_side(side: Measurement, name: str, metric: str, *, alone: bool = True) -> TimedSide:
     case, packages = side.case, side.environment.packages
     is_labkit = alone or side.name.startswith("fused") or "labkit" in side.impl
     return TimedSide(
@@ -98,7 +98,7 @@ def _of_measurement(side: Measurement, name: str, metric: str, *, alone: bool = 
     )
 
 
-def _of_layers(record: LayerRecord) -> list[TimedSide]:
+def _layer_sides(record: LayerRecord) -> list[TimedSide]:
     case, environment = record.case, record.environment
     needed = case.threads if environment.gpu is None else 1
     region = record.region if isinstance(record, RegionMeasurement) else "all regions"
@@ -120,7 +120,8 @@ def _of_layers(record: LayerRecord) -> list[TimedSide]:
             environment=environment,
             foreign=f"torch {environment.packages.get('torch')}" if name in TORCH_ALONE else "",
             taken_cores=tuple(
-                taken_cores(others, needed=needed, cores=environment.cores) for others in record.others_cores or ()
+                taken_cores(others_cores, needed=needed, cores=environment.cores)
+                for others_cores in record.others_cores or ()
             ),
             bandwidth_gb_s=record.read_bandwidth_gb_s,
         )
@@ -128,7 +129,7 @@ def _of_layers(record: LayerRecord) -> list[TimedSide]:
     ]
 
 
-def _of_exchange(record: ExchangeMeasurement) -> list[TimedSide]:
+def _exchange_sides(record: ExchangeMeasurement) -> list[TimedSide]:
     return [
         TimedSide(
             case=(("what", f"sum of {record.bytes:,} bytes"), ("ranks", f"{record.ranks} ranks")),
@@ -143,7 +144,7 @@ def _of_exchange(record: ExchangeMeasurement) -> list[TimedSide]:
     ]
 
 
-def _of_loading(record: LoadMeasurement) -> list[TimedSide]:
+def _loading_sides(record: LoadMeasurement) -> list[TimedSide]:
     size = f"loading {record.model_bytes / 1e9:.2f} GB"
     return [
         TimedSide(

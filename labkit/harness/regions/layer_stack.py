@@ -60,7 +60,7 @@ class LayerStack:
 
         def op(name: str) -> Callable[..., Any]:
             side = fast if name in fused else slow
-            return _taking(side.ops[name], side.hidden_NH.dtype, convert=convert)
+            return _converting(side.ops[name], side.hidden_NH.dtype, convert=convert)
 
         mixed = {layer_op.op: op(layer_op.op) for layer_op in OPS.values()}
         rotary = fast.rotary if OPS[Stage.QKV].op in fused else slow.rotary
@@ -120,7 +120,7 @@ def _mixed(plain: LayerWeights, packed: LayerWeights, fused: Container[str], *, 
     return replace(plain, **{name: getattr(packed, name) for name, op in reads.items() if op in fused})
 
 
-def _taking(op: Callable[..., Any], dtype: torch.dtype, *, convert: bool) -> Callable[..., Any]:
+def _converting(op: Callable[..., Any], dtype: torch.dtype, *, convert: bool) -> Callable[..., Any]:
     """`op` as it is or, if `convert`, with its tensors converted to `dtype` first."""
     if not convert:
         return op

@@ -89,8 +89,8 @@ class LayerBench:
                 unfused_bytes=counted[region].bytes,
                 bytes=region_bytes(stack.config, region, dtype, case.batch, case.context),
                 flops=region_flops(stack.config, region, case.batch, case.context),
-                rounds_us=_of(region, cold[region], rounds),
-                warm_us=_of(region, warm[region], rounds),
+                rounds_us=_region_rounds(region, cold[region], rounds),
+                warm_us=_region_rounds(region, warm[region], rounds),
                 **round_fields,
             )
             for region in chosen
@@ -144,17 +144,17 @@ class LayerBench:
         follow = progress or unheard
         device = self.stack.sides[0].hidden_NH.device
         bandwidth: list[float] = []
-        orders, others = random_orders(sides), OthersByRound()
+        orders, others_by_round = random_orders(sides), OthersByRound()
         for index in range(rounds + 1):
             follow(index, rounds + 1, f"round {index} of {rounds}" if index else "warming up")
             turn = probed(partial(one_round, next(orders)), partial(probe_bandwidth, self.case.threads, device))
             after_round()
             if index and turn.bandwidth_gb_s is not None:
                 bandwidth.append(turn.bandwidth_gb_s)
-            others.end_round()
-        others.end()
+            others_by_round.end_round()
+        others_by_round.end()
         follow(rounds + 1, rounds + 1, "done")
-        cores = tuple(busy for busy in others.cores[1:] if busy is not None)
+        cores = tuple(busy for busy in others_by_round.cores[1:] if busy is not None)
         return {"bandwidth_gb_s": tuple(bandwidth) or None, "others_cores": cores or None}
 
 
@@ -229,7 +229,7 @@ def _note(table: Table, samples: dict[str, Samples]) -> None:
             table[region][side].append(float(np.median(calls)) / 1e3)
 
 
-def _of(region: Stage, sides: dict[str, list[float]], rounds: int) -> dict[str, tuple[float, ...]]:
+def _region_rounds(region: Stage, sides: dict[str, list[float]], rounds: int) -> dict[str, tuple[float, ...]]:
     """The rounds of the sides that differ in this region, without the warm-up."""
     skipped = {SDPA} if region is not Stage.ATTENTION else set()
     if region not in WITH_GEMM:

@@ -46,7 +46,7 @@ class LayerRecord(FrozenRecord):
     def trust_of(self, ratio: Ratio, share: float | None = None) -> Trust:
         """Whether to believe a ratio of two sides. `share`: the candidate's share of the limit."""
         needed, cores = self.case.threads if self.environment.gpu is None else 1, self.environment.cores
-        taken = [taken_cores(others, needed=needed, cores=cores) for others in self.others_cores or ()]
+        taken = [taken_cores(others_cores, needed=needed, cores=cores) for others_cores in self.others_cores or ()]
         shares = [] if share is None else [ShareOfLimit("the fused side", share)]
         return grade(ratio, len(next(iter(self.rounds_us.values()))), taken_cores=taken, shares=shares)
 

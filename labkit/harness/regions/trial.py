@@ -70,18 +70,18 @@ def try_kernel(region: str, *, dtype: str = "float32", threads: int | None = Non
     threads = torch.get_num_threads() if threads is None else threads
     command = [sys.executable, "-P", "-m", "labkit.harness.regions.trial", region, dtype, str(threads)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return Trial(
             region,
             f"it did not end within {SECONDS} s: is there an endless loop, or a barrier that not every thread reaches?",
         )
-    if done.returncode < 0:
-        cause = CAUSES.get(signal.Signals(-done.returncode), "it crashed")
-        return Trial(region, f"{cause} ({signal.Signals(-done.returncode).name})")
-    if done.returncode:
-        raise RunError(f"the trial of {region} failed:\n{done.stderr[-2000:]}")
-    return Trial(**json.loads(done.stdout.splitlines()[-1]))
+    if process.returncode < 0:
+        cause = CAUSES.get(signal.Signals(-process.returncode), "it crashed")
+        return Trial(region, f"{cause} ({signal.Signals(-process.returncode).name})")
+    if process.returncode:
+        raise RunError(f"the trial of {region} failed:\n{process.stderr[-2000:]}")
+    return Trial(**json.loads(process.stdout.splitlines()[-1]))
 
 
 def trial(region: Stage, dtype: str, threads: int) -> Trial:
@@ -114,12 +114,12 @@ def _problem(stack: LayerStack, region: Stage, tolerance: float) -> str | None:
         def call(*args: Any, **kwargs: Any) -> Any:
             with _Guarded() if guard else nullcontext():
                 result = op(*args, **kwargs)
-            kept = result if isinstance(result, tuple) else (result,)
+            outputs = result if isinstance(result, tuple) else (result,)
             if region is Stage.QKV:
                 cache = args[5]
                 new = slice(cache.past, cache.past + 1)
-                kept = (*kept, cache.keys[:, :, new], cache.values[:, :, new])
-            results.append(tuple(tensor.detach().clone().float() for tensor in kept))
+                outputs = (*outputs, cache.keys[:, :, new], cache.values[:, :, new])
+            results.append(tuple(tensor.detach().clone().float() for tensor in outputs))
             return result
 
         return call

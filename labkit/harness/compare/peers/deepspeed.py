@@ -67,13 +67,13 @@ class DeepSpeed(Peer):
 
     def install(self, pip: Pip, folder: Path) -> None:
         _require_libaio()
-        source, *others = self.requirements
+        source, *dependencies = self.requirements
         archive = pip.download_source(source)
         with tarfile.open(archive) as opened:
             opened.extractall(archive.parent, filter="data")
         (unpacked,) = (path for path in archive.parent.iterdir() if path.is_dir())
         pip.build(unpacked, packages_in(folder), {"DS_BUILD_OPS": "0"})
-        pip.install(tuple(others), packages_in(folder))
+        pip.install(tuple(dependencies), packages_in(folder))
 
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
         """Compiles DeepSpeed's operators, which takes minutes. Writes no model, because DeepSpeed writes its files each

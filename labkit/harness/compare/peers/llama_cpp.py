@@ -118,7 +118,7 @@ class LlamaCpp(Peer):
             compiler()
         except BuildError as error:
             raise UserError(f"llama.cpp cannot be compiled: {str(error).partition(':')[0]}; install g++") from None
-        binding, *others = self.requirements
+        binding, *dependencies = self.requirements
         archive = pip.download_source(binding)
         with tarfile.open(archive) as opened:
             opened.extractall(archive.parent, filter="data")
@@ -126,7 +126,7 @@ class LlamaCpp(Peer):
         flags = WITHOUT_AMX if "amx_tile" in cpu_flags() else NATIVE
         users_flags = os.environ.get("CMAKE_ARGS", "")
         pip.build(source, packages_in(folder), {"CMAKE_ARGS": " ".join((NO_IMAGES, *flags, users_flags))})
-        pip.install(tuple(others), packages_in(folder))
+        pip.install(tuple(dependencies), packages_in(folder))
         vendored = source / "vendor" / "llama.cpp"
         sources_in(folder).mkdir()
         for part in (CONVERTER, "conversion", "gguf-py", "LICENSE"):
@@ -213,10 +213,10 @@ def _export(source: ModelSource, dtype: str, file: Path, outtype: str, sources: 
 def _packages_of(python: str) -> Path | None:
     """The folder from which an interpreter imports `llama_cpp`."""
     try:
-        done = subprocess.run([python, "-I", "-c", FIND], capture_output=True, text=True, timeout=30, check=False)
+        process = subprocess.run([python, "-I", "-c", FIND], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    origin = done.stdout.strip()
+    origin = process.stdout.strip()
     return Path(origin).parent.parent if origin else None
 
 

@@ -98,9 +98,9 @@ class OnnxModel(GreedySteps):
         return [make(np.zeros((sequences, heads, 0, size), np.float32)) for _, heads, _, size in sizes]
 
 
-def cache_names(when: str, count: int) -> list[str]:
+def cache_names(prefix: str, count: int) -> list[str]:
     """Names of the graph's keys and values, which alternate."""
-    return [f"{when}.{index}" for index in range(count)]
+    return [f"{prefix}.{index}" for index in range(count)]
 
 
 def _quantise(api: Any, plain: Path, target: Path) -> None:

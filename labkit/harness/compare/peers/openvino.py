@@ -87,7 +87,7 @@ def _keep_cache(api: Any, model: Any, past: list[torch.Tensor]) -> None:
     from openvino import opset13 as ops  # type: ignore[import-not-found]
     from openvino._offline_transformations import apply_make_stateful_transformation  # type: ignore[import-not-found]
 
-    before, after = ([f"{when}.{index}" for index in range(len(past))] for when in ("past", "present"))
+    before, after = ([f"{prefix}.{index}" for index in range(len(past))] for prefix in ("past", "present"))
     _, heads, _, size = past[0].shape
     shapes = {TOKENS: [-1, -1], ROWS: [-1]} | {name: [-1, heads, -1, size] for name in before}
     for port, name in zip(model.inputs, (TOKENS, *before, ROWS), strict=True):
