@@ -136,7 +136,7 @@ class Comparison(Tabular, FrozenRecord):
         """A row for each new token of each run of both sides, in milliseconds. The first column is the side's role,
         "baseline" or "candidate"; the others are described at `Measurement.sample_rows`.
         """
-        import pandas as pd  # takes half a second, too long for every process that measures
+        import pandas as pd  # imported on use, because it takes half a second
 
         sides = {"baseline": self.baseline, "candidate": self.candidate}
         return pd.DataFrame([{"role": role} | row for role, side in sides.items() for row in side.sample_rows()])

@@ -75,8 +75,8 @@ def wait_until_quiet(limit_s: float, *, needed: int | None = None, progress: Pro
         if waited >= limit_s:
             raise NotQuietError(
                 f"the machine was not quiet within {limit_s:.0f} s: other programs kept {others_cores:.1f} processors "
-                f"busy ({names}); close them, wait longer ({setting('wait_quiet')}), or measure without waiting and have "
-                "the figures graded"
+                f"busy ({names}); close them, wait longer ({setting('wait_quiet')}), or measure without waiting and "
+                "have the figures graded"
             )
         if progress:
             now = "quiet so far" if quiet else f"waiting for a quiet machine: {names}"

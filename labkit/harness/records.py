@@ -312,7 +312,7 @@ class Measurement(Tabular, FrozenRecord):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each new token of each run, in milliseconds: `sample_rows`."""
-        import pandas as pd  # takes half a second, too long for every process that measures
+        import pandas as pd  # imported on use, because it takes half a second
 
         return pd.DataFrame(self.sample_rows())
 

@@ -126,7 +126,7 @@ def load_results(path: str | os.PathLike[str]) -> pd.DataFrame:
 
     Other records, such as regions and plans, are left out with a warning.
     """
-    import pandas as pd  # takes half a second, too long for every process that measures
+    import pandas as pd  # imported on use, because it takes half a second
 
     records = load_records(path)
     rows = [_rows(record) for record in records]

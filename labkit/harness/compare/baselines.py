@@ -173,7 +173,7 @@ def load_kernels(name: str, dtype: torch.dtype) -> None:
 
 
 def check_name(name: str, *, others: Iterable[str] = ()) -> None:
-    """UserError for a name or precision that is unknown.
+    """UserError for an unknown name or precision.
 
     `others`: further sides, which the error lists as well.
     """

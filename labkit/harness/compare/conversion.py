@@ -29,8 +29,8 @@ RAISED = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Failure|Unsupported)\w
 def converted(side: str, model: str, *, dtype: str, seed: int, scratch: Path | None = None) -> Iterator[Path]:
     """A folder with `model` as this side reads it; empty for a side that reads the vanilla model.
 
-    The folder is removed when the context ends. In the folder `scratch` it stays, and serves again for the same side of
-    the same weights. RunError of one line where the conversion fails.
+    The folder is removed when the context ends. With `scratch` it stays in that folder, and later calls for the same
+    side and the same weights use it again. RunError of one line where the conversion fails.
     """
     provider = provider_of(side)
     assert provider is not None

@@ -51,7 +51,7 @@ class AccelerateHooks(FromDisk):
             raise UserError(f"{side} needs a package that is not installed; pip install accelerate")
 
     def get_ready(self, side: str, dtype: torch.dtype) -> None:
-        import accelerate  # noqa: F401 - its memory does not count as the weights'
+        import accelerate  # noqa: F401 - imported now, so that its memory does not count as the weights'
 
     def _side(self, side: str, way: str, source: ModelSource, model: PreTrainedModel, room: Room) -> Baseline:
         import accelerate

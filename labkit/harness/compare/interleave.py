@@ -119,7 +119,7 @@ def take_turns(
             participant.note_memory()
             participant.note_reading()
         if show:
-            show(_timed(rounds.found()))
+            show(_timed(rounds.result()))
         for participant in participants if schedule.stages else ():
             steps.begin(f"stages of {participant.name}")
             participant.note_stages()
@@ -127,7 +127,7 @@ def take_turns(
             steps.begin(f"an answer of {participant.name}")
             participant.note_answer()
     steps.end()
-    return rounds.found()
+    return rounds.result()
 
 
 def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
@@ -148,7 +148,7 @@ def _timed(turns: Turns) -> Turns:
 def _folders(
     sides: Sequence[SideSpec], prepared: Prepared, schedule: Schedule, steps: _Steps, stack: ExitStack
 ) -> dict[str, str]:
-    """Folders with the files of sides that have their own, by side; they stay until the stack is closed."""
+    """Folders with the files of sides that read their own, by side; they stay until the stack is closed."""
     folders: dict[str, str] = {}
     for side in sides:
         if provider_of(side.name) is not None:
@@ -181,7 +181,7 @@ class _Rounds:
             self._participants[turn.side].note(turn)
         self._others.end()
 
-    def found(self) -> Turns:
+    def result(self) -> Turns:
         """The measurements and tokens of all participants so far."""
         measured = tuple(participant.measurement(self._others.cores) for participant in self._participants)
         return Turns(measured, tuple(participant.tokens for participant in self._participants), tuple(self._looks))
@@ -211,7 +211,7 @@ class _Rounds:
             spent = done >= self._schedule.first_rounds and monotonic() - start >= budget_s
             if done == look or spent:
                 self._looks.append(done)
-                if spent or self._decided(self.found()):
+                if spent or self._decided(self.result()):
                     return
                 look = next_look(done)
                 self._steps.expect((look - done) * len(self._participants))

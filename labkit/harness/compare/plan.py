@@ -138,7 +138,7 @@ def prepare(sides: Sequence[SideSpec], case: Case, schedule: Schedule) -> Prepar
 
 
 def labels(sides: Sequence[SideSpec]) -> list[str]:
-    """Labels of the sides. Sides that differ only in their threads are labelled with the number."""
+    """Labels of the sides. Sides that differ only in their number of threads also state it."""
     texts = []
     for side in sides:
         thread_counts = {spec.threads for spec in sides if spec.label == side.label}

@@ -45,7 +45,7 @@ class Provider(ABC):
 
     @abstractmethod
     def convert(self, side: str, source: ModelSource, dtype: str, folder: Path) -> None:
-        """Writes the model into `folder` as this side reads it, in a process of its own. Only for `converts`."""
+        """Writes the model into `folder` as this side reads it, in its own process. Called only if `converts`."""
 
     @abstractmethod
     def load(self, side: str, folder: Path, source: ModelSource, dtype: torch.dtype, room: Room) -> Baseline:

@@ -19,7 +19,7 @@ class ReadFiles:
 
     @classmethod
     def below(cls, folder: str | None) -> ReadFiles:
-        """All files below a folder; none for None."""
+        """All files below a folder; no files for None."""
         if folder is None:
             return cls()
         files = {path.stat().st_ino: path for path in sorted(Path(folder).rglob("*")) if path.is_file()}

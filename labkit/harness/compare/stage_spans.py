@@ -1,4 +1,4 @@
-"""Times of a generation on pipeline stages, from the stages' spans: of each token, and of each rank's waiting.
+"""Times of the tokens and of the waiting in a generation on pipeline stages, from the spans of the stages.
 
 With a streamer the batch would pass the stages in one piece, so the spans give the times of the tokens.
 """

@@ -47,7 +47,7 @@ def compare(
     """Measures `candidate` against `baseline`, sides of `labkit.harness.compare.baselines`, on the model `model`.
 
     Both generate `new` greedy tokens, without an early end of text, for the same `batch` random prompts of `prompt`
-    tokens. Each round has new prompts. They run on the current GPU, else on `threads` threads (None: torch's number).
+    tokens. Each round has new prompts. They run on the current GPU, else on `threads` threads (None: torch's default).
 
     tp: the candidate, a fused side, is cut for `tp` ranks of `threads` threads each (None: an equal share of the
     cores). The baseline has `threads` threads in all, so `limit_ratio` is the gain that memory allows the ranks.
@@ -108,7 +108,7 @@ def comparison_case(
     memory_gb: float | None = None,
 ) -> Case:
     """The case of a candidate on `pp` stages of `tp` ranks. `threads` None: each rank gets an equal share of torch's
-    number. UserError for numbers beyond their bounds, and for a schedule without stages.
+    default. UserError for numbers beyond their bounds, and for a schedule without stages.
     """
     check_numbers(batch=batch, prompt=prompt, new=new, threads=threads, tp=tp, pp=pp, memory_gb=memory_gb)
     if pp == 1 and schedule != QUEUE:

@@ -83,7 +83,7 @@ class RecordsDiff(Tabular):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each case, with the fields of `Change.as_dict`; the doubts are one text."""
-        import pandas as pd  # takes half a second, too long for every process that measures
+        import pandas as pd  # imported on use, because it takes half a second
 
         rows = [change.as_dict() for change in self.changes]
         return pd.DataFrame([row | {"distrust": "; ".join(row["distrust"])} for row in rows]).drop(columns="rounds")

@@ -69,7 +69,8 @@ def evaluate(
     window: tokens of the text that are read together; None: WINDOW, or the model's positions if they are fewer. A
     shorter text is one window.
     stride: tokens from one window to the next; None: a whole window.
-    bos: whether every window begins with an additional beginning-of-text token; None: as the tokenizer does.
+    bos: whether every window begins with an additional beginning-of-text token; None: if the tokenizer puts one in
+    front of a text.
     seed: of random weights.
     output: a folder for the caller's record, checked and made before anything is computed.
 

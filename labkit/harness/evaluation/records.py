@@ -122,7 +122,7 @@ class Evaluation(Tabular, FrozenRecord):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each window: its index, and the fields of `WindowScore`."""
-        import pandas as pd  # takes half a second, too long for every process that measures
+        import pandas as pd  # imported on use, because it takes half a second
 
         return pd.DataFrame([{"window": index} | score.model_dump() for index, score in enumerate(self.windows)])
 

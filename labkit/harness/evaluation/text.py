@@ -52,9 +52,10 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase, *, vocab: int, most: i
 
 
 def beginning_of(tokenizer: PreTrainedTokenizerBase, *, wanted: bool | None) -> int | None:
-    """The token that begins a text; None: no token. wanted: whether a text begins with it; None: as the tokenizer does.
+    """The token that begins a text; None: no token. `wanted`: whether a text begins with one; None: if the tokenizer
+    puts one there.
 
-    UserError where the tokenizer has no wanted token.
+    UserError where one is wanted and the tokenizer has none.
     """
     token: int | None = tokenizer.bos_token_id
     if wanted and token is None:

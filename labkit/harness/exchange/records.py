@@ -77,7 +77,8 @@ def exchange_remarks(rows: Sequence[ExchangeMeasurement]) -> list[str]:
         weaknesses.append(f"the ranks share no memory here: the impl {SHARED_MEMORY!r} used {first.transport} too")
     if not first.pinned:
         weaknesses.append(
-            f"{first.ranks} ranks had no core each of {first.environment.cores}, so they also waited for cores"
+            f"{first.ranks} ranks had no cores of their own ({first.environment.cores} in all), so they also waited "
+            "for cores"
         )
     environment = first.environment
     if environment.load_average > environment.cores / 2:

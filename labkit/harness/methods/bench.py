@@ -89,7 +89,7 @@ def bench_methods(
     `prompt` tokens. Each cell runs in processes of its own, with `memory_gb` GB of memory (None: no limit).
 
     methods: names of sides. An ending "-tp2" or "-pp2" runs a side on two ranks. "accelerate-int8" is bitsandbytes'.
-    threads: of all ranks together; None: torch's number.
+    threads: of all ranks together; None: torch's default.
     scratch: folder for the files of methods that read their own, while such a method is measured; None: the folder for
     temporary files.
     output: a file of JSON lines that is rewritten whole after each cell. Its cells are not measured again, except cells

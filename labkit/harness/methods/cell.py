@@ -69,7 +69,7 @@ class MethodCell(FrozenRecord):
 
     @property
     def step_ms(self) -> float | None:
-        """Time of the whole call, with the prompts / new tokens of a sequence: median of the cycles."""
+        """Time of the whole call (prompts included) / new tokens of a sequence: median of the cycles."""
         if self.measured is None:
             return None
         return float(np.median(self.measured.rounds_ms("end_to_end"))) / self.case.new_tokens

@@ -99,7 +99,7 @@ class MethodGrid(Tabular):
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each cell."""
-        import pandas as pd  # takes half a second, too long for every process that measures
+        import pandas as pd  # imported on use, because it takes half a second
 
         return pd.DataFrame([cell.as_dict() for cell in self.cells])
 

@@ -43,7 +43,7 @@ def measure_pipeline(
     progress: Progress | None = None,
     show: Show = unseen,
 ) -> PipelineMeasurement:
-    """Generates with each schedule and each number of micro-batches, in turns and `rounds` times.
+    """Generates with each schedule and each number of micro-batches, which take turns in `rounds` rounds.
 
     model: a name as for `resolve`. Every rank reads its part of the model.
     beside: batches at which queue and naive are also compared with tensor parallelism on equally many ranks; empty: no
@@ -174,7 +174,7 @@ def _span(span: PipelineSpan, begin_ns: int) -> StageSpan:
 
 
 def _chosen(runs: Sequence[ScheduleRun]) -> ScheduleRun:
-    """The run with the median bubble; the lower of two."""
+    """The run with the median bubble; of two medians, the lower."""
     return sorted(runs, key=lambda run: run.bubble)[(len(runs) - 1) // 2]
 
 

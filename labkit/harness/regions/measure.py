@@ -1,4 +1,4 @@
-"""`labkit kernels` compares each region of a model's layers, unfused and fused, and with the memory's limit."""
+"""`labkit kernels` compares each region of a model's layers unfused, fused, and with the limit of the memory."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class RandomLayers:
     config: ModelConfig
     plain_dtype: torch.dtype  # in which unfused ops compute
     plain: tuple[LayerWeights, ...]  # unfused: matrices row by row, all tensors in `plain_dtype`
-    own_gemm: tuple[LayerWeights, ...]  # the fused layers in the order that the unfused sequence expects
+    own_gemm: tuple[LayerWeights, ...]  # the fused layers in the layout that the unfused sequence expects
     fused: ModelWeights  # in the format of `impl`
     wiring: Wiring
     hidden_NH: Tensor  # float32, for the fused ops

@@ -161,7 +161,7 @@ class RegionMeasurement(LayerRecord):
 
 def published_region(region: str) -> tuple[float, str] | None:
     """The speedup that DeepSpeed published for a fused region, and its source."""
-    from labkit.published import published  # loads pandas, which takes too long for every process that measures
+    from labkit.published import published  # imported on use, because it loads pandas
 
     frame = published("deep-fusion")
     rows = frame[frame["method"].str.partition(":")[0] == region]

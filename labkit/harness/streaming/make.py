@@ -50,7 +50,7 @@ def plan_streaming(
 
     precision: a name of `labkit.weights.precision`.
     slots: as for `init_inference(offload=…)`.
-    threads: None: torch's number.
+    threads: None: torch's default.
     path: the folder from which layers would be streamed; its disk is probed. None: labkit's own cache folder.
     disk_gb_s, gflop_s: rates of another machine, instead of probing this one. The plan then ignores the memory's
     bandwidth.

@@ -143,8 +143,8 @@ class StreamingPlan(FrozenRecord):
 
     @property
     def highest_throughput(self) -> PlannedStep:
-        """The step with the most tokens per second, over all numbers of resident layers and all batches that fit. The
-        smallest batch of equal steps.
+        """The step with the most tokens per second, over all numbers of resident layers and all batches that fit. Equal
+        steps: the one with the smallest batch.
         """
         steps = tuple(self._every_step())
         most = max(step.tokens_per_s for step in steps)
@@ -225,7 +225,7 @@ class StreamingPlan(FrozenRecord):
         """A row for each predicted batch, each number of resident layers, and each measured batch. Their column
         `figures` is "predicted", "trade" or "measured".
         """
-        import pandas as pd  # takes half a second, too long for every process that measures
+        import pandas as pd  # imported on use, because it takes half a second
 
         return pd.DataFrame(list(self._rows()))
 

@@ -45,7 +45,7 @@ def rounds(
     steps = module._Steps(total, lambda done, all_, label: said.append((done, all_, label)))
     run = module._Rounds([Recorded(role) for role in roles], schedule, decided, steps)  # type: ignore[misc]
     run.run()
-    return run.found(), said
+    return run.result(), said
 
 
 def test_without_a_budget_there_are_as_many_rounds_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

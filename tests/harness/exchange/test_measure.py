@@ -79,7 +79,7 @@ def test_what_weakens_the_figures_is_said(measured: tuple[tuple[ExchangeMeasurem
     assert exchange_remarks([row]) == []
     (fallback, crowded) = exchange_remarks([row.model_copy(update={"transport": "gloo", "pinned": False})])
     assert "share no memory" in fallback
-    assert "had no core each" in crowded
+    assert "had no cores of their own" in crowded
 
 
 @pytest.mark.parametrize(

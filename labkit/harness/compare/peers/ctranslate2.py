@@ -24,7 +24,7 @@ FILES = "model"
 
 
 class CTranslate2(Peer):
-    """CTranslate2 has a generation loop of its own, which reports each token at once."""
+    """CTranslate2 has a generation loop of its own, which reports each token immediately."""
 
     name = CTRANSLATE2
     package = "ctranslate2"
@@ -70,7 +70,7 @@ class CTranslate2Model:
     def generate(
         self, input_ids: torch.Tensor, *, streamer: BaseStreamer, max_new_tokens: int, **greedy: Any
     ) -> torch.Tensor:
-        """Generates `max_new_tokens` greedy tokens; the streamer gets the tokens of each step at once."""
+        """Generates `max_new_tokens` greedy tokens; the streamer gets the tokens of each step immediately."""
         steps = np.empty((max_new_tokens, len(input_ids)), np.int64)  # filled from a thread of the generator
         received = 0
 

@@ -45,7 +45,7 @@ class CachedStep(nn.Module):
 def exported_step(source: ModelSource, dtype: str, *, rows: bool) -> tuple[ExportedProgram, list[Tensor]]:
     """The program of a `CachedStep` for any number of sequences, tokens and positions, and an example of its cache.
 
-    It computes in float32, with weights that were rounded to `dtype` before. `rows`: whether it takes `rows`.
+    It computes in float32, with weights that were rounded to `dtype` before. `rows`: whether it has that argument.
     """
     model = source.hf_model(FLOAT_DTYPES[dtype]).float()
     put_linears(model)

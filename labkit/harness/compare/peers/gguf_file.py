@@ -13,7 +13,7 @@ FLOATS = {
     "BF16": "bfloat16",
     "F16": "float16",
 }  # other types are multiplied with rows rounded to int8
-HEADS = ("output.weight", "token_embd.weight")  # the second where the head is tied
+HEADS = ("output.weight", "token_embd.weight")  # the second name is that of a tied head
 
 
 def quantise(api: Any, plain: Path, target: Path, kind: str) -> None:

@@ -28,7 +28,7 @@ class GreedySteps(ABC):
     def generate(
         self, input_ids: torch.Tensor, *, streamer: BaseStreamer, max_new_tokens: int, **greedy: Any
     ) -> torch.Tensor:
-        """Generates `max_new_tokens` greedy tokens; the streamer gets each at once. An end of text does not end it."""
+        """Generates `max_new_tokens` greedy tokens, also after an end of text. The streamer gets each immediately."""
         self.forget()
         streamer.put(input_ids)
         read = [input_ids.numpy()]
