@@ -51,7 +51,7 @@ class Peer(Provider):
             raise UserError(reason)
         if self.most_sequences is not None and batch > self.most_sequences:
             raise UserError(
-                f"got a batch of {batch}, expected {self.most_sequences}: {self.name} runs no more at once here"
+                f"got a batch of {batch}, expected {self.most_sequences}: {self.name} runs no more sequences at once"
             )
         if not self.sides[side] and dtype not in self.dtypes:
             raise UserError(f"got {dtype} for {side}, expected {' or '.join(self.dtypes)}")
