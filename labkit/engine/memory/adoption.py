@@ -1,5 +1,5 @@
-"""Caches that are given to a model to go on from: the engine's own, and transformers', whose keys and values go into
-the engine's and back.
+"""Caches that a caller passes in: the engine's own, or one of transformers, whose keys and values are copied into the
+engine's cache and back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from labkit.system.errors import UserError
 
 
 def check_made_like(given: KVCache, own: KVCache) -> None:
-    """Raises ValueError unless a given cache is of the engine that made `own`."""
+    """Raises ValueError unless the engine that made `own` also made `given`."""
     types = (given.dtype, given.kv_dtype) == (own.dtype, own.kv_dtype)
     places = given.pool is own.pool and (given.elsewhere is None) == (own.elsewhere is None)
     if given.config == own.config and types and places:
@@ -26,11 +26,11 @@ def check_made_like(given: KVCache, own: KVCache) -> None:
 
 
 def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> None:
-    """Copies what another Hugging Face cache holds into an empty one. `attention_mask` [B, >= its length] tells its
-    padding.
+    """Copies the keys and values of another Hugging Face cache into an empty cache. `attention_mask` [B, >= its length]
+    tells its padding.
 
-    A layer with a window may have kept its last tokens only: all that its window shows. Raises ValueError for a cache
-    of another number of layers, and for one that lacks tokens that a layer still sees.
+    A layer with a window may have kept only the last tokens, as long as they fill the window. Raises ValueError for a
+    cache with another number of layers, or if tokens are missing that a layer still sees.
     """
     length, config = int(given.get_seq_length()), own.config
     if len(given.layers) != config.num_layers:
@@ -39,14 +39,14 @@ def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> N
     assert own.heads is not None
     in_turn = zip(given.layers, config.windows, own.heads.in_turn(range(length)), strict=True)
     for index, (layer, window, mine) in enumerate(in_turn):
-        held = min(layer.keys.shape[2], length)
+        kept = min(layer.keys.shape[2], length)
         seen = length if window is None else min(length, window - 1)  # by the next token, which sees itself too
-        if held < seen:
+        if kept < seen:
             raise UserError(
-                f"layer {index} of the given cache kept only {held} of {length} tokens, and the layer sees {seen}; "
+                f"layer {index} of the given cache kept only {kept} of {length} tokens, and the layer sees {seen}; "
                 "give a DynamicCache() without a config, which keeps all"
             )
-        at = slice(length - held, length)
+        at = slice(length - kept, length)
         for slots, scales, theirs in (
             (mine.keys, mine.key_scales, layer.keys),
             (mine.values, mine.value_scales, layer.values),
@@ -57,12 +57,12 @@ def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> N
 
 
 def hand_back(own: KVCache, given: Cache) -> None:
-    """Appends to another Hugging Face cache what it lacks, so that whoever gave it can go on with it."""
+    """Appends new tokens' keys and values to the Hugging Face cache `given`, so that its owner can go on with it."""
     new, dim = slice(given.get_seq_length(), own.length), own.config.head_dim
     assert own.heads is not None
     for index, mine in enumerate(own.heads.in_turn(range(own.length, own.length))):
         stored = ((mine.keys, mine.key_scales), (mine.values, mine.value_scales))
-        keys, values = (read_heads(*each, new, dim).to(own.dtype) for each in stored)
+        keys, values = (read_heads(*pair, new, dim).to(own.dtype) for pair in stored)
         given.update(keys, values, index)
 
 
