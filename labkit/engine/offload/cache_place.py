@@ -1,4 +1,4 @@
-"""Where the keys and values of an engine lie that are not where they are computed with."""
+"""Choice of the backing store for an engine's offloaded keys and values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from labkit.weights.checkpoint.save import Gather
 def cache_place(
     wanted: KvOffload, dtype: torch.dtype, device: torch.device, ranks: Ranks | None, gather: Gather, queues: Queues
 ) -> CachePlace:
-    """The place that is asked for, here and on the other ranks. dtype: of the weights. device: that computes, with its
-    queues. Raises UserError for a folder that can't be used.
+    """Returns the backing store that the option asks for. All ranks call it together. Raises UserError for an unusable
+    folder.
+
+    dtype: of the weights.
+    device: computes; `queues` are its queues.
     """
     agree = (lambda failed: ranks.agree("the caches", flag=failed)) if ranks else None
     if wanted.device == "disk":
