@@ -43,9 +43,9 @@ class HeadsOnDisk:
     A change of the sequences or the capacity writes a new file. If that fails, the old file stays as it is.
     """
 
-    def __init__(self, folder: CacheFolder, file: CacheFile, held: int = 0) -> None:
-        """held: tokens of each sequence in the file."""
-        self.folder, self._file, self._held = folder, file, held
+    def __init__(self, folder: CacheFolder, file: CacheFile, length: int = 0) -> None:
+        """length: tokens of each sequence in the file."""
+        self.folder, self._file, self._length = folder, file, length
         self._stream: CacheStream | None = None
         self._earlier: list[StreamSpan] = []
 
@@ -63,7 +63,7 @@ class HeadsOnDisk:
         if self._stream is None:
             library = build.load(self.folder.weight_type)
             slots = min(self.folder.slots, self._file.shape.layers)
-            self._stream = CacheStream(library, self._file, slots, self._held)
+            self._stream = CacheStream(library, self._file, slots, self._length)
         return self._stream
 
     def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
@@ -71,7 +71,7 @@ class HeadsOnDisk:
         return self.stream.layer(0, past)
 
     def begin_pass(self, written: range) -> CachePass:
-        self._held = written.stop
+        self._length = written.stop
         return self.stream.begin_pass(written)
 
     def in_turn(self, written: range) -> Iterator[LayerCache]:
@@ -79,7 +79,7 @@ class HeadsOnDisk:
 
     def copied(self) -> HeadsOnDisk:
         """Returns a copy in its own file."""
-        return HeadsOnDisk(self.folder, self._copied(torch.arange(self.batch), self.capacity), self._held)
+        return HeadsOnDisk(self.folder, self._copied(torch.arange(self.batch), self.capacity), self._length)
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
         rows = made_of(torch.arange(self.batch))
@@ -95,7 +95,7 @@ class HeadsOnDisk:
                 self._earlier += self._stream.take_spans()
                 self._stream.close()  # it reads ahead
                 self._stream = None
-            return self._file.shrunk(rows, self._held)
+            return self._file.shrunk(rows, self._length)
 
         self._go_on_with(self.folder.on_all_ranks(shrunk))
 
@@ -107,13 +107,13 @@ class HeadsOnDisk:
             for part in parts:
                 part._flush()
             rows = torch.arange(sum(part.batch for part in parts))
-            return CacheFile.gathered([part._file for part in parts], rows, self.capacity, self._held)
+            return CacheFile.gathered([part._file for part in parts], rows, self.capacity, self._length)
 
         self._go_on_with(self.folder.on_all_ranks(joined))
 
     def pass_bytes(self, sequences: int) -> int:
         """Returns the bytes that a pass reads for `sequences` sequences."""
-        return self._file.shape.pass_bytes(sequences, self._held)
+        return self._file.shape.pass_bytes(sequences, self._length)
 
     def grow(self, capacity: int) -> None:
         rows = torch.arange(self.batch)
@@ -125,7 +125,7 @@ class HeadsOnDisk:
 
     def _copied(self, rows: Tensor, capacity: int) -> CacheFile:
         self._flush()
-        return self._file.copied(rows, capacity, self._held)
+        return self._file.copied(rows, capacity, self._length)
 
     def _go_on_with(self, file: CacheFile) -> None:
         self._file = file

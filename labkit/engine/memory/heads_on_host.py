@@ -38,7 +38,7 @@ class HostMemory(CachePlace):
     def zeros(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> HeadsOnHost:
         shape = _shape(config, dtype, batch)
         host = self.on_all_ranks(lambda: self._made(shape, config.num_layers, capacity))
-        return HeadsOnHost(self, host, capacity, held=0)
+        return HeadsOnHost(self, host, capacity, length=0)
 
     def slots_for(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> CacheSlots:
         """Returns GPU memory for passes over caches of up to `batch` sequences of up to `capacity` tokens."""
@@ -69,11 +69,11 @@ class HeadsOnHost:
     turn, in slots that were lent by `pass_through`.
     """
 
-    def __init__(self, memory: HostMemory, host: HostCache, capacity: int, held: int) -> None:
+    def __init__(self, memory: HostMemory, host: HostCache, capacity: int, length: int) -> None:
         """capacity: tokens per sequence that all ranks have room for.
-        held: tokens per sequence in the host's memory.
+        length: tokens per sequence in the host's memory.
         """
-        self.memory, self.capacity, self._host, self._held = memory, capacity, host, held
+        self.memory, self.capacity, self._host, self._length = memory, capacity, host, length
         self._stream: DeviceCacheStream | None = None
         self._spans = DeviceSpans(memory.queues)
 
@@ -90,7 +90,7 @@ class HeadsOnHost:
         """Makes the layers pass through these slots from now on. counter: int32 [1] on the GPU, the number of tokens
         before a step.
         """
-        self._stream = DeviceCacheStream(self._host, slots, self._held, self._spans, counter)
+        self._stream = DeviceCacheStream(self._host, slots, self._length, self._spans, counter)
 
     def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
         assert self._stream is not None, "no slots have been lent"
@@ -98,7 +98,7 @@ class HeadsOnHost:
 
     def begin_pass(self, written: range) -> CachePass:
         assert self._stream is not None, "no slots have been lent"
-        self._held = written.stop
+        self._length = written.stop
         return self._stream.begin_pass(written)
 
     def in_turn(self, written: range) -> Iterator[LayerCache]:
@@ -111,7 +111,7 @@ class HeadsOnHost:
         def changed() -> HostCache:
             if len(rows) != self.batch:
                 self._require_room_for(len(rows))
-            return self._host.select(rows, self._held)
+            return self._host.select(rows, self._length)
 
         self._host = self.memory.on_all_ranks(changed)
         self._stream = None
@@ -125,14 +125,14 @@ class HeadsOnHost:
 
         def shrunk() -> None:
             self.memory.require_room(shape, self.capacity, self.capacity * shape.token_bytes)
-            self._host.shrink(rows, self._held)
+            self._host.shrink(rows, self._length)
 
         self.memory.on_all_ranks(shrunk)
         self._stream = None
 
     def pass_bytes(self, sequences: int) -> int:
         """Returns the bytes that a pass copies to the device for `sequences` sequences."""
-        return self._host.layers * self._held * replace(self._host.shape, batch=sequences).token_bytes
+        return self._host.layers * self._length * replace(self._host.shape, batch=sequences).token_bytes
 
     def grow(self, capacity: int) -> None:
         shape, host = self._host.shape, self._host
@@ -141,7 +141,7 @@ class HeadsOnHost:
 
         def grown() -> None:
             self.memory.require_room(shape, capacity, most)
-            host.grow(capacity, self._held)
+            host.grow(capacity, self._length)
 
         self.memory.on_all_ranks(grown)
         self.capacity = capacity
@@ -149,9 +149,9 @@ class HeadsOnHost:
     def copied(self) -> HeadsOnHost:
         def made() -> HostCache:
             self._require_room_for(self.batch)
-            return self._host.copied(torch.arange(self.batch), self._held)
+            return self._host.copied(torch.arange(self.batch), self._length)
 
-        return HeadsOnHost(self.memory, self.memory.on_all_ranks(made), self.capacity, self._held)
+        return HeadsOnHost(self.memory, self.memory.on_all_ranks(made), self.capacity, self._length)
 
     def take_spans(self) -> list[StreamSpan]:
         return self._spans.take()

@@ -43,19 +43,19 @@ def drop_rows(cache: KVCache, ended: Container[int]) -> None:
     cache.select(kept, in_place=True)
 
 
-def regroup_rows(held: Sequence[KVCache], caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
-    """Divides the sequences of the caches `held` anew among `caches`, in their order: `sizes[i]` sequences go to
-    `caches[i]`. Earlier contents of `caches` that are not in `held` are lost. With caches in files, `held[0]` takes all
-    sequences.
+def regroup_rows(sources: Sequence[KVCache], caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
+    """Divides the sequences of the caches `sources` anew among `caches`, in their order: `sizes[i]` sequences go to
+    `caches[i]`. Earlier contents of `caches` that are not in `sources` are lost. With caches in files, `sources[0]`
+    takes all sequences.
 
-    All caches in `held` have the same length and, except on a GPU, the same capacity.
+    All sources have the same length and, except on a GPU, the same capacity.
     """
-    if held[0].pool is not None:
-        regroup_slots(held, caches, sizes)
+    if sources[0].pool is not None:
+        regroup_slots(sources, caches, sizes)
         return
-    join_rows(held)
-    if [cache for cache, size in zip(caches, sizes, strict=True) if size] != [held[0]]:
-        divide_rows(held[0], caches, sizes)
+    join_rows(sources)
+    if [cache for cache, size in zip(caches, sizes, strict=True) if size] != [sources[0]]:
+        divide_rows(sources[0], caches, sizes)
 
 
 def join_rows(caches: Sequence[KVCache]) -> None:

@@ -35,30 +35,30 @@ def keep_rows(cache: KVCache, moves: Sequence[tuple[int, int]], count: int) -> N
     cache.go_on_in(count)
 
 
-def regroup_slots(held: Sequence[KVCache], caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
-    """Divides the sequences of the caches `held`, which have the same length, anew among `caches`, in their order:
-    `sizes[i]` sequences go to `caches[i]`. Earlier contents of `caches` that are not in `held` are lost. Keys and
+def regroup_slots(sources: Sequence[KVCache], caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
+    """Divides the sequences of the caches `sources`, which have the same length, anew among `caches`, in their order:
+    `sizes[i]` sequences go to `caches[i]`. Earlier contents of `caches` that are not in `sources` are lost. Keys and
     values are in memory twice for a moment.
     """
-    sequences = [(cache, row) for cache in held for row in range(cache.batch_size)]
+    sequences = [(cache, row) for cache in sources for row in range(cache.batch_size)]
     assert sum(sizes) == len(sequences)
     parts = [sequences[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
     gather_rows([(cache, part) for cache, part in zip(caches, parts, strict=True) if part])
     for cache, size in zip(caches, sizes, strict=True):
         if not size and cache.is_initialized:
             _empty(cache)
-    pool = held[0].pool
+    pool = sources[0].pool
     assert pool is not None
     pool.drop_unrecorded()  # memory of a prompt, which has no graphs
 
 
-def gather_rows(wanted: Sequence[tuple[KVCache, Sequence[tuple[KVCache, int]]]]) -> None:
-    """Fills each cache with sequences of other caches: `wanted` lists (cache, [(source, row)]). All sources have the
+def gather_rows(plan: Sequence[tuple[KVCache, Sequence[tuple[KVCache, int]]]]) -> None:
+    """Fills each cache with sequences of other caches: `plan` lists (cache, [(source, row)]). All sources have the
     same length. A cache may also be a source: no slots return to the pool before all sequences are copied.
     """
     filled: list[tuple[KVCache, Lent, bool, bool]] = []
     try:
-        for into, sequences in wanted:
+        for into, sequences in plan:
             sources = {id(cache): cache for cache, _ in sequences}.values()
             assert into.pool is not None
             lent = into.pool.take(into, len(sequences), max(cache.capacity for cache in sources))
@@ -71,8 +71,8 @@ def gather_rows(wanted: Sequence[tuple[KVCache, Sequence[tuple[KVCache, int]]]])
         for _, (_, give_back), _, _ in filled:
             give_back()
         raise
-    length = wanted[0][1][0][0].length
-    for (into, lent, masked, holes), (_, sequences) in zip(filled, wanted, strict=True):
+    length = plan[0][1][0][0].length
+    for (into, lent, masked, holes), (_, sequences) in zip(filled, plan, strict=True):
         into.length, into.holes = length, holes
         into.mask = lent[0].visible if masked else None
         into.go_on_in(len(sequences), lent)

@@ -20,13 +20,13 @@ log = logging.getLogger("labkit")
 IN_MEMORY = ("tmpfs", "ramfs")  # file systems that are no disk
 
 
-def cache_folder(wanted: KvOffload, dtype: torch.dtype, agree: Callable[[bool], bool] | None) -> CacheFolder:
+def cache_folder(option: KvOffload, dtype: torch.dtype, agree: Callable[[bool], bool] | None) -> CacheFolder:
     """Returns the folder for the cache files of an engine with weights of `dtype`.
 
     agree: tells whether something failed on any rank. Raises UserError for a folder that can't be written, or if there
     is no default folder on a disk.
     """
-    folder = _default() if wanted.path is None else expanded(wanted.path).absolute()
+    folder = _default() if option.path is None else expanded(option.path).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -37,10 +37,10 @@ def cache_folder(wanted: KvOffload, dtype: torch.dtype, agree: Callable[[bool], 
         ) from error
     if (kind := _file_system(folder)) in IN_MEMORY:
         message = f"kv_offload: {folder} is a {kind}, which is memory itself"
-        if wanted.path is None:
+        if option.path is None:
             raise UserError(f"{message}; name a folder on a disk as path")
         log.warning("labkit: %s", message)
-    return CacheFolder(wanted.slots, agree, folder, str(dtype).removeprefix("torch."))
+    return CacheFolder(option.slots, agree, folder, str(dtype).removeprefix("torch."))
 
 
 def _default() -> Path:

@@ -16,7 +16,7 @@ from labkit.weights.checkpoint.save import Gather
 
 
 def cache_place(
-    wanted: KvOffload, dtype: torch.dtype, device: torch.device, ranks: Ranks | None, gather: Gather, queues: Queues
+    option: KvOffload, dtype: torch.dtype, device: torch.device, ranks: Ranks | None, gather: Gather, queues: Queues
 ) -> CachePlace:
     """Returns the backing store that the option asks for. All ranks call it together. Raises UserError for an unusable
     folder.
@@ -25,6 +25,6 @@ def cache_place(
     device: computes; `queues` are its queues.
     """
     agree = (lambda failed: ranks.agree("the caches", flag=failed)) if ranks else None
-    if wanted.device == "disk":
-        return cache_folder(wanted, dtype, agree)
-    return HostMemory(wanted.slots, agree, device, queues, ranks_here=gather(node()).count(node()))
+    if option.device == "disk":
+        return cache_folder(option, dtype, agree)
+    return HostMemory(option.slots, agree, device, queues, ranks_here=gather(node()).count(node()))
