@@ -13,31 +13,31 @@ from labkit.kernels.int8_cache import read_heads, write_heads
 from labkit.system.errors import UserError
 
 
-def check_made_like(given: KVCache, own: KVCache) -> None:
-    """Raises ValueError unless the engine that made `own` also made `given`."""
-    types = (given.dtype, given.kv_dtype) == (own.dtype, own.kv_dtype)
-    places = given.pool is own.pool and (given.elsewhere is None) == (own.elsewhere is None)
-    if given.config == own.config and types and places:
+def check_made_like(cache: KVCache, own: KVCache) -> None:
+    """Raises ValueError unless the engine that made `own` also made `cache`."""
+    types = (cache.dtype, cache.kv_dtype) == (own.dtype, own.kv_dtype)
+    places = cache.pool is own.pool and (cache.elsewhere is None) == (own.elsewhere is None)
+    if cache.config == own.config and types and places:
         return
     raise UserError(
-        f"past_key_values was made by another engine: it holds {_kind(given)}, this engine keeps {_kind(own)}; "
+        f"past_key_values was made by another engine: it holds {_kind(cache)}, this engine keeps {_kind(own)}; "
         "give the cache that this engine returned, or None for a new one"
     )
 
 
-def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> None:
+def adopt(own: KVCache, source: Cache, attention_mask: Tensor | None = None) -> None:
     """Copies the keys and values of another Hugging Face cache into an empty cache. `attention_mask` [B, >= its length]
     tells its padding.
 
     A layer with a window may have kept only the last tokens, as long as they fill the window. Raises ValueError for a
     cache with another number of layers, or if tokens are missing that a layer still sees.
     """
-    length, config = int(given.get_seq_length()), own.config
-    if len(given.layers) != config.num_layers:
-        raise UserError(f"the given cache has {len(given.layers)} layers, the model {config.num_layers}")
-    own.reserve(given.layers[0].keys.shape[0], length)
+    length, config = int(source.get_seq_length()), own.config
+    if len(source.layers) != config.num_layers:
+        raise UserError(f"the given cache has {len(source.layers)} layers, the model {config.num_layers}")
+    own.reserve(source.layers[0].keys.shape[0], length)
     assert own.heads is not None
-    in_turn = zip(given.layers, config.windows, own.heads.in_turn(range(length)), strict=True)
+    in_turn = zip(source.layers, config.windows, own.heads.in_turn(range(length)), strict=True)
     for index, (layer, window, mine) in enumerate(in_turn):
         kept = min(layer.keys.shape[2], length)
         seen = length if window is None else min(length, window - 1)  # by the next token, which sees itself too
@@ -56,21 +56,21 @@ def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> N
     own.take_over(length, None if counting is None else counted(counting[:, :length]))
 
 
-def hand_back(own: KVCache, given: Cache) -> None:
-    """Appends new tokens' keys and values to the Hugging Face cache `given`, so that its owner can go on with it."""
-    new, dim = slice(given.get_seq_length(), own.length), own.config.head_dim
+def hand_back(own: KVCache, target: Cache) -> None:
+    """Appends the new tokens' keys and values to the caller's Hugging Face cache."""
+    new, dim = slice(target.get_seq_length(), own.length), own.config.head_dim
     assert own.heads is not None
     for index, mine in enumerate(own.heads.in_turn(range(own.length, own.length))):
         stored = ((mine.keys, mine.key_scales), (mine.values, mine.value_scales))
         keys, values = (read_heads(*pair, new, dim).to(own.dtype) for pair in stored)
-        given.update(keys, values, index)
+        target.update(keys, values, index)
 
 
 def _kind(cache: KVCache) -> str:
-    config, where = cache.config, str(cache.device)
+    config, location = cache.config, str(cache.device)
     heads = f"{config.num_kv_heads} heads of {config.head_dim}"
     if cache.elsewhere is not None:
-        where = cache.elsewhere.name
+        location = cache.elsewhere.name
     elif cache.pool is None:
-        where = "the CPU"
-    return f"{config.num_layers} layers of {config.architecture}, {heads}, {cache.types} on {where}"
+        location = "the CPU"
+    return f"{config.num_layers} layers of {config.architecture}, {heads}, {cache.types} on {location}"

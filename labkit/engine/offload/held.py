@@ -30,7 +30,7 @@ from labkit.weights.records import Builder, matrices_of
 
 
 def on_host(
-    wanted: Wanted,
+    target: Wanted,
     offload: Offload,
     gather: Gather,
     device: torch.device,
@@ -43,12 +43,12 @@ def on_host(
     Each rank holds and copies only its own part of every layer, which is all that its kernels need. All ranks call it
     together. Raises UserError on all ranks if one of them has too little memory, on its GPU or on the host.
     """
-    check_names(wanted.policy, wanted.config, wanted.source, wanted.impl)
+    check_names(target.policy, target.config, target.source, target.impl)
     part, canonical = canonical_layers(
-        wanted.policy, wanted.source, wanted.dtype, wanted.impl, wanted.quant, wanted.part
+        target.policy, target.source, target.dtype, target.impl, target.quant, target.part
     )
-    builder = Builder(part, wanted.dtype, wanted.impl, wanted.quant, Heap(device))
-    own = made_by_all(lambda: _sizes(wanted, builder, canonical), gather)
+    builder = Builder(part, target.dtype, target.impl, target.quant, Heap(device))
+    own = made_by_all(lambda: _sizes(target, builder, canonical), gather)
     room = min(gather(made_by_all(lambda: room_for_weights(offload, part.size, device), gather)))
     resident = residents(max(gather(own), key=lambda sizes: sizes.all), room, offload.slots)
     numbers = {layer: number for number, layer in enumerate(layer for layer in part.layers if layer not in resident)}
@@ -63,10 +63,10 @@ def on_host(
         places = tuple(numbers.get(layer, -1) for layer in part.layers)
         streamed = StreamedLayers(stream, places, own.all - (len(numbers) - offload.slots) * own.largest)
         builder = SplitBuilder(
-            part, wanted.dtype, wanted.impl, wanted.quant, Heap(device), stream=stream, numbers=numbers
+            part, target.dtype, target.impl, target.quant, Heap(device), stream=stream, numbers=numbers
         )
     with torch.inference_mode():
-        weights = made_by_all(lambda: build_layers(wanted.config, canonical, builder, done_with=done_with), gather)
+        weights = made_by_all(lambda: build_layers(target.config, canonical, builder, done_with=done_with), gather)
     return weights, streamed
 
 
@@ -107,15 +107,15 @@ class MatricesOnHost:
         return torch.empty(shape, dtype=dtype, device=self._on)
 
 
-def _sizes(wanted: Wanted, builder: Builder, canonical: CanonicalLayers) -> WeightSizes:
+def _sizes(target: Wanted, builder: Builder, canonical: CanonicalLayers) -> WeightSizes:
     """Returns the sizes of this rank's part, measured on its first layer: all layers have the same shapes."""
     part, builder = builder.part, replace(builder, place=Heap(CPU))
     with torch.inference_mode():
         first = builder.layer(part.layers.start, canonical.layer(part.layers.start, builder.empty), Norm())
     tensors = [tensor for linear in matrices_of(first).values() for tensor in (linear.weight, linear.scales)]
     size = sum(aligned(tensor.nbytes) for tensor in tensors if tensor is not None)
-    types = {wanted.dtype, float_dtype(wanted.dtype)} if has_codes(wanted.source) else {wanted.dtype}
-    outside = max(outside_bytes(part, dtype, wanted.quant) for dtype in types)  # a file's codes are no larger
+    types = {target.dtype, float_dtype(target.dtype)} if has_codes(target.source) else {target.dtype}
+    outside = max(outside_bytes(part, dtype, target.quant) for dtype in types)  # a file's codes are no larger
     return WeightSizes(outside, dict.fromkeys(part.layers, -(-size // PAGE) * PAGE))
 
 

@@ -76,47 +76,47 @@ class Wanted:
         return self.part.size * model_bytes(self.part, self.dtype, self.quant)
 
 
-def streamable(saved: SavedWeights, wanted: Wanted) -> bool:
+def streamable(saved: SavedWeights, target: Wanted) -> bool:
     """Tells whether a rank can stream its layers from the checkpoint as it is."""
     manifest = saved.manifest
     present = (manifest.tp_size, manifest.layout, saved.dtype)
-    return present == (wanted.part.size, wanted.layout, wanted.dtype) and all(
-        len(file.layers) == wanted.config.num_layers for file in manifest.files
+    return present == (target.part.size, target.layout, target.dtype) and all(
+        len(file.layers) == target.config.num_layers for file in manifest.files
     )
 
 
-def prepared(wanted: Wanted, path: str | Path | None, gather: Gather) -> SavedWeights:
+def prepared(target: Wanted, path: str | Path | None, gather: Gather) -> SavedWeights:
     """Returns the checkpoint to stream from. All ranks call it together. Packing a large model shows a bar on stderr.
 
     Raises UserError if the folder can't be written or has too little room, RunError if writing fails.
     """
-    checkpoint = saved_in(wanted.source)
-    if checkpoint is not None and streamable(checkpoint, wanted):
+    checkpoint = saved_in(target.source)
+    if checkpoint is not None and streamable(checkpoint, target):
         return checkpoint
-    folder = folder_for(path) / gather(wanted.name if wanted.part.rank == 0 else "")[0]
+    folder = folder_for(path) / gather(target.name if target.part.rank == 0 else "")[0]
     with ExitStack() as lock:
-        ready = together(lambda: bool(wanted.part.rank) or _ready(folder, wanted, lock), gather)[0]
+        ready = together(lambda: bool(target.part.rank) or _ready(folder, target, lock), gather)[0]
         if not ready:
-            _make(folder, wanted, gather)
-    saved = _existing(folder, wanted)
+            _make(folder, target, gather)
+    saved = _existing(folder, target)
     if saved is None:
         raise RunError(f"{folder} was removed while it was made; start again")
     return saved
 
 
-def _ready(folder: Path, wanted: Wanted, lock: ExitStack) -> bool:
+def _ready(folder: Path, target: Wanted, lock: ExitStack) -> bool:
     """Tells whether the checkpoint already exists. No other process makes it until `lock` is closed."""
     try:
         lock.enter_context(_locked(folder))
-        if _existing(folder, wanted) is not None:
+        if _existing(folder, target) is not None:
             return True
         shutil.rmtree(folder, ignore_errors=True)  # damaged, or left by a killed process
-        _require_room(folder.parent, wanted.bytes)
+        _require_room(folder.parent, target.bytes)
     except OSError as error:
         raise UserError(
             f"offload: {folder.parent} can't be written ({error.strerror or error}); name another folder as path"
         ) from error
-    log.info("labkit: packing %.1f GB into %s, once", wanted.bytes / 1e9, folder)
+    log.info("labkit: packing %.1f GB into %s, once", target.bytes / 1e9, folder)
     return False
 
 
@@ -130,36 +130,36 @@ def folder_for(path: str | os.PathLike[str] | None) -> Path:
     return root / "offload"
 
 
-def _existing(folder: Path, wanted: Wanted) -> SavedWeights | None:
+def _existing(folder: Path, target: Wanted) -> SavedWeights | None:
     """Returns the complete checkpoint of an earlier engine, or None."""
     try:
-        checkpoint = saved_weights(folder, wanted.policy, wanted.config)
+        checkpoint = saved_weights(folder, target.policy, target.config)
         if checkpoint is not None:
             checkpoint.check_headers()
     except UserError as error:
         log.warning("labkit: the streamed weights are made anew: %s", error)
         return None
-    return checkpoint if checkpoint is not None and streamable(checkpoint, wanted) else None
+    return checkpoint if checkpoint is not None and streamable(checkpoint, target) else None
 
 
-def _make(folder: Path, wanted: Wanted, gather: Gather) -> None:
+def _make(folder: Path, target: Wanted, gather: Gather) -> None:
     contents = Saved(
-        config=wanted.config,
-        hf_config=wanted.hf_config,
-        dtype=wanted.dtype,
-        impl=wanted.impl,
-        quant=None if has_codes(wanted.source) else wanted.quant,
+        config=target.config,
+        hf_config=target.hf_config,
+        dtype=target.dtype,
+        impl=target.impl,
+        quant=None if has_codes(target.source) else target.quant,
     )
-    with Saving.begin(folder, contents, wanted.part, gather) as saving, _followed(wanted) as follow:
+    with Saving.begin(folder, contents, target.part, gather) as saving, _followed(target) as follow:
         with torch.inference_mode():
             pack_layers(
-                wanted.policy,
-                wanted.config,
-                wanted.source,
-                wanted.dtype,
-                wanted.impl,
-                wanted.quant,
-                wanted.part,
+                target.policy,
+                target.config,
+                target.source,
+                target.dtype,
+                target.impl,
+                target.quant,
+                target.part,
                 saving.keep,
                 lambda done, total: follow(done, total, "layers packed"),
             )
@@ -169,9 +169,9 @@ def _make(folder: Path, wanted: Wanted, gather: Gather) -> None:
 
 
 @contextmanager
-def _followed(wanted: Wanted) -> Iterator[Progress]:
+def _followed(target: Wanted) -> Iterator[Progress]:
     """Shows a progress bar on stderr, on the first rank, if packing takes long."""
-    if wanted.part.rank or wanted.bytes < WORTH_A_BAR:
+    if target.part.rank or target.bytes < WORTH_A_BAR:
         yield unheard
         return
     with progress_bar(terminal(stderr=True)) as follow:

@@ -25,14 +25,14 @@ from labkit.weights.records import Builder
 
 
 def opened(
-    wanted: Wanted, saved: SavedWeights, offload: Offload, gather: Gather, device: torch.device, queues: Queues
+    target: Wanted, saved: SavedWeights, offload: Offload, gather: Gather, device: torch.device, queues: Queues
 ) -> tuple[ModelWeights, StreamedLayers | None]:
     """Returns the weights and the stream of the offloaded layers; the stream is None if all layers fit into the memory
     of `device`. For a GPU, layers are read into slots in host memory and copied on; host and GPU have equally many.
 
     All ranks call it together. Raises UserError on all ranks if one of them has too little memory.
     """
-    part = wanted.part
+    part = target.part
     file = saved.manifest.files[part.rank]
     first = part.layers.start
     room = min(gather(made_by_all(lambda: room_for_weights(offload, part.size, device), gather)))
@@ -45,23 +45,23 @@ def opened(
     ]
     streamed, slots = None, {}
     if blocks:
-        library = build.load(str(wanted.dtype).removeprefix("torch."))
+        library = build.load(str(target.dtype).removeprefix("torch."))
         reader = LayerStream(library, saved.folder / file.name, blocks, offload.slots)
         stream: LayerStream | DeviceStream = reader
-        if wanted.impl == "triton":
+        if target.impl == "triton":
             stream = made_by_all(lambda: _copied_on(reader, offload.slots, device, queues), gather)
         missing = sum(block.bytes for block in blocks) - offload.slots * stream.slot_bytes
         streamed = StreamedLayers(stream, _block_of(blocks, len(part.layers)), file.bytes - missing)
         slots = {block.layer + first: (stream.memory(0), block.offset) for block in blocks}
     place: Arena | Heap = Heap(device)
-    if wanted.impl == "cpp":  # the system refuses more address space than memory: reserve only the resident bytes
-        resident_bytes = len(resident) * layer_bytes(part, wanted.dtype, wanted.quant) + len(blocks) * vector_bytes(
+    if target.impl == "cpp":  # the system refuses more address space than memory: reserve only the resident bytes
+        resident_bytes = len(resident) * layer_bytes(part, target.dtype, target.quant) + len(blocks) * vector_bytes(
             part
         )
-        place = Arena.reserved(outside_bytes(part, wanted.dtype, wanted.quant) + resident_bytes)
+        place = Arena.reserved(outside_bytes(part, target.dtype, target.quant) + resident_bytes)
     with torch.inference_mode():
-        builder = Builder(part, wanted.dtype, wanted.impl, wanted.quant, place)
-        weights = build_layers(wanted.config, Streaming(saved, part, slots), builder)
+        builder = Builder(part, target.dtype, target.impl, target.quant, place)
+        weights = build_layers(target.config, Streaming(saved, part, slots), builder)
     return weights, streamed
 
 

@@ -52,17 +52,17 @@ class MicroBatch:
     def has_prompt_left(self) -> bool:
         return self._left > 0
 
-    def next_step(self, given: Tensor) -> StepInput:
+    def next_step(self, inputs: Tensor) -> StepInput:
         """Returns the step for a message: the next piece of the prompt, or one token of each row.
 
-        given: tokens int64 [B, 1], or the output rows of the previous stage, float32 [B * T, H].
+        inputs: tokens int64 [B, 1], or the output rows of the previous stage, float32 [B * T, H].
         """
         if self.has_prompt_left:
             step = next(self._chunks)
             self._left -= step.shape[1]
-            return with_rows(step, given)
-        step = StepInput(given, self.cache, follows=True)
-        return step if not given.is_floating_point() else with_rows(step, given)
+            return with_rows(step, inputs)
+        step = StepInput(inputs, self.cache, follows=True)
+        return step if not inputs.is_floating_point() else with_rows(step, inputs)
 
     def prompt_steps(self) -> Iterator[StepInput]:
         """Yields the pieces of the prompt. For the first stage, which begins with tokens."""

@@ -151,15 +151,15 @@ class PipelineRunner(Runner):
         GPU, rows that become fewer are not divided anew, since that would need new graphs.
         """
         option, rows = self.stage.wanted.micro_batches, texts.rows
-        can = self.stage.wanted.schedule == "queue" and texts.ends is not None and _divisible(batches)
+        divisible = self.stage.wanted.schedule == "queue" and texts.ends is not None and _divisible(batches)
         count = option.decode if isinstance(option, MicroBatches) else len(batches)
         begun = Division(
             stages=self.stage.count,
             rows=rows,
             micro_batches=min(count, len(batches)),
             prompt=texts.tokens.shape[1],
-            again=can and texts.cache.pool is None,
-            tries=can and option == "auto" and not texts.draws,
+            again=divisible and texts.cache.pool is None,
+            tries=divisible and option == "auto" and not texts.draws,
             longest=texts.longest,
         )
         return Chooser(begun, self.stage.counts, self._of_rank_0, self._tell)
