@@ -132,7 +132,7 @@ class FusedEngine(InferenceEngine):
 
     @property
     def weights(self) -> ModelWeights:
-        """The packed weights of this process: of several ranks, each has its part."""
+        """The packed weights of this process: with several ranks, this rank's part."""
         return self.fused.weights
 
     @property

@@ -69,9 +69,9 @@ class MicroBatches(Strict):
 class PipelineParallel(Strict):
     """Layers on `pp_size` stages. A stage is one rank, or several ranks with tensor parallelism.
 
-    schedule: when a micro-batch begins its next token. "queue": as soon as the last token is chosen; rows that have
-    ended leave. "rounds": in a fixed order, with ended micro-batches, until all have ended. "barrier": once all have
-    their last tokens. "naive": there is one micro-batch, and one stage works at a time.
+    schedule: when a micro-batch begins its next token. "queue": as soon as its previous token is chosen; rows that have
+    ended leave. "rounds": in a fixed order; ended micro-batches keep their turns until all have ended. "barrier": once
+    all micro-batches have their previous tokens. "naive": there is one micro-batch, and one stage works at a time.
     micro_batches: number of parts of a batch, or `MicroBatches`. "auto": one for each stage. With "queue", there is one
     after the prompt if the first tokens of a greedy search show that this is faster.
     layers: number of layers of each stage; None: balanced by bytes, with the LM head counted.
@@ -124,8 +124,8 @@ class Options(Strict):
     `kv_offload` and `pipeline_parallel`.
 
     dtype: of the weights; default: the model's type, or int8 with `quant`. int8 stands for quantised weights of any
-    number of bits. With int8 the tokens may depend on the number of ranks: scales are per whole row, but the order in
-    which the ranks' sums are added differs.
+    number of bits. With int8 the tokens may depend on the number of ranks: each scale is of a whole row, but the order
+    in which the ranks' sums are added differs.
     quantization_setting: `groups`, or `(mlp_extra_grouping, groups)` in either order, of DeepSpeed's MoQ, see
     `FlatGroups`.
     kv_dtype: of keys and values in the cache: int8, or None for the type of the weights (bfloat16 for int8 weights).
@@ -133,8 +133,8 @@ class Options(Strict):
     max_out_tokens, min_out_tokens: accepted without effect; the KV cache grows as needed.
     impl: "auto" (Triton with a GPU, else C++ with a compiler, else the reference), "triton", "cpp" or "reference".
     use_triton: the same as impl="triton".
-    enable_cuda_graph: replays decode steps on a GPU as a CUDA graph; None: unless a profiler listens, which sees more
-    of launched steps.
+    enable_cuda_graph: replays decode steps on a GPU as a CUDA graph; None: yes, unless a profiler listens, which sees
+    more of launched steps.
     dependent_launch: starts each kernel of a step while the previous one ends (compute capability 9.0 or later).
     consume_model: removes the weights from the passed model while packing, so that they are in memory once. The model
     object can't be used afterwards.

@@ -42,7 +42,9 @@ class Request:
 
 
 def hf_config_of(model: Any, options: Options) -> PretrainedConfig:
-    """Returns the config of a model, source or config. Raises TypeError for other objects."""
+    """Returns the config of a model or source. With a checkpoint, `model` may be a config. Raises TypeError for other
+    objects.
+    """
     if isinstance(model, PretrainedConfig) and options.checkpoint is not None:
         return model
     holds_tensors = isinstance(model, PreTrainedModel) or all(hasattr(model, name) for name in ("names", "get"))

@@ -37,7 +37,7 @@ Pass = Callable[[Tensor, Rows, "SharedSlots"], Tensor]  # rows of some sequences
 class FusedEncoder(PackedModule, nn.Module):
     """All layers of an encoder, with the interface of transformers' module for them.
 
-    It sums in float32, and returns the type of its input. Not for training.
+    It sums in float32, and its output has the type of its input. Not for training.
     """
 
     def __init__(

@@ -59,7 +59,8 @@ class GenerateTexts:
 
     @property
     def wants_tokens_alone(self) -> bool:
-        calls = any(isinstance(processor, CALLS_THE_MODEL) for processor in self.processors)  # all ranks must do this
+        # all ranks must make the calls of these processors
+        calls = any(isinstance(processor, CALLS_THE_MODEL) for processor in self.processors)
         return not calls and self.streamer is None and self.given is None and not self.config.return_dict_in_generate
 
     @property

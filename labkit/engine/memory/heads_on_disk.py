@@ -67,7 +67,7 @@ class HeadsOnDisk:
         return self._stream
 
     def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
-        """Returns the view of a layer in the first slot. Every other slot has the same layout from its beginning."""
+        """Returns the view of a layer in the first slot. The other slots have the same layout."""
         return self.stream.layer(0, past)
 
     def begin_pass(self, written: range) -> CachePass:

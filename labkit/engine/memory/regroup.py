@@ -105,8 +105,8 @@ def _share(whole: KVCache, rows: slice, cache: KVCache) -> None:
 
 
 def cost_of_leaving(cache: KVCache, count: int) -> int:
-    """Returns the bytes moved by removing `count` sequences from a file, or from host memory of a GPU: all sequences
-    are read, and the remaining ones are written. Returns 0 for resident caches, where few bytes move.
+    """Returns the bytes moved by removing `count` sequences from an offloaded cache: all sequences are read, and the
+    remaining ones are written. Returns 0 for resident caches, where few bytes move.
     """
     if not isinstance(cache.heads, HeadsOnDisk | HeadsOnHost):
         return 0
@@ -116,9 +116,9 @@ def cost_of_leaving(cache: KVCache, count: int) -> int:
 class EndedRows:
     """Sequences that have ended and are still in their cache.
 
-    Removing them from a file, or from host memory of a GPU, costs about as much as some steps, and nobody knows how
-    many steps the other sequences will take. So they stay until steps have read as many useless bytes as the removal
-    moves. This moves at most twice the bytes of the best choice.
+    Removing them from an offloaded cache costs about as much as some steps, and nobody knows how many steps the other
+    sequences will take. So they stay until steps have read as many useless bytes as the removal moves. This moves at
+    most twice the bytes of the best choice.
     """
 
     def __init__(self, cache: KVCache) -> None:

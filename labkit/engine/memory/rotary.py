@@ -41,7 +41,7 @@ class RotaryTables:
         return self._tables
 
     def of(self, rows: Sequence[Rows]) -> tuple[list[Rows], Rotary]:
-        """Returns the rows with indices instead of positions, and tables of just their positions for these indices."""
+        """Returns the rows with table indices instead of positions, and tables of these positions alone."""
         assert self._spec is not None
         tables = rotary_at(self._spec, torch.cat([part.positions for part in rows]).cpu(), self._device)
         indices = torch.arange(len(tables.cosine), dtype=torch.int32, device=self._device)

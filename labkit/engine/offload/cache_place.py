@@ -22,7 +22,7 @@ def cache_place(
     folder.
 
     dtype: of the weights.
-    device: computes; `queues` are its queues.
+    queues: of `device`.
     """
     agree = (lambda failed: ranks.agree("the caches", flag=failed)) if ranks else None
     if option.device == "disk":

@@ -14,7 +14,7 @@ from labkit.system.errors import UserError
 from labkit.weights.capacity import layer_bytes, outside_bytes
 from labkit.weights.quantise import Quantization
 
-ROW_PADDING = BLOCK + 16  # most numbers of padding in a row of activations (gemm/tile.h)
+ROW_PADDING = BLOCK + 16  # largest padding of a row of activations, in numbers (gemm/tile.h)
 ROWS_OF_H = 5  # rows of the workspace (decode_step/step.h), besides `h`, that are as wide as the model
 OTHERS = 128 << 20  # bytes for thread-local memory, rotary tables and a request's Python objects
 

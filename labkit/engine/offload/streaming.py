@@ -28,7 +28,7 @@ def opened(
     target: Wanted, saved: SavedWeights, offload: Offload, gather: Gather, device: torch.device, queues: Queues
 ) -> tuple[ModelWeights, StreamedLayers | None]:
     """Returns the weights and the stream of the offloaded layers; the stream is None if all layers fit into the memory
-    of `device`. For a GPU, layers are read into slots in host memory and copied on; host and GPU have equally many.
+    of `device`. For a GPU, layers are read into slots of the host and copied on; the host has as many slots as the GPU.
 
     All ranks call it together. Raises UserError on all ranks if one of them has too little memory.
     """

@@ -102,5 +102,5 @@ class MicroBatchCounts:
 
 
 def _about(tokens: int) -> int:
-    """Returns one class number for all lengths between two powers of two."""
+    """Returns the same number for all lengths between two powers of two."""
     return tokens.bit_length()

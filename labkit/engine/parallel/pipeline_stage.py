@@ -61,7 +61,7 @@ class PipelineStage:
     tp: with the rank group of this stage.
     wanted: option `pipeline_parallel`; between two calls all ranks may change its schedule and micro-batches.
     counts: measurements that choose the number of micro-batches.
-    device: computes on this rank.
+    device: of this rank.
     """
 
     def __init__(

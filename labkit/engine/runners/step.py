@@ -17,7 +17,7 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.kernels.types import Rows
 from labkit.stages import Phase, phase_of
 
-CHUNK_ROWS = 512  # rows per pass through the layers: bounds the workspace of a long prompt, and what ranks exchange
+CHUNK_ROWS = 512  # rows per pass through the layers: bounds the workspace of a long prompt, and the ranks' exchanges
 
 
 class StepInput(NamedTuple):

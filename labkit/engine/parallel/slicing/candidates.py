@@ -261,7 +261,7 @@ def _local_size(value: Any, heads: HeadGroups) -> tuple[int, ...]:
 
 
 def _argument_cuts(site: Site, heads: HeadGroups) -> tuple[ArgumentCut, ...]:
-    """Returns cuts of floating-point arguments with an axis of heads: ALiBi, position biases, masks that add them."""
+    """Returns cuts of floating-point arguments with an axis of heads: ALiBi, position biases, masks with them."""
     rows = [] if site.call is None else hidden_states(site.call)
     if site.call is None or not rows or heads.count == 1:
         return ()

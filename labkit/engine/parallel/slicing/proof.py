@@ -1,4 +1,4 @@
-"""Proof that a cut is right: all ranks of a block run in threads of this process, and are compared with the block."""
+"""Proof that a cut is right: runs all ranks of a block in threads, and compares their outputs with the block's."""
 
 import copy
 import threading

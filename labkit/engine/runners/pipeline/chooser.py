@@ -22,7 +22,7 @@ FEW = 2  # rows are divided anew when at most 1 / FEW of them are left
 
 
 class Lap(NamedTuple):
-    """Tokens that are computed with one number of micro-batches."""
+    """Stretch of a call with a fixed number of micro-batches."""
 
     micro_batches: int
     until: int | None  # length of the texts at the end, prompt included; None: until few rows are left, or none
@@ -30,9 +30,9 @@ class Lap(NamedTuple):
 
 @dataclass(frozen=True)
 class Division:
-    """Beginning of a call, and what it allows."""
+    """First division of a call's rows into micro-batches, and the changes that the call allows."""
 
-    stages: int
+    stages: int  # each of them needs work
     rows: int
     micro_batches: int  # number at the beginning
     prompt: int  # tokens
@@ -86,7 +86,7 @@ class Chooser:
             self._stamps[tokens] = perf_counter_ns()
 
     def several(self, rows: int) -> int:
-        """Returns the number of micro-batches that keeps their size of the beginning, but is enough for all stages."""
+        """Returns the number of micro-batches of the same size as at the beginning, but at least one for each stage."""
         begun = self._begun
         as_large = -(-begun.micro_batches * rows // begun.rows)
         return min(rows, max(as_large, min(begun.stages, begun.micro_batches)))

@@ -90,7 +90,7 @@ class PipelineRunner(Runner):
         return self.calls.one(name)
 
     def before_generation(self) -> None:
-        """All ranks draw the random numbers of rank 0."""
+        """Makes all ranks draw the random numbers of rank 0."""
         self.inner.before_generation()
         draw_alike(self.stage.device, lambda state: self.stage.ring.gather(state)[0])
 
@@ -165,7 +165,7 @@ class PipelineRunner(Runner):
         return Chooser(begun, self.stage.counts, self._of_rank_0, self._tell)
 
     def _of_rank_0(self, number: float) -> float:
-        """Returns the number of rank 0 in the rank group that shares these layers."""
+        """Returns rank 0's `number` on all ranks of the rank group that shares these layers."""
         return number if self.ranks is None else float(self.ranks.gather(torch.tensor([number]))[0])
 
     def _tell(self, trial: Compared) -> None:
@@ -173,7 +173,7 @@ class PipelineRunner(Runner):
         self.stage.send(MessageKind.COUNTS, 0, 1, trial.payload, Phase.DECODE)
 
     def _count(self, texts: TextBatch) -> int:
-        """Returns the number of micro-batches. Raises UserError if there are more than rows."""
+        """Returns the number of micro-batches. Raises UserError if it is larger than the number of rows."""
         options, stages, rows = self.stage.wanted, self.stage.count, texts.rows
         option = options.micro_batches
         count = stages if option == "auto" else option if isinstance(option, int) else option.prompt
