@@ -166,7 +166,7 @@ def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
         return _streamed(plan, plan.request.options.offload)
     request, consumed, saving = plan.request, plan.consumed, plan.saving
     policy = request.policy
-    done_with = _taking_out(plan)
+    done_with = _layer_remover(plan)
     with saving or nullcontext(), torch.inference_mode():
         weights = build_weights(
             policy,
@@ -187,7 +187,7 @@ def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
     return weights, None
 
 
-def _taking_out(plan: Plan) -> Callable[[int], None] | None:
+def _layer_remover(plan: Plan) -> Callable[[int], None] | None:
     """Returns a function that removes a packed layer from the passed model; None: the model is kept. All checks are
     here, before the first weight is removed.
     """
@@ -212,7 +212,7 @@ def _streamed(plan: Plan, offload: Offload) -> tuple[ModelWeights, StreamedLayer
     )
     gather = plan.calls.gather
     if offload.device == "cpu":
-        weights_and_stream = on_host(target, offload, gather, plan.device, plan.queues, _taking_out(plan))
+        weights_and_stream = on_host(target, offload, gather, plan.device, plan.queues, _layer_remover(plan))
         if plan.consumed:
             plan.consumed.release("")
         return weights_and_stream

@@ -150,7 +150,7 @@ def _make(folder: Path, target: Wanted, gather: Gather) -> None:
         impl=target.impl,
         quant=None if has_codes(target.source) else target.quant,
     )
-    with Saving.begin(folder, contents, target.part, gather) as saving, _followed(target) as follow:
+    with Saving.begin(folder, contents, target.part, gather) as saving, _progress_shown(target) as follow:
         with torch.inference_mode():
             pack_layers(
                 target.policy,
@@ -169,7 +169,7 @@ def _make(folder: Path, target: Wanted, gather: Gather) -> None:
 
 
 @contextmanager
-def _followed(target: Wanted) -> Iterator[Progress]:
+def _progress_shown(target: Wanted) -> Iterator[Progress]:
     """Shows a progress bar on stderr, on the first rank, if packing takes long."""
     if target.part.rank or target.bytes < WORTH_A_BAR:
         yield unheard

@@ -83,7 +83,7 @@ class MicroBatchCounts:
         are faster, they are also faster for more rows.
         """
         for comparison in self._decided():
-            if _about(comparison.prompt) == _about(prompt):
+            if _length_class(comparison.prompt) == _length_class(prompt):
                 if comparison.chosen == 1 and rows <= comparison.rows:
                     return 1
                 if comparison.chosen != 1 and rows >= comparison.rows:
@@ -92,15 +92,15 @@ class MicroBatchCounts:
 
     def trial(self, rows: int, prompt: int, several: int) -> Compared:
         """Returns the comparison for `rows` rows so far, which may be empty."""
-        return self._by_size.get((rows, _about(prompt)), Compared(rows, prompt, several))
+        return self._by_size.get((rows, _length_class(prompt)), Compared(rows, prompt, several))
 
     def note(self, trial: Compared) -> None:
-        self._by_size[trial.rows, _about(trial.prompt)] = trial
+        self._by_size[trial.rows, _length_class(trial.prompt)] = trial
 
     def _decided(self) -> Iterator[Compared]:
         return (trial for trial in self._by_size.values() if trial.chosen is not None)
 
 
-def _about(tokens: int) -> int:
+def _length_class(tokens: int) -> int:
     """Returns the same number for all lengths between two powers of two."""
     return tokens.bit_length()

@@ -99,7 +99,7 @@ def feature_units(site: Site) -> Iterator[Unit]:
                 Kind.FEATURES,
                 site.module,
                 _linear_cuts(site, [shares for _, shares in chosen], features.contiguous()),
-                _together([label for label, _ in chosen]),
+                _layout([label for label, _ in chosen]),
                 tensors,
             )
 
@@ -134,7 +134,7 @@ def _with_surroundings(site: Site, heads: HeadGroups, chosen: list[tuple[str, Sh
                 Kind.ATTENTION,
                 site.module,
                 _linear_cuts(site, [shares for _, shares in chosen], by_feature),
-                _together([label for label, _ in chosen]),
+                _layout([label for label, _ in chosen]),
                 tensors,
                 attributes,
                 _argument_cuts(site, heads),
@@ -143,7 +143,7 @@ def _with_surroundings(site: Site, heads: HeadGroups, chosen: list[tuple[str, Sh
             )
 
 
-def _together(labels: list[str]) -> str:
+def _layout(labels: list[str]) -> str:
     return ", ".join(dict.fromkeys(labels))
 
 

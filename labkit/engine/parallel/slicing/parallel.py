@@ -38,7 +38,7 @@ def slice_model(
     if not 0 <= rank < plan.tp_size:
         raise UserError(f"rank {rank} is not one of the plan's {plan.tp_size} ranks")
     units: dict[str, tuple[Unit, ...]] = {name: block.units for block in plan.blocks for name in block.names}
-    reduce = GroupSum(group) if plan.tp_size > 1 else _alone
+    reduce = GroupSum(group) if plan.tp_size > 1 else _unchanged
     sliced: Model = sliced_copy(model, units, rank, reduce, consume=consume).eval()
     return sliced
 
@@ -65,11 +65,11 @@ def tensor_parallel_model(
     def plan() -> SlicingPlan:
         return plan_slicing(model, size, injection_policy, keep_whole=keep_whole, example=example)
 
-    agreed = plan() if size == 1 else _of_first(plan, _structure(model), size, group)
+    agreed = plan() if size == 1 else _plan_of_rank_0(plan, _structure(model), size, group)
     return slice_model(model, agreed, rank, group, consume=consume)
 
 
-def _of_first(
+def _plan_of_rank_0(
     plan: Callable[[], SlicingPlan], structure: str, size: int, group: dist.ProcessGroup | None
 ) -> SlicingPlan:
     """Returns the plan of the group's first rank on all ranks, or raises its error on all of them."""
@@ -98,7 +98,7 @@ def _of_first(
     return agreed
 
 
-def _alone(partial: Tensor) -> Tensor:
+def _unchanged(partial: Tensor) -> Tensor:
     return partial
 
 

@@ -122,7 +122,7 @@ class Chooser:
         return Lap(self.several(rows) if self._several_ms is None else 1, begin + TIMED)
 
     def _note(self, timed: range) -> None:
-        """Notes the time of a complete lap."""
+        """Notes the time of a token in a complete lap."""
         token_ms = self._shared(median(self._stamps[length + 1] - self._stamps[length] for length in timed) / 1e6)
         before, self._several_ms = self._several_ms, None
         if before is None:

@@ -69,7 +69,7 @@ class Leader:
             schedule(begin, [self._continued(batch) for batch in self.regroup(live, lap.micro_batches)])
 
     def _end(self, tokens: Tensor) -> None:
-        """Sends the tokens to the other stages, and drops the messages that are still under way."""
+        """Sends the tokens to the other stages, and drains the messages that are still under way."""
         self.stage.send(MessageKind.END, 0, 1, tokens, Phase.DECODE)
         while self.stage.receive(Phase.DECODE)[0].kind != MessageKind.END:
             pass
