@@ -1,4 +1,4 @@
-"""What a user changed in a model beside its weights. The kernels compute what the config says, so it is refused."""
+"""Refusals of models that a user changed in other ways than the weights: kernels compute what the config says."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from labkit.models.config import ModelConfig
 from labkit.models.policy import Policy
 from labkit.system.errors import UserError
 
-LIBRARIES = ("torch", "transformers")  # whose modules compute what a config says
-WATCHING = ("labkit", "transformers")  # whose hooks change nothing
+LIBRARIES = ("torch", "transformers")  # their modules compute what a config says
+WATCHING = ("labkit", "transformers")  # their hooks change nothing
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -24,15 +24,15 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 POINTS = torch.linspace(-3, 3, 13)
-ROUNDING = 1e-4  # of the formulas of one activation; GELU and its approximation by tanh are 4e-4 apart
+ROUNDING = 1e-4  # between formulas of the same activation; GELU and its approximation by tanh are 4e-4 apart
 
 
 def refuse_alterations(model: PreTrainedModel, policy: Policy, config: ModelConfig) -> None:
-    """Raises UserError, naming the module, where the engine would compute something else than the model does.
+    """Raises UserError with the module's name if the engine would compute something else than the model.
 
-    It looks for forward hooks, a `forward` that replaces the class's, classes from outside torch and transformers, and
-    activations, epsilons and scales that differ from the config's. An encoder is looked at in its layers alone, because
-    everything else of it is kept.
+    Checks for forward hooks, a replaced `forward`, classes from outside torch and transformers, and activations,
+    epsilons and scales that differ from the config's. Only the layers of an encoder are checked, because the engine
+    keeps everything else.
     """
     root = model if config.causal else model.base_model
     start = "" if config.causal else policy.layers.split(".")[0]
@@ -65,10 +65,10 @@ def _changed_code(module: nn.Module) -> str | None:
 
 
 def _is_own(module: nn.Module) -> bool:
-    """Whether a module's `forward` is its class's, compiled or not. accelerate keeps it under another name."""
+    """Tells whether a module's `forward` is its class's, compiled or not. accelerate keeps it under another name."""
     forward = vars(module).get("_old_forward", vars(module).get("forward"))
     compiled = getattr(forward, "_torchdynamo_orig_callable", forward)
-    wrapper = "_orig_mod" in module._modules  # of torch.compile, around a module that is looked at as well
+    wrapper = "_orig_mod" in module._modules  # made by torch.compile; the wrapped module is checked, too
     return forward is None or wrapper or getattr(compiled, "__func__", None) is type(module).forward
 
 
@@ -97,7 +97,9 @@ def _changed_scale(module: nn.Module, expected: float) -> str | None:
 
 
 def _changed_activation(module: nn.Module, config: ModelConfig) -> str | None:
-    """Modules of a layer that have no weights are activations, or do nothing once training is over."""
+    """Compares a module without weights, which is an activation, with the config's. Dropout and Identity do nothing
+    after training.
+    """
     if isinstance(module, nn.Dropout | nn.Identity) or next(module.children(), None) is not None:
         return None
     if next(module.parameters(), None) is not None:

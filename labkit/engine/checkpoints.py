@@ -1,4 +1,4 @@
-"""What the options of `init_inference` ask of checkpoints of labkit's own: to be loaded as they are, to be saved."""
+"""Options of `init_inference` for labkit's own checkpoints: loading them as they are, and saving them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.weights.quantise import Quantization
 
 
 def as_saved(options: Options, source: TensorSource) -> Options:
-    """With the type and the quantisation that the weights were saved in, unless another type is asked for.
+    """Returns options with the type and the quantisation of the saved weights, unless another type is requested.
 
     Raises ValueError for another quantisation: int8 weights are never quantised again.
     """
@@ -30,12 +30,12 @@ def as_saved(options: Options, source: TensorSource) -> Options:
     if saved.dtype != torch.int8:
         return options.model_copy(update={"dtype": saved.dtype})
     assert saved.manifest.quant is not None
-    quant, asked = saved.manifest.quant, options.quant
-    weights = asked.model_copy(update={"activation": quant.activation})
+    quant, requested = saved.manifest.quant, options.quant
+    weights = requested.model_copy(update={"activation": quant.activation})
     if weights not in (Quantization(), quant):
-        got, expected = (each.model_dump_json(exclude_defaults=True) for each in (weights, quant))
+        got, expected = (settings.model_dump_json(exclude_defaults=True) for settings in (weights, quant))
         raise UserError(f"{saved.folder} was saved with quant={expected}, got {got}; leave quant out")
-    kept = quant.model_copy(update={"activation": asked.activation})
+    kept = quant.model_copy(update={"activation": requested.activation})
     return options.model_copy(update={"dtype": saved.dtype, "quant": kept})
 
 
@@ -48,14 +48,14 @@ def begin_saving(
     part: Shard,
     gather: Gather,
 ) -> Saving | None:
-    """The save that `save_mp_checkpoint_path` asks for, if it does."""
+    """Begins the save that `save_mp_checkpoint_path` requests; None: it requests none."""
     if options.save_mp_checkpoint_path is None:
         return None
-    what = Saved(
+    contents = Saved(
         config=config,
         hf_config=hf_config,
         dtype=dtype,
         impl=impl,
         quant=options.quant,
     )
-    return Saving.begin(expanded(options.save_mp_checkpoint_path), what, part, gather)
+    return Saving.begin(expanded(options.save_mp_checkpoint_path), contents, part, gather)

@@ -1,4 +1,4 @@
-"""What `init_inference` returns: a model behind DeepSpeed's engine interface and Hugging Face's model attributes."""
+"""Engines, as returned by `init_inference`: models with DeepSpeed's engine interface and Hugging Face's attributes."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -22,11 +22,11 @@ from labkit.system.errors import RunError, UserTypeError
 
 
 class InferenceEngine(nn.Module):
-    """An engine around `module`, which is a transformers model or passes for one. It can stand in for the original
-    model, as in `pipe.model = engine`.
+    """Engine around `module`, a transformers model or a fused model with the same interface. It can replace the
+    original model, as in `pipe.model = engine`.
 
-    options: those that the engine was made with. impl: "triton", "cpp" or "reference", what "auto" became, or "torch"
-    for a model that runs without labkit's kernels.
+    options: of the call of `init_inference`.
+    impl: "triton", "cpp" or "reference", as "auto" was resolved, or "torch" for a model without labkit's kernels.
     """
 
     impl: str
@@ -63,17 +63,17 @@ class InferenceEngine(nn.Module):
 
     @property
     def reading(self) -> str:
-        """How the latest decode steps read the weights, and how often that changed; empty where nothing chooses it."""
+        """How the latest decode steps read the weights, and the number of changes; empty if there is no choice."""
         return ""
 
     @property
     def streamed(self) -> StreamedLayers | None:
-        """The layers that are read from a file in every step, with what is known of the reading; None without any."""
+        """The offloaded layers, which every step reads, with their stream; None: all layers are resident."""
         return None
 
     @property
     def pipeline(self) -> PipelineStage | None:
-        """The stage that this process is of a pipeline, with what it did when; None where it has all layers."""
+        """The pipeline stage of this process, with its spans; None: it has all layers."""
         return None
 
     def can_generate(self) -> bool:
@@ -88,7 +88,7 @@ class InferenceEngine(nn.Module):
         return self.module.generate(*args, **kwargs)
 
     def profile_model_time(self) -> None:
-        """Starts recording the wall time of every model step, also those of `generate` (as DeepSpeed does)."""
+        """Starts recording the wall time of every model step, including steps of `generate` (as DeepSpeed does)."""
         raise NotImplementedError
 
     def model_times(self) -> list[float]:
@@ -96,17 +96,17 @@ class InferenceEngine(nn.Module):
         raise NotImplementedError
 
     def stage_times(self, *, reset: bool = True) -> list[StageTime]:
-        """Wall time by phase, layer and stage, summed over the steps since the last reset. Collected by the one-call
-        C++ step at no cost; empty for everything else, and for steps that ran under a profiler.
+        """Returns wall times by phase, layer and stage, summed over the steps since the last reset. The one-call C++
+        step collects them at no cost. Other runners, and steps under a profiler, collect none.
         """
         return []
 
     def destroy(self) -> None:
-        """Frees the weights. Every later use of the engine but this one raises RuntimeError."""
+        """Frees the weights. Every later use of the engine raises RuntimeError, except `destroy`."""
         self._modules.pop("module", None)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else callers look for on a transformers model is the module's."""
+        """Returns all other attributes from the module, as callers expect of a transformers model."""
         if name != "module":
             return getattr(self.module, name)
         if "module" in self._modules:
@@ -115,7 +115,7 @@ class InferenceEngine(nn.Module):
 
 
 class FusedEngine(InferenceEngine):
-    """A decoder on the fused kernels: `module` is the fused model."""
+    """Engine of a decoder on the fused kernels. `module` is the fused model."""
 
     def __init__(self, module: FusedCausalLM, options: Options, impl: str) -> None:
         super().__init__(module, options)
@@ -123,7 +123,7 @@ class FusedEngine(InferenceEngine):
 
     @property
     def fused(self) -> FusedCausalLM | FusedEncoder:
-        """What runs on the kernels: the whole module, or the layers of an encoder."""
+        """The part that runs on the kernels: the whole module, or the layers of an encoder."""
         return self.module
 
     @property
@@ -132,7 +132,7 @@ class FusedEngine(InferenceEngine):
 
     @property
     def weights(self) -> ModelWeights:
-        """The packed weights that are here: a rank's part of a model that is cut."""
+        """The packed weights of this process: with several ranks, this rank's part."""
         return self.fused.weights
 
     @property
@@ -165,7 +165,7 @@ class FusedEngine(InferenceEngine):
         return times
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """What the packed weights refuse is refused before any other part has changed."""
+        """Applies `fn` to the packed weights first, so that they refuse a change before any other part has changed."""
         self.fused._apply(fn)
         return super()._apply(fn, recurse)
 
@@ -175,7 +175,7 @@ class FusedEngine(InferenceEngine):
 
 
 class EncoderEngine(FusedEngine):
-    """An encoder. `module` is transformers' own model, with a FusedEncoder where its layers stood."""
+    """Engine of an encoder. `module` is transformers' own model, with a FusedEncoder instead of its layers."""
 
     def __init__(self, module: PreTrainedModel, options: Options, impl: str, encoder: str) -> None:
         InferenceEngine.__init__(self, module, options)
@@ -191,7 +191,7 @@ class EncoderEngine(FusedEngine):
 
     @property
     def reading(self) -> str:
-        """How the latest decode steps read the weights, and how often that changed; empty where nothing chooses it."""
+        """How the latest decode steps read the weights, and the number of changes; empty if there is no choice."""
         return ""
 
     @property
@@ -214,10 +214,10 @@ class EncoderEngine(FusedEngine):
 
 
 class SlicedEngine(InferenceEngine):
-    """A model that has no kernels, its linears cut over ranks (`labkit.engine.parallel.slicing`). `module` is
-    transformers' own.
+    """Engine of a model without kernels, whose linears are cut over ranks (`labkit.engine.parallel.slicing`).
 
-    It runs torch's ops, announces no stages, and every rank calls it with the same arguments.
+    `module` is transformers' own. It runs torch's ops and announces no stages. Every rank calls it with the same
+    arguments.
     """
 
     impl = "torch"
@@ -230,7 +230,7 @@ class SlicedEngine(InferenceEngine):
         module.register_forward_hook(self._end_step)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Hugging Face's generate; all ranks draw the random numbers that the first one draws."""
+        """Hugging Face's generate. All ranks draw the same random numbers as rank 0."""
         tp = self.options.tensor_parallel
 
         def of_rank_0(state: torch.Tensor) -> torch.Tensor:

@@ -46,15 +46,15 @@ class TensorParallel(Strict):
 
     @property
     def ranks(self) -> int:
-        """How many processes share the model."""
+        """Number of ranks that share the model."""
         return self.tp_size if self.enabled else 1
 
 
 class MicroBatches(Strict):
-    """Into how many parts the rows of a batch are divided for the prompt, and how many they become then."""
+    """Numbers of micro-batches of a batch."""
 
-    prompt: int = Field(ge=1)
-    decode: int = Field(ge=1)
+    prompt: int = Field(ge=1)  # number for the prompt
+    decode: int = Field(ge=1)  # number after the prompt
 
     @model_validator(mode="after")
     def _become_fewer(self) -> Self:
@@ -67,14 +67,14 @@ class MicroBatches(Strict):
 
 
 class PipelineParallel(Strict):
-    """A model whose layers are on `pp_size` ranks, the stages; each of them may be several ranks of tensor parallelism.
+    """Layers on `pp_size` stages. A stage is one rank, or several ranks with tensor parallelism.
 
-    schedule: when a micro-batch's next token is begun. "queue": as soon as the one before is chosen; rows that have
-    ended make room. "rounds": all micro-batches in a fixed order, those too that have ended, until all have. "barrier":
-    once all have their tokens. "naive": there is one micro-batch, and one stage works at a time. micro_batches: into
-    how many parts the rows of a batch are divided, a number or `MicroBatches`; "auto": as many as there are stages, or
-    with "queue" one behind the prompt, where the first tokens of a greedy search show that this is faster. layers: how
-    many each stage has; None: balanced by bytes, with the LM head counted.
+    schedule: when a micro-batch begins its next token. "queue": as soon as its previous token is chosen; rows that have
+    ended leave. "rounds": in a fixed order; ended micro-batches keep their turns until all have ended. "barrier": once
+    all micro-batches have their previous tokens. "naive": there is one micro-batch, and one stage works at a time.
+    micro_batches: number of parts of a batch, or `MicroBatches`. "auto": one for each stage. With "queue", there is one
+    after the prompt if the first tokens of a greedy search show that this is faster.
+    layers: number of layers of each stage; None: balanced by bytes, with the LM head counted.
     """
 
     enabled: bool = True
@@ -85,7 +85,7 @@ class PipelineParallel(Strict):
 
     @property
     def stages(self) -> int:
-        """On how many ranks, or groups of them, the layers are."""
+        """Number of stages."""
         return self.pp_size if self.enabled else 1
 
     @model_validator(mode="after")
@@ -123,26 +123,30 @@ class Options(Strict):
     """DeepSpeed's options, with labkit's own: `impl`, `kv_dtype`, `consume_model`, `dependent_launch`, `offload`,
     `kv_offload` and `pipeline_parallel`.
 
-    dtype: of the weights; default the model's own, and int8 where `quant` is given: it stands for quantised weights of
-    any number of bits. With int8 the tokens may depend on the number of ranks: scales are those of whole rows, but the
-    ranks' sums are added up in another order. quantization_setting: `groups`, or `(mlp_extra_grouping, groups)` in
-    either order, of DeepSpeed's MoQ, see `FlatGroups`. kv_dtype: of keys and values in the cache, int8, or None for the
-    type of the weights, bfloat16 beside int8 ones. replace_with_kernel_inject: accepted and always so, the engine has
-    no other mode. max_out_tokens, min_out_tokens: accepted; the KV cache grows as needed, so neither limits anything.
-    impl: "auto" (Triton where a GPU is, else C++ where a compiler is, else the reference), "triton", "cpp" or
-    "reference"; use_triton: the same as "triton". enable_cuda_graph: play decode steps on a GPU as a CUDA graph; None:
-    yes, unless a profiler looks on, which sees more of steps that are launched. dependent_launch: start each kernel of
-    a step while the one before it ends (compute capability 9.0 on).
-    consume_model: take the weights out of the given model while packing, so that they are in memory once; the model
+    dtype: of the weights; default: the model's type, or int8 with `quant`. int8 stands for quantised weights of any
+    number of bits. With int8 the tokens may depend on the number of ranks: each scale is of a whole row, but the order
+    in which the ranks' sums are added differs.
+    quantization_setting: `groups`, or `(mlp_extra_grouping, groups)` in either order, of DeepSpeed's MoQ, see
+    `FlatGroups`.
+    kv_dtype: of keys and values in the cache: int8, or None for the type of the weights (bfloat16 for int8 weights).
+    replace_with_kernel_inject: accepted; the engine always replaces with kernels.
+    max_out_tokens, min_out_tokens: accepted without effect; the KV cache grows as needed.
+    impl: "auto" (Triton with a GPU, else C++ with a compiler, else the reference), "triton", "cpp" or "reference".
+    use_triton: the same as impl="triton".
+    enable_cuda_graph: replays decode steps on a GPU as a CUDA graph; None: yes, unless a profiler listens, which sees
+    more of launched steps.
+    dependent_launch: starts each kernel of a step while the previous one ends (compute capability 9.0 or later).
+    consume_model: removes the weights from the passed model while packing, so that they are in memory once. The model
     object can't be used afterwards.
-    checkpoint: the weights, in place of the given model's: a folder, or DeepSpeed's description as a dict or JSON file,
-    whose file names are relative to base_dir. save_mp_checkpoint_path: a folder to write the weights to as they are
-    packed, a file for each rank, which loads without packing. offload: fetch layers that do not fit into memory when
-    their turn comes, from a file or, beside a GPU, from the host's memory, see `Offload`; DeepSpeed's
-    `zero_optimization` and `aio` are translated to it. kv_offload: keep keys and values in a file or, beside a GPU, in
-    the host's memory, and only those of a few layers where they are computed with, see `KvOffload`. pipeline_parallel:
-    the layers on several ranks, one after the other, which work on different parts of a batch at a time, see
-    `PipelineParallel`.
+    checkpoint: weights to use instead of the model's: a folder, or DeepSpeed's description as a dict or JSON file, with
+    file names relative to base_dir.
+    save_mp_checkpoint_path: folder to which the weights are written while packing, one file for each rank. It loads
+    without packing.
+    offload: layers on disk, or with a GPU in the host's memory, fetched when their turn comes, see `Offload`.
+    DeepSpeed's `zero_optimization` and `aio` are translated to it.
+    kv_offload: keys and values on disk, or with a GPU in the host's memory, with a few layers resident, see
+    `KvOffload`.
+    pipeline_parallel: layers on several ranks, which work on different micro-batches at a time, see `PipelineParallel`.
     """
 
     dtype: torch.dtype | None = None
@@ -201,7 +205,7 @@ class Options(Strict):
         quant, setting = values.get("quant"), values.pop("quantization_setting", None)
         if setting is not None:
             if quant not in (None, {}) and not isinstance(quant, dict):
-                raise UserError("quantization_setting: pass quant as a dict beside it, or leave it out")
+                raise UserError("quantization_setting: pass quant as a dict with it, or leave quant out")
             values["quant"] = quant = {**(quant or {}), "flat": _flat_groups(setting)}
         wants = bool(quant) and not (isinstance(quant, dict) and quant.get("enabled") is False)
         if wants and values.get("dtype") is None:
@@ -236,12 +240,12 @@ class Options(Strict):
         fetched = [name for name in ("offload", "kv_offload") if getattr(self, name) is not None]
         if fetched and (self.enable_cuda_graph or self.dependent_launch):
             raise UserError(
-                f"got {fetched[0]} beside enable_cuda_graph or dependent_launch, for which weights, keys and values "
-                "must stay where they are; leave one of them out"
+                f"got {fetched[0]} with enable_cuda_graph or dependent_launch, which need weights, keys and values "
+                "at fixed addresses; leave one of them out"
             )
         if self.kv_offload is not None and self.impl == "reference":
             raise UserError("kv_offload needs the C++ or Triton kernels, got impl='reference'; leave impl out")
-        self._refuse_beside_pipeline()
+        self._refuse_with_pipeline()
         if self.moe.wanted:
             raise UnsupportedError("moe is not supported yet; leave it out")
         if self.tensor_parallel.mpu is not None:
@@ -250,7 +254,7 @@ class Options(Strict):
             )
         return self
 
-    def _refuse_beside_pipeline(self) -> None:
+    def _refuse_with_pipeline(self) -> None:
         if self.pipeline_parallel.stages == 1:
             return
         if self.tensor_parallel.tp_group is not None:
@@ -263,8 +267,8 @@ class Options(Strict):
 
 
 def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str, Any]) -> Options:
-    """Merges a dict or JSON file with keywords. Old spellings are translated; a key with two values is a ValueError,
-    and so is an unknown one, with the known listed.
+    """Merges a dict or JSON file with keywords, and translates old spellings. Raises ValueError for a key with two
+    values, and for an unknown key, with a list of the known keys.
     """
     merged: dict[str, Any] = {}
     for source in (_as_dict(config), keywords):
@@ -284,13 +288,13 @@ def read_options(config: dict[str, Any] | str | Path | None, keywords: dict[str,
         return Options(**merged)
     except ValidationError as error:
         for problem in error.errors():
-            if isinstance(own := problem.get("ctx", {}).get("error"), UserError):  # it says all that is to be said
+            if isinstance(own := problem.get("ctx", {}).get("error"), UserError):  # our own message is complete
                 raise own from None
         raise UserError(f"init_inference options: {all_problems(error)}") from None
 
 
 def _translate_zero(merged: dict[str, Any]) -> None:
-    """Puts `offload` in the place of DeepSpeed's spelling of it."""
+    """Replaces DeepSpeed's spelling by `offload`."""
     zero, aio = merged.pop("zero_optimization", None), merged.pop("aio", None)
     offload = offload_of(zero, aio)
     if offload is not None and merged.get("offload") is not None:
@@ -300,16 +304,16 @@ def _translate_zero(merged: dict[str, Any]) -> None:
 
 
 def _flat_groups(setting: Any) -> dict[str, Any]:
-    """DeepSpeed's `quantization_setting`: groups, or a pair of mlp_extra_grouping and groups. Its tutorial and its code
-    have the pair in different orders, so both are taken.
+    """Reads DeepSpeed's `quantization_setting`: groups, or a pair of mlp_extra_grouping and groups. Its tutorial and
+    its code have the pair in different orders, so both are accepted.
     """
     pair = list(setting) if isinstance(setting, list | tuple) else [False, setting]
-    if sorted(type(each).__name__ for each in pair) != ["bool", "int"]:
+    if sorted(type(item).__name__ for item in pair) != ["bool", "int"]:
         raise UserError(
-            f"quantization_setting: got {setting!r}, expected a number of groups or (mlp_extra_grouping, groups), as "
-            "(True, 64)"
+            f"quantization_setting: got {setting!r}, expected a number of groups or (mlp_extra_grouping, groups), for "
+            "example (True, 64)"
         )
-    extra, groups = sorted(pair, key=lambda each: not isinstance(each, bool))
+    extra, groups = sorted(pair, key=lambda item: not isinstance(item, bool))
     return {"groups": groups, "mlp_extra_grouping": extra}
 
 

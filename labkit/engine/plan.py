@@ -1,4 +1,4 @@
-"""`init_inference` in four steps: what is asked for is resolved, planned, built, and wrapped in an engine."""
+"""`init_inference` in four steps: a request is resolved, planned, built, and wrapped in an engine."""
 
 from __future__ import annotations
 
@@ -62,20 +62,22 @@ def init_inference(
     config: dict[str, Any] | str | Path | None = None,
     **options: Any,
 ) -> InferenceEngine:
-    """An engine that runs `model` on fused kernels.
+    """Returns an engine that runs `model` on fused kernels.
 
-    model: a Hugging Face causal language model of a supported architecture (it stays usable; its weights are copied,
-    unless `consume_model=True`; those that are on the GPU already, in the right type, are shared), or a
-    `weights.source.ModelSource`, whose weights are packed as they are read, so that they are in memory once. Or a model
-    around BertModel, RobertaModel or DistilBertModel: its layers are fused, and it keeps its class, embeddings and
-    heads. Or a name, folder or file as `labkit.resolve` takes it. With the option `checkpoint` the weights come from
-    there, and `model` may be a model without memory or its config.
+    model: one of
+    - a Hugging Face causal language model of a supported architecture. It stays usable. Its weights are copied, unless
+      `consume_model=True`; weights that are on the GPU already, in the right type, are shared.
+    - a `weights.source.ModelSource`, whose weights are packed while they are read, so that they are in memory once.
+    - a model around BertModel, RobertaModel or DistilBertModel. Its layers are fused, and it keeps its class,
+      embeddings and heads.
+    - a name, folder or file as in `labkit.resolve`.
+    - with the option `checkpoint`, from which the weights are read: a model without memory, or its config.
 
-    config, options: DeepSpeed-Inference's, see `Options`; a dict, a JSON file, keywords, or both.
+    config, options: options of DeepSpeed-Inference, see `Options`; a dict, a JSON file, keywords, or both.
 
-    Raises ValueError for a model or an option that is not supported or damaged, and for what needs a GPU without one;
-    NotImplementedError for options that labkit does not have yet; BuildError with impl="cpp" where the kernels can't be
-    compiled.
+    Raises ValueError for a model or an option that is not supported or damaged, and without a GPU for options that need
+    one; NotImplementedError for options that labkit does not have yet; BuildError with impl="cpp" if the
+    kernels can't be compiled.
     """
     with asked_to_join(config, options):
         read = read_options(config, options)
@@ -90,36 +92,30 @@ def init_inference(
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is decided before the first weight is read.
-
-    dtype: of the layers' matrices. kv_dtype: as keys and values are stored. part, ranks: what this process holds of the
-    model, and the way to the others with the same layers; stage: the way to those with other layers; calls: what all of
-    them do together. saving: the checkpoint that is written on the way. elsewhere: where keys and values lie that are
-    not where they are computed with. queues: of the device, for all that it fetches.
-    """
+    """All decisions before the first weight is read."""
 
     request: Request
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
+    dtype: torch.dtype  # of the layers' matrices
+    kv_dtype: torch.dtype  # of stored keys and values
     impl: str
     device: torch.device
-    part: Shard
-    ranks: Ranks | None
-    stage: PipelineStage | None
-    calls: SharedCalls
-    saving: Saving | None
-    elsewhere: CachePlace | None
-    queues: Queues
+    part: Shard  # this process's share of the model
+    ranks: Ranks | None  # rank group with the same layers
+    stage: PipelineStage | None  # connection to the ranks with other layers
+    calls: SharedCalls  # of all ranks
+    saving: Saving | None  # checkpoint that is written while packing
+    elsewhere: CachePlace | None  # backing store of offloaded keys and values
+    queues: Queues  # of the device, for everything that it fetches
 
     @property
     def consumed(self) -> ModelTensors | None:
-        """The given model's tensors, where they are to be taken out of it while they are packed."""
+        """The passed model's tensors, if packing removes them from the model."""
         source = self.request.source
         return source if self.request.options.consume_model and isinstance(source, ModelTensors) else None
 
 
 def make_plan(request: Request) -> Plan:
-    """Which kernels run where and in which type, and who else takes part; ranks meet here."""
+    """Decides on kernels, device and types, and joins the other ranks."""
     options, config = request.options, request.config
     dtype = options.dtype or own_dtype(request.model, request.hf_config)
     if dtype not in DTYPES.values():
@@ -139,38 +135,38 @@ def make_plan(request: Request) -> Plan:
     layers = None if stage is None else stage.layers[stage.number]
     tp = tp if stage is None else stage.tp
     ranks = join_ranks(config, tp, impl, device, CHUNK_ROWS, lambda: _facts(request, dtype), layers)
-    if (ranks or stage) and device.type == "cuda":  # each rank has made a GPU of its own the current one as it joined
+    if (ranks or stage) and device.type == "cuda":  # on joining, each rank chose its own GPU as the current one
         device = gpu.default_device()
     part = ranks.shard if ranks else shard(config, layers=layers)
     calls = SharedCalls([*([ranks] if ranks else []), *([stage.ring] if stage else [])])
-    queues, elsewhere = queues_of(device), None
+    queues, backing_store = queues_of(device), None
     with calls.one("plan"):
         if options.kv_offload is not None:
-            elsewhere = cache_place(options.kv_offload, dtype, device, ranks, calls.gather, queues)
+            backing_store = cache_place(options.kv_offload, dtype, device, ranks, calls.gather, queues)
         saving = begin_saving(options, request.hf_config, config, dtype, impl, part, calls.gather)
-    return Plan(request, dtype, kv_dtype, impl, device, part, ranks, stage, calls, saving, elsewhere, queues)
+    return Plan(request, dtype, kv_dtype, impl, device, part, ranks, stage, calls, saving, backing_store, queues)
 
 
 def _join_stages(request: Request, dtype: torch.dtype, impl: str, device: torch.device) -> PipelineStage | None:
-    """This process among those that have the other layers; None where it has all."""
-    options, wanted = request.options, request.options.pipeline_parallel
-    if wanted.stages == 1:
+    """Joins the ranks with the other layers, and returns the stage of this process; None: it has all layers."""
+    options, pipeline = request.options, request.options.pipeline_parallel
+    if pipeline.stages == 1:
         return None
-    layers = split_layers(request.config, wanted.stages, dtype, options.quant, wanted.layers)
+    layers = split_layers(request.config, pipeline.stages, dtype, options.quant, pipeline.layers)
     most_bytes = 4 * CHUNK_ROWS * request.config.hidden_size
     tp = options.tensor_parallel
-    return join_stages(layers, wanted, tp, impl, device, lambda: _facts(request, dtype), most_bytes)
+    return join_stages(layers, pipeline, tp, impl, device, lambda: _facts(request, dtype), most_bytes)
 
 
 def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
-    """The weights of the plan, packed as its kernels read them, and saved if that was asked for; and where those layers
-    come from that do not stay in memory.
+    """Returns the weights of the plan, packed for its kernels and saved if requested, and the offloaded layers (None:
+    all layers are resident).
     """
     if plan.request.options.offload is not None:
         return _streamed(plan, plan.request.options.offload)
     request, consumed, saving = plan.request, plan.consumed, plan.saving
     policy = request.policy
-    done_with = _taking_out(plan)
+    done_with = _layer_remover(plan)
     with saving or nullcontext(), torch.inference_mode():
         weights = build_weights(
             policy,
@@ -191,9 +187,9 @@ def build_planned(plan: Plan) -> tuple[ModelWeights, StreamedLayers | None]:
     return weights, None
 
 
-def _taking_out(plan: Plan) -> Callable[[int], None] | None:
-    """What takes a packed layer out of the given model, if that is wanted. Whatever can go wrong does so here, before
-    the first weight is taken.
+def _layer_remover(plan: Plan) -> Callable[[int], None] | None:
+    """Returns a function that removes a packed layer from the passed model; None: the model is kept. All checks are
+    here, before the first weight is removed.
     """
     request, consumed = plan.request, plan.consumed
     if consumed is None:
@@ -204,7 +200,7 @@ def _taking_out(plan: Plan) -> Callable[[int], None] | None:
 
 def _streamed(plan: Plan, offload: Offload) -> tuple[ModelWeights, StreamedLayers | None]:
     request, part = plan.request, plan.part
-    wanted = Wanted(
+    target = Wanted(
         source=request.source,
         hf_config=request.hf_config,
         policy=request.policy,
@@ -216,18 +212,18 @@ def _streamed(plan: Plan, offload: Offload) -> tuple[ModelWeights, StreamedLayer
     )
     gather = plan.calls.gather
     if offload.device == "cpu":
-        found = on_host(wanted, offload, gather, plan.device, plan.queues, _taking_out(plan))
+        weights_and_stream = on_host(target, offload, gather, plan.device, plan.queues, _layer_remover(plan))
         if plan.consumed:
             plan.consumed.release("")
-        return found
-    saved = prepared(wanted, offload.path, gather)
+        return weights_and_stream
+    saved = prepared(target, offload.path, gather)
     if plan.consumed:
         plan.consumed.release("")
-    return opened(wanted, saved, offload, gather, plan.device, plan.queues)
+    return opened(target, saved, offload, gather, plan.device, plan.queues)
 
 
 def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = None) -> InferenceEngine:
-    """The engine around the weights."""
+    """Returns the engine with the weights."""
     request, options = plan.request, plan.request.options
     if request.is_encoder:
         injected = fused_encoder_model(
@@ -245,10 +241,10 @@ def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = No
     if plan.impl == "triton":
         memory = plan.elsewhere if isinstance(plan.elsewhere, HostMemory) else None
         pool = SlotPool(plan.part.local, plan.kv_dtype, plan.device, memory)
-    held = LayerRange(
+    layer_range = LayerRange(
         weights, plan.part, plan.impl, plan.device, plan.ranks, pool, plan.kv_dtype, streamed, plan.elsewhere
     )
-    staged = StagedRunner(held)
+    staged = StagedRunner(layer_range)
     module = FusedCausalLM(
         request.hf_config,
         request.config,
@@ -264,30 +260,32 @@ def wrap(plan: Plan, weights: ModelWeights, streamed: StreamedLayers | None = No
 
 
 def choose_runner(plan: Plan, staged: StagedRunner) -> Runner:
-    """Who runs the steps. This is the only place that asks for the implementation, the device or the ranks."""
-    held, options, ranks, calls = staged.held, plan.request.options, plan.ranks, plan.calls
+    """Returns the runner of the steps. Only this function distinguishes implementations, devices and ranks."""
+    layer_range, options, ranks, calls = staged.held, plan.request.options, plan.ranks, plan.calls
     runner: Runner
     if plan.impl == "triton" and ranks is None:
         from labkit.engine.runners.cuda_graph import CudaGraphRunner, GpuDecoder
 
-        still = not held.once_a_step  # a graph has weights, keys and values in one place
-        graphs = still and plan.device.type == "cuda" and options.enable_cuda_graph is not False
+        resident = not layer_range.once_a_step  # a graph needs weights, keys and values at fixed addresses
+        graphs = resident and plan.device.type == "cuda" and options.enable_cuda_graph is not False
         launch = replace(gpu.default_launcher(), pdl=options.dependent_launch, launched=[])
         watched = bool(options.enable_cuda_graph)
-        decoder = GpuDecoder(held.weights, launch, plan.device, graphs=graphs, watched=watched, streamed=held.streamed)
+        decoder = GpuDecoder(
+            layer_range.weights, launch, plan.device, graphs=graphs, watched=watched, streamed=layer_range.streamed
+        )
         runner = CudaGraphRunner(staged, decoder)
     else:
-        fast = OneCallRunner(held) if plan.impl == "cpp" else staged
+        fast = OneCallRunner(layer_range) if plan.impl == "cpp" else staged
         runner = WatchedRunner(fast, staged) if ranks is None else RankedRunner(fast, staged, ranks, calls)
     return runner if plan.stage is None else PipelineRunner(runner, plan.stage, plan.request.config, ranks, calls)
 
 
 def _facts(request: Request, dtype: torch.dtype) -> dict[str, object]:
-    """What the ranks of a model have to agree on. Of the weights that is where they come from, or a few numbers."""
-    given = request.options.model_dump(exclude={"tensor_parallel", "dtype", "impl"}, mode="json", fallback=str)
+    """Returns the facts that the ranks of a model have to agree on. For the weights: their origin, or a few numbers."""
+    options = request.options.model_dump(exclude={"tensor_parallel", "dtype", "impl"}, mode="json", fallback=str)
     return {
         "dtype": str(dtype),
-        "options": given,
+        "options": options,
         "config": config_facts(request.hf_config),
         "weights": getattr(request.source, "origin", None) or fingerprint(request.source),
     }

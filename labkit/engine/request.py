@@ -1,4 +1,4 @@
-"""What `init_inference` is asked for: a model of a known architecture, where its tensors are, and the options."""
+"""Request to `init_inference`: a model of a known architecture, the source of its tensors, and the options."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ TOKEN_IDS = ("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_toke
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: a model of a known architecture, where its tensors come from, and the options.
-
-    generation_config: the given model's; None where none was given with it.
-    """
+    """A model of a known architecture, the source of its tensors, and the options."""
 
     model: Any
     hf_config: PretrainedConfig
@@ -37,7 +34,7 @@ class Request:
     config: ModelConfig
     source: TensorSource
     options: Options
-    generation_config: GenerationConfig | None
+    generation_config: GenerationConfig | None  # of the model; None: it has none
 
     @property
     def is_encoder(self) -> bool:
@@ -45,23 +42,25 @@ class Request:
 
 
 def hf_config_of(model: Any, options: Options) -> PretrainedConfig:
-    """The config of whatever was given as a model. Raises TypeError for anything else."""
+    """Returns the config of a model or source. With a checkpoint, `model` may be a config. Raises TypeError for other
+    objects.
+    """
     if isinstance(model, PretrainedConfig) and options.checkpoint is not None:
         return model
     holds_tensors = isinstance(model, PreTrainedModel) or all(hasattr(model, name) for name in ("names", "get"))
-    found = getattr(model, "hf_config", None) or getattr(model, "config", None)
-    if not (holds_tensors and isinstance(found, PretrainedConfig)):  # an engine has a config too
+    hf_config = getattr(model, "hf_config", None) or getattr(model, "config", None)
+    if not (holds_tensors and isinstance(hf_config, PretrainedConfig)):  # an engine has a config too
         raise UserTypeError(
-            f"model: expected a transformers model or a labkit ModelSource, got {type(model).__name__}; of one that "
-            "torch.compile, DistributedDataParallel or peft has wrapped, pass the model inside (of peft: "
+            f"model: expected a transformers model or a labkit ModelSource, got {type(model).__name__}; if "
+            "torch.compile, DistributedDataParallel or peft has wrapped the model, pass the model inside (for peft: "
             "model.merge_and_unload())"
         )
-    return found
+    return hf_config
 
 
 def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Request:
-    """The model's row among the policies, and where its tensors are. Raises UserError for a model that was changed in
-    more than its weights; one with a head of its own keeps it, whatever its config says.
+    """Finds the policy of the model and the source of its tensors. Raises UserError for a model that was changed in
+    other ways than the weights. A model with its own head keeps it, even if the config ties it.
     """
     encoder = encoder_policy_for(model)
     policy = encoder or policy_for(hf_config, also=ENCODERS)
@@ -83,11 +82,13 @@ def resolve(model: Any, options: Options, hf_config: PretrainedConfig) -> Reques
 
 
 def _generation_config(model: Any) -> GenerationConfig | None:
-    """A copy of the model's, whose token ids are Python's integers, as JSON and ranks want them; None: it has none."""
-    given = getattr(model, "generation_config", None)
-    if given is None:
+    """Returns a copy of the model's generation config with plain integers as token ids, as JSON and ranks need them;
+    None: the model has none.
+    """
+    original = getattr(model, "generation_config", None)
+    if original is None:
         return None
-    config = copy.deepcopy(given)
+    config = copy.deepcopy(original)
     for name in TOKEN_IDS:
         value = getattr(config, name, None)
         if isinstance(value, list | tuple):
@@ -98,5 +99,5 @@ def _generation_config(model: Any) -> GenerationConfig | None:
 
 
 def _plain(value: Any) -> Any:
-    """A tensor, an array or a number of numpy as Python has it."""
+    """Returns the Python value of a tensor, a numpy array or a numpy number."""
     return value.tolist() if hasattr(value, "tolist") else value

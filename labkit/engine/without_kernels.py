@@ -1,4 +1,4 @@
-"""Models that labkit has no kernels for: transformers' own code, its linears cut over the ranks."""
+"""Models without kernels in labkit: transformers' own code, with linears cut over the ranks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from labkit.weights.protocol import TensorSource
 
 
 def runs_without_kernels(model: Any, options: Options, hf_config: PretrainedConfig) -> bool:
-    """Whether torch's ops run the model: asked for by an injection policy, or because it is to be cut and there is no
-    row for its architecture.
+    """Tells whether torch's ops run the model: if there is an injection policy, or if the model is cut over ranks and
+    its architecture has no policy.
     """
     if options.injection_policy is not None:
         return True
@@ -34,12 +34,12 @@ def runs_without_kernels(model: Any, options: Options, hf_config: PretrainedConf
 
 
 def _is_of(model: PreTrainedModel, policy: Policy) -> bool:
-    """Whether a model is of the class of a row, whatever other classes share its model type."""
+    """Tells whether a model is of the policy's class. Other classes may have the same model type."""
     return any(kind.__name__ == policy.architecture for kind in type(model).__mro__)
 
 
 def sliced_engine(model: Any, options: Options) -> SlicedEngine:
-    """`model` as it is, its linears cut over the ranks by the injection policy, or as its data flow."""
+    """Returns an engine for `model` with its linears cut over the ranks, by the injection policy or the data flow."""
     if not isinstance(model, PreTrainedModel):
         raise UserTypeError(
             f"model: expected a transformers model in memory, got {type(model).__name__}, for which labkit "
@@ -54,7 +54,7 @@ def sliced_engine(model: Any, options: Options) -> SlicedEngine:
             "weights": fingerprint(ModelTensors(model)),
         }
         rank = join_group(tp, device, facts)
-    dtype = None if options.dtype == model.dtype else options.dtype  # some parameters may have another one on purpose
+    dtype = None if options.dtype == model.dtype else options.dtype  # parameters may have other types on purpose
     sliced = tensor_parallel_model(
         model,
         rank=rank,
@@ -63,13 +63,13 @@ def sliced_engine(model: Any, options: Options) -> SlicedEngine:
         injection_policy=options.injection_policy,
         consume=options.consume_model,
     )
-    if options.consume_model:  # what is not cut is in the memory of both
+    if options.consume_model:  # both share the memory of uncut weights
         ModelTensors(model).release("")
     return SlicedEngine(sliced.to(device, dtype), options)
 
 
 def refuse_checkpoints(options: Options, model: str) -> None:
-    """Raises NotImplementedError where the weights are to come from a checkpoint, or to go into one."""
+    """Raises NotImplementedError for options that load from a checkpoint or save one."""
     if options.checkpoint is not None or options.save_mp_checkpoint_path is not None:
         raise UnsupportedError(
             f"checkpoint and save_mp_checkpoint_path are for decoders with kernels, got {model}; leave them out"
@@ -77,12 +77,12 @@ def refuse_checkpoints(options: Options, model: str) -> None:
 
 
 def config_facts(hf_config: PretrainedConfig) -> dict[str, object]:
-    """A config as ranks compare it."""
+    """Returns a config as a dict for comparison between ranks."""
     return json.loads(hf_config.to_json_string(use_diff=False)) | {"_name_or_path": None}
 
 
 def fingerprint(source: TensorSource) -> str:
-    """A digest of the first numbers of every tensor."""
+    """Returns a digest of the first numbers of every tensor."""
     digest = blake2b(digest_size=16)
     for name in sorted(source.names()):
         first = source.get(name).flatten()[:16].float().contiguous()
@@ -103,6 +103,6 @@ def _refuse_what_needs_kernels(options: Options, model: str) -> None:
         raise UserError(f"kv_dtype needs kernels, and there are none for {model}; leave it out")
     if options.impl != "auto" or options.use_triton or options.enable_cuda_graph or options.dependent_launch:
         raise UserError(
-            f"impl, use_triton and the options of CUDA graphs are for models with kernels, which {model} runs without "
-            "here; leave them out"
+            f"impl, use_triton and the options of CUDA graphs are for models with kernels, but {model} runs without "
+            "kernels; leave them out"
         )

@@ -176,9 +176,9 @@ def test_triton_steps_of_a_padded_batch_give_the_tokens_of_the_reference(name: s
         ({"kv_dtype": 8}, "kv_dtype: got 8"),
         (
             {"kv_dtype": "fp16"},
-            r"kv_dtype=torch.float16 beside dtype=torch.float32; expected None or torch.float32, .*int8",
+            r"kv_dtype=torch.float16 with dtype=torch.float32; expected None or torch.float32, .*int8",
         ),
-        ({"kv_dtype": "float32", "dtype": "int8"}, "beside dtype=torch.int8; expected None or torch.bfloat16, .*int8"),
+        ({"kv_dtype": "float32", "dtype": "int8"}, "with dtype=torch.int8; expected None or torch.bfloat16, .*int8"),
     ],
 )
 def test_other_types_are_refused(options: dict[str, Any], said: str) -> None:

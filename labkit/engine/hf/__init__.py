@@ -1,1 +1,1 @@
-"""Hugging Face's interface to the engine: causal language models, encoders, and the loop that generates."""
+"""Hugging Face interface of the engine: causal language models, encoders, and the generation loop."""

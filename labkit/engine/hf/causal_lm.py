@@ -1,4 +1,4 @@
-"""The fused model as transformers knows models: it checks what it is given and hands steps to a runner."""
+"""The fused model with the interface of a transformers model. It checks arguments, and passes steps to a runner."""
 
 import copy
 import logging
@@ -46,20 +46,20 @@ IN_INT8 = "init_inference(..., kv_dtype=torch.int8) makes one whose cache has 8 
 
 
 def _by_all_ranks(call: Callable[..., T]) -> Callable[..., T]:
-    """A method that every rank of a model calls alike: it fails on all of them or on none."""
+    """Decorates a method that all ranks of a model call together. It fails on all of them or on none."""
 
     @wraps(call)
-    def made(self: "FusedCausalLM", *args: Any, **kwargs: Any) -> T:
+    def shared(self: "FusedCausalLM", *args: Any, **kwargs: Any) -> T:
         with self.runner.shared_call(call.__name__):
             return call(self, *args, **kwargs)
 
-    return made
+    return shared
 
 
 class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
-    """A decoder-only language model on fused kernels, with the attributes that `generate` and pipelines look for.
+    """Decoder-only language model on fused kernels, with the attributes that `generate` and pipelines need.
 
-    `forward` computes in float32 sums and gives float32 logits whatever the weights are. Not for training.
+    `forward` sums in float32 and returns float32 logits for weights of any type. Not for training.
     """
 
     main_input_name = "input_ids"
@@ -75,14 +75,14 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         weights: ModelWeights,
         device: torch.device,
     ) -> None:
-        """weights: of the layers that are here, on `device`."""
+        """weights: of this process's layers, on `device`."""
         hf_config = copy.deepcopy(hf_config)
-        hf_config._attn_implementation = "eager"  # transformers' choice among its own kernels means nothing here
+        hf_config._attn_implementation = "eager"  # chooses among transformers' kernels, which are not used
         super().__init__(hf_config)
         self.model_config, self.runner, self.weights = config, runner, weights
-        self.step_times_ms: list[float] | None = None  # appended to by every step once somebody puts a list here
+        self.step_times_ms: list[float] | None = None  # every step appends its time if this is a list
         self._device, self._token_types = device, policy.token_types
-        self._made_for_call: Callable[[], KVCache | None] = lambda: None  # by the latest call of `generate`
+        self._made_for_call: Callable[[], KVCache | None] = lambda: None  # cache of the latest call of `generate`
         _attach(self, policy.layers, nn.ModuleList(layers))
         self.eval()
 
@@ -92,7 +92,7 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights, or what is computed with quantised ones, and of the cache."""
+        """Type of the weights and of the cache. For quantised weights, the type of computation."""
         return self.weights.cache_dtype
 
     @property
@@ -100,10 +100,10 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         return self._device
 
     def _init_weights(self, module: nn.Module) -> None:
-        """There is nothing to initialise: weights come packed."""
+        """Does nothing: the weights are packed already."""
 
     def new_cache(self, capacity: int = 0) -> KVCache:
-        """An empty cache that reserves `capacity` slots per sequence when it is first used."""
+        """Returns an empty cache, which reserves `capacity` slots per sequence at its first use."""
         return self.runner.new_cache(capacity)
 
     @torch.no_grad()
@@ -122,14 +122,16 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **others: object,
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
-        """input_ids [B, T] after what `past_key_values` holds -> logits float32 [B, T or logits_to_keep, V].
+        """input_ids [B, T] after the tokens in `past_key_values` -> logits float32 [B, T or logits_to_keep, V].
 
-        attention_mask [B, past + T] hides padding anywhere. Without `position_ids` [B, T] the positions are those that
-        the model's own code in transformers takes: a count of the visible tokens, or of all. logits_to_keep: a
-        number of last tokens, or the indices of tokens. others: what transformers' loss takes beside `labels`;
-        keywords that would change the logits are refused, and so are unknown ones.
-        The returned cache is a KVCache, which grows in place on the next call. A given cache of transformers is filled
-        too, as vanilla models do, at the price of a copy on every call.
+        attention_mask: [B, past + T], hides padding anywhere.
+        position_ids: [B, T]; None: as in the model's own code in transformers, a count of the visible tokens or of all.
+        logits_to_keep: number of last tokens, or indices of tokens.
+        others: arguments of transformers' loss besides `labels`. Keywords that would change the logits, and unknown
+        keywords, are refused.
+
+        The returned cache is a KVCache, which grows in place on the next call. A cache of transformers that is passed
+        in gets the new keys and values, too, as with vanilla models, at the price of a copy on every call.
         """
         of_loss = check_keywords(others, token_types=self._token_types)
         check_tensors(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels)
@@ -137,12 +139,12 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         if output_attentions:
             raise UserError("fused attention keeps no attention weights; use the vanilla model for output_attentions")
         cache = self.own_cache(past_key_values, attention_mask)
-        keep, chosen = _kept(logits_to_keep, ids.shape[1])
+        keep, chosen = _tokens_with_logits(logits_to_keep, ids.shape[1])
         step = StepInput(ids, cache, attention_mask, position_ids, keep=keep, hidden_states=bool(output_hidden_states))
         with KeptOnError(cache):
-            found = self.step(step)
-            assert found.result is not None
-            logits = found.result if chosen is None else found.result[:, chosen]
+            computed = self.step(step)
+            assert computed.result is not None
+            logits = computed.result if chosen is None else computed.result[:, chosen]
             loss = None
             if labels is not None:
                 loss = self.loss_function(
@@ -154,35 +156,35 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
             loss=loss,
             logits=logits,
             past_key_values=cache if use_cache is not False else None,
-            hidden_states=found.hidden_states if output_hidden_states else None,
+            hidden_states=computed.hidden_states if output_hidden_states else None,
         )
         return output if return_dict is not False else output.to_tuple()
 
-    def own_cache(self, given: Cache | None, attention_mask: Tensor | None = None) -> KVCache:
-        """`given` itself if it is the engine's own kind, else a new one with what it holds.
+    def own_cache(self, passed_in: Cache | None, attention_mask: Tensor | None = None) -> KVCache:
+        """Returns `passed_in` if it is a KVCache, else a new KVCache with its contents.
 
-        Raises ValueError for a KVCache that was made for another engine, and for one of transformers' where the layers
-        are on several ranks.
+        Raises ValueError for a KVCache of another engine, and for a cache of transformers if the layers are on several
+        ranks.
         """
         own = self.new_cache()
-        if isinstance(given, KVCache):
-            check_made_like(given, own)
-            return given
-        if given is not None and self.runner.pipeline is not None:
+        if isinstance(passed_in, KVCache):
+            check_made_like(passed_in, own)
+            return passed_in
+        if passed_in is not None and self.runner.pipeline is not None:
             raise UnsupportedError(
-                "past_key_values: got a cache of transformers', which has all layers, and these are on several ranks; "
-                "give the KVCache that this engine returned, or None for a new one"
+                "past_key_values: got a cache of transformers, which has all layers, but the layers are on several "
+                "ranks; give the KVCache that this engine returned, or None for a new one"
             )
-        if given is not None and given.get_seq_length() > 0:
-            adopt(own, given, attention_mask)
+        if passed_in is not None and passed_in.get_seq_length() > 0:
+            adopt(own, passed_in, attention_mask)
         return own
 
     def step(self, step: StepInput) -> StepOutput:
-        """What comes of a step. Raises ValueError for one that the model cannot take."""
+        """Returns the output of a step. Raises ValueError for a step that the model cannot run."""
         return self.begin(step).collect()
 
     def begin(self, step: StepInput) -> Pending:
-        """Begins a step, whose result can be collected later: others may be begun before."""
+        """Begins a step. Its output can be collected later, after other steps have begun."""
         start = perf_counter()
         if step.follows:
             check_reach(step.cache.reach + 1, self.model_config)
@@ -202,15 +204,15 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         return out
 
     def _prepare_special_tokens(self, generation_config: GenerationConfig, *rest: Any, **named: Any) -> None:
-        """As transformers does, once the pad token is one of the vocabulary or none."""
+        """Calls transformers' method after it has made sure that the pad token is in the vocabulary, or None."""
         generation_config.pad_token_id = usable_pad(generation_config.pad_token_id, self.model_config.vocab_size)
         super()._prepare_special_tokens(generation_config, *rest, **named)
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *rest: Any, **named: Any
     ) -> None:
-        """One kind of cache, grown as needed, serves every `cache_implementation`; the caller's own stays. It is
-        quantised where `init_inference` was given `kv_dtype`: who asks for that here is told so.
+        """Makes a KVCache, which grows as needed, for every `cache_implementation`; keeps a cache of the caller. The
+        cache is quantised if `init_inference` got `kv_dtype`; a request for a quantised cache here logs a warning.
         """
         if model_kwargs.get("past_key_values") is not None:
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *rest, **named)
@@ -232,16 +234,16 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
         streamer: BaseStreamer | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Where `generate` arrives for greedy search and sampling, its preparation done: labkit's loop, unless the call
-        asks for something that only transformers' own loop does. Beams and the rest never come here.
+        """Runs greedy search and sampling after the preparation of `generate`: in labkit's loop, or in transformers'
+        own loop if the call needs it. Beam search and other modes do not call this.
         """
         if runs_in_decode_loop(generation_config, model_kwargs):
-            given = model_kwargs.pop("past_key_values", None)
-            cache = self.own_cache(given, model_kwargs.get("attention_mask"))
+            passed_in = model_kwargs.pop("past_key_values", None)
+            cache = self.own_cache(passed_in, model_kwargs.get("attention_mask"))
             texts = GenerateTexts(
                 cache,
                 own_cache=self._made_for_call() is cache,
-                given=None if given is cache else given,
+                given=None if passed_in is cache else passed_in,
                 input_ids=input_ids,
                 processors=logits_processor,
                 criteria=stopping_criteria,
@@ -272,19 +274,19 @@ class FusedCausalLM(PackedModule, PreTrainedModel, GenerationMixin):
 
 
 class _Timed:
-    """A pending step whose milliseconds are noted when it is collected."""
+    """Pending step that notes its milliseconds when it is collected."""
 
     def __init__(self, pending: Pending, start: float, note: Callable[[float], None]) -> None:
         self._pending, self._start, self._note = pending, start, note
 
     def collect(self) -> StepOutput:
-        found = self._pending.collect()
+        output = self._pending.collect()
         self._note((perf_counter() - self._start) * 1e3)
-        return found
+        return output
 
 
-def _kept(logits_to_keep: int | Tensor, tokens: int) -> tuple[int, Tensor | None]:
-    """How many of the last tokens to compute logits for, and which of those are wanted (None: all)."""
+def _tokens_with_logits(logits_to_keep: int | Tensor, tokens: int) -> tuple[int, Tensor | None]:
+    """Returns the number of last tokens that need logits, and the indices of the requested ones (None: all)."""
     if not isinstance(logits_to_keep, Tensor):
         if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
             raise UserError(f"logits_to_keep: expected a number of tokens from 0 on, got {logits_to_keep!r}")
@@ -305,7 +307,7 @@ def _kept(logits_to_keep: int | Tensor, tokens: int) -> tuple[int, Tensor | None
 
 
 def _attach(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Puts `module` where the original model has its layers: `model.transformer.h[0]` is the first fused layer."""
+    """Puts `module` at the path of the original model's layers: `model.transformer.h[0]` is the first fused layer."""
     *parents, name = path.split(".")
     for parent in parents:
         child = nn.Module()

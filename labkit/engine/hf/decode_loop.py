@@ -1,7 +1,7 @@
-"""Greedy search and sampling on the fused model: transformers prepares and decides, these loops only ask for steps.
+"""Greedy search and sampling on the fused model: transformers prepares and decides, these loops only request steps.
 
-`generate` hands over here after its own preparation, with its logits processors, stopping criteria and configuration.
-A loop is a generator: it yields the steps of one batch and gets what came of each.
+`generate` calls them after its own preparation, with its logits processors, stopping criteria and configuration.
+A loop is a generator: it yields the steps of one batch, and receives the output of each.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from labkit.engine.runners.step import StepInput, StepOutput
 from labkit.stages import Phase, Stage, stage
 from labkit.system.errors import UserError
 
-RESERVED_AT_ONCE = 4096  # new tokens that the cache makes room for at the start; beyond, it grows
+RESERVED_AT_ONCE = 4096  # new tokens that the cache makes room for at the start; for more, it grows
 
 
 def runs_in_decode_loop(config: GenerationConfig, model_kwargs: dict[str, Any]) -> bool:
-    """Whether `decode_loop` does all that this call of `generate` asks for."""
+    """Tells whether `decode_loop` supports everything that this call of `generate` requests."""
     inspects_layers = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
     return bool(
         config.use_cache
@@ -50,10 +50,11 @@ def decode_loop(
     given: Cache | None = None,
     **model_kwargs: Any,
 ) -> Loop:
-    """Returns what transformers' `_sample` returns for the same arguments, token for token on equal logits.
+    """Returns the result of transformers' `_sample` for the same arguments, token for token on equal logits.
 
-    Tokens are kept and chosen where `input_ids` are; the model may be on another device. given: a cache of
-    transformers' that `cache` was made from, which gets the new keys and values.
+    Tokens are kept and chosen on the device of `input_ids`; the model may be on another device.
+
+    given: transformers' cache from which `cache` was made; it gets the new keys and values.
     """
     prompt = _prompt(cache, input_ids, stopping_criteria, generation_config, model_kwargs)
     choice = _Choice.of(generation_config, logits_processor)
@@ -78,7 +79,7 @@ def decode_loop(
 
 @dataclass(frozen=True)
 class _Choice:
-    """How the next tokens are chosen from logits, and what is kept of those on the way."""
+    """Choice of the next tokens from logits, with the scores and logits that are kept."""
 
     processors: LogitsProcessorList
     samples: bool
@@ -100,11 +101,11 @@ class _Choice:
 
     @property
     def top(self) -> int | None:
-        """How many of the largest logits are enough."""
-        return _enough(self.processors) if self.samples and not (self.keeps_logits or self.keeps_scores) else None
+        """Number of largest logits that are needed; None: all."""
+        return _top_k(self.processors) if self.samples and not (self.keeps_logits or self.keeps_scores) else None
 
     def next_tokens(self, tokens: Tensor, logits: Tensor) -> Tensor:
-        """int64 [B], after the `tokens` [B, T] so far, from logits [B, V]."""
+        """Returns the next tokens int64 [B], after the `tokens` [B, T] so far, from logits [B, V]."""
         if self.keeps_logits:
             self.raw_logits.append(logits.clone())
         processed = self.processors(tokens, logits)
@@ -123,18 +124,18 @@ def _chosen(
     config: GenerationConfig,
     streamer: BaseStreamer | None,
 ) -> Generator[StepInput, StepOutput, Tensor]:
-    """Tokens chosen from logits, as the configuration says, until the criteria end it."""
+    """Chooses tokens from logits, as configured, until the criteria end the texts."""
     (batch, length), pad, device = input_ids.shape, config._pad_token_tensor, input_ids.device
     has_eos = any(isinstance(criterion, EosTokenCriteria) for criterion in stopping_criteria)
     tokens = torch.empty(batch, _limit(stopping_criteria, length), dtype=input_ids.dtype, device=device)
     tokens[:, :length] = input_ids
     unfinished = torch.ones(batch, dtype=torch.bool, device=device)
     top, cache, phase = choice.top, prompt.cache, prompt.phase
-    found = yield prompt._replace(top=top)
+    output = yield prompt._replace(top=top)
     while True:
         with stage(phase, Stage.SAMPLE):
-            assert found.result is not None
-            next_tokens = choice.next_tokens(tokens[:, :length], found.result[:, 0].to(device))
+            assert output.result is not None
+            next_tokens = choice.next_tokens(tokens[:, :length], output.result[:, 0].to(device))
             if has_eos:
                 next_tokens = torch.where(unfinished, next_tokens, pad)
             if length == tokens.shape[1]:
@@ -148,19 +149,21 @@ def _chosen(
             if not bool(unfinished.any()):
                 return tokens[:, :length].clone()
         phase = Phase.DECODE
-        found = yield StepInput(next_tokens[:, None].contiguous(), cache, top=top, follows=True)
+        output = yield StepInput(next_tokens[:, None].contiguous(), cache, top=top, follows=True)
 
 
 @dataclass(frozen=True)
 class _End:
-    """Where greedy search ends: at one of these tokens, or at a length, prompt included."""
+    """End of greedy search: one of these tokens, or a length, prompt included."""
 
     tokens: frozenset[int]
     length: int
 
 
 def _known_end(criteria: StoppingCriteriaList) -> _End | None:
-    """What the criteria come to, where they need not look at each token: no warning to give, no code of the user's."""
+    """Returns the end that the criteria define; None: they have to see each token, because they warn or are the user's
+    own code.
+    """
     ends, length = set(), None
     for criterion in criteria:
         if type(criterion) is EosTokenCriteria:
@@ -175,8 +178,10 @@ def _known_end(criteria: StoppingCriteriaList) -> _End | None:
     return None if length is None else _End(frozenset(ends), length)
 
 
-def _enough(processors: LogitsProcessorList) -> int | None:
-    """How many of the largest logits sampling needs: k where all but the k largest are dropped before anything else."""
+def _top_k(processors: LogitsProcessorList) -> int | None:
+    """Returns the number k of largest logits that sampling needs, if top-k comes before all other processors except
+    temperature; None: it needs all.
+    """
     for processor in processors:
         if isinstance(processor, TopKLogitsWarper):
             return processor.top_k
@@ -188,19 +193,19 @@ def _enough(processors: LogitsProcessorList) -> int | None:
 def _greedy(
     prompt: StepInput, input_ids: Tensor, end: _End, config: GenerationConfig, streamer: BaseStreamer | None
 ) -> Generator[StepInput, StepOutput, Tensor]:
-    """The argmax of every step until the end.
+    """Chooses the argmax of every step until the end.
 
-    Between two steps the weights have swept the processor's caches clean, so that each line of code here costs accesses
-    to memory: the loop does nothing that can be done before it or after.
+    The weights flush the processor's caches in every step, so that each line of code here costs memory accesses: the
+    loop does nothing that can be done before it or after it.
     """
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     cache, phase = prompt.cache, prompt.phase
     chosen: list[Tensor] = []
     finished: set[int] = set()
-    found = yield prompt._replace(greedy=True)
+    output = yield prompt._replace(greedy=True)
     while True:
         with stage(phase, Stage.SAMPLE):
-            result = found.result
+            result = output.result
             assert result is not None
             for row in finished:
                 result[row] = pad
@@ -215,11 +220,11 @@ def _greedy(
             if len(finished) == len(ids) or input_ids.shape[1] + len(chosen) >= end.length:
                 return torch.cat((input_ids, torch.cat(chosen, dim=1).to(input_ids.device)), dim=1)
         phase = Phase.DECODE
-        found = yield StepInput(result, cache, greedy=True, follows=True)
+        output = yield StepInput(result, cache, greedy=True, follows=True)
 
 
 def _limit(criteria: StoppingCriteriaList, length: int) -> int:
-    """The length, prompt included, that the text may reach; a guess where the criteria do not say."""
+    """Returns the longest possible text, prompt included; a guess if the criteria have no limit."""
     return criteria.max_length or length + 256
 
 
@@ -230,9 +235,9 @@ def _prompt(
     config: GenerationConfig,
     model_kwargs: dict[str, Any],
 ) -> StepInput:
-    """The tokens that the cache does not hold yet, with room for those that will follow.
+    """Returns the step for the tokens that are not in the cache yet, and reserves room for later tokens.
 
-    `input_ids` are the whole text or only what is new; the mask, which always covers the whole text, tells which.
+    `input_ids` are the whole text or only its new tokens; the mask, which always covers the whole text, tells which.
     """
     (batch, length), new = input_ids.shape, input_ids
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")

@@ -1,4 +1,4 @@
-"""Encoders: transformers' embeddings, pooler and heads around layers that run on labkit's kernels.
+"""Encoders: transformers' embeddings, pooler and heads, with layers that run on labkit's kernels.
 
 Letters: B sequences, T tokens of each, N = B * T rows, H hidden, L layers.
 """
@@ -35,9 +35,9 @@ Pass = Callable[[Tensor, Rows, "SharedSlots"], Tensor]  # rows of some sequences
 
 
 class FusedEncoder(PackedModule, nn.Module):
-    """All layers of an encoder, with the interface of the module that transformers keeps them in.
+    """All layers of an encoder, with the interface of transformers' module for them.
 
-    It computes in float32 sums and answers in the type that it is asked in. Not for training.
+    It sums in float32, and its output has the type of its input. Not for training.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class FusedEncoder(PackedModule, nn.Module):
         super().__init__()
         self.config, self.model_config, self.weights = hf_config, config, weights
         self.clock = LayersClock(config.num_layers, weights.stages(1))
-        self.step_times_ms: list[float] | None = None  # appended to by every pass once somebody puts a list here
+        self.step_times_ms: list[float] | None = None  # every pass appends its time if this is a list
         wiring = Wiring(weights.heads, weights.parallel_residual, weights.residual_from_norm)
         self.layer = nn.ModuleList(FusedLayer(index, w, wiring, impl) for index, w in enumerate(weights.layers))
         tap = tap_class(vanilla_layer)
@@ -77,8 +77,9 @@ class FusedEncoder(PackedModule, nn.Module):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """hidden_states [B, T, H], embedded tokens -> last_hidden_state [B, T, H].
 
-        attention_mask: as transformers makes it for scaled_dot_product_attention. Large batches go through in groups of
-        whole sequences, CHUNK_ROWS rows or one sequence at a time.
+        attention_mask: as transformers makes it for scaled_dot_product_attention.
+
+        Large batches are computed in groups of whole sequences: at most CHUNK_ROWS rows, but at least one sequence.
         """
         start = perf_counter()
         if output_attentions if output_attentions is not None else self.config.output_attentions:
@@ -111,9 +112,9 @@ class FusedEncoder(PackedModule, nn.Module):
     def _by_stages(
         self, inputs_BTH: Tensor, rows: Rows, slots: "SharedSlots", tapped_in: torch.dtype | None = None
     ) -> Tensor:
-        """One op at a time under the stage ranges: for profilers, hidden states and the other impls.
+        """Runs one op at a time under the stage ranges: for profilers, hidden states and the other impls.
 
-        tapped_in: the type of the hidden states that hooks collect; None: nobody collects them.
+        tapped_in: type of the hidden states that hooks collect; None: no hook collects them.
         """
         threads, seen_BTH = team_size(), inputs_BTH.to(tapped_in)
         hidden_NH = inputs_BTH.view(-1, inputs_BTH.shape[2])
@@ -127,13 +128,15 @@ class FusedEncoder(PackedModule, nn.Module):
             return self._after(last, hidden_NH).view_as(inputs_BTH)
 
     def _after(self, index: int, hidden_NH: Tensor) -> Tensor:
-        """What layer `index` answers: its second norm is due, which the kernels take with what comes next."""
+        """Returns the output of layer `index`: applies its second norm, which kernels otherwise run with the next
+        layer.
+        """
         following = self.weights.layers[index + 1 :]
         return normalise(following[0].qkv.norm if following else self.weights.final_norm, hidden_NH)
 
 
 class AtOnce:
-    """All layers in one C++ call, which takes the time of every stage."""
+    """Runs all layers in one C++ call, which measures the time of every stage."""
 
     def __init__(self, weights: ModelWeights, clock: StageClock) -> None:
         self._step, self._clock = DecodeStep(weights), clock
@@ -147,7 +150,7 @@ class AtOnce:
 
 
 class LayersClock(StageClock):
-    """Of the layers alone: transformers embeds, and computes the heads."""
+    """Clock of the layers alone: transformers computes the embedding and the heads."""
 
     def times(self) -> list[StageTime]:
         return [time for time in super().times() if time.layer is not None]
@@ -155,7 +158,7 @@ class LayersClock(StageClock):
 
 @dataclass(frozen=True)
 class SharedSlots:
-    """Keys and values [B, Hkv, T, padded D] of one pass. Nothing is kept for later, so all layers use the same."""
+    """Keys and values [B, Hkv, T, padded D] of one pass. They are not kept, so all layers use the same memory."""
 
     keys: Tensor
     values: Tensor
@@ -180,28 +183,28 @@ class SharedSlots:
 
 
 class Tap(nn.Module):
-    """Where transformers hooks its own layers to collect hidden states."""
+    """Module for transformers' hooks that collect hidden states."""
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         return after
 
 
 def tap_class(vanilla_layer: type[nn.Module]) -> type[nn.Module]:
-    """A tap that passes for `vanilla_layer`, the class that the hooks look for, and has none of its weights."""
+    """Returns a tap class that is a subclass of `vanilla_layer`, as the hooks need, but without its weights."""
     return type(f"{vanilla_layer.__name__}Tap", (Tap, vanilla_layer), {"__init__": nn.Module.__init__})
 
 
 def seen_keys(mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
-    """bool [B, T]: the tokens of each sequence that all of its tokens see; None: all. From bool [B, 1, T, T].
+    """Returns the visible tokens of each sequence, bool [B, T], for a mask bool [B, 1, T, T]; None: all are visible.
 
-    Raises ValueError for a mask of another kind, and where tokens of one sequence see different ones.
+    Raises ValueError for a mask of another kind, or if tokens of one sequence see different tokens.
     """
     if mask is None:
         return None
     if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[3] != tokens:
         raise UserError(
-            f"attention_mask: expected [{batch}, {tokens}], 0 where a token is padding, got what transformers makes "
-            f"{mask.dtype} {list(mask.shape)} of"
+            f"attention_mask: expected [{batch}, {tokens}], 0 for padding, got a mask that transformers turns into "
+            f"{mask.dtype} {list(mask.shape)}"
         )
     keys_BT = mask[:, 0, 0]
     if mask.stride(2) != 0 and not torch.equal(mask, keys_BT[:, None, None].expand_as(mask)):
@@ -213,7 +216,7 @@ def seen_keys(mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
 
 
 def encoder_rows(keys_BT: Tensor | None, batch: int, tokens: int, device: torch.device) -> Rows:
-    """Rows of whole sequences, in which the tokens are seen that `keys_BT` says; positions are in the embedding."""
+    """Returns rows of whole sequences with the visible tokens `keys_BT`. Positions are 0: the embedding has them."""
     positions = torch.zeros(batch * tokens, dtype=torch.int32, device=device)
     if keys_BT is None:
         return Rows(batch, tokens, positions, torch.zeros(batch, dtype=torch.int32, device=device))
@@ -234,15 +237,15 @@ def fused_encoder_model(
     *,
     consume: bool,
 ) -> PreTrainedModel:
-    """A copy of `model`, itself if `consume`, with a FusedEncoder in place of its layers; the rest is cast to `dtype`,
-    to bfloat16 beside int8.
+    """Returns a copy of `model`, or `model` itself if `consume`, with a FusedEncoder instead of its layers. Everything
+    else is cast to `dtype`, or to bfloat16 if `dtype` is int8.
     """
     name, stack = policy.layers.split(".")
     vanilla = getattr(model.base_model, name)
     vanilla_layer = type(getattr(vanilla, stack)[0])
     module = model if consume else copy.deepcopy(model, {id(vanilla): nn.Identity()})
-    module.config._attn_implementation = "sdpa"  # its masks are small, and are None where nothing is hidden
+    module.config._attn_implementation = "sdpa"  # its masks are small, and None if nothing is hidden
     setattr(module.base_model, name, FusedEncoder(module.config, config, weights, impl, device, vanilla_layer))
-    for part in module.modules():  # hooks that the original has had are on its own layers
+    for part in module.modules():  # the original's hooks are on its own layers
         part.__dict__.pop("_output_capturing_hooks_installed", None)
     return module.to(device=device, dtype=float_dtype(dtype)).requires_grad_(False).eval()

@@ -6,7 +6,7 @@ from labkit.system.errors import UnsupportedError, UserError
 
 
 def refuse_what_encoders_lack(options: Options, architecture: str) -> None:
-    """Raises ValueError for options that say nothing to an encoder."""
+    """Raises ValueError for options that have no meaning for an encoder."""
     if options.kv_dtype is not None:
         raise UserError("kv_dtype is for the cache of a decoder, an encoder keeps none; leave it out")
     if options.offload is not None:

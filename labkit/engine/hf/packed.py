@@ -1,4 +1,4 @@
-"""What a module whose weights are packed for the kernels can't do, said where others would do it in silence."""
+"""Refusals of modules whose weights are packed for the kernels, for operations that would otherwise fail silently."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from labkit.system.errors import UnsupportedError
 
 
 class PackedModule:
-    """What an nn.Module has to be whose weights are records that kernels read, and no parameters.
+    """Base of an nn.Module whose weights are packed records for the kernels, and not parameters.
 
-    dtype, device: what the weights were packed for.
+    dtype, device: of the packed weights.
     """
 
     dtype: Any
     device: Any
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Where `to`, `half`, `cuda` and their like arrive. Raises ValueError for those that would change something."""
+        """Implements `to`, `half`, `cuda` and similar calls. Raises ValueError if the call would change anything."""
         probe = torch.empty(0, dtype=self.dtype, device=self.device)
-        wanted = fn(probe)
-        if (wanted.dtype, wanted.device.type) != (probe.dtype, probe.device.type):
+        target = fn(probe)
+        if (target.dtype, target.device.type) != (probe.dtype, probe.device.type):
             raise UnsupportedError(
-                f"the weights are packed in {probe.dtype} on {probe.device}, got a request for {wanted.dtype} on "
-                f"{wanted.device}; call init_inference again with the dtype, on the device"
+                f"the weights are packed in {probe.dtype} on {probe.device}, got a request for {target.dtype} on "
+                f"{target.device}; call init_inference again with the dtype, on the device"
             )
         return self
 
@@ -38,7 +38,7 @@ class PackedModule:
         )
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """`load_state_dict` of this module and of one around it calls this."""
+        """Refuses. `load_state_dict` of this module, and of a module that contains it, calls this."""
         raise UnsupportedError(
             "the weights are packed for the kernels, and load_state_dict would change none, strict or not; load "
             "into the original model, and call init_inference again"

@@ -1,6 +1,4 @@
-"""The rows of one call of `generate`, as a runner continues them: all at once, or in parts that know nothing of each
-other.
-"""
+"""The rows of one call of `generate`. A runner continues them all at once, or in independent parts."""
 
 from __future__ import annotations
 
@@ -22,10 +20,10 @@ from labkit.engine.runners.driving import Loop
 PLAIN = (bool, int, float, str, list, tuple)
 BY_TOKEN = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)
 BY_ROW = (*BY_TOKEN, StopStringCriteria)
-REMEMBERS = (processing.SynthIDTextWatermarkLogitsProcessor,)  # something of each row
+REMEMBERS = (processing.SynthIDTextWatermarkLogitsProcessor,)  # processors that keep a state of each row
 CALLS_THE_MODEL = (processing.UnbatchedClassifierFreeGuidanceLogitsProcessor,)
 NOT_BY_ROW = (processing.PrefixConstrainedLogitsProcessor, *CALLS_THE_MODEL)
-ROWS_IN = {  # attributes with an entry for each row
+ROWS_IN = {  # attributes with one entry per row
     processing.RepetitionPenaltyLogitsProcessor: "prompt_ignore_length",
     processing.EncoderRepetitionPenaltyLogitsProcessor: "encoder_input_ids",
     processing.EncoderNoRepeatNGramLogitsProcessor: "generated_ngrams",
@@ -34,10 +32,10 @@ ROWS_IN = {  # attributes with an entry for each row
 
 @dataclass(frozen=True)
 class GenerateTexts:
-    """What `generate` hands over after its own preparation; see `TextBatch`.
+    """Arguments of `generate` after its own preparation; see `TextBatch`.
 
-    own_cache: `cache` was made for this call, so that nobody looks at it later. given: a cache of transformers' that
-    `cache` was made from, which gets the new keys and values.
+    own_cache: `cache` was made for this call, so that nobody reads it later.
+    given: transformers' cache from which `cache` was made; it gets the new keys and values.
     """
 
     cache: KVCache
@@ -61,22 +59,23 @@ class GenerateTexts:
 
     @property
     def wants_tokens_alone(self) -> bool:
-        calls = any(isinstance(each, CALLS_THE_MODEL) for each in self.processors)  # which all ranks must do alike
+        # all ranks must make the calls of these processors
+        calls = any(isinstance(processor, CALLS_THE_MODEL) for processor in self.processors)
         return not calls and self.streamer is None and self.given is None and not self.config.return_dict_in_generate
 
     @property
     def asked(self) -> str:
         options = {name: value for name, value in vars(self.config).items() if isinstance(value, PLAIN)}
-        by_name = [type(each).__name__ for each in (*self.processors, *self.criteria)]
-        return f"{sorted(options.items())} {by_name} {self.wants_tokens_alone}"
+        names = [type(part).__name__ for part in (*self.processors, *self.criteria)]
+        return f"{sorted(options.items())} {names} {self.wants_tokens_alone}"
 
     @property
     def together(self) -> str | None:
         if not self.own_cache:
             return "past_key_values were given"
-        for each in self.processors:
-            if type(each).__module__ != processing.__name__ or isinstance(each, NOT_BY_ROW):
-                return f"{type(each).__name__} may look at the whole batch"
+        for processor in self.processors:
+            if type(processor).__module__ != processing.__name__ or isinstance(processor, NOT_BY_ROW):
+                return f"{type(processor).__name__} may look at the whole batch"
         for criterion in self.criteria:
             if type(criterion) not in BY_ROW:
                 return f"{type(criterion).__name__} may look at the whole batch"
@@ -84,12 +83,16 @@ class GenerateTexts:
 
     @property
     def ends(self) -> frozenset[int] | None:
-        if any(isinstance(each, REMEMBERS) or _rows_in(each) is not None for each in self.processors):
+        if any(isinstance(processor, REMEMBERS) or _rows_in(processor) is not None for processor in self.processors):
             return None
         if any(type(criterion) not in BY_TOKEN for criterion in self.criteria):
             return None
-        found = [each.eos_token_id.flatten().tolist() for each in self.criteria if isinstance(each, EosTokenCriteria)]
-        return frozenset(token for tokens in found for token in tokens)
+        ends = [
+            criterion.eos_token_id.flatten().tolist()
+            for criterion in self.criteria
+            if isinstance(criterion, EosTokenCriteria)
+        ]
+        return frozenset(token for tokens in ends for token in tokens)
 
     @property
     def draws(self) -> bool:
@@ -119,20 +122,20 @@ class GenerateTexts:
         )
 
     def _processors_of(self, rows: slice) -> LogitsProcessorList:
-        """Processors for some of the rows: a processor may remember what it has seen, or know the rows one by one."""
+        """Returns copies of the processors for some of the rows: a processor may have a state, or entries for rows."""
         parts = copy.deepcopy(self.processors)
-        for each in parts:
-            name = ROWS_IN.get(type(each), "")
-            if not isinstance(getattr(each, name, None), Tensor | list):
+        for processor in parts:
+            name = ROWS_IN.get(type(processor), "")
+            if not isinstance(getattr(processor, name, None), Tensor | list):
                 continue
-            known = _rows_in(each)
-            if known is not None:  # with several texts of a prompt, the rows of a prompt stand for all of them
-                texts = self.rows // len(known)
+            entries = _rows_in(processor)
+            if entries is not None:  # with several texts per prompt, there is one entry per prompt
+                texts = self.rows // len(entries)
                 chosen = [row // texts for row in range(rows.start, rows.stop)]
-                known = known[chosen] if isinstance(known, Tensor) else [known[row] for row in chosen]
-            setattr(each, name, known)
-            if isinstance(each, processing.EncoderNoRepeatNGramLogitsProcessor):
-                each.batch_size = rows.stop - rows.start
+                entries = entries[chosen] if isinstance(entries, Tensor) else [entries[row] for row in chosen]
+            setattr(processor, name, entries)
+            if isinstance(processor, processing.EncoderNoRepeatNGramLogitsProcessor):
+                processor.batch_size = rows.stop - rows.start
         return parts
 
     def continued(self, tokens: Tensor) -> GenerateTexts:
@@ -152,8 +155,8 @@ class GenerateTexts:
 
 
 def _rows_in(processor: Any) -> Any:
-    """What a processor knows of each row; None: nothing, or that no row begins with padding."""
-    known = getattr(processor, ROWS_IN.get(type(processor), ""), None)
+    """Returns a processor's entries for each row; None: it has none, or they say that no row has left padding."""
+    entries = getattr(processor, ROWS_IN.get(type(processor), ""), None)
     if isinstance(processor, processing.RepetitionPenaltyLogitsProcessor):
-        return known if isinstance(known, Tensor) and bool(known.any()) else None
-    return known
+        return entries if isinstance(entries, Tensor) and bool(entries.any()) else None
+    return entries

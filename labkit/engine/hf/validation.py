@@ -1,4 +1,4 @@
-"""Prompts that the fused model cannot take, said before anything is computed."""
+"""Refusals of arguments that the fused model cannot use, before anything is computed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NOT_COMPUTED = {
     "encoder_hidden_states": "the fused layers attend to no encoder",
     "encoder_attention_mask": "the fused layers attend to no encoder",
 }
-OF_LOSS = {"num_items_in_batch", "shift_labels", "ignore_index"}  # arguments of transformers' loss beside labels
-WITHOUT_EFFECT = {"token_type_ids", "cache_position"}  # taken by some models, from tokenizers and from `generate`
+OF_LOSS = {"num_items_in_batch", "shift_labels", "ignore_index"}  # arguments of transformers' loss besides labels
+WITHOUT_EFFECT = {"token_type_ids", "cache_position"}  # passed by tokenizers and `generate`, used by some models
 
 
 def check_prompt(prompt: Any) -> None:
-    """Raises TypeError for a prompt that is no tensor, ValueError for an empty one. None: there is nothing to check."""
+    """Raises TypeError for a prompt that is not a tensor, ValueError for an empty one. None is accepted."""
     if prompt is None:
         return
     if not isinstance(prompt, Tensor):
@@ -33,9 +33,9 @@ def check_prompt(prompt: Any) -> None:
 
 
 def usable_pad(pad: Any, vocabulary: int) -> int | None:
-    """The token that follows a text that has ended; None: none, which is what -1 means in the configs of LLaMA.
+    """Returns the token that follows an ended text; None for None, and for -1 as in the configs of LLaMA.
 
-    Raises ValueError for one that is no token of the model.
+    Raises ValueError for a token outside the vocabulary.
     """
     if pad is None or pad == -1:
         return None
@@ -47,33 +47,33 @@ def usable_pad(pad: Any, vocabulary: int) -> int | None:
     return int(pad)
 
 
-def check_tensors(**given: Any) -> None:
+def check_tensors(**arguments: Any) -> None:
     """Raises TypeError for arguments that are neither tensors nor None."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None and not isinstance(value, Tensor):
             raise UserTypeError(f"{name}: expected a tensor, got {type(value).__name__}; use torch.tensor(...)")
 
 
-def check_keywords(given: Mapping[str, Any], *, token_types: bool) -> dict[str, Any]:
-    """What else `forward` was given, as far as the loss takes it.
+def check_keywords(keywords: Mapping[str, Any], *, token_types: bool) -> dict[str, Any]:
+    """Returns the other keywords of `forward` that are arguments of the loss.
 
-    Raises TypeError for a keyword that no model knows, ValueError for one that changes what transformers' model
-    computes, and that the fused model does not compute. token_types: whether token_type_ids are such a one.
+    Raises TypeError for a keyword that no model has, and ValueError for one that changes the output of transformers'
+    model but that the fused model does not support. token_types: token_type_ids are such a keyword.
     """
-    given = {name: value for name, value in given.items() if value is not None}
-    if "inputs_embeds" in given:
+    keywords = {name: value for name, value in keywords.items() if value is not None}
+    if "inputs_embeds" in keywords:
         raise UserError("inputs_embeds: the fused model looks tokens up itself; pass input_ids, and not both")
     for name, reason in NOT_COMPUTED.items():
-        if name in given and (token_types or name != "token_type_ids"):
+        if name in keywords and (token_types or name != "token_type_ids"):
             raise UserError(f"{name}: {reason}; leave it out, or use the vanilla model")
-    unknown = sorted(set(given) - OF_LOSS - WITHOUT_EFFECT)
+    unknown = sorted(set(keywords) - OF_LOSS - WITHOUT_EFFECT)
     if unknown:
         raise UserTypeError(f"forward() got an unexpected keyword argument {unknown[0]!r}; leave it out")
-    return {name: value for name, value in given.items() if name in OF_LOSS}
+    return {name: value for name, value in keywords.items() if name in OF_LOSS}
 
 
 def check_input_ids(input_ids: Tensor | None) -> Tensor:
-    """The ids themselves. Raises ValueError unless they are [batch, tokens >= 1]."""
+    """Returns the ids. Raises ValueError unless they are [batch, tokens >= 1]."""
     if input_ids is None or input_ids.dim() != 2 or input_ids.numel() == 0:
         got, advice = "nothing" if input_ids is None else list(input_ids.shape), "add a batch dimension"
         if input_ids is None or input_ids.numel() == 0:

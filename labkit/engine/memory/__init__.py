@@ -1,1 +1,1 @@
-"""Memory that steps read and write: key/value caches, and the slots that they borrow on a GPU."""
+"""Memory that steps read and write: KV caches, and the slots that they borrow on a GPU."""

@@ -1,5 +1,5 @@
-"""Caches that are given to a model to go on from: the engine's own, and transformers', whose keys and values go into
-the engine's and back.
+"""Caches that a caller passes in: the engine's own, or one of transformers, whose keys and values are copied into the
+engine's cache and back.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from labkit.kernels.int8_cache import read_heads, write_heads
 from labkit.system.errors import UserError
 
 
-def check_made_like(given: KVCache, own: KVCache) -> None:
-    """Raises ValueError unless a given cache is of the engine that made `own`."""
-    types = (given.dtype, given.kv_dtype) == (own.dtype, own.kv_dtype)
-    places = given.pool is own.pool and (given.elsewhere is None) == (own.elsewhere is None)
-    if given.config == own.config and types and places:
+def check_made_like(cache: KVCache, own: KVCache) -> None:
+    """Raises ValueError unless the engine that made `own` also made `cache`."""
+    types = (cache.dtype, cache.kv_dtype) == (own.dtype, own.kv_dtype)
+    places = cache.pool is own.pool and (cache.elsewhere is None) == (own.elsewhere is None)
+    if cache.config == own.config and types and places:
         return
     raise UserError(
-        f"past_key_values was made by another engine: it holds {_kind(given)}, this engine keeps {_kind(own)}; "
+        f"past_key_values was made by another engine: it holds {_kind(cache)}, this engine keeps {_kind(own)}; "
         "give the cache that this engine returned, or None for a new one"
     )
 
 
-def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> None:
-    """Copies what another Hugging Face cache holds into an empty one. `attention_mask` [B, >= its length] tells its
-    padding.
+def adopt(own: KVCache, source: Cache, attention_mask: Tensor | None = None) -> None:
+    """Copies the keys and values of another Hugging Face cache into an empty cache. `attention_mask` [B, >= its length]
+    tells its padding.
 
-    A layer with a window may have kept its last tokens only: all that its window shows. Raises ValueError for a cache
-    of another number of layers, and for one that lacks tokens that a layer still sees.
+    A layer with a window may have kept only the last tokens, as long as they fill the window. Raises ValueError for a
+    cache with another number of layers, or if tokens are missing that a layer still sees.
     """
-    length, config = int(given.get_seq_length()), own.config
-    if len(given.layers) != config.num_layers:
-        raise UserError(f"the given cache has {len(given.layers)} layers, the model {config.num_layers}")
-    own.reserve(given.layers[0].keys.shape[0], length)
+    length, config = int(source.get_seq_length()), own.config
+    if len(source.layers) != config.num_layers:
+        raise UserError(f"the given cache has {len(source.layers)} layers, the model {config.num_layers}")
+    own.reserve(source.layers[0].keys.shape[0], length)
     assert own.heads is not None
-    in_turn = zip(given.layers, config.windows, own.heads.in_turn(range(length)), strict=True)
+    in_turn = zip(source.layers, config.windows, own.heads.in_turn(range(length)), strict=True)
     for index, (layer, window, mine) in enumerate(in_turn):
-        held = min(layer.keys.shape[2], length)
+        kept = min(layer.keys.shape[2], length)
         seen = length if window is None else min(length, window - 1)  # by the next token, which sees itself too
-        if held < seen:
+        if kept < seen:
             raise UserError(
-                f"layer {index} of the given cache kept only {held} of {length} tokens, and the layer sees {seen}; "
+                f"layer {index} of the given cache kept only {kept} of {length} tokens, and the layer sees {seen}; "
                 "give a DynamicCache() without a config, which keeps all"
             )
-        at = slice(length - held, length)
+        at = slice(length - kept, length)
         for slots, scales, theirs in (
             (mine.keys, mine.key_scales, layer.keys),
             (mine.values, mine.value_scales, layer.values),
@@ -56,21 +56,21 @@ def adopt(own: KVCache, given: Cache, attention_mask: Tensor | None = None) -> N
     own.take_over(length, None if counting is None else counted(counting[:, :length]))
 
 
-def hand_back(own: KVCache, given: Cache) -> None:
-    """Appends to another Hugging Face cache what it lacks, so that whoever gave it can go on with it."""
-    new, dim = slice(given.get_seq_length(), own.length), own.config.head_dim
+def hand_back(own: KVCache, target: Cache) -> None:
+    """Appends the new tokens' keys and values to the caller's Hugging Face cache."""
+    new, dim = slice(target.get_seq_length(), own.length), own.config.head_dim
     assert own.heads is not None
     for index, mine in enumerate(own.heads.in_turn(range(own.length, own.length))):
         stored = ((mine.keys, mine.key_scales), (mine.values, mine.value_scales))
-        keys, values = (read_heads(*each, new, dim).to(own.dtype) for each in stored)
-        given.update(keys, values, index)
+        keys, values = (read_heads(*pair, new, dim).to(own.dtype) for pair in stored)
+        target.update(keys, values, index)
 
 
 def _kind(cache: KVCache) -> str:
-    config, where = cache.config, str(cache.device)
+    config, location = cache.config, str(cache.device)
     heads = f"{config.num_kv_heads} heads of {config.head_dim}"
     if cache.elsewhere is not None:
-        where = cache.elsewhere.name
+        location = cache.elsewhere.name
     elif cache.pool is None:
-        where = "the CPU"
-    return f"{config.num_layers} layers of {config.architecture}, {heads}, {cache.types} on {where}"
+        location = "the CPU"
+    return f"{config.num_layers} layers of {config.architecture}, {heads}, {cache.types} on {location}"

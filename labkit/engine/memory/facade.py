@@ -1,4 +1,4 @@
-"""What transformers asks of any cache, and what is the same for every one of the engine's."""
+"""Cache methods that transformers calls and that are the same for every cache of the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.models.config import ModelConfig
 
 
 class CacheFacade(Cache):
-    """A cache of `length` tokens for the layers of `config`, as `generate` sees it."""
+    """Cache of `length` tokens for the layers of `config`, as `generate` sees it."""
 
     config: ModelConfig
     length: int
@@ -22,7 +22,7 @@ class CacheFacade(Cache):
         super().__init__(layers=[])
 
     def select(self, rows: Any) -> None:
-        """Puts what `rows` makes of each tensor, [B, ...], in its place."""
+        """Replaces each tensor [B, ...] by what `rows` returns for it."""
         raise NotImplementedError
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

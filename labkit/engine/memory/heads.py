@@ -1,4 +1,4 @@
-"""Keys and values of all layers, as they are stored."""
+"""Resident keys and values of all layers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from labkit.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class StoredHeads:
-    """Of each layer keys and values [B, Hkv, C, padded D]; beside int8 their scales [B, Hkv, C], else none."""
+    """Keys and values of each layer, with scales if they are int8."""
 
-    keys: list[Tensor]
-    values: list[Tensor]
-    key_scales: list[Tensor]
-    value_scales: list[Tensor]
+    keys: list[Tensor]  # one tensor per layer, [B, Hkv, C, padded D]
+    values: list[Tensor]  # one tensor per layer, [B, Hkv, C, padded D]
+    key_scales: list[Tensor]  # one tensor per layer, [B, Hkv, C]; empty unless keys are int8
+    value_scales: list[Tensor]  # one tensor per layer, [B, Hkv, C]; empty unless values are int8
 
     @classmethod
     def zeros(
@@ -33,7 +33,7 @@ class StoredHeads:
         device: torch.device,
         layers: int | None = None,
     ) -> StoredHeads:
-        """Room for `capacity` tokens in each of `batch` sequences. layers: None: as many as the model has."""
+        """Returns room for `capacity` tokens in each of `batch` sequences. layers: None: all layers of the model."""
         count, slots = layers or config.num_layers, (batch, config.num_kv_heads, capacity)
         row, scaled = padded_head_dim(config.head_dim), count if dtype == torch.int8 else 0
 
@@ -49,7 +49,7 @@ class StoredHeads:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, one after the other."""
+        """All tensors: keys, values and scales."""
         return tuple(tensor for tensors in self._lists for tensor in tensors)
 
     @property
@@ -61,47 +61,49 @@ class StoredHeads:
         return self.keys[0].shape[0]
 
     def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
-        """What the kernels take for one layer."""
+        """Returns the kernels' view of one layer."""
         scales = (self.key_scales[index], self.value_scales[index]) if self.key_scales else (None, None)
         return LayerCache(self.keys[index], self.values[index], past, counter, *scales)
 
     @property
     def stream(self) -> None:
-        """They do not pass through memory: they stay there."""
+        """None: resident layers pass through nothing."""
         return None
 
     def take_spans(self) -> list[StreamSpan]:
-        """None, for the same reason."""
+        """Returns no spans, for the same reason."""
         return []
 
     def begin_pass(self, written: range) -> None:
-        """A pass over the layers needs nothing to begin with."""
+        """Does nothing: all layers are resident."""
 
     def in_turn(self, written: range) -> Iterator[LayerCache]:
         return (self.layer(index, written.start) for index in range(len(self.keys)))
 
     def first(self, batch: int) -> StoredHeads:
-        """The first `batch` sequences, in the same memory."""
+        """Returns the first `batch` sequences, in the same memory."""
         return self.part(slice(batch))
 
     def part(self, rows: slice) -> StoredHeads:
-        """Some of the sequences, in the same memory."""
+        """Returns a slice of the sequences, in the same memory."""
         return StoredHeads(*([tensor[rows] for tensor in tensors] for tensors in self._lists))
 
     def copied(self) -> StoredHeads:
         return StoredHeads(*([tensor.clone() for tensor in tensors] for tensors in self._lists))
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
-        """Puts what `made_of` makes of a tensor in its place, one after the other: no more than one is there twice."""
+        """Replaces each tensor by what `made_of` returns for it. Works tensor by tensor, so that at most one is in
+        memory twice.
+        """
         for tensors in self._lists:
             for index, tensor in enumerate(tensors):
                 tensors[index] = made_of(tensor)
 
     def join(self, others: Sequence[StoredHeads]) -> None:
-        """Goes on with the sequences of the others behind these. All have the same capacity. None is copied where they
-        lie side by side.
+        """Appends the sequences of the others. All have the same capacity. Nothing is copied if they lie side by side
+        in memory.
         """
-        theirs = zip(*(each.tensors for each in others), strict=True)
+        theirs = zip(*(heads.tensors for heads in others), strict=True)
         self.change(lambda tensor: in_one([tensor, *next(theirs)]))
 
     def grow(self, capacity: int) -> None:
@@ -114,16 +116,18 @@ class StoredHeads:
         self.change(grown)
 
     def take(self, other: StoredHeads, slots: int) -> None:
-        """Copies the first `slots` slots of the same sequences."""
+        """Copies the first `slots` slots of each sequence from `other`, which has the same sequences."""
         for mine, theirs in zip(self.tensors, other.tensors, strict=True):
             mine[:, :, :slots] = theirs[:, :, :slots]
 
 
 def in_one(parts: Sequence[Tensor]) -> Tensor:
-    """The sequences of all parts: where they lie, if that is side by side in one memory, else copied."""
-    first, place = parts[0], parts[0].data_ptr()
-    for each in parts:
-        if each.data_ptr() != place or each.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+    """Returns the sequences of all parts as one tensor: a view if the parts lie side by side in one memory, else a
+    copy.
+    """
+    first, address = parts[0], parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != address or part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
             return torch.cat(list(parts))
-        place += each.nbytes
+        address += part.nbytes
     return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())

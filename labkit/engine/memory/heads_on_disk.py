@@ -1,4 +1,4 @@
-"""Keys and values of all layers in a file, of which a pass over the layers has a few in memory at a time."""
+"""Keys and values of all layers in a file. A pass over the layers has a few of them in memory at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from labkit.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class CacheFolder(CachePlace):
-    """Where the caches of an engine on the CPU have files. weight_type: of the kernels that read and write them."""
+    """Folder for the files of offloaded caches of an engine on the CPU.
+
+    weight_type: of the kernels that read and write them.
+    """
 
     path: Path
     weight_type: str
@@ -35,15 +38,14 @@ class CacheFolder(CachePlace):
 
 
 class HeadsOnDisk:
-    """As StoredHeads, but in a file: a layer is in memory from its turn in a pass until the next one's.
+    """Like StoredHeads, but in a file: a layer is in memory from its turn in a pass until the next layer's turn.
 
-    Where the sequences or their room change, a new file takes the place of the old one, which stays as it is if that
-    fails.
+    A change of the sequences or the capacity writes a new file. If that fails, the old file stays as it is.
     """
 
-    def __init__(self, folder: CacheFolder, file: CacheFile, held: int = 0) -> None:
-        """held: tokens of each sequence that are in the file."""
-        self.folder, self._file, self._held = folder, file, held
+    def __init__(self, folder: CacheFolder, file: CacheFile, length: int = 0) -> None:
+        """length: tokens of each sequence in the file."""
+        self.folder, self._file, self._length = folder, file, length
         self._stream: CacheStream | None = None
         self._earlier: list[StreamSpan] = []
 
@@ -57,34 +59,34 @@ class HeadsOnDisk:
 
     @property
     def stream(self) -> CacheStream:
-        """What the layers pass through; another one once the file is."""
+        """Stream of layers between the file and memory. A new file has a new stream."""
         if self._stream is None:
             library = build.load(self.folder.weight_type)
             slots = min(self.folder.slots, self._file.shape.layers)
-            self._stream = CacheStream(library, self._file, slots, self._held)
+            self._stream = CacheStream(library, self._file, slots, self._length)
         return self._stream
 
     def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
-        """Where the first slot has a layer, and every other slot at the same distance from its beginning."""
+        """Returns the view of a layer in the first slot. The other slots have the same layout."""
         return self.stream.layer(0, past)
 
     def begin_pass(self, written: range) -> CachePass:
-        self._held = written.stop
+        self._length = written.stop
         return self.stream.begin_pass(written)
 
     def in_turn(self, written: range) -> Iterator[LayerCache]:
         return self.begin_pass(written).in_turn(self._file.shape.layers)
 
     def copied(self) -> HeadsOnDisk:
-        """In a file of its own."""
-        return HeadsOnDisk(self.folder, self._copied(torch.arange(self.batch), self.capacity), self._held)
+        """Returns a copy in its own file."""
+        return HeadsOnDisk(self.folder, self._copied(torch.arange(self.batch), self.capacity), self._length)
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
         rows = made_of(torch.arange(self.batch))
         self._go_on_with(self.folder.on_all_ranks(lambda: self._copied(rows, self.capacity)))
 
     def shrink(self, made_of: Callable[[Tensor], Tensor]) -> None:
-        """As `change`, to no more sequences than there are, in the same file, which is lost if that fails."""
+        """Like `change`, to at most the present number of sequences, in the same file. A failure loses the file."""
         rows = made_of(torch.arange(self.batch))
 
         def shrunk() -> CacheFile:
@@ -93,25 +95,25 @@ class HeadsOnDisk:
                 self._earlier += self._stream.take_spans()
                 self._stream.close()  # it reads ahead
                 self._stream = None
-            return self._file.shrunk(rows, self._held)
+            return self._file.shrunk(rows, self._length)
 
         self._go_on_with(self.folder.on_all_ranks(shrunk))
 
     def join(self, others: Sequence[HeadsOnDisk]) -> None:
-        """Goes on with the sequences of the others behind these. All have the same capacity and as many tokens."""
-        every = (self, *others)
+        """Appends the sequences of the others. All have the same capacity and the same number of tokens."""
+        parts = (self, *others)
 
         def joined() -> CacheFile:
-            for each in every:
-                each._flush()
-            rows = torch.arange(sum(each.batch for each in every))
-            return CacheFile.gathered([each._file for each in every], rows, self.capacity, self._held)
+            for part in parts:
+                part._flush()
+            rows = torch.arange(sum(part.batch for part in parts))
+            return CacheFile.gathered([part._file for part in parts], rows, self.capacity, self._length)
 
         self._go_on_with(self.folder.on_all_ranks(joined))
 
     def pass_bytes(self, sequences: int) -> int:
-        """That a pass reads of so many of the sequences."""
-        return self._file.shape.pass_bytes(sequences, self._held)
+        """Returns the bytes that a pass reads for `sequences` sequences."""
+        return self._file.shape.pass_bytes(sequences, self._length)
 
     def grow(self, capacity: int) -> None:
         rows = torch.arange(self.batch)
@@ -123,13 +125,13 @@ class HeadsOnDisk:
 
     def _copied(self, rows: Tensor, capacity: int) -> CacheFile:
         self._flush()
-        return self._file.copied(rows, capacity, self._held)
+        return self._file.copied(rows, capacity, self._length)
 
     def _go_on_with(self, file: CacheFile) -> None:
         self._file = file
         if self._stream is not None:
             self._earlier += self._stream.take_spans()
-            self._stream = None  # it ends with whoever still looks at it
+            self._stream = None  # the stream ends with its last reference
 
     def _flush(self) -> None:
         if self._stream is not None:

@@ -1,4 +1,4 @@
-"""Keys and values of all layers in the host's memory, of which a pass over the layers has a few on a GPU at a time."""
+"""Keys and values of all layers in the host's memory. A pass over the layers has a few of them on a GPU at a time."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ from labkit.system.errors import UserError
 
 @dataclass(frozen=True)
 class HostMemory(CachePlace):
-    """The memory beside a GPU, for the caches of an engine there. Of the `slots` layers that the GPU has of each cache
-    one is where kernels use it, and the others are on their way.
-
-    queues: of the GPU `device`. ranks_here: of the model, on this machine.
+    """Host memory as the backing store of KV caches of an engine on a GPU. The GPU has `slots` layers of each cache:
+    kernels use one, and the others are being copied.
     """
 
     device: torch.device
-    queues: Queues
-    ranks_here: int
+    queues: Queues  # of `device`
+    ranks_here: int  # ranks of the model on this machine
 
     @property
     def name(self) -> str:
@@ -40,13 +38,13 @@ class HostMemory(CachePlace):
     def zeros(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> HeadsOnHost:
         shape = _shape(config, dtype, batch)
         host = self.on_all_ranks(lambda: self._made(shape, config.num_layers, capacity))
-        return HeadsOnHost(self, host, capacity, held=0)
+        return HeadsOnHost(self, host, capacity, length=0)
 
     def slots_for(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> CacheSlots:
-        """Memory of the GPU for passes over caches of up to `batch` sequences of up to `capacity` tokens."""
-        one = StoredHeads.zeros(config, dtype, batch, capacity, self.device, layers=1)
+        """Returns GPU memory for passes over caches of up to `batch` sequences of up to `capacity` tokens."""
+        working = StoredHeads.zeros(config, dtype, batch, capacity, self.device, layers=1)
         count = min(self.slots - 1, config.num_layers)
-        return CacheSlots(self.queues, count, capacity * _shape(config, dtype, batch).token_bytes, one.layer(0, 0))
+        return CacheSlots(self.queues, count, capacity * _shape(config, dtype, batch).token_bytes, working.layer(0, 0))
 
     def require_room(self, shape: TokenShape, capacity: int, needed: int) -> None:
         """Raises UserError unless this machine has `needed` bytes for each rank on it."""
@@ -67,13 +65,15 @@ def _shape(config: ModelConfig, dtype: torch.dtype, batch: int) -> TokenShape:
 
 
 class HeadsOnHost:
-    """As StoredHeads, but in the host's memory: a layer is on the GPU from its turn in a pass until the next one's, in
-    slots that have been lent for that (`pass_through`).
+    """Like StoredHeads, but in the host's memory: a layer is on the GPU from its turn in a pass until the next layer's
+    turn, in slots that were lent by `pass_through`.
     """
 
-    def __init__(self, memory: HostMemory, host: HostCache, capacity: int, held: int) -> None:
-        """capacity: tokens of each sequence that all ranks have room for. held: that are in the host's memory."""
-        self.memory, self.capacity, self._host, self._held = memory, capacity, host, held
+    def __init__(self, memory: HostMemory, host: HostCache, capacity: int, length: int) -> None:
+        """capacity: tokens per sequence that all ranks have room for.
+        length: tokens per sequence in the host's memory.
+        """
+        self.memory, self.capacity, self._host, self._length = memory, capacity, host, length
         self._stream: DeviceCacheStream | None = None
         self._spans = DeviceSpans(memory.queues)
 
@@ -83,14 +83,14 @@ class HeadsOnHost:
 
     @property
     def stream(self) -> DeviceCacheStream | None:
-        """What the layers pass through: another one in other slots, none while there are no slots."""
+        """Stream of layers through the lent slots. Other slots have another stream. None: no slots are lent."""
         return self._stream
 
     def pass_through(self, slots: CacheSlots, counter: Tensor) -> None:
-        """From here on the layers pass through these slots. counter: int32 [1] on the GPU, where the number of tokens
-        before a step stands.
+        """Makes the layers pass through these slots from now on. counter: int32 [1] on the GPU, the number of tokens
+        before a step.
         """
-        self._stream = DeviceCacheStream(self._host, slots, self._held, self._spans, counter)
+        self._stream = DeviceCacheStream(self._host, slots, self._length, self._spans, counter)
 
     def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
         assert self._stream is not None, "no slots have been lent"
@@ -98,48 +98,50 @@ class HeadsOnHost:
 
     def begin_pass(self, written: range) -> CachePass:
         assert self._stream is not None, "no slots have been lent"
-        self._held = written.stop
+        self._length = written.stop
         return self._stream.begin_pass(written)
 
     def in_turn(self, written: range) -> Iterator[LayerCache]:
         return self.begin_pass(written).in_turn(self._host.layers)
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
-        """Ends the use of the slots."""
+        """Changes the sequences as in StoredHeads, and ends the use of the lent slots."""
         rows = made_of(torch.arange(self.batch, device=self.memory.device)).cpu()
 
         def changed() -> HostCache:
             if len(rows) != self.batch:
                 self._require_room_for(len(rows))
-            return self._host.select(rows, self._held)
+            return self._host.select(rows, self._length)
 
         self._host = self.memory.on_all_ranks(changed)
         self._stream = None
 
     def shrink(self, made_of: Callable[[Tensor], Tensor]) -> None:
-        """As `change`, to no more sequences than there are, which needs room for a layer; all are lost if it fails."""
+        """Like `change`, to at most the present number of sequences. Needs extra room for one layer only. A failure
+        loses all sequences.
+        """
         rows = made_of(torch.arange(self.batch, device=self.memory.device)).cpu()
         shape = replace(self._host.shape, batch=len(rows))
 
         def shrunk() -> None:
             self.memory.require_room(shape, self.capacity, self.capacity * shape.token_bytes)
-            self._host.shrink(rows, self._held)
+            self._host.shrink(rows, self._length)
 
         self.memory.on_all_ranks(shrunk)
         self._stream = None
 
     def pass_bytes(self, sequences: int) -> int:
-        """That a pass copies to the device of so many of the sequences."""
-        return self._host.layers * self._held * replace(self._host.shape, batch=sequences).token_bytes
+        """Returns the bytes that a pass copies to the device for `sequences` sequences."""
+        return self._host.layers * self._length * replace(self._host.shape, batch=sequences).token_bytes
 
     def grow(self, capacity: int) -> None:
         shape, host = self._host.shape, self._host
         new = host.layers * capacity * shape.token_bytes
-        most = new - host.bytes + capacity * shape.token_bytes  # the largest layer is there twice for a while
+        most = new - host.bytes + capacity * shape.token_bytes  # the largest layer is in memory twice for a while
 
         def grown() -> None:
             self.memory.require_room(shape, capacity, most)
-            host.grow(capacity, self._held)
+            host.grow(capacity, self._length)
 
         self.memory.on_all_ranks(grown)
         self.capacity = capacity
@@ -147,9 +149,9 @@ class HeadsOnHost:
     def copied(self) -> HeadsOnHost:
         def made() -> HostCache:
             self._require_room_for(self.batch)
-            return self._host.copied(torch.arange(self.batch), self._held)
+            return self._host.copied(torch.arange(self.batch), self._length)
 
-        return HeadsOnHost(self.memory, self.memory.on_all_ranks(made), self.capacity, self._held)
+        return HeadsOnHost(self.memory, self.memory.on_all_ranks(made), self.capacity, self._length)
 
     def take_spans(self) -> list[StreamSpan]:
         return self._spans.take()

@@ -1,4 +1,4 @@
-"""What a cache holds, kept where a call fails: the same call again then begins where the first one did."""
+"""Restores a cache after a failed call, so that the same call can be repeated."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from labkit.engine.memory.kv_cache import KVCache
 
 
 class KeptOnError:
-    """Around a call that adds tokens to a cache. If it fails, the cache has the tokens, the padding and the positions
-    from before. Rows must not have been reordered within.
+    """Context of a call that adds tokens to a cache. If the call fails, the cache gets back its earlier tokens, padding
+    and positions. The call must not reorder rows.
 
     visible: the new tokens bring no mask, so that only their number has to be undone.
     """

@@ -1,7 +1,6 @@
-"""Keys and values of a batch of sequences, with what the engine must know of them: length, padding, positions.
+"""KV cache of a batch of sequences: keys and values with their length, padding and positions.
 
-A Hugging Face `Cache`, so that `generate`, beams and assisted decoding can hold, reorder and crop it. Only the engine
-writes it.
+`generate`, beams and assisted decoding hold, reorder and crop it as a Hugging Face `Cache`; only the engine writes it.
 """
 
 import copy
@@ -29,12 +28,13 @@ TABLES = ("mask", "first", "positions")  # [B, ...]
 
 
 class KVCache(CacheFacade):
-    """Keys and values of every layer in `capacity` slots per sequence; those before `length` are filled.
+    """Keys and values of every layer in `capacity` slots per sequence; the first `length` slots are filled.
 
-    Every sequence has `length` slots; shorter ones are padded (left, right or with holes) and `mask` says where.
-    `dtype`: of keys and values. `kv_dtype`: as they are stored: int8, or None for the same.
-    `pool`: where memory on a GPU is borrowed; without one the cache has its own on the CPU. `elsewhere`: where
-    keys and values lie that are where they are computed with for a few layers at a time only; None: they are there.
+    Shorter sequences are padded (left, right or with holes), and `mask` says where.
+
+    dtype: of keys and values in computation. kv_dtype: of the stored ones: int8, or None for `dtype`.
+    pool: lends memory on a GPU; None: the cache has its own memory on the CPU.
+    elsewhere: backing store of offloaded keys and values; None: all layers are resident.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class KVCache(CacheFacade):
         self.mask: Tensor | None = None  # uint8 [B, capacity], None: no padding anywhere
         self.holes = False  # whether `mask` hides more than the slots before `first`
         self.first: Tensor | None = None  # int32 [B], first visible slot
-        self.positions: Tensor | None = None  # int32 [B, capacity], of each slot's token; counted on beyond `length`
+        self.positions: Tensor | None = None  # int32 [B, capacity], of each slot's token; after `length` they count on
         self.reach = 0  # 1 + the largest position so far
         self._c: ctypes.Array[CCache] | None = None
         self._borrowed: Lent | None = None
 
     @property
     def slots(self) -> Slots:
-        """The borrowed memory, taken anew if keys and values have moved elsewhere (beams), or hold too few slots."""
+        """The borrowed memory. It is borrowed anew if keys and values have moved (beams), or have too few slots."""
         if self.pool is None:
             raise RuntimeError("a cache on the CPU borrows no slots")
         self.reserve(self.batch_size, self.length + 1)
@@ -90,27 +90,27 @@ class KVCache(CacheFacade):
 
     @property
     def types(self) -> str:
-        """As messages call them."""
+        """The dtypes, in words for messages."""
         return f"in {self.dtype}" + ("" if self.kv_dtype == self.dtype else f" stored as {self.kv_dtype}")
 
     def layer(self, index: int, past: int | None = None) -> LayerCache:
-        """A layer's keys and values; the next ones are written behind `past` tokens, by default behind all."""
+        """Returns a layer's keys and values. The write position comes after `past` tokens, by default after all."""
         counter = None if self._borrowed is None else self._borrowed[0].past
         assert self.heads is not None
         return self.heads.layer(index, self.length if past is None else past, counter)
 
     @property
     def stream(self) -> PassedCaches | None:
-        """What keys and values pass through from elsewhere to the kernels and back; None where they are at hand."""
+        """Stream of keys and values from the backing store to the kernels and back; None: all layers are resident."""
         return self.heads.stream if self.heads else None
 
     def begin_pass(self, written: range) -> CachePass | None:
-        """A pass over the layers that writes these tokens; None where all layers are at hand."""
+        """Begins a pass over the layers that writes these tokens. Returns None if all layers are resident."""
         assert self.heads is not None
         return self.heads.begin_pass(written)
 
     def reserve(self, batch: int, slots: int) -> None:
-        """Makes room for `slots` tokens in each of `batch` sequences, layer by layer; a first call fixes `batch`."""
+        """Makes room for `slots` tokens in each of `batch` sequences, layer by layer. The first call fixes `batch`."""
         if self.heads is not None and batch != self.batch_size:
             raise UserError(f"the cache holds {self.batch_size} sequences, got {batch}; use one cache per batch")
         if slots <= self.capacity and not self._lacks_slots:
@@ -134,7 +134,7 @@ class KVCache(CacheFacade):
 
     @property
     def _lacks_slots(self) -> bool:
-        """Whether keys and values are to pass through slots that have not been borrowed."""
+        """Whether keys and values have to pass through slots that are not borrowed yet."""
         return self.pool is not None and self.elsewhere is not None and self._borrowed is None
 
     def _new_heads(self, batch: int, capacity: int) -> HeadStore:
@@ -143,7 +143,7 @@ class KVCache(CacheFacade):
         return self.elsewhere.zeros(self.config, self.kv_dtype, batch, capacity)
 
     def _borrow(self, batch: int, slots: int) -> None:
-        """Moves to slots of the pool, with whatever is there already."""
+        """Moves the cache and its contents to slots of the pool."""
         assert self.pool is not None
         before, old = self._borrowed, self.length
         new, give_back = self.pool.take(self, batch, slots)
@@ -166,7 +166,7 @@ class KVCache(CacheFacade):
             before[1]()
 
     def go_on_in(self, batch: int, lent: Lent | None = None) -> None:
-        """With the first `batch` sequences of its slots, or of others, which have been lent to it and filled."""
+        """Continues with the first `batch` sequences of its slots, or of the filled slots `lent`."""
         before, lent = self._borrowed, lent or self._borrowed
         assert lent is not None
         slots, self._borrowed = lent[0], lent
@@ -181,9 +181,9 @@ class KVCache(CacheFacade):
     def place(
         self, batch: int, tokens: int, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Rows:
-        """Room and row description for `tokens` new tokens per sequence. `attention_mask` [B, length + tokens] is the
-        whole story so far; without one the new tokens are visible and the old padding stays. Positions are
-        `position_ids` [B or 1, tokens]; without them they count visible tokens, or slots, as transformers does for this
+        """Makes room for `tokens` new tokens per sequence, and returns their row description. `attention_mask`
+        [B, length + tokens] is for old and new tokens; None keeps the old padding and shows the new tokens.
+        `position_ids` [B or 1, tokens]; None counts visible tokens, or slots, as transformers does for this
         architecture (`Policy.positions_from_mask`).
         """
         past, total = self.length, self.length + tokens
@@ -195,7 +195,7 @@ class KVCache(CacheFacade):
             self._borrowed[0].at = -1
         if attention_mask is not None:
             self._set_mask(attention_mask)
-        if position_ids is not None and self.config.position != "alibi":  # which transformers derives from the mask
+        if position_ids is not None and self.config.position != "alibi":  # transformers derives ALiBi from the mask
             self.positions[:, past:total] = position_ids
             self._count_on(total)
         elif not self.config.positions_from_mask:
@@ -209,7 +209,7 @@ class KVCache(CacheFacade):
         return self._rows(batch, tokens)
 
     def place_next(self, batch: int) -> Rows:
-        """Room for one visible token per sequence, at the position behind the last one's."""
+        """Makes room for one visible token per sequence, at the position after the last token's."""
         self.reserve(batch, self.length + 1)
         if self._borrowed is not None:
             self._borrowed[0].past.fill_(self.length)
@@ -218,7 +218,7 @@ class KVCache(CacheFacade):
         return self._rows(batch, 1)
 
     def _rows(self, batch: int, tokens: int) -> Rows:
-        """The next `tokens` tokens of each sequence, which have been placed."""
+        """Returns the row description of the next `tokens` tokens per sequence, which have been placed."""
         assert self.positions is not None
         assert self.first is not None
         return Rows(
@@ -231,11 +231,11 @@ class KVCache(CacheFacade):
         )
 
     def _count_on(self, length: int) -> None:
-        """From slot `length` on, positions go on from that of the slot before it, as transformers' `generate` does."""
+        """Sets the positions from slot `length` on: they count on from the slot before, as transformers' `generate`."""
         assert self.positions is not None
-        how: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
-        last = self.positions[:, length - 1 : length] if length else torch.tensor([[-1]], **how)
-        self.positions[:, length:] = last + torch.arange(1, self.positions.shape[1] - length + 1, **how)
+        kind: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
+        last = self.positions[:, length - 1 : length] if length else torch.tensor([[-1]], **kind)
+        self.positions[:, length:] = last + torch.arange(1, self.positions.shape[1] - length + 1, **kind)
         self.reach = 1 + int(self.positions[:, :length].max()) if length else 0
 
     def _set_mask(self, attention_mask: Tensor) -> None:
@@ -253,13 +253,13 @@ class KVCache(CacheFacade):
         self.holes = bool((~visible).sum() != self.first.sum())
 
     def _all_visible(self) -> Tensor:
-        """A mask that hides nothing, where decode steps on a GPU look for it."""
+        """Returns a mask that hides nothing. On a GPU it is the borrowed one, which decode steps read."""
         if self._borrowed is not None:
             return self._borrowed[0].visible[: self.batch_size].fill_(1)
         return torch.ones(self.batch_size, self.capacity, dtype=torch.uint8, device=self.device)
 
     def restore_padding(self, first: Tensor | None, mask: Tensor | None, holes: bool) -> None:
-        """Hides again what these tables of an earlier time hide. first: None: of a time when there were no tokens."""
+        """Restores earlier padding tables. first: None: the cache had no tokens then."""
         if self.first is not None:
             self.first.zero_() if first is None else self.first.copy_(first)
         if mask is None:
@@ -270,7 +270,7 @@ class KVCache(CacheFacade):
         self.holes = holes
 
     def take_over(self, length: int, positions: Tensor | None) -> None:
-        """Keys and values of `length` tokens have been written. positions: [B, length]; None: one after the other."""
+        """Commits `length` tokens with written keys and values. positions: [B, length]; None: they count from 0."""
         assert self.positions is not None
         if positions is not None:
             self.positions[:, :length] = positions
@@ -282,7 +282,7 @@ class KVCache(CacheFacade):
         return self.heads is not None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "KVCache":
-        """The same contents in memory of its own: to go on from one prompt in several ways."""
+        """Returns a copy with its own memory, to continue one prompt in several ways."""
         other = copy.copy(self)
         other._c = other._borrowed = None
         if self.heads is None:
@@ -305,7 +305,7 @@ class KVCache(CacheFacade):
             self._count_on(0)
 
     def crop(self, tokens: int) -> None:
-        """Drops the last -`tokens` tokens; a positive number is the length to keep (transformers' older meaning)."""
+        """Drops the last -`tokens` tokens. A positive number is the length to keep (transformers' older meaning)."""
         length = self.length + tokens if tokens <= 0 else min(tokens, self.length)
         if length < 0:
             raise UserError(f"can't drop {-tokens} of {self.length} tokens")
@@ -317,8 +317,8 @@ class KVCache(CacheFacade):
             self.mask[:, length:] = 1
 
     def select(self, rows: Any, in_place: bool = False) -> None:
-        """Puts what `rows` makes of each tensor, [B, ...], in its place. in_place: it makes no more sequences than
-        there are, for which those that are elsewhere need little room; they are lost if that fails.
+        """Replaces each tensor [B, ...] by what `rows` returns for it. in_place: the number of sequences does not grow;
+        offloaded keys and values need little extra room, but a failure loses them.
         """
         if in_place and isinstance(self.heads, HeadsOnDisk | HeadsOnHost):
             self.heads.shrink(rows)
@@ -331,18 +331,18 @@ class KVCache(CacheFacade):
         self._c = None
 
     def join(self, others: Sequence["KVCache"]) -> None:
-        """Goes on with the sequences of others behind these, which are empty then. All are of one engine on the CPU,
-        and have the same length and capacity, and a mask or none.
+        """Appends the sequences of the others, which are empty then. All caches are of one engine on the CPU and have
+        the same length and capacity. Either all of them have a mask, or none.
         """
-        theirs: list[Any] = [each.heads for each in others]
+        theirs: list[Any] = [cache.heads for cache in others]
         assert isinstance(self.heads, StoredHeads | HeadsOnDisk)
         self.heads.join(theirs)
         for name in TABLES:
             if (mine := getattr(self, name)) is not None:
-                setattr(self, name, in_one([mine, *(getattr(each, name) for each in others)]))
+                setattr(self, name, in_one([mine, *(getattr(cache, name) for cache in others)]))
         self._c = None
-        for each in others:
-            each.heads = each._c = None
+        for cache in others:
+            cache.heads = cache._c = None
 
     def _change_tables(self, rows: Any) -> None:
         for name in TABLES:

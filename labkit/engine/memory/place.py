@@ -1,4 +1,4 @@
-"""What a KV cache asks of its keys and values, wherever they lie, and of a place for those that are elsewhere."""
+"""Interfaces of a KV cache's storage: keys and values of all layers, and the backing store for offloaded ones."""
 
 from __future__ import annotations
 
@@ -19,51 +19,52 @@ T = TypeVar("T")
 
 
 class HeadStore(Protocol):
-    """Keys and values of all layers."""
+    """Keys and values of all layers, resident or offloaded."""
 
     @property
     def capacity(self) -> int:
-        """Tokens of each sequence that there is room for."""
+        """Tokens per sequence that fit."""
 
     @property
     def batch(self) -> int: ...
 
     @property
     def stream(self) -> PassedCaches | None:
-        """What the layers pass through between where they lie and where kernels use them; None where that is one."""
+        """Stream that brings layers from the backing store to the kernels and back. None: all layers are resident."""
 
     def layer(self, index: int, past: int, counter: Tensor | None = None) -> LayerCache:
-        """What the kernels take for one layer, if it is at hand."""
+        """Returns the kernels' view of one layer, which must be resident."""
 
     def begin_pass(self, written: range) -> CachePass | None:
-        """A pass over the layers, which writes the tokens `written` of every sequence; none behind them count. None
-        where all layers are at hand.
+        """Begins a pass over the layers that writes the tokens `written` of every sequence. Later tokens do not count.
+        Returns None if all layers are resident.
         """
 
     def in_turn(self, written: range) -> Iterator[LayerCache]:
-        """One layer after the other, to write the tokens `written` of every sequence, or to read. Raises RunError where
-        one can't be read.
+        """Yields one layer after the other, to read, or to write the tokens `written` of every sequence. Raises
+        RunError if a layer can't be read.
         """
 
     def change(self, made_of: Callable[[Tensor], Tensor]) -> None:
-        """Goes on with the sequences that `made_of` makes of all, given a tensor with an entry for each."""
+        """Replaces the sequences by the ones that `made_of` selects. `made_of` takes a tensor with one entry per
+        sequence.
+        """
 
     def grow(self, capacity: int) -> None:
-        """Makes room for at least `capacity` tokens; where that fails, everything is as it was."""
+        """Makes room for at least `capacity` tokens. A failure changes nothing."""
 
     def copied(self) -> HeadStore:
-        """The same in memory of its own."""
+        """Returns a copy in its own memory."""
 
     def take_spans(self) -> list[StreamSpan]:
-        """What was done when with the layers since the last call."""
+        """Returns the spans (what was done with a layer, and when) since the last call."""
 
 
 @dataclass(frozen=True)
 class CachePlace:
-    """Where keys and values lie of which `slots` layers at a time are where they are computed with.
+    """Backing store of an offloaded KV cache. `slots` layers at a time are in compute memory.
 
-    any_failed: whether this happened on any rank of the model, which all of them ask together; None: there are no
-    others.
+    any_failed: tells whether any rank of the model failed; all ranks call it together. None: there is one rank.
     """
 
     slots: int
@@ -71,17 +72,19 @@ class CachePlace:
 
     @property
     def name(self) -> str:
-        """As messages call it."""
+        """Name of the backing store in messages."""
         raise NotImplementedError
 
     def zeros(self, config: ModelConfig, dtype: torch.dtype, batch: int, capacity: int) -> HeadStore:
-        """Room for at least `capacity` tokens in each of `batch` sequences. Raises UserError where there is too little,
-        on all ranks.
+        """Returns room for at least `capacity` tokens in each of `batch` sequences. If one rank has too little room,
+        every rank raises an error: UserError there, RunError on the others.
         """
         raise NotImplementedError
 
     def on_all_ranks(self, make: Callable[[], T]) -> T:
-        """What `make` makes. Where one rank has no room, all of them get an error, and none waits for it in a step."""
+        """Returns what `make` returns. If one rank has no room, all ranks raise an error, so that none waits for it in
+        a step.
+        """
         try:
             made = make()
         except (UserError, RunError):

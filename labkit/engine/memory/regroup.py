@@ -1,6 +1,5 @@
-"""Sequences that leave a cache, and caches whose sequences are divided anew: of caches on the CPU, in memory or in a
-file. Where memory lies side by side, none of it is copied. `regroup_slots.py` has the same for memory that is lent to
-caches on a GPU.
+"""Removes sequences from caches, and divides the sequences of caches anew. For caches on the CPU, in memory or in a
+file; parts that lie side by side in memory are not copied. `regroup_slots.py` does the same in lent GPU memory.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from labkit.engine.memory.regroup_slots import keep_rows, regroup_slots
 
 
 def rows_left(rows: int, ended: Container[int]) -> list[int]:
-    """Which of the old rows is where, once those that have ended are gone: the last ones take their places, so that few
-    move.
+    """Returns the old row at each new place once the `ended` rows are gone. The last rows fill the gaps, so that few
+    rows move.
     """
     left = [row for row in range(rows) if row not in ended]
-    behind = iter([row for row in left if row >= len(left)])
-    return [next(behind) if row in ended else row for row in range(len(left))]
+    fillers = iter([row for row in left if row >= len(left)])
+    return [next(fillers) if row in ended else row for row in range(len(left))]
 
 
 def drop_rows(cache: KVCache, ended: Container[int]) -> None:
-    """Takes sequences out of a cache; where the others are then, `rows_left` says."""
+    """Removes the `ended` sequences from a cache. `rows_left` says where the other sequences are then."""
     left = rows_left(cache.batch_size, ended)
     moves = [(to, source) for to, source in enumerate(left) if to != source]
     if cache.pool is not None and cache.elsewhere is None:
@@ -44,49 +43,51 @@ def drop_rows(cache: KVCache, ended: Container[int]) -> None:
     cache.select(kept, in_place=True)
 
 
-def regroup_rows(held: Sequence[KVCache], caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
-    """Divides the sequences of the caches `held`, which have the same length and capacity, anew among `caches`, in
-    their order: so many to each. Whatever the others of these hold is forgotten. Of caches in files the first of those
-    held takes all. On a GPU capacities may differ.
+def regroup_rows(sources: Sequence[KVCache], caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
+    """Divides the sequences of the caches `sources` anew among `caches`, in their order: `sizes[i]` sequences go to
+    `caches[i]`. Earlier contents of `caches` that are not in `sources` are lost. With caches in files, `sources[0]`
+    takes all sequences.
+
+    All sources have the same length and, except on a GPU, the same capacity.
     """
-    if held[0].pool is not None:
-        regroup_slots(held, caches, sizes)
+    if sources[0].pool is not None:
+        regroup_slots(sources, caches, sizes)
         return
-    join_rows(held)
-    if [cache for cache, size in zip(caches, sizes, strict=True) if size] != [held[0]]:
-        divide_rows(held[0], caches, sizes)
+    join_rows(sources)
+    if [cache for cache, size in zip(caches, sizes, strict=True) if size] != [sources[0]]:
+        divide_rows(sources[0], caches, sizes)
 
 
 def join_rows(caches: Sequence[KVCache]) -> None:
-    """Puts the sequences of several caches, of the same length and capacity, into the first, in this order. The others
-    are empty then.
+    """Moves the sequences of all caches into the first cache, in this order. The other caches are empty then. All have
+    the same length and capacity.
     """
     first, *others = caches
     if not others:
         return
-    assert all((each.length, each.capacity) == (first.length, first.capacity) for each in others)
-    if any(each.mask is not None for each in caches):
-        for each in caches:
-            if each.mask is None:
-                each.mask = torch.ones(each.batch_size, each.capacity, dtype=torch.uint8)
-    first.holes = any(each.holes for each in caches)
-    first.reach = max(each.reach for each in caches)
+    assert all((cache.length, cache.capacity) == (first.length, first.capacity) for cache in others)
+    if any(cache.mask is not None for cache in caches):
+        for cache in caches:
+            if cache.mask is None:
+                cache.mask = torch.ones(cache.batch_size, cache.capacity, dtype=torch.uint8)
+    first.holes = any(cache.holes for cache in caches)
+    first.reach = max(cache.reach for cache in caches)
     first.join(others)
 
 
 def divide_rows(whole: KVCache, caches: Sequence[KVCache], sizes: Sequence[int]) -> None:
-    """Divides the sequences of one cache among `caches`, itself and others, in their order: so many to each. They lie
-    in the same memory side by side, so that joining them again copies nothing.
+    """Divides the sequences of one cache among `caches`, which include it, in their order: `sizes[i]` sequences go to
+    `caches[i]`. The parts lie side by side in the same memory, so that joining them again copies nothing.
     """
     assert sum(sizes) == whole.batch_size
     parts = zip(caches, sizes, accumulate(sizes), strict=True)
-    for cache, size, end in sorted(parts, key=lambda part: part[0] is whole):  # itself at last
+    for cache, size, end in sorted(parts, key=lambda part: part[0] is whole):  # `whole` comes last
         _share(whole, slice(end - size, end), cache)
 
 
 def share_memory(caches: Sequence[KVCache], sizes: Sequence[int], slots: int) -> None:
-    """Gives empty caches room for `slots` tokens of so many sequences each, in one memory side by side. On a GPU
-    memory is lent to each by itself.
+    """Gives empty caches room for `slots` tokens of `sizes[i]` sequences each, side by side in one memory. Does nothing
+    on a GPU, where each cache borrows its own memory.
     """
     if caches[0].pool is not None:
         return
@@ -95,7 +96,7 @@ def share_memory(caches: Sequence[KVCache], sizes: Sequence[int], slots: int) ->
 
 
 def _share(whole: KVCache, rows: slice, cache: KVCache) -> None:
-    """Makes a cache one of some of another's sequences, in the same memory."""
+    """Makes `cache` hold some of the sequences of `whole`, in the same memory."""
     assert isinstance(whole.heads, StoredHeads)
     cache.heads = whole.heads.part(slice(None))
     cache.length, cache.reach, cache.holes = whole.length, whole.reach, whole.holes
@@ -104,8 +105,8 @@ def _share(whole: KVCache, rows: slice, cache: KVCache) -> None:
 
 
 def cost_of_leaving(cache: KVCache, count: int) -> int:
-    """Bytes that move where `count` sequences are taken out of a file, or out of the memory beside a GPU: all are read,
-    and those left are written. None where they are computed with, where few move.
+    """Returns the bytes moved by removing `count` sequences from an offloaded cache: all sequences are read, and the
+    remaining ones are written. Returns 0 for resident caches, where few bytes move.
     """
     if not isinstance(cache.heads, HeadsOnDisk | HeadsOnHost):
         return 0
@@ -113,22 +114,24 @@ def cost_of_leaving(cache: KVCache, count: int) -> int:
 
 
 class EndedRows:
-    """Sequences of a cache that have ended and are still in it.
+    """Sequences that have ended and are still in their cache.
 
-    To take them out of a file, or of the memory beside a GPU, costs about as much as some steps, and nobody knows how
-    many steps the others will take. So they stay until steps have read as much in vain as it costs: which moves at most
-    twice the least that would have been enough.
+    Removing them from an offloaded cache costs about as much as some steps, and nobody knows how many steps the other
+    sequences will take. So they stay until steps have read as many useless bytes as the removal moves. This moves at
+    most twice the bytes of the best choice.
     """
 
     def __init__(self, cache: KVCache) -> None:
-        self._cache, self._in_vain = cache, 0
+        self._cache, self._wasted_bytes = cache, 0
         self._rows: set[int] = set()
 
     def leaving(self, ended: Iterable[int], at_once: bool = False) -> list[int]:
-        """Those that are to leave behind a step, in which these have ended. at_once: all, whatever that costs."""
+        """Returns the sequences to remove after a step in which the sequences `ended` have ended. at_once: all ended
+        sequences, at any cost.
+        """
         heads = self._cache.heads
         if isinstance(heads, HeadsOnDisk | HeadsOnHost):
-            self._in_vain += heads.pass_bytes(len(self._rows))
+            self._wasted_bytes += heads.pass_bytes(len(self._rows))
         self._rows.update(ended)
-        leave = at_once or self._in_vain >= cost_of_leaving(self._cache, len(self._rows))
+        leave = at_once or self._wasted_bytes >= cost_of_leaving(self._cache, len(self._rows))
         return sorted(self._rows) if leave else []

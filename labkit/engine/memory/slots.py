@@ -1,7 +1,7 @@
-"""The memory of KV caches on a GPU, lent to one cache after another with the graphs that were recorded on it.
+"""Memory of KV caches on a GPU, lent to one cache after another together with the CUDA graphs recorded on it.
 
-A CUDA graph reads and writes the addresses that it was recorded with. So a cache that ends gives its memory back, and
-the next one of its size goes on with it, and with its graphs.
+A CUDA graph reads and writes the addresses that it was recorded with. So a cache that ends returns its memory, and the
+next cache of its size reuses the memory and the graphs.
 """
 
 import weakref
@@ -19,30 +19,28 @@ from labkit.kernels.cache_stream.device import CacheSlots
 from labkit.models.config import ModelConfig
 
 BUCKETS = (1, 2, 4, 8, 16)
-BLOCK = 128  # slots by which capacities differ at least, so that a slightly longer text still finds a graph
+BLOCK = 128  # capacities are multiples of this many slots, so that a slightly longer text still finds a graph
 
 
 def bucket(batch: int) -> int:
-    """Sequences that are computed for a batch: the next power of two up to 16, beyond that the batch itself."""
+    """Returns the number of sequences computed for a batch: the next power of two up to 16, above 16 the batch."""
     return next((size for size in BUCKETS if size >= batch), batch)
 
 
 @dataclass(eq=False)
 class Slots:
-    """Keys and values of `bucket` sequences, or what they pass through, and what else a decode step reads or moves on.
-
-    `visible` counts only for a cache with holes. `at`: the number of tokens that `tokens`, `next_positions` and `past`
-    stand at; -1 if they are to be set anew.
+    """GPU memory of `bucket` sequences: keys and values, or the slots that they pass through, and the tables that a
+    decode step reads or advances.
     """
 
     heads: StoredHeads | CacheSlots
     first: Tensor
-    visible: Tensor
+    visible: Tensor  # read only for a cache with holes
     positions: Tensor
     tokens: Tensor
     next_positions: Tensor
     past: Tensor
-    at: int = -1
+    at: int = -1  # cache length for which `tokens`, `next_positions` and `past` are set; -1: not set
     recordings: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -51,12 +49,14 @@ class Slots:
         return self.positions.shape[0], self.positions.shape[1]
 
 
-Lent: TypeAlias = tuple[Slots, weakref.finalize]  # and what gives them back
+Lent: TypeAlias = tuple[Slots, weakref.finalize]  # the finalizer returns the slots to the pool
 
 
 class SlotPool:
-    """Makes slots for one model on one device, and keeps those that came back. dtype: as keys and values are stored.
-    memory: where they lie beside the device; None: they lie in the slots.
+    """Makes slots for one model on one device, and keeps returned slots for reuse.
+
+    dtype: of the stored keys and values.
+    memory: backing store of keys and values in the host's memory; None: they are resident in the slots.
     """
 
     def __init__(
@@ -67,33 +67,33 @@ class SlotPool:
         self._one_at_a_time = Lock()
 
     def take(self, owner: object, batch: int, capacity: int) -> Lent:
-        """Slots for at least `batch` sequences of `capacity` tokens. They come back when `owner` is collected, or when
-        the finalizer that is returned with them is called.
+        """Lends slots for at least `batch` sequences of `capacity` tokens. They return to the pool when `owner` is
+        garbage collected, or when the returned finalizer is called.
         """
-        wanted, capacity = bucket(batch), -(-capacity // BLOCK) * BLOCK
+        sequences, capacity = bucket(batch), -(-capacity // BLOCK) * BLOCK
         sizes = range(capacity, 2 * capacity + 1)
         with self._one_at_a_time:
-            fitting = [slots for slots in self.free if slots.shape[0] == wanted and slots.shape[1] in sizes]
+            fitting = [slots for slots in self.free if slots.shape[0] == sequences and slots.shape[1] in sizes]
             slots = min(fitting, key=lambda slots: slots.shape[1], default=None)
-            if slots is None:  # those of other buckets stay, with their graphs
-                self.free[:] = [each for each in self.free if each.shape[0] != wanted]
+            if slots is None:  # free slots of other buckets stay, with their graphs
+                self.free[:] = [unused for unused in self.free if unused.shape[0] != sequences]
             else:
                 self.free.remove(slots)
         if slots is None:
-            with torch.inference_mode(False):  # who takes them next may write to them outside of it
-                slots = self._make(wanted, capacity)
+            with torch.inference_mode(False):  # a later owner may write to them outside of inference mode
+                slots = self._make(sequences, capacity)
         slots.at = -1
         slots.first.zero_()
-        slots.positions.zero_()  # also of sequences that are only computed: tables are read there too
+        slots.positions.zero_()  # also for the bucket's unused sequences: kernels read their positions too
         return slots, weakref.finalize(owner, self.free.append, slots)
 
     def drop_unrecorded(self) -> None:
-        """Keeps of what came back only what graphs were recorded on: other memory is soon made anew."""
+        """Frees returned slots that have no recorded graph: they are quickly made again."""
         self.free[:] = [slots for slots in self.free if slots.recordings]
 
     def settle(self, slots: Slots, heads: HeadStore | None, batch: int, capacity: int, length: int) -> HeadStore:
-        """Keys and values of `batch` sequences in these slots, or passing through them: the first `length` tokens of
-        `heads`, or room for new ones. Raises UserError where there is too little memory.
+        """Returns keys and values of `batch` sequences that are in these slots or pass through them. They hold the
+        first `length` tokens of `heads`; None: they are empty. Raises UserError if there is too little memory.
         """
         if self.memory is None:
             assert isinstance(slots.heads, StoredHeads)

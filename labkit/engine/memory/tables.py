@@ -1,4 +1,4 @@
-"""Tables with an entry for each slot of each sequence."""
+"""Tables with one entry per slot of each sequence."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def counted(attention_mask: Tensor) -> Tensor:
-    """The position of each slot: how many visible ones come before it."""
+    """Returns the position of each slot: the number of visible slots before it."""
     return attention_mask.ne(0).cumsum(1).sub_(1).clamp_(min=0)
 
 
 def widened(table: Tensor | None, capacity: int, fill: int = 0) -> Tensor:
-    """The same with room for more slots, each with `fill` in it."""
+    """Returns a copy of `table` with `capacity` slots; new slots hold `fill`."""
     assert table is not None
     wide = torch.full((table.shape[0], capacity), fill, dtype=table.dtype, device=table.device)
     wide[:, : table.shape[1]] = table

@@ -1,1 +1,1 @@
-"""Models larger than memory: layers that are read from a file when their turn comes."""
+"""Offloading of layers, and of keys and values, for models and caches that are larger than memory."""

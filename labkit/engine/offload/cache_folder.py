@@ -1,4 +1,4 @@
-"""The folder for keys and values that lie on the disk, looked at before the first weight is read."""
+"""Folder for keys and values offloaded to disk. It is checked before the first weight is read."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ log = logging.getLogger("labkit")
 IN_MEMORY = ("tmpfs", "ramfs")  # file systems that are no disk
 
 
-def cache_folder(wanted: KvOffload, dtype: torch.dtype, agree: Callable[[bool], bool] | None) -> CacheFolder:
-    """Where the caches of an engine with weights of `dtype` have their files. agree: with its other ranks, whether
-    something failed on any of them.
+def cache_folder(option: KvOffload, dtype: torch.dtype, agree: Callable[[bool], bool] | None) -> CacheFolder:
+    """Returns the folder for the cache files of an engine with weights of `dtype`.
 
-    Raises UserError for a folder that can't be written, and where there is none on a disk by default.
+    agree: tells whether something failed on any rank. Raises UserError for a folder that can't be written, or if there
+    is no default folder on a disk.
     """
-    folder = _default() if wanted.path is None else expanded(wanted.path).absolute()
+    folder = _default() if option.path is None else expanded(option.path).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -36,11 +36,11 @@ def cache_folder(wanted: KvOffload, dtype: torch.dtype, agree: Callable[[bool], 
             f"kv_offload: {folder} can't be written ({error.strerror or error}); name another folder as path"
         ) from error
     if (kind := _file_system(folder)) in IN_MEMORY:
-        where = f"kv_offload: {folder} is a {kind}, which is memory itself"
-        if wanted.path is None:
-            raise UserError(f"{where}; name a folder on a disk as path")
-        log.warning("labkit: %s", where)
-    return CacheFolder(wanted.slots, agree, folder, str(dtype).removeprefix("torch."))
+        message = f"kv_offload: {folder} is a {kind}, which is memory itself"
+        if option.path is None:
+            raise UserError(f"{message}; name a folder on a disk as path")
+        log.warning("labkit: %s", message)
+    return CacheFolder(option.slots, agree, folder, str(dtype).removeprefix("torch."))
 
 
 def _default() -> Path:
@@ -51,7 +51,7 @@ def _default() -> Path:
 
 
 def _file_system(folder: Path) -> str:
-    """Its kind, as "ext4"; empty where the system does not tell."""
-    mounted = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
-    path = folder.resolve()
-    return next((mounted[str(each)] for each in (path, *path.parents) if str(each) in mounted), "")
+    """Returns the kind of file system, for example "ext4"; empty if the system does not tell."""
+    mounted = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}
+    resolved = folder.resolve()
+    return next((mounted[str(path)] for path in (resolved, *resolved.parents) if str(path) in mounted), "")

@@ -1,4 +1,4 @@
-"""Where the keys and values of an engine lie that are not where they are computed with."""
+"""Choice of the backing store for an engine's offloaded keys and values."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from labkit.weights.checkpoint.save import Gather
 
 
 def cache_place(
-    wanted: KvOffload, dtype: torch.dtype, device: torch.device, ranks: Ranks | None, gather: Gather, queues: Queues
+    option: KvOffload, dtype: torch.dtype, device: torch.device, ranks: Ranks | None, gather: Gather, queues: Queues
 ) -> CachePlace:
-    """The place that is asked for, here and on the other ranks. dtype: of the weights. device: that computes, with its
-    queues. Raises UserError for a folder that can't be used.
+    """Returns the backing store that the option asks for. All ranks call it together. Raises UserError for an unusable
+    folder.
+
+    dtype: of the weights.
+    queues: of `device`.
     """
     agree = (lambda failed: ranks.agree("the caches", flag=failed)) if ranks else None
-    if wanted.device == "disk":
-        return cache_folder(wanted, dtype, agree)
-    return HostMemory(wanted.slots, agree, device, queues, ranks_here=gather(node()).count(node()))
+    if option.device == "disk":
+        return cache_folder(option, dtype, agree)
+    return HostMemory(option.slots, agree, device, queues, ranks_here=gather(node()).count(node()))

@@ -1,6 +1,6 @@
-"""DeepSpeed's spelling of `offload`, `zero_optimization` and `aio`, and what its configs say about training.
+"""DeepSpeed's spelling of `offload` (`zero_optimization` and `aio`), and the training options of its configs.
 
-The names are those of DeepSpeed 0.19 (runtime/zero/config.py, runtime/zero/offload_config.py, runtime/swap_tensor).
+The names come from DeepSpeed 0.19 (runtime/zero/config.py, runtime/zero/offload_config.py, runtime/swap_tensor).
 """
 
 from __future__ import annotations
@@ -108,30 +108,28 @@ OF_TRAINING = {  # keys of the whole config (runtime/constants.py, runtime/confi
 
 
 def without_training(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without DeepSpeed's own for training. One warning names what was left out."""
+    """Returns the options without DeepSpeed's training options. One warning names the omitted options."""
     if unused := sorted(options.keys() & OF_TRAINING):
-        log.warning(
-            "labkit: for training, and left aside: %s; dtype says which type the weights have here", ", ".join(unused)
-        )
+        log.warning("labkit: ignored, for training only: %s; dtype sets the type of the weights", ", ".join(unused))
     return {name: value for name, value in options.items() if name not in OF_TRAINING}
 
 
 def offload_of(zero: Any, aio: Any) -> dict[str, Any] | None:
-    """The option `offload` that these values of `zero_optimization` and `aio` ask for; None: nothing is offloaded.
+    """Returns the option `offload` for these values of `zero_optimization` and `aio`; None: nothing is offloaded.
 
-    What has no meaning here is named in one warning. Raises UserError for unknown names, and for values that contradict
-    each other.
+    One warning names the options that have no meaning here. Raises UserError for unknown names and for contradictory
+    values.
     """
     zero, aio = _object("zero_optimization", zero, ZERO), _object("aio", aio, AIO)
-    given = zero.get("offload_param")
-    param = _object("zero_optimization.offload_param", given, PARAM)
+    offload_param = zero.get("offload_param")
+    param = _object("zero_optimization.offload_param", offload_param, PARAM)
     device, path, stage = param.get("device", "none"), param.get("nvme_path"), zero.get("stage", 0)
     if device not in ("none", "cpu", "nvme"):
         raise UserError(f"zero_optimization.offload_param.device: got {device!r}, expected 'cpu', 'nvme' or 'none'")
     if device != "none" and stage != 3:
         raise UserError(
-            f"zero_optimization: got offload_param beside stage {stage!r}, expected stage 3: the others keep their "
-            "parameters"
+            f"zero_optimization: got offload_param with stage {stage!r}, expected stage 3: the other stages "
+            "keep their parameters in memory"
         )
     if device == "nvme" and path is None:
         raise UserError(
@@ -139,15 +137,15 @@ def offload_of(zero: Any, aio: Any) -> dict[str, Any] | None:
         )
     if device != "nvme" and path is not None:
         raise UserError(
-            f"zero_optimization.offload_param: got nvme_path beside device {device!r}; use 'nvme', or leave it out"
+            f"zero_optimization.offload_param: got nvme_path with device {device!r}; use 'nvme', or leave it out"
         )
     unused = [f"zero_optimization.{name}" for name in sorted(zero.keys() & (PREFETCH | TRAINING))]
     unused += [f"offload_param.{name}" for name in ("buffer_size", "max_in_cpu", "pin_memory") if name in param]
     unused += [f"aio.{name}" for name in sorted(aio)]
     if unused:
         log.warning(
-            "labkit: without meaning here, and left aside: %s; offload={'resident_gb': ..., 'slots': ...} says what "
-            "stays in memory and how far reading goes ahead",
+            "labkit: ignored, no meaning in labkit: %s; offload={'resident_gb': ..., 'slots': ...} sets how much is "
+            "resident and how many layers are prefetched",
             ", ".join(unused),
         )
     if device == "none":
@@ -157,7 +155,7 @@ def offload_of(zero: Any, aio: Any) -> dict[str, Any] | None:
 
 
 def _object(name: str, value: Any, known: Iterable[str]) -> Mapping[str, Any]:
-    """The dict that is the value of an option. UserError for names that are not `known`."""
+    """Returns the dict that is the value of an option. Raises UserError for names that are not in `known`."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""How much memory an engine takes: its weights, slots, cache and workspace, counted before anything is loaded."""
+"""Memory of an engine: weights, slots, cache and workspace, counted before anything is loaded."""
 
 from __future__ import annotations
 
@@ -14,31 +14,26 @@ from labkit.system.errors import UserError
 from labkit.weights.capacity import layer_bytes, outside_bytes
 from labkit.weights.quantise import Quantization
 
-ROW_PADDING = BLOCK + 16  # numbers that a row of activations is longer than its columns, at most (gemm/tile.h)
-ROWS_OF_H = 5  # of the workspace (decode_step/step.h) that are as wide as the model, beside `h`
-OTHERS = 128 << 20  # bytes for what threads keep, the tables of rotary embedding, and what Python holds of a request
+ROW_PADDING = BLOCK + 16  # largest padding of a row of activations, in numbers (gemm/tile.h)
+ROWS_OF_H = 5  # rows of the workspace (decode_step/step.h), besides `h`, that are as wide as the model
+OTHERS = 128 << 20  # bytes for thread-local memory, rotary tables and a request's Python objects
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a rank's engine on a CPU takes, in bytes.
+    """Memory of a rank's engine on a CPU, in bytes."""
 
-    outside: of the weights outside the layers. layer: of one layer's weights, and so of a slot. kv_per_token: of one
-    sequence's keys and values in all layers. row: of the workspace, for a row that goes through a layer. kept_row: for
-    one that waits between two layers. logits_row: for one whose logits are wanted.
-    """
-
-    outside: int
-    layer: int
-    layers: int
-    kv_per_token: int
-    row: int
-    kept_row: int
-    logits_row: int
+    outside: int  # weights outside the layers
+    layer: int  # one layer's weights, and so one slot
+    layers: int  # number of layers
+    kv_per_token: int  # one token's keys and values in all layers
+    row: int  # workspace of a row that goes through a layer
+    kept_row: int  # workspace of a row that waits between two layers
+    logits_row: int  # workspace of a row with logits
 
     @classmethod
     def of(cls, part: Shard, dtype: torch.dtype, quant: Quantization, kv_dtype: torch.dtype | None = None) -> Footprint:
-        """dtype, quant, kv_dtype: as `init_inference` takes them."""
+        """Returns the footprint of a part. dtype, quant, kv_dtype: as `init_inference` takes them."""
         config = part.local
         wide = max(config.hidden_size, config.embedding_size) + ROW_PADDING
         heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim + ROW_PADDING
@@ -57,31 +52,35 @@ class Footprint:
 
     @property
     def weights(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         return self.outside + self.layers * self.layer
 
     def beside_weights(self, batch: int, prompt: int, tokens: int) -> int:
-        """Of everything else, for `batch` sequences of up to `tokens` tokens that begin with `prompt` of them."""
+        """Returns the bytes of everything except weights, for `batch` sequences of up to `tokens` tokens. The first
+        `prompt` tokens are the prompt.
+        """
         rows = batch * max(1, min(prompt, CHUNK_ROWS // batch))
         steps = rows * self.row + batch * prompt * self.kept_row + batch * self.logits_row
         return batch * tokens * self.kv_per_token + steps + OTHERS
 
     def for_weights(self, memory: float, batch: int, prompt: int, tokens: int, slots: int) -> float:
-        """What `memory` bytes leave for weights: `resident_gb` of the option `offload`, in bytes.
+        """Returns the bytes of `memory` that are left for weights: `resident_gb` of the option `offload`, in bytes.
 
         Raises UserError for less memory than the least that works.
         """
-        beside = self.beside_weights(batch, prompt, tokens)
-        least = self.outside + min(slots, self.layers) * self.layer + beside
+        others = self.beside_weights(batch, prompt, tokens)
+        least = self.outside + min(slots, self.layers) * self.layer + others
         if memory < least:
             raise UserError(
                 f"got {memory / 1e9:.3g} GB of memory for batch {batch} of {tokens} tokens; the least that works with "
                 f"{slots} slots is {least / 1e9:.3g} GB: allow more, or a smaller batch or fewer tokens"
             )
-        return memory - beside
+        return memory - others
 
     def most_sequences(self, memory: float, prompt: int, tokens: int, slots: int) -> int:
-        """The largest batch that `memory` bytes hold beside as few layers as possible; 0: not even one sequence."""
+        """Returns the largest batch that fits into `memory` bytes with as few resident layers as possible; 0: not even
+        one sequence fits.
+        """
         least = self.outside + min(slots, self.layers) * self.layer
 
         def fits(batch: int) -> bool:

@@ -1,4 +1,4 @@
-"""Weights of which some layers stay on a GPU, and the others are in the host's memory and copied when their turn is."""
+"""Weights with layers resident on a GPU, and layers in the host's memory that are copied when their turn comes."""
 
 from __future__ import annotations
 
@@ -30,26 +30,25 @@ from labkit.weights.records import Builder, matrices_of
 
 
 def on_host(
-    wanted: Wanted,
+    target: Wanted,
     offload: Offload,
     gather: Gather,
     device: torch.device,
     queues: Queues,
     done_with: Callable[[int], None] | None = None,
 ) -> tuple[ModelWeights, StreamedLayers | None]:
-    """The weights, packed as they are read, and the stream that the layers come from which have no place on `device`;
-    None where all of them fit. Nothing is written to a disk. `done_with(layer)` is called after each layer.
+    """Returns the weights, packed while they are read, and the stream of the layers that do not fit on `device`; the
+    stream is None if all layers fit. Writes nothing to a disk. Calls `done_with(layer)` after each layer.
 
-    Each rank holds its own part of every layer, and copies nothing else: what its kernels need of a layer, they have
-    once that part is there. All ranks do so together. Raises UserError on all of them for less memory than the least
-    that works for each, of the GPU or of the host.
+    Each rank holds and copies only its own part of every layer, which is all that its kernels need. All ranks call it
+    together. Raises UserError on all ranks if one of them has too little memory, on its GPU or on the host.
     """
-    check_names(wanted.policy, wanted.config, wanted.source, wanted.impl)
+    check_names(target.policy, target.config, target.source, target.impl)
     part, canonical = canonical_layers(
-        wanted.policy, wanted.source, wanted.dtype, wanted.impl, wanted.quant, wanted.part
+        target.policy, target.source, target.dtype, target.impl, target.quant, target.part
     )
-    builder = Builder(part, wanted.dtype, wanted.impl, wanted.quant, Heap(device))
-    own = made_by_all(lambda: _sizes(wanted, builder, canonical), gather)
+    builder = Builder(part, target.dtype, target.impl, target.quant, Heap(device))
+    own = made_by_all(lambda: _sizes(target, builder, canonical), gather)
     room = min(gather(made_by_all(lambda: room_for_weights(offload, part.size, device), gather)))
     resident = residents(max(gather(own), key=lambda sizes: sizes.all), room, offload.slots)
     numbers = {layer: number for number, layer in enumerate(layer for layer in part.layers if layer not in resident)}
@@ -58,34 +57,32 @@ def on_host(
         blocks = [layer - part.layers.start for layer in numbers]
         needs = gather((node(), len(blocks) * own.largest))
         needed = sum(size for machine, size in needs if machine == node())
-        if done_with is None:  # else the layers are freed where they come from
+        if done_with is None:  # with it, packing frees the source's layers one by one
             made_by_all(lambda: _require_room(len(blocks), needed), gather)
         stream = DeviceStream(HeldBlocks(blocks, own.largest), offload.slots, device, queues)
         places = tuple(numbers.get(layer, -1) for layer in part.layers)
         streamed = StreamedLayers(stream, places, own.all - (len(numbers) - offload.slots) * own.largest)
         builder = SplitBuilder(
-            part, wanted.dtype, wanted.impl, wanted.quant, Heap(device), stream=stream, numbers=numbers
+            part, target.dtype, target.impl, target.quant, Heap(device), stream=stream, numbers=numbers
         )
     with torch.inference_mode():
-        weights = made_by_all(lambda: build_layers(wanted.config, canonical, builder, done_with=done_with), gather)
+        weights = made_by_all(lambda: build_layers(target.config, canonical, builder, done_with=done_with), gather)
     return weights, streamed
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitBuilder(Builder):
-    """Puts the matrices of some layers into blocks of the host's memory, which are pinned one after the other, and
-    everything else on the device.
-
-    numbers: of these layers' blocks. Their records show their matrices in the stream's first slot.
+    """Puts the matrices of offloaded layers into blocks of the host's memory, and everything else on the device. Blocks
+    are pinned one after the other. The records of offloaded layers show their matrices in the stream's first slot.
     """
 
     stream: DeviceStream
-    numbers: Mapping[int, int]
+    numbers: Mapping[int, int]  # offloaded layer to number of its block
 
     def layer(self, index: int, tensors: Canonical, norm_before: Norm) -> LayerWeights:
         if index not in self.numbers:
             return super().layer(index, tensors, norm_before)
-        beside = Builder(self.part, self.dtype, self.impl, self.quant, MatricesOnHost(self.device), self.at_once)
+        host_builder = Builder(self.part, self.dtype, self.impl, self.quant, MatricesOnHost(self.device), self.at_once)
         memory = self.stream.host.memory(self.numbers[index])
         block, slot = Arena(memory), Arena(self.stream.memory(0))
 
@@ -93,13 +90,13 @@ class SplitBuilder(Builder):
             block.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
             return slot.empty(tuple(tensor.shape), tensor.dtype)
 
-        layer = beside.layer(index, tensors, norm_before).with_matrices(moved)
+        layer = host_builder.layer(index, tensors, norm_before).with_matrices(moved)
         self.stream.pin(memory)
         return layer
 
 
 class MatricesOnHost:
-    """A layer's place whose matrices stay on the CPU; vectors, which are what it is asked for, are on `on`."""
+    """Memory for a layer whose matrices stay on the CPU. Only vectors are allocated here, on device `on`."""
 
     device = CPU
 
@@ -110,20 +107,22 @@ class MatricesOnHost:
         return torch.empty(shape, dtype=dtype, device=self._on)
 
 
-def _sizes(wanted: Wanted, builder: Builder, canonical: CanonicalLayers) -> WeightSizes:
-    """Of this rank's part, by its first layer: all of them have the same shapes."""
+def _sizes(target: Wanted, builder: Builder, canonical: CanonicalLayers) -> WeightSizes:
+    """Returns the sizes of this rank's part, measured on its first layer: all layers have the same shapes."""
     part, builder = builder.part, replace(builder, place=Heap(CPU))
     with torch.inference_mode():
         first = builder.layer(part.layers.start, canonical.layer(part.layers.start, builder.empty), Norm())
-    tensors = [each for linear in matrices_of(first).values() for each in (linear.weight, linear.scales)]
+    tensors = [tensor for linear in matrices_of(first).values() for tensor in (linear.weight, linear.scales)]
     size = sum(aligned(tensor.nbytes) for tensor in tensors if tensor is not None)
-    types = {wanted.dtype, float_dtype(wanted.dtype)} if has_codes(wanted.source) else {wanted.dtype}
-    outside = max(outside_bytes(part, dtype, wanted.quant) for dtype in types)  # codes of a file are no larger
+    types = {target.dtype, float_dtype(target.dtype)} if has_codes(target.source) else {target.dtype}
+    outside = max(outside_bytes(part, dtype, target.quant) for dtype in types)  # a file's codes are no larger
     return WeightSizes(outside, dict.fromkeys(part.layers, -(-size // PAGE) * PAGE))
 
 
 def _require_room(layers: int, needed: int) -> None:
-    """layers: of this rank. needed: bytes that all ranks on this machine take for theirs."""
+    """Raises UserError if the host has too little memory. layers: of this rank. needed: bytes for the offloaded layers
+    of all ranks on this machine.
+    """
     available = psutil.virtual_memory().available
     if needed > available:
         raise UserError(

@@ -15,14 +15,14 @@ MOST_SLOTS = int(BOUNDS["slots"].most)
 
 
 class Offload(Strict):
-    """Where layers are that do not stay in memory: in that of the GPU, where there is one.
+    """Offloading of layers. Compute memory is the GPU's, or without a GPU the CPU's.
 
-    device: "disk", or beside a GPU "cpu", for the host's memory. path: a folder on a disk for the packed weights, which
-    are written once and used again; default: one in labkit's folder for caches. A checkpoint that labkit saved for the
-    same ranks, type and implementation is used where it is.
-    resident_gb: memory for the weights of each rank in GB (1e9 bytes), of its GPU where it has one: what is outside the
-    layers, the slots, and as many layers as fit in the rest stay there; None: most of the memory that is available.
-    slots: layers that are in memory at a time of those that are read, one in use and the others ahead of it.
+    device: backing store of offloaded layers: "disk", or with a GPU "cpu" for the host's memory.
+    path: folder on a disk for the packed weights, which are written once and reused; default: a folder in labkit's
+    folder for caches. A checkpoint that labkit saved for the same ranks, type and implementation is used directly.
+    resident_gb: compute memory for the weights of each rank in GB (1e9 bytes). It holds the weights outside the layers,
+    the slots, and as many resident layers as fit; None: most of the available memory.
+    slots: offloaded layers in compute memory at a time: one in use, the others prefetched.
     """
 
     device: Literal["disk", "cpu"] = "disk"
@@ -33,11 +33,11 @@ class Offload(Strict):
     @model_validator(mode="after")
     def _no_folder_in_memory(self) -> Self:
         if self.device == "cpu" and self.path is not None:
-            raise UserError("offload: got path beside device='cpu', which writes nothing; leave one of them out")
+            raise UserError("offload: got path with device='cpu', which writes nothing; leave one of them out")
         return self
 
     def check_for(self, impl: str) -> None:
-        """Raises ValueError where `impl` can't compute with layers that come from there."""
+        """Raises ValueError if `impl` can't compute with layers from this backing store."""
         if impl == "reference":
             raise UnsupportedError("offload needs the C++ or Triton kernels, and the reference ones run here")
         if impl == "cpp" and self.device == "cpu":
@@ -48,12 +48,12 @@ class Offload(Strict):
 
 
 class KvOffload(Strict):
-    """Where keys and values lie that do not stay in memory: in that of the GPU, where there is one.
+    """Offloading of keys and values. Compute memory is the GPU's, or without a GPU the CPU's.
 
-    device: "disk" for an engine on the CPU, or "cpu" for the pinned memory beside a GPU. path: a folder for the files
-    of caches, which have no name and end with their caches; default: one in labkit's folder for caches.
-    slots: layers whose keys and values are in memory at a time, of each cache: one in use and the others fetched ahead
-    or written back.
+    device: backing store: "disk" for an engine on the CPU, or "cpu" (pinned host memory) for an engine on a GPU.
+    path: folder for the cache files, which have no name and are deleted with their caches; default: a folder in
+    labkit's folder for caches.
+    slots: layers of each cache in compute memory at a time: one in use, the others prefetched or written back.
     """
 
     device: Literal["disk", "cpu"] = "disk"
@@ -63,16 +63,16 @@ class KvOffload(Strict):
     @model_validator(mode="after")
     def _no_folder_in_memory(self) -> Self:
         if self.device == "cpu" and self.path is not None:
-            raise UserError("kv_offload: got path beside device='cpu', which writes nothing; leave one of them out")
+            raise UserError("kv_offload: got path with device='cpu', which writes nothing; leave one of them out")
         return self
 
     def check_for(self, impl: str) -> None:
-        """Raises ValueError where `impl` can't read keys and values from there."""
+        """Raises ValueError if `impl` can't read keys and values from this backing store."""
         if impl == "reference":
             raise UnsupportedError("kv_offload needs the C++ or Triton kernels, and the reference ones run here")
         if impl == "triton" and self.device == "disk":
             raise UnsupportedError(
-                "kv_offload: got device='disk' beside a GPU, whose keys and values come from the host's memory: use "
+                "kv_offload: got device='disk' with a GPU, which reads keys and values from host memory only: use "
                 "device='cpu', or impl='cpp'"
             )
         if impl == "cpp" and self.device == "cpu":

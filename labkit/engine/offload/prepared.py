@@ -1,7 +1,6 @@
-"""The packed file that layers are streamed from: found, or made once and used again by later engines.
+"""The packed checkpoint that layers are streamed from. It is made once and reused by later engines.
 
-Only one process makes it, while the others wait. A process that is killed leaves no manifest, and what it left is
-removed by the next.
+One process makes it, while others wait. A killed process leaves no manifest, and the next process removes its files.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ WORTH_A_BAR = 512 << 20  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The packed weights that a rank wants: of this model, in this type, for these ranks, as `impl` reads them."""
+    """The packed weights that a rank needs: of this model, in this type, for these ranks, in the layout of `impl`."""
 
     source: TensorSource
     hf_config: PretrainedConfig
@@ -60,8 +59,8 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """Of the folder: other weights, types, layouts or ranks have another one."""
-        what = (
+        """Name of the folder. It differs for other weights, types, layouts or ranks."""
+        identity = (
             identity_of(self.source),
             sorted(described_model(self.config).items()),
             self.quant.model_dump_json() if self.dtype == torch.int8 else "",
@@ -69,60 +68,60 @@ class Wanted:
         )
         dtype = str(self.dtype).removeprefix("torch.")
         kind = f"{self.config.architecture}-{dtype}-{self.layout}-tp{self.part.size}"
-        return f"{kind}-{xxh3_128_hexdigest(repr(what).encode())[:16]}"
+        return f"{kind}-{xxh3_128_hexdigest(repr(identity).encode())[:16]}"
 
     @property
     def bytes(self) -> int:
-        """Of all ranks' files, about."""
+        """Approximate size of all ranks' files."""
         return self.part.size * model_bytes(self.part, self.dtype, self.quant)
 
 
-def streamable(saved: SavedWeights, wanted: Wanted) -> bool:
-    """Whether a rank can stream its layers from the file of a checkpoint as it is."""
+def streamable(saved: SavedWeights, target: Wanted) -> bool:
+    """Tells whether a rank can stream its layers from the checkpoint as it is."""
     manifest = saved.manifest
-    have = (manifest.tp_size, manifest.layout, saved.dtype)
-    return have == (wanted.part.size, wanted.layout, wanted.dtype) and all(
-        len(file.layers) == wanted.config.num_layers for file in manifest.files
+    present = (manifest.tp_size, manifest.layout, saved.dtype)
+    return present == (target.part.size, target.layout, target.dtype) and all(
+        len(file.layers) == target.config.num_layers for file in manifest.files
     )
 
 
-def prepared(wanted: Wanted, path: str | Path | None, gather: Gather) -> SavedWeights:
-    """The checkpoint to stream from; all ranks ask for theirs together. Packing a large model shows a bar on stderr.
+def prepared(target: Wanted, path: str | Path | None, gather: Gather) -> SavedWeights:
+    """Returns the checkpoint to stream from. All ranks call it together. Packing a large model shows a bar on stderr.
 
-    Raises UserError where the folder can't be written or has too little room, RunError where writing fails.
+    Raises UserError if the folder can't be written or has too little room, RunError if writing fails.
     """
-    given = saved_in(wanted.source)
-    if given is not None and streamable(given, wanted):
-        return given
-    folder = folder_for(path) / gather(wanted.name if wanted.part.rank == 0 else "")[0]
-    with ExitStack() as held:
-        there = together(lambda: bool(wanted.part.rank) or _is_there(folder, wanted, held), gather)[0]
-        if not there:
-            _make(folder, wanted, gather)
-    made = _found(folder, wanted)
-    if made is None:
+    checkpoint = saved_in(target.source)
+    if checkpoint is not None and streamable(checkpoint, target):
+        return checkpoint
+    folder = folder_for(path) / gather(target.name if target.part.rank == 0 else "")[0]
+    with ExitStack() as lock:
+        ready = together(lambda: bool(target.part.rank) or _ready(folder, target, lock), gather)[0]
+        if not ready:
+            _make(folder, target, gather)
+    saved = _existing(folder, target)
+    if saved is None:
         raise RunError(f"{folder} was removed while it was made; start again")
-    return made
+    return saved
 
 
-def _is_there(folder: Path, wanted: Wanted, held: ExitStack) -> bool:
-    """Whether the checkpoint need not be made. Until `held` ends nobody else makes it."""
+def _ready(folder: Path, target: Wanted, lock: ExitStack) -> bool:
+    """Tells whether the checkpoint already exists. No other process makes it until `lock` is closed."""
     try:
-        held.enter_context(_only_one(folder))
-        if _found(folder, wanted) is not None:
+        lock.enter_context(_locked(folder))
+        if _existing(folder, target) is not None:
             return True
-        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed, or damaged
-        _require_room(folder.parent, wanted.bytes)
+        shutil.rmtree(folder, ignore_errors=True)  # damaged, or left by a killed process
+        _require_room(folder.parent, target.bytes)
     except OSError as error:
         raise UserError(
             f"offload: {folder.parent} can't be written ({error.strerror or error}); name another folder as path"
         ) from error
-    log.info("labkit: packing %.1f GB into %s, once", wanted.bytes / 1e9, folder)
+    log.info("labkit: packing %.1f GB into %s, once", target.bytes / 1e9, folder)
     return False
 
 
 def folder_for(path: str | os.PathLike[str] | None) -> Path:
-    """The folder for packed weights: `path`, or one in labkit's folder for caches."""
+    """Returns the folder for packed weights: `path`, or one in labkit's folder for caches."""
     if path is not None:
         return expanded(path)
     root = cache_root()
@@ -131,48 +130,48 @@ def folder_for(path: str | os.PathLike[str] | None) -> Path:
     return root / "offload"
 
 
-def _found(folder: Path, wanted: Wanted) -> SavedWeights | None:
-    """What an earlier engine has made, if it is whole."""
+def _existing(folder: Path, target: Wanted) -> SavedWeights | None:
+    """Returns the complete checkpoint of an earlier engine, or None."""
     try:
-        saved = saved_weights(folder, wanted.policy, wanted.config)
-        if saved is not None:
-            saved.check_headers()
+        checkpoint = saved_weights(folder, target.policy, target.config)
+        if checkpoint is not None:
+            checkpoint.check_headers()
     except UserError as error:
         log.warning("labkit: the streamed weights are made anew: %s", error)
         return None
-    return saved if saved is not None and streamable(saved, wanted) else None
+    return checkpoint if checkpoint is not None and streamable(checkpoint, target) else None
 
 
-def _make(folder: Path, wanted: Wanted, gather: Gather) -> None:
-    what = Saved(
-        config=wanted.config,
-        hf_config=wanted.hf_config,
-        dtype=wanted.dtype,
-        impl=wanted.impl,
-        quant=None if has_codes(wanted.source) else wanted.quant,
+def _make(folder: Path, target: Wanted, gather: Gather) -> None:
+    contents = Saved(
+        config=target.config,
+        hf_config=target.hf_config,
+        dtype=target.dtype,
+        impl=target.impl,
+        quant=None if has_codes(target.source) else target.quant,
     )
-    with Saving.begin(folder, what, wanted.part, gather) as saving, _followed(wanted) as follow:
+    with Saving.begin(folder, contents, target.part, gather) as saving, _progress_shown(target) as follow:
         with torch.inference_mode():
             pack_layers(
-                wanted.policy,
-                wanted.config,
-                wanted.source,
-                wanted.dtype,
-                wanted.impl,
-                wanted.quant,
-                wanted.part,
+                target.policy,
+                target.config,
+                target.source,
+                target.dtype,
+                target.impl,
+                target.quant,
+                target.part,
                 saving.keep,
                 lambda done, total: follow(done, total, "layers packed"),
             )
         saving.finish(None, None)
     for file in folder.glob(f"*{SUFFIX}"):
-        make_cold(file)  # it will be read past the page cache
+        make_cold(file)  # streaming reads it past the page cache
 
 
 @contextmanager
-def _followed(wanted: Wanted) -> Iterator[Progress]:
-    """A bar on stderr, of the first rank, where packing takes long enough that somebody wonders."""
-    if wanted.part.rank or wanted.bytes < WORTH_A_BAR:
+def _progress_shown(target: Wanted) -> Iterator[Progress]:
+    """Shows a progress bar on stderr, on the first rank, if packing takes long."""
+    if target.part.rank or target.bytes < WORTH_A_BAR:
         yield unheard
         return
     with progress_bar(terminal(stderr=True)) as follow:
@@ -189,8 +188,8 @@ def _require_room(folder: Path, size: int) -> None:
 
 
 @contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Waits until no other process makes this folder, as long as that lives."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Waits until no other living process makes this folder, and locks it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

@@ -1,4 +1,4 @@
-"""Which layers stay in a rank's memory, and which pass through its slots."""
+"""Choice of the resident layers of a rank. The other layers pass through its slots."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from labkit.system.errors import UserError
 from labkit.weights.checkpoint.manifest import FileRecord
 from labkit.weights.checkpoint.save import Gather, together
 
-OF_AVAILABLE = 0.7  # of the memory that is available, for weights; the cache, the workspace and others have the rest
+OF_AVAILABLE = 0.7  # share of the available memory for weights; the rest is for cache, workspace and other uses
 
 T = TypeVar("T")
 
 
 class WeightSizes(NamedTuple):
-    """Bytes of what a rank holds: outside its layers, and of each layer by its number."""
+    """Bytes of a rank's weights."""
 
-    outside: int
-    layers: dict[int, int]
+    outside: int  # outside the layers
+    layers: dict[int, int]  # layer number to bytes
 
     @classmethod
     def of_file(cls, file: FileRecord) -> WeightSizes:
-        layers = {each.layer: each.bytes for each in file.layers}
+        layers = {layer.layer: layer.bytes for layer in file.layers}
         return cls(file.bytes - sum(layers.values()), layers)
 
     @property
@@ -36,27 +36,27 @@ class WeightSizes(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """Of the layers: what a slot has to hold."""
+        """Bytes of the largest layer, which a slot has to hold."""
         return max(self.layers.values())
 
     def least(self, slots: int) -> int:
-        """That a rank cannot do without: what is outside the layers, and the slots; of few layers all of them."""
+        """Returns the least bytes that work: the weights outside the layers, and the slots; at most all weights."""
         return min(self.outside + slots * self.largest, self.all)
 
 
 def residents(sizes: WeightSizes, room: float, slots: int) -> set[int]:
-    """The layers that stay in memory: as many as `room` bytes hold, spread evenly among the others, so that those are
-    read while these are computed.
+    """Returns the resident layers: as many as fit into `room` bytes. They are spread evenly among the offloaded layers,
+    so that offloaded layers are read while resident ones are computed.
 
-    sizes: the largest of all ranks', so that all of them keep the same layers and wait for the same ones. Raises
-    UserError for less room than the least that works.
+    sizes: of the rank with the largest weights, so that all ranks keep the same layers and wait for the same ones.
+    Raises UserError for less room than the least that works.
     """
     count, least = len(sizes.layers), sizes.least(slots)
     if room >= sizes.all:
         return set(sizes.layers)
     if room < least:
         raise UserError(
-            f"offload: got room for {room / 1e9:.3g} GB of weights; what is outside the layers takes "
+            f"offload: got room for {room / 1e9:.3g} GB of weights; the weights outside the layers take "
             f"{sizes.outside / 1e9:.3g} GB and a slot {sizes.largest / 1e9:.3g} GB, so that the least is "
             f"resident_gb = {_rounded_up(least / 1e9)} with {slots} slots"
         )
@@ -65,36 +65,38 @@ def residents(sizes: WeightSizes, room: float, slots: int) -> set[int]:
 
 
 def room_for_weights(offload: Offload, ranks: int, device: torch.device) -> float:
-    """Bytes that a rank may use for weights: of its GPU's memory, or where it has none, of its share of the machine's.
+    """Returns the bytes that a rank may use for weights: of its GPU's memory, or of its share of the machine's memory.
 
     Raises UserError for more than a GPU has free.
     """
-    wanted = None if offload.resident_gb is None else offload.resident_gb * 1e9
+    requested = None if offload.resident_gb is None else offload.resident_gb * 1e9
     if device.type == "cpu":
-        return OF_AVAILABLE * psutil.virtual_memory().available / ranks if wanted is None else wanted
+        return OF_AVAILABLE * psutil.virtual_memory().available / ranks if requested is None else requested
     free = free_on_gpu(device)
-    if wanted is not None and wanted > free:
+    if requested is not None and requested > free:
         raise UserError(
             f"offload: got resident_gb = {offload.resident_gb}, and the GPU has {free / 1e9:.3g} GB free; pass less, "
             "which leaves room for the cache, too"
         )
-    return OF_AVAILABLE * free if wanted is None else wanted
+    return OF_AVAILABLE * free if requested is None else requested
 
 
 def made_by_all(make: Callable[[], T], gather: Gather) -> T:
-    """What `make` gives, once all ranks have theirs. Where one rank fails all raise its error, so that none waits."""
+    """Returns what `make` returns, once it has returned on all ranks. If it fails on one rank, all ranks raise its
+    error, so that none waits.
+    """
     made: list[T] = []
     together(lambda: made.append(make()), gather)
     return made[0]
 
 
 def free_on_gpu(device: torch.device) -> int:
-    """Bytes that torch can still hand out there."""
+    """Returns the bytes that torch can still allocate on the GPU."""
     of_torch = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + of_torch
 
 
 def _rounded_up(gigabytes: float) -> float:
-    """To four digits that count."""
+    """Returns the number rounded up to four significant digits."""
     unit = 10.0 ** (math.floor(math.log10(gigabytes)) - 3)
     return float(f"{math.ceil(gigabytes / unit) * unit:.4g}")

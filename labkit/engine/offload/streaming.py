@@ -1,7 +1,7 @@
-"""Weights of which some layers stay in memory, and the others come from a file when their turn is.
+"""Weights with resident layers and layers that are streamed from a file.
 
-A rank's file has its 1/N of every layer, and it reads no other: what the ranks exchange are sums of activations, which
-are far smaller than the weights that each would have to gather from the others.
+Each rank's file has its 1/N of every layer, and a rank reads only its own file. The ranks exchange sums of activations,
+which are far smaller than the weights that each rank would otherwise gather from the others.
 """
 
 from __future__ import annotations
@@ -25,41 +25,43 @@ from labkit.weights.records import Builder
 
 
 def opened(
-    wanted: Wanted, saved: SavedWeights, offload: Offload, gather: Gather, device: torch.device, queues: Queues
+    target: Wanted, saved: SavedWeights, offload: Offload, gather: Gather, device: torch.device, queues: Queues
 ) -> tuple[ModelWeights, StreamedLayers | None]:
-    """The weights, and the stream that its missing layers come from; None where all of them fit into the memory of
-    `device`. On a GPU layers are read into as many slots in the host's memory as there are on the GPU, and copied on.
+    """Returns the weights and the stream of the offloaded layers; the stream is None if all layers fit into the memory
+    of `device`. For a GPU, layers are read into slots of the host and copied on; the host has as many slots as the GPU.
 
-    All ranks open theirs together. Raises UserError on all of them for less memory than the least that works for each.
+    All ranks call it together. Raises UserError on all ranks if one of them has too little memory.
     """
-    part = wanted.part
+    part = target.part
     file = saved.manifest.files[part.rank]
     first = part.layers.start
     room = min(gather(made_by_all(lambda: room_for_weights(offload, part.size, device), gather)))
-    sizes = WeightSizes.of_file(max(saved.manifest.files, key=lambda each: each.bytes))
+    sizes = WeightSizes.of_file(max(saved.manifest.files, key=lambda file: file.bytes))
     resident = residents(sizes, room, offload.slots)
     blocks = [
-        Block(each.layer - first, each.offset, each.bytes, int(each.digest, 16))
-        for each in file.layers
-        if each.layer not in resident
+        Block(layer.layer - first, layer.offset, layer.bytes, int(layer.digest, 16))
+        for layer in file.layers
+        if layer.layer not in resident
     ]
     streamed, slots = None, {}
     if blocks:
-        library = build.load(str(wanted.dtype).removeprefix("torch."))
+        library = build.load(str(target.dtype).removeprefix("torch."))
         reader = LayerStream(library, saved.folder / file.name, blocks, offload.slots)
         stream: LayerStream | DeviceStream = reader
-        if wanted.impl == "triton":
+        if target.impl == "triton":
             stream = made_by_all(lambda: _copied_on(reader, offload.slots, device, queues), gather)
         missing = sum(block.bytes for block in blocks) - offload.slots * stream.slot_bytes
         streamed = StreamedLayers(stream, _block_of(blocks, len(part.layers)), file.bytes - missing)
         slots = {block.layer + first: (stream.memory(0), block.offset) for block in blocks}
     place: Arena | Heap = Heap(device)
-    if wanted.impl == "cpp":  # more address space than memory is refused, so only what stays is asked for
-        stays = len(resident) * layer_bytes(part, wanted.dtype, wanted.quant) + len(blocks) * vector_bytes(part)
-        place = Arena.reserved(outside_bytes(part, wanted.dtype, wanted.quant) + stays)
+    if target.impl == "cpp":  # the system refuses more address space than memory: reserve only the resident bytes
+        resident_bytes = len(resident) * layer_bytes(part, target.dtype, target.quant) + len(blocks) * vector_bytes(
+            part
+        )
+        place = Arena.reserved(outside_bytes(part, target.dtype, target.quant) + resident_bytes)
     with torch.inference_mode():
-        builder = Builder(part, wanted.dtype, wanted.impl, wanted.quant, place)
-        weights = build_layers(wanted.config, Streaming(saved, part, slots), builder)
+        builder = Builder(part, target.dtype, target.impl, target.quant, place)
+        weights = build_layers(target.config, Streaming(saved, part, slots), builder)
     return weights, streamed
 
 

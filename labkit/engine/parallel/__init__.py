@@ -1,1 +1,1 @@
-"""Models over several processes: what a rank holds, and what the ranks do together."""
+"""Models over several processes: the parts of the ranks, and their exchanges."""

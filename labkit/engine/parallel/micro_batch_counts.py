@@ -1,7 +1,7 @@
-"""Whether the rows of a batch are faster in several micro-batches or in one, by measured times of their tokens.
+"""Choice between several micro-batches and one, by measured times of tokens.
 
-Several keep all stages at work, and read the weights for each of them. So with few rows one micro-batch may be faster,
-where the stages share a memory, and with more rows several are.
+Several micro-batches keep all stages at work, but read the weights once for each. So one micro-batch may be faster for
+few rows if the stages share a memory, and several are faster for more rows.
 """
 
 from __future__ import annotations
@@ -13,26 +13,24 @@ from statistics import median
 import torch
 from torch import Tensor
 
-PAIRS = 3  # of laps, at most
-CLEARLY = 0.95  # of the time in several: one micro-batch has to fall below it in most pairs
-HOPELESS = 1.1  # of the time in several: a single pair in which one micro-batch takes longer ends the trial
+PAIRS = 3  # most pairs of laps
+CLEARLY = 0.95  # one micro-batch has to take less than this share of the time of several, in most pairs
+HOPELESS = 1.1  # the trial ends if one micro-batch takes more than this share of the time of several, in any pair
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Milliseconds of a token of all `rows`, in `several` micro-batches and in one, in pairs of laps that followed each
-    other. prompt: the tokens of each row that they came behind.
-    """
+    """Times of a token of all `rows` in several micro-batches and in one, in pairs of laps next to each other."""
 
     rows: int
-    prompt: int
-    several: int
-    several_ms: tuple[float, ...] = ()
-    one_ms: tuple[float, ...] = ()
+    prompt: int  # tokens of each row before the laps
+    several: int  # number of micro-batches
+    several_ms: tuple[float, ...] = ()  # in each pair
+    one_ms: tuple[float, ...] = ()  # in each pair
 
     @property
     def chosen(self) -> int | None:
-        """One micro-batch where it was clearly faster in most pairs, else several; None: more pairs are wanted."""
+        """1 if one micro-batch was clearly faster in most pairs, else `several`; None: more pairs are needed."""
         ratios = [one / several for several, one in zip(self.several_ms, self.one_ms, strict=True)]
         clear = sum(ratio < CLEARLY for ratio in ratios)
         if 2 * clear > PAIRS:
@@ -41,19 +39,19 @@ class Compared:
         return self.several if settled else None
 
     def followed_by(self, several_ms: float, one_ms: float) -> Compared:
-        """With one more pair."""
+        """Returns the comparison with one more pair."""
         return replace(self, several_ms=(*self.several_ms, several_ms), one_ms=(*self.one_ms, one_ms))
 
     @property
     def payload(self) -> Tensor:
-        """All of it in a message, float32 [1, N]."""
+        """The comparison as payload of a message, float32 [1, N]."""
         pairs = zip(self.several_ms, self.one_ms, strict=True)
         numbers = [self.rows, self.prompt, self.several, *(ms for pair in pairs for ms in pair)]
         return torch.tensor([numbers], dtype=torch.float32)
 
     @classmethod
     def said_in(cls, payload: Tensor) -> Compared:
-        """What `payload` was made of."""
+        """Returns the comparison in `payload`."""
         rows, prompt, several, *ms = payload[0].tolist()
         return cls(int(rows), int(prompt), int(several), tuple(ms[::2]), tuple(ms[1::2]))
 
@@ -67,8 +65,8 @@ class Compared:
 
 
 class MicroBatchCounts:
-    """What was measured so far, apart for prompts of other lengths, since keys and values are read once whatever the
-    number of micro-batches, and weights once for each.
+    """Measurements so far, separate for prompts of different lengths: keys and values are read once with any number of
+    micro-batches, but weights once for each micro-batch.
     """
 
     def __init__(self) -> None:
@@ -76,32 +74,33 @@ class MicroBatchCounts:
 
     @property
     def compared(self) -> tuple[Compared, ...]:
-        """What has been decided."""
+        """Decided comparisons."""
         return tuple(self._decided())
 
     def chosen(self, rows: int, prompt: int) -> int | None:
-        """How many micro-batches `rows` with such prompts are to have; None: unknown. What is known of other numbers of
-        rows is used: where one micro-batch is faster it is so for fewer rows, and several are for more.
+        """Returns the best number of micro-batches for `rows` rows with such prompts; None: unknown. Uses comparisons
+        for other numbers of rows, too: if one micro-batch is faster, it is also faster for fewer rows, and if several
+        are faster, they are also faster for more rows.
         """
-        for found in self._decided():
-            if _about(found.prompt) == _about(prompt):
-                if found.chosen == 1 and rows <= found.rows:
+        for comparison in self._decided():
+            if _length_class(comparison.prompt) == _length_class(prompt):
+                if comparison.chosen == 1 and rows <= comparison.rows:
                     return 1
-                if found.chosen != 1 and rows >= found.rows:
-                    return found.chosen
+                if comparison.chosen != 1 and rows >= comparison.rows:
+                    return comparison.chosen
         return None
 
     def trial(self, rows: int, prompt: int, several: int) -> Compared:
-        """What has been measured so far of so many rows, which may be nothing."""
-        return self._by_size.get((rows, _about(prompt)), Compared(rows, prompt, several))
+        """Returns the comparison for `rows` rows so far, which may be empty."""
+        return self._by_size.get((rows, _length_class(prompt)), Compared(rows, prompt, several))
 
-    def note(self, found: Compared) -> None:
-        self._by_size[found.rows, _about(found.prompt)] = found
+    def note(self, trial: Compared) -> None:
+        self._by_size[trial.rows, _length_class(trial.prompt)] = trial
 
     def _decided(self) -> Iterator[Compared]:
-        return (found for found in self._by_size.values() if found.chosen is not None)
+        return (trial for trial in self._by_size.values() if trial.chosen is not None)
 
 
-def _about(tokens: int) -> int:
-    """The same for numbers between two powers of two."""
+def _length_class(tokens: int) -> int:
+    """Returns the same number for all lengths between two powers of two."""
     return tokens.bit_length()

@@ -1,7 +1,7 @@
-"""One stage of a pipeline: a rank that holds some of a model's layers, and the way to the ranks with the others.
+"""One stage of a pipeline: a rank with some of a model's layers, and its connection to the other stages.
 
-The ranks are numbered stage by stage: pp_rank * tp_size + tp_rank. Each has a ring with the ranks of the other stages
-that have its number in theirs, on which messages go from stage to stage, and from the last one back to the first.
+The ranks are numbered stage by stage: pp_rank * tp_size + tp_rank. Each rank has a ring with the ranks of the other
+stages that have the same tp_rank. Messages go from stage to stage, and from the last stage back to the first.
 """
 
 from __future__ import annotations
@@ -30,41 +30,38 @@ NOTHING = torch.empty(0, 0)
 
 
 class MessageKind(IntEnum):
-    """What a message holds: rows behind a stage's layers, tokens to begin a step with, a result, the last word of a
-    text, the rows of a micro-batch that have ended, the micro-batches whose rows are divided anew, with how many each
-    has then, or how long tokens take in several micro-batches and in one.
-    """
+    """Content of a message."""
 
-    ROWS = 1
-    TOKENS = 2
-    RESULT = 3
-    END = 4
-    DROP = 5
-    REGROUP = 6
-    COUNTS = 7
+    ROWS = 1  # output rows of a stage's layers
+    TOKENS = 2  # tokens that begin a step
+    RESULT = 3  # of a step
+    END = 4  # complete texts
+    DROP = 5  # rows of a micro-batch that have ended
+    REGROUP = 6  # micro-batches whose rows are divided anew, with their new numbers of rows
+    COUNTS = 7  # times of tokens in several micro-batches and in one
 
 
 @dataclass(frozen=True)
 class PipelineSpan:
-    """What stage `pp_rank` did when: "compute", "wait" for a message, "send" one, or "sample"; perf_counter_ns, which
-    is one clock for all processes of a machine. step: of the micro-batch, 0 for its prompt.
-    """
+    """One activity of a stage. Times are perf_counter_ns, which is one clock for all processes of a machine."""
 
-    kind: str
+    kind: str  # "compute", "wait" for a message, "send" one, or "sample"
     phase: Phase
     pp_rank: int
     micro_batch: int
-    step: int
+    step: int  # of the micro-batch, 0 for its prompt
     begin_ns: int
     end_ns: int
 
 
 class PipelineStage:
-    """This rank's place: stage `number` of `count`, which holds `layers[number]`.
+    """This rank's stage: `number` of `count`, with the layers `layers[number]`.
 
-    tp: with the group of the stage's ranks. wanted: what was asked for; between two calls all ranks may ask for another
-    schedule and other micro-batches. counts: what was measured where the micro-batches are chosen. device: that this
-    rank computes on.
+    ring: connection to the other stages.
+    tp: with the rank group of this stage.
+    wanted: option `pipeline_parallel`; between two calls all ranks may change its schedule and micro-batches.
+    counts: measurements that choose the number of micro-batches.
+    device: of this rank.
     """
 
     def __init__(
@@ -86,7 +83,7 @@ class PipelineStage:
 
     @property
     def name(self) -> int:
-        """The number of this rank among all."""
+        """Number of this rank among all ranks."""
         return dist.get_rank()
 
     @property
@@ -98,15 +95,15 @@ class PipelineStage:
         return self.number == self.count - 1
 
     def send(self, kind: MessageKind, micro_batch: int, step: int, payload: Tensor, phase: Phase) -> None:
-        """To the next stage, the last one's to the first. payload: [rows, width]."""
+        """Sends a message to the next stage; the last stage sends to the first. payload: [rows, width]."""
         begin = perf_counter_ns()
         with stage(phase, Stage.SEND):
             self.ring.send(Message(kind, micro_batch, step, payload.contiguous(), begin))
         self.note("send", phase, micro_batch, step, begin)
 
     def receive(self, expected: Phase) -> tuple[Message, Phase]:
-        """The next message of the stage before, and the phase that it belongs to, for profilers the `expected` one. The
-        wait for it is a span.
+        """Returns the next message of the previous stage, and its phase. The wait is a span; profilers see it under the
+        phase `expected`.
         """
         begin = perf_counter_ns()
         with stage(expected, Stage.RECV):
@@ -117,7 +114,7 @@ class PipelineStage:
 
     @contextmanager
     def computing(self, phase: Phase, micro_batch: int, step: int) -> Iterator[None]:
-        """What runs within is a span, which ends when a GPU has computed it: what goes wrong there is raised here."""
+        """Makes the block a span, which ends when the GPU has computed it. Errors of the GPU are raised here."""
         begin = perf_counter_ns()
         yield
         self.ring.await_computed()
@@ -128,32 +125,34 @@ class PipelineStage:
         self._spans.append(PipelineSpan(kind, phase, self.number, micro_batch, step, begin_ns, perf_counter_ns()))
 
     def take_spans(self) -> list[PipelineSpan]:
-        """What this rank did since the last call, the latest 65,536 at most."""
+        """Returns this rank's spans since the last call, at most the latest 65,536."""
         taken, self._spans = list(self._spans), deque(maxlen=MOST_SPANS)
         return taken
 
 
 def join_stages(
     layers: tuple[range, ...],
-    wanted: PipelineParallel,
+    options: PipelineParallel,
     tp: TensorParallel,
     impl: str,
     device: torch.device,
     facts: Callable[[], Mapping[str, object]],
     most_bytes: int,
 ) -> PipelineStage | None:
-    """This process among the stages, once all ranks agree on the facts; None where there is one stage.
+    """Returns the stage of this process, once all ranks agree on the facts; None: there is one stage.
 
-    layers: of each stage. most_bytes: of a message, of which two may be under way from a stage to the next. Raises
-    ValueError where there are not as many processes as stages times `tp.ranks`.
+    layers: of each stage.
+    most_bytes: size limit of a message. Two messages may be under way from a stage to the next.
+
+    Raises ValueError unless there are stages times `tp.ranks` processes.
     """
-    if wanted.stages == 1:
+    if options.stages == 1:
         return None
-    ensure_process_group(device.type, tp_size=tp.ranks, pp_size=wanted.stages)
+    ensure_process_group(device.type, tp_size=tp.ranks, pp_size=options.stages)
     check_agreement(versions() | {"impl": impl} | dict(facts()))
-    rank, size, world = dist.get_rank(), tp.ranks, range(wanted.stages * tp.ranks)
+    rank, size, world = dist.get_rank(), tp.ranks, range(options.stages * tp.ranks)
     of_stage = _group_of(rank, [list(world[begin : begin + size]) for begin in world[::size]]) if size > 1 else None
-    if device.type == "cuda":  # this rank has made a GPU of its own the current one
+    if device.type == "cuda":  # this rank has chosen its own GPU as the current one
         device = gpu.default_device()
     ring = Ring(
         _group_of(rank, [list(world[first::size]) for first in range(size)]),
@@ -162,11 +161,11 @@ def join_stages(
         gpu=device if device.type == "cuda" else None,
     )
     mine = tp.model_copy(update={"tp_group": of_stage})
-    return PipelineStage(rank // size, layers, ring, mine, wanted, device)
+    return PipelineStage(rank // size, layers, ring, mine, options, device)
 
 
 def _all_have_a_compiler(impl: str) -> bool:
-    """Whether every rank has the compiler that mailboxes in shared memory need, which kernels for a GPU do without."""
+    """Tells whether every rank has a compiler. Mailboxes in shared memory need it; kernels for a GPU do not."""
     if impl == "reference":
         return False
     able: list[bool] = [False] * dist.get_world_size()
@@ -175,6 +174,6 @@ def _all_have_a_compiler(impl: str) -> bool:
 
 
 def _group_of(rank: int, parts: list[list[int]]) -> dist.ProcessGroup:
-    """The process group of the part that has this rank; all ranks make all groups."""
+    """Returns the process group of the part that contains this rank. All ranks make all groups."""
     groups = [dist.new_group(part) for part in parts]
     return next(group for group, part in zip(groups, parts, strict=True) if rank in part)

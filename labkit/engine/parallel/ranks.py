@@ -1,6 +1,6 @@
-"""What a rank of a tensor-parallel model does together with the others.
+"""Exchanges between the ranks of a tensor-parallel model.
 
-V vocabulary, each rank with `len(shard.vocab)` rows of it.
+V vocabulary; each rank has `len(shard.vocab)` rows of it.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,15 +31,15 @@ class RanksDifferError(RunError):
 
 
 class Ranks:
-    """This rank's part of the model, and the way to the others. Every method but `fail_call` is called by all ranks
-    alike.
+    """This rank's part of the model, and its connection to the other ranks. All ranks call every method together,
+    except `fail_call`.
     """
 
     def __init__(self, shard: Shard, exchange: Exchange, impl: str, device: torch.device) -> None:
         self.shard, self.exchange, self.impl, self.device = shard, exchange, impl, device
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' float32 `x`."""
+        """Returns the sum of all ranks' float32 `x`."""
         return all_reduce(x, self.exchange, impl=self.impl)
 
     def side_by_side(self, part: Tensor) -> Tensor:
@@ -50,8 +50,8 @@ class Ranks:
         return torch.cat([of_rank[..., :width] for of_rank, width in zip(parts, widths, strict=True)], dim=-1)
 
     def largest(self, part: Tensor, count: int) -> Tensor:
-        """[..., this rank's part of V] of each rank -> [..., V]: at least the `count` largest numbers in their places,
-        and -inf elsewhere. (Of numbers equal to the smallest of them some may be missing.)
+        """[..., this rank's part of V] of each rank -> [..., V], with at least the `count` largest numbers in their
+        places, and -inf in other places. (Numbers equal to the smallest one may be missing.)
         """
         widest = max(len(self.shard.vocab_of(rank)) for rank in range(self.shard.size))
         padded = F.pad(part, (0, widest - part.shape[-1]), value=-torch.inf)
@@ -63,14 +63,16 @@ class Ranks:
             whole.scatter_reduce_(-1, indices.long(), values.float(), "amax")
         return whole
 
-    def agree(self, what: str, *parts: object, flag: bool = False) -> bool:
-        """Whether `flag` is set on any rank. Raises RanksDifferError if `parts`, of `what`, are not the same on all."""
+    def agree(self, subject: str, *parts: object, flag: bool = False) -> bool:
+        """Tells whether `flag` is set on any rank. Raises RanksDifferError if the ranks' `parts` differ; the message
+        calls them `subject`.
+        """
         lines = self.gather(torch.cat((digest_of(*parts), torch.tensor([flag], dtype=torch.uint8))))
-        check_alike(what, lines[:, :-1])
+        check_alike(subject, lines[:, :-1])
         return bool(lines[:, -1].any())
 
     def share_randomness(self) -> None:
-        """From here on all ranks draw the random numbers that rank 0 draws."""
+        """Makes all ranks draw the same random numbers as rank 0 from now on."""
         draw_alike(self.device, lambda state: self.gather(state)[0])
 
     def gather(self, x: Tensor) -> Tensor:
@@ -79,16 +81,16 @@ class Ranks:
         return all_gather(x, self.exchange, impl=impl)
 
     def begin_call(self) -> None:
-        """Returns when all have left a call that failed."""
+        """Returns when all ranks have left a failed call."""
         self.exchange.begin_call()
 
     def fail_call(self, reason: str) -> None:
-        """Says to the others that this rank leaves the call by an error, and waits for nobody."""
+        """Tells the other ranks that this rank leaves the call by an error. Does not wait."""
         self.exchange.fail_call(reason)
 
 
 def digest_of(*parts: object) -> Tensor:
-    """uint8 [16]: two lists of tensors and other things have the same one where they are equal."""
+    """Returns a digest, uint8 [16]. Equal lists of tensors and other objects have the same digest."""
     digest = blake2b(digest_size=DIGEST)
     for part in parts:
         data = part.contiguous().cpu().numpy().tobytes() if isinstance(part, Tensor) else repr(part).encode()
@@ -96,70 +98,76 @@ def digest_of(*parts: object) -> Tensor:
     return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
 
 
-def check_alike(what: str, digests: Tensor) -> None:
-    """Raises RanksDifferError where the digests of `what`, uint8 [ranks, 16], are not all the same."""
-    if different := [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]:
+def check_alike(subject: str, digests: Tensor) -> None:
+    """Raises RanksDifferError if the digests of `subject`, uint8 [ranks, 16], differ."""
+    if different := [rank for rank, digest in enumerate(digests) if not torch.equal(digest, digests[0])]:
         raise RanksDifferError(
-            f"{what} of rank {', '.join(map(str, different))} differ from those of rank 0; "
+            f"{subject} of rank {', '.join(map(str, different))} differ from those of rank 0; "
             "all ranks of a model must make the same calls with the same arguments"
         )
 
 
 def draw_alike(device: torch.device, of_rank_0: Callable[[Tensor], Tensor]) -> None:
-    """From here on all ranks draw the random numbers that rank 0 draws, on the CPU and on the GPU that they compute on.
+    """Makes all ranks draw the same random numbers as rank 0 from now on, on the CPU and on their GPUs.
 
-    of_rank_0: takes a tensor of each rank, and gives all of them rank 0's.
+    of_rank_0: takes each rank's tensor, and returns rank 0's tensor on all ranks.
     """
-    torch.set_rng_state(of_rank_0(torch.get_rng_state()).clone())  # torch reads a view from where its memory begins
+    torch.set_rng_state(of_rank_0(torch.get_rng_state()).clone())  # torch ignores a view's offset, so copy it
     if device.type == "cuda":
         torch.cuda.set_rng_state(of_rank_0(torch.cuda.get_rng_state()))
 
 
 def asked_to_join(config: object, keywords: Mapping[str, object]) -> AbstractContextManager[None]:
-    """Within it options are read that seem to ask for several ranks: what fails until this rank has joined the others
-    is raised on them, too. The ranks have met before, or nobody can be told.
+    """Context for reading options that may ask for several ranks. An error before this rank has joined the others is
+    raised on them, too. Without an initialised process group, it is raised on this rank alone.
     """
-    asked = {**(config if isinstance(config, Mapping) else {}), **keywords}
-    parallel = [asked[name] for name in PARALLEL if name in asked]
+    options = {**(config if isinstance(config, Mapping) else {}), **keywords}
+    parallel = [options[name] for name in PARALLEL if name in options]
     if not dist.is_initialized() or not (parallel or isinstance(config, str | Path)):
         return nullcontext()
     groups = (
-        getattr(each, "tp_group", None) or (isinstance(each, Mapping) and each.get("tp_group")) for each in parallel
+        getattr(option, "tp_group", None) or (isinstance(option, Mapping) and option.get("tp_group"))
+        for option in parallel
     )
     return joining(next((group for group in groups if isinstance(group, dist.ProcessGroup)), None))
 
 
 def join_ranks(
     config: ModelConfig,
-    wanted: TensorParallel,
+    options: TensorParallel,
     impl: str,
     device: torch.device,
     most_rows: int,
     facts: Callable[[], dict[str, object]],
     layers: range | None = None,
 ) -> Ranks | None:
-    """This process among the ranks that share the model; None where it has the model to itself.
+    """Returns the connection of this process to the ranks that share the model; None: there is one rank.
 
-    most_rows: of a step, that the ranks exchange at once. facts: of the model and its options. layers: that these ranks
-    have; None: all. Raises ValueError as `join_group` does, and for more ranks than heads.
+    most_rows: rows of a step that the ranks exchange at once.
+    facts: about the model and its options.
+    layers: of these ranks; None: all.
+
+    Raises ValueError as `join_group` does, and for more ranks than heads.
     """
-    if wanted.ranks == 1:
+    if options.ranks == 1:
         return None
-    rank = join_group(wanted, device, {"impl": impl} | facts())
-    part = shard(config, wanted.ranks, rank, layers=layers)
+    rank = join_group(options, device, {"impl": impl} | facts())
+    part = shard(config, options.ranks, rank, layers=layers)
     width = max(config.hidden_size, config.embedding_size)
-    return Ranks(part, Exchange(wanted.tp_group, slot_bytes(most_rows, width, config.vocab_size)), impl, device)
+    return Ranks(part, Exchange(options.tp_group, slot_bytes(most_rows, width, config.vocab_size)), impl, device)
 
 
-def join_group(wanted: TensorParallel, device: torch.device, facts: Mapping[str, object]) -> int:
-    """This process's rank among the `wanted.ranks` that share a model, once all of them agree on the facts.
+def join_group(options: TensorParallel, device: torch.device, facts: Mapping[str, object]) -> int:
+    """Returns this process's rank among the `options.ranks` ranks of a model, once all of them agree on the facts.
 
-    Raises ValueError where there are not as many processes, or they differ in the facts or in their software.
+    Raises ValueError for another number of processes, or if they differ in the facts or in their software.
     """
-    group = wanted.tp_group
+    group = options.tp_group
     if group is None:
-        ensure_process_group(device.type, tp_size=wanted.ranks)
-    elif (found := dist.get_world_size(group)) != wanted.ranks:
-        raise UserError(f"got tp_size={wanted.ranks} and a tp_group of {found} processes; expected as many")
+        ensure_process_group(device.type, tp_size=options.ranks)
+    elif (processes := dist.get_world_size(group)) != options.ranks:
+        raise UserError(
+            f"got tp_size={options.ranks} and a tp_group of {processes} processes; expected the same number"
+        )
     check_agreement(versions() | dict(facts), group)
     return dist.get_rank(group)

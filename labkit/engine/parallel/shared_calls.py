@@ -1,4 +1,4 @@
-"""Calls that several ranks make together: one that fails on one rank fails on all of them, and the next begins anew."""
+"""Calls that several ranks make together. A call that fails on one rank fails on all; the next call begins anew."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ NAME_BYTES = 32
 
 
 class Channel(Protocol):
-    """A way to other ranks: to those that share layers, or round a ring of stages.
+    """Connection to other ranks: a rank group that shares layers, or a ring of stages.
 
-    Whoever waits on it for a rank that has left the call by an error gets RankFailedError with that rank's reason.
+    A rank that waits for another rank that has left the call by an error gets RankFailedError with the reason.
     """
 
     def begin_call(self) -> None:
-        """Returns when all have left a call that failed, and nothing of it is left on the way."""
+        """Returns when all ranks have left a failed call, and its messages have been drained."""
 
     def gather(self, x: Tensor) -> Tensor:
-        """x of one shape and type on all ranks -> [ranks, the shape of x]. Then all have what was sent before."""
+        """x of one shape and type on all ranks -> [ranks, the shape of x]. All earlier messages have arrived then."""
 
     def fail_call(self, reason: str) -> None:
-        """Says to the others that this rank leaves the call by an error, and waits for nobody."""
+        """Tells the other ranks that this rank leaves the call by an error. Does not wait."""
 
 
 class SharedCalls:
-    """The calls of one rank. channels: to the others, which reach from there those that are on no channel of this rank;
-    a process by itself has none.
+    """Shared calls of one rank.
+
+    channels: to other ranks, which pass everything on to ranks without a channel to this one. A single process has no
+    channels.
     """
 
     def __init__(self, channels: Sequence[Channel]) -> None:
@@ -43,9 +45,9 @@ class SharedCalls:
 
     @contextmanager
     def one(self, name: str) -> Iterator[None]:
-        """What runs within is a call that all ranks make under this name, or a part of one that is under way. It ends
-        when all ranks are through. Raises RankFailedError, with the rank and its reason, where another one fails in it,
-        and RanksDifferError where the ranks make different calls.
+        """Context of a call that all ranks make under this name, or of a part of a call that is under way. It ends when
+        all ranks have ended it. Raises RankFailedError, with the rank and its reason, if another rank fails in it, and
+        RanksDifferError if the ranks make different calls.
         """
         if self._in_one:
             yield
@@ -66,7 +68,7 @@ class SharedCalls:
             self._in_one = False
 
     def gather(self, own: Any) -> list[Any]:
-        """What all ranks bring to the call that is under way, in their order: anything that pickles."""
+        """Returns the `own` objects of all ranks, in the order of the ranks. Objects must be picklable."""
         parts = [own]
         for channel in self._channels:
             parts = [part for of_rank in _gather_objects(channel, parts) for part in of_rank]
@@ -76,13 +78,13 @@ class SharedCalls:
 def _gather_objects(channel: Channel, own: Any) -> list[Any]:
     data = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
     sizes = [int(size) for size in channel.gather(torch.tensor([len(data)]))]
-    everyone = channel.gather(F.pad(data, (0, max(sizes) - len(data))))
-    return [pickle.loads(line[:size].numpy().tobytes()) for line, size in zip(everyone, sizes, strict=True)]
+    padded = channel.gather(F.pad(data, (0, max(sizes) - len(data))))
+    return [pickle.loads(line[:size].numpy().tobytes()) for line, size in zip(padded, sizes, strict=True)]
 
 
 def check_names(channel: Channel, name: str) -> None:
-    """Returns when all ranks are here. Raises RanksDifferError where they are not in the same call."""
+    """Waits until all ranks call it. Raises RanksDifferError if they are not in the same call."""
     mine = torch.frombuffer(bytearray(name.encode()[:NAME_BYTES].ljust(NAME_BYTES)), dtype=torch.uint8)
-    names = [bytes(each.tolist()).decode(errors="replace").strip() for each in channel.gather(mine)]
+    names = [bytes(line.tolist()).decode(errors="replace").strip() for line in channel.gather(mine)]
     if len(set(names)) > 1:
         raise RanksDifferError(f"the ranks make different calls: {', '.join(names)}; they must make the same ones")

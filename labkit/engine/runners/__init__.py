@@ -1,1 +1,1 @@
-"""Who runs a step: one C++ call, one op after another, or a CUDA graph."""
+"""Runners of a step: one C++ call, one op after another, or a CUDA graph."""

@@ -1,4 +1,4 @@
-"""Steps that a model cannot take, said before anything is computed."""
+"""Refusals of steps that a model cannot run, before anything is computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_POSITIONS = 2**31
 
 
 def check_step(step: StepInput, config: ModelConfig) -> None:
-    """Raises ValueError for tokens, a mask or positions that the model does not have."""
+    """Raises ValueError for tokens or positions outside of the model's range, and for a mask of the wrong shape."""
     (batch, tokens), past, ids = step.shape, step.cache.length, step.tokens
     total, mask, positions = past + tokens, step.attention_mask, step.position_ids
     if mask is not None and tuple(mask.shape) != (batch, total):

@@ -1,4 +1,4 @@
-"""Decode steps on a GPU: recorded once as a CUDA graph, then played; launched one by one where a profiler looks on."""
+"""Decode steps on a GPU: recorded once as a CUDA graph and then replayed, or launched one by one under a profiler."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from labkit.stages import Phase, Stage, listening, message, stage
 
 @dataclass
 class Recording:
-    """A step on certain slots: what it reads and writes, and, once recorded, its graph."""
+    """Step on certain slots: its inputs and outputs, and once it is recorded, its graph."""
 
     state: StepState
     buffers: Buffers
@@ -38,12 +38,13 @@ class Recording:
 
 
 class GpuDecoder:
-    """Runs the decode steps of a range of layers. `graphs`: record and play; else every step is launched kernel by
-    kernel, as it has to be where layers are `streamed`, or keys and values come from elsewhere: a graph has all of that
-    in one place.
+    """Runs the decode steps of a range of layers.
 
-    A profiler sees launched steps, each kernel within the range of its stage, unless graphs are played `watched` too:
-    the ranges are then announced once, while a graph is recorded, and its nodes lead back to them.
+    graphs: records and replays CUDA graphs. Otherwise every step is launched kernel by kernel. This is necessary if
+    layers, or keys and values, are offloaded: a graph needs them at fixed addresses.
+    watched: replays graphs under a profiler, too. The stage ranges are announced once, while a graph is recorded, and
+    the graph's nodes lead back to them. Otherwise a profiler sees launched steps, each kernel within its stage's range.
+    streamed: the offloaded layers; None: all layers are resident.
     """
 
     def __init__(
@@ -66,20 +67,20 @@ class GpuDecoder:
         """The kernels of the latest step, in the order of a graph's nodes, each with its stage."""
         return tuple(self.last.nodes) if self.last else ()
 
-    def __call__(self, given_B1: Tensor, cache: KVCache, rotary: Rotary | None, *, greedy: bool) -> Tensor:
-        """One more token for each sequence: the next tokens int64 [B, 1] if `greedy`, else logits float32 [B, 1, V], or
-        rows float32 [B, 1, H] of layers without a head.
+    def __call__(self, inputs_B1: Tensor, cache: KVCache, rotary: Rotary | None, *, greedy: bool) -> Tensor:
+        """Runs one token of each sequence. Returns the next tokens int64 [B, 1] if `greedy`, else logits float32
+        [B, 1, V], or rows float32 [B, 1, H] of layers without a head. The caller increases the cache's length.
 
-        given: tokens int64 [B, 1], or rows where there is no embedding. The caller counts the cache's length up.
+        inputs_B1: tokens int64 [B, 1], or rows for layers without an embedding.
         """
-        slots, batch = cache.slots, len(given_B1)
+        slots, batch = cache.slots, len(inputs_B1)
         recording = self._recording(slots, cache, rotary, greedy and self.weights.head is not None)
         if slots.at != cache.length:
             slots.past.fill_(cache.length)
             slots.next_positions.copy_(slots.positions[:, cache.length])
-        slots.at = -1  # should the step fail, the next one sets everything anew
+        slots.at = -1  # if the step fails, the next step sets everything anew
         reads = recording.buffers.given if self.weights.embedding is None else slots.tokens
-        reads[:batch].copy_(given_B1[:, 0])
+        reads[:batch].copy_(inputs_B1[:, 0])
         if not self.graphs or (listening() and not self.watched):
             self._launch(recording, cache.begin_pass(range(cache.length, cache.length + 1)))
         else:
@@ -99,9 +100,9 @@ class GpuDecoder:
             batch = slots.shape[0]
             alibi = cache.config.position == "alibi"
             visible = slots.visible if cache.holes else None
-            with torch.inference_mode(False):  # as the slots are
+            with torch.inference_mode(False):  # as for the slots
                 buffers = Buffers(self.weights, batch, self.device)
-                buffers.given.zero_()  # also of sequences that are only computed
+                buffers.given.zero_()  # also for the bucket's unused sequences
             slots.recordings[key] = Recording(
                 state=StepState(slots.tokens, slots.next_positions, slots.past),
                 buffers=buffers,
@@ -120,10 +121,10 @@ class GpuDecoder:
         @contextmanager
         def around(name: str, layer: int | None) -> Iterator[None]:
             begin = len(launched)
-            what = Stage(name)
-            with stage(Phase.DECODE, what, layer):
+            region = Stage(name)
+            with stage(Phase.DECODE, region, layer):
                 yield
-            text = message(Phase.DECODE, what, layer)
+            text = message(Phase.DECODE, region, layer)
             nodes.extend(Node(kernel, text) for kernel in launched[begin:])
 
         self.launch.launched = launched
@@ -140,7 +141,9 @@ class GpuDecoder:
         recording.nodes = nodes
 
     def _record(self, recording: Recording) -> None:
-        """A first run compiles the kernels; what it moved on is set back, its keys and values will be written again."""
+        """Records the graph. A first run compiles the kernels; the tensors that it advanced are set back, and its keys
+        and values are overwritten later.
+        """
         state = recording.state
         moved = (state.tokens, state.positions, state.past, recording.buffers.given)
         before = [tensor.clone() for tensor in moved]
@@ -152,14 +155,14 @@ class GpuDecoder:
                 tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's own thread asks for its events
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's thread queries its events
             self._launch(recording)
         recording.graph = graph
 
 
 class CudaGraphRunner(Runner):
-    """Decode steps as CUDA graphs, or launched where layers, or keys and values, are fetched; prompts, which are all of
-    different sizes, op by op.
+    """Runs decode steps as CUDA graphs, or launches them if layers, or keys and values, are offloaded. Prompts run op
+    by op, since their sizes differ.
     """
 
     def __init__(self, staged: StagedRunner, decoder: GpuDecoder) -> None:
@@ -177,15 +180,15 @@ class CudaGraphRunner(Runner):
         return self.staged.new_cache(capacity)
 
     def begin(self, step: StepInput) -> Pending:
-        held, cache = self.staged.held, step.cache
+        layer_range, cache = self.staged.held, step.cache
         reach = cache.reach + max(1, cache.capacity - cache.length)
-        if not step.follows or not held.rotary.holds(reach, cache):
+        if not step.follows or not layer_range.rotary.holds(reach, cache):
             return self.staged.begin(step)
-        given = step.rows if step.tokens is None else step.tokens
-        assert given is not None
-        with held.one_at_a_time:
-            rotary = held.rotary.reaching(reach)
-            found = self.decoder(given, cache, rotary, greedy=step.greedy)
+        inputs = step.rows if step.tokens is None else step.tokens
+        assert inputs is not None
+        with layer_range.one_at_a_time:
+            rotary = layer_range.rotary.reaching(reach)
+            result = self.decoder(inputs, cache, rotary, greedy=step.greedy)
         cache.reach += 1
         cache.length += 1
-        return StepOutput(rows=found) if held.weights.head is None else StepOutput(found)
+        return StepOutput(rows=result) if layer_range.weights.head is None else StepOutput(result)

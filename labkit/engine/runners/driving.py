@@ -1,4 +1,4 @@
-"""Loops that ask for steps until a text is done, and what runs one or several of them."""
+"""Loops that request steps until a text ends, and a driver that runs one or several of them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ Loop: TypeAlias = Generator[StepInput, StepOutput, Found]
 
 
 class TextBatch(Protocol):
-    """TextBatch to be continued: the rows of one call of `generate`.
+    """Texts to continue: the rows of one call of `generate`.
 
-    rows: how many. pad: the token behind a text that has ended. cache: empty, or with what the rows begin with.
-    wants_tokens_alone: nobody asks for scores, logits or the cache, or for tokens before all are there.
-    together: why the rows can't be divided; None: each can be continued without the others.
-    asked: all else that is asked for, as ranks compare it.
-    ends: the tokens that a row ends with, where one that has ended can be left out; None: rows stay to the end.
+    cache: empty, or with the first tokens of the rows.
+    rows: number of rows.
+    pad: token after the end of a text.
+    wants_tokens_alone: the caller needs no scores, logits or cache, and no tokens before all are complete.
+    together: reason why the rows can't be divided; None: each row can be continued without the others.
+    asked: all other arguments of the call, in a form that ranks compare.
+    ends: end tokens after which a row can leave the batch; None: rows stay until all have ended.
     draws: tokens are drawn at random, one row after the other.
-    longest: how many tokens a text can have, the prompt's with them; None: unknown.
+    longest: most tokens of a text, with the prompt; None: unknown.
     """
 
     @property
@@ -60,43 +62,43 @@ class TextBatch(Protocol):
 
     @property
     def tokens(self) -> Tensor:
-        """int64 [rows, T]: what the texts begin with."""
+        """int64 [rows, T]: the first tokens of the texts."""
 
     def part(self, rows: range, cache: KVCache) -> TextBatch:
-        """Some of the rows, with a cache of their own."""
+        """Returns some of the rows, with a cache of their own."""
 
     def continued(self, tokens: Tensor) -> TextBatch:
-        """Texts that go on from int64 [rows, T], of which `cache` has all but the last of each."""
+        """Returns texts that continue int64 [rows, T]. `cache` has all these tokens except the last of each row."""
 
     def loop(self) -> Loop:
-        """Continues them, and returns what `generate` does. The first step that it asks for is the prompt."""
+        """Continues the texts, and returns the result of `generate`. The first step that it requests is the prompt."""
 
 
 def drive(
     begin: Callable[[StepInput], Pending], loops: Sequence[Loop], then: Callable[[int], Loop | None] | None = None
 ) -> list[Found]:
-    """What the loops return, each with a batch and a cache of its own. While the result of one is awaited, the steps of
-    the others are under way, if the runner behind `begin` can have several.
+    """Runs the loops, each with its own batch and cache, and returns their results. While one loop waits for its step,
+    steps of other loops are under way, if the runner of `begin` allows several.
 
-    then: told the place of a loop that has ended, may give one to go on with there.
+    then: called with the index of a loop that has ended; may return a loop that continues at this index.
     """
-    found: list[Any] = [None] * len(loops)
+    results: list[Any] = [None] * len(loops)
     with StepRanges() as steps:
 
         def started(request: StepInput) -> Pending:
             steps.begin(request.phase)
             return begin(request)
 
-        under_way = deque((place, loop, started(next(loop))) for place, loop in enumerate(loops))
+        under_way = deque((index, loop, started(next(loop))) for index, loop in enumerate(loops))
         while under_way:
-            place, loop, step = under_way.popleft()
+            index, loop, step = under_way.popleft()
             try:
                 request = loop.send(step.collect())
             except StopIteration as end:
-                found[place] = end.value
-                after = then(place) if then else None
+                results[index] = end.value
+                after = then(index) if then else None
                 if after is not None:
-                    under_way.append((place, after, started(next(after))))
+                    under_way.append((index, after, started(next(after))))
             else:
-                under_way.append((place, loop, started(request)))
-    return found
+                under_way.append((index, loop, started(request)))
+    return results

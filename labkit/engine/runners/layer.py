@@ -17,19 +17,22 @@ from labkit.kernels.types import Heads, LayerCache, Rotary, Rows
 from labkit.stages import Phase, Stage, stage
 
 Ops = Mapping[str, Callable[..., Any]]
-"""The ops of a layer by name: those of `labkit.kernels` without their checks, and with `threads` and `impl` set."""
+"""The ops of a layer by name: `labkit.kernels` without the checks, with `threads` and `impl` set."""
 
 
 @cache
 def ops(impl: str, threads: int) -> Ops:
-    """The ops as `impl` on `threads` threads."""
-    return {each.op: partial(each.trusting, impl=impl, threads=threads) for each in LAYER_OPS}
+    """Returns the ops of `impl` on `threads` threads."""
+    return {layer_op.op: partial(layer_op.trusting, impl=impl, threads=threads) for layer_op in LAYER_OPS}
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """How the ops of a layer are connected. `parallel`: attention and MLP start from the same rows; `from_norm`: the
-    residual is what comes out of the norm; `add_up`: the sum over the ranks of a model, None where there is one.
+    """Connections between the ops of a layer.
+
+    parallel: attention and MLP start from the same rows.
+    from_norm: the residual is the output of the norm.
+    add_up: sums over the ranks of a model; None: there is one rank.
     """
 
     heads: Heads
@@ -48,7 +51,7 @@ def run_layer(
     slots: LayerCache,
     around: Callable[[Stage], AbstractContextManager[object]],
 ) -> Tensor:
-    """hidden [N, H] -> hidden [N, H]; each stage runs within `around(stage)`."""
+    """Runs one layer: hidden [N, H] -> hidden [N, H]. Each stage runs within `around(stage)`."""
     from_norm, add_up = wiring.from_norm, wiring.add_up
     with around(Stage.QKV):
         queries, residual_NH = ops["qkv_gemm"](
@@ -82,14 +85,14 @@ def run_layer(
 
 
 class CacheLayers(Protocol):
-    """Where keys and values of every layer go: a KVCache, or what an encoder needs for one pass."""
+    """Keys and values of every layer: a KVCache, or an encoder's storage for one pass."""
 
     def layer(self, index: int) -> LayerCache: ...
 
 
 class FusedLayer(nn.Module):
-    """A layer made of the ops of `labkit.kernels`, each within its stage's range: what profilers see, and what runs
-    where no C++ compiler is. Without a profiler the C++ engine runs the same pieces of all layers in one call instead.
+    """Layer made of the ops of `labkit.kernels`, each within the range of its stage. It runs under profilers and
+    without a C++ compiler. Otherwise the C++ engine runs the same ops of all layers in one call.
     """
 
     def __init__(self, index: int, weights: LayerWeights, wiring: Wiring, impl: str) -> None:
@@ -110,7 +113,7 @@ class FusedLayer(nn.Module):
         threads: int,
         weights: LayerWeights | None = None,
     ) -> Tensor:
-        """weights: where they are now, of a layer that is read from a file; None: where they always are."""
+        """Runs the layer. weights: present location of an offloaded layer's weights; None: the layer is resident."""
         return run_layer(
             ops(self.impl, threads),
             weights or self.weights,
@@ -119,5 +122,5 @@ class FusedLayer(nn.Module):
             rows,
             rotary,
             cache.layer(self.index),
-            lambda what: stage(phase, what, self.index),
+            lambda name: stage(phase, name, self.index),
         )

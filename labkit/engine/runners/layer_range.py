@@ -1,4 +1,4 @@
-"""The layers that a process holds, and what every way to run them needs."""
+"""The layers of a process, with the settings that every runner needs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from labkit.models.shards import Shard
 
 
 class LayerRange:
-    """A range of a model's layers, with or without embedding and head, as one implementation reads it.
+    """Range of a model's layers, with or without embedding and head, packed for one implementation.
 
-    part: which layers, heads and rows these are. ranks: the way to the processes that have the other heads and rows of
-    the same layers; None: they are whole. pool: where caches borrow their memory on a GPU; None: they have their own.
-    kv_dtype: as caches store keys and values; None: in the type of what is not quantised. streamed: which of the layers
-    are fetched when their turn comes; None: all are where they are needed. elsewhere: where keys and values are fetched
-    from in the same way; None: they are where they are needed.
-    `one_at_a_time`: threads may share an engine, and a step owns the workspace and the rotary tables.
+    part: layers, heads and rows of this process.
+    ranks: rank group with the other heads and rows of the same layers; None: the layers are whole.
+    pool: lends GPU memory to caches; None: caches have their own memory.
+    kv_dtype: of stored keys and values; None: the type of weights that are not quantised.
+    streamed: the offloaded layers; None: all layers are resident.
+    elsewhere: backing store of offloaded keys and values; None: they are resident.
+    one_at_a_time: lock of a step, which owns the workspace and the rotary tables: threads may share an engine.
     """
 
     def __init__(
@@ -51,37 +52,37 @@ class LayerRange:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Of one layer, in the order that they run in."""
+        """Stages of one layer, in the order of execution."""
         return self.weights.stages(self.part.size, self.streamed is not None, self.elsewhere is not None)
 
     @property
     def once_a_step(self) -> bool:
-        """Whether a layer has to take all chunks of a step one after the other: weights, or keys and values, are
-        there only while it is its turn.
+        """Whether all chunks of a step go through a layer before the next layer: offloaded weights, or keys and values,
+        are resident only during the layer's turn.
         """
         return self.streamed is not None or self.elsewhere is not None
 
     def new_cache(self, capacity: int = 0) -> KVCache:
-        """An empty cache for the layers that are here, which reserves `capacity` slots when it is first used."""
+        """Returns an empty cache for these layers, which reserves `capacity` slots at its first use."""
         return KVCache(self.config, self.weights.cache_dtype, capacity, self.pool, self.kv_dtype, self.elsewhere)
 
     def rotated(self, chunks: list[Chunk], cache: KVCache) -> tuple[list[Chunk], Rotary | None]:
-        """The chunks of a step, and the rotary tables that their positions count in."""
+        """Returns the chunks of a step, with the rotary tables that their positions index."""
         if self.rotary.holds(cache.reach, cache):
             return chunks, self.rotary.reaching(cache.reach)
         rows, tables = self.rotary.of([chunk.rows for chunk in chunks])
-        return [chunk._replace(rows=each) for chunk, each in zip(chunks, rows, strict=True)], tables
+        return [chunk._replace(rows=part) for chunk, part in zip(chunks, rows, strict=True)], tables
 
     def results(self, step: StepInput, run: Callable[[list[Chunk]], list[Tensor | None]]) -> list[Tensor]:
-        """What `run` gives for the chunks of a step, where they give something: for one chunk after the other, or for
-        all of them at once where the layers, or keys and values, are fetched once a step.
+        """Returns the results of `run` for the chunks of a step, without None. `run` gets one chunk after the other, or
+        all at once if layers, or keys and values, are fetched once a step.
         """
-        found: list[Tensor | None] = []
+        results: list[Tensor | None] = []
         if self.once_a_step:
             with self.one_at_a_time:
-                found = run(list(placed_chunks(step, self.device)))
+                results = run(list(placed_chunks(step, self.device)))
         else:
             for chunk in placed_chunks(step, self.device):
                 with self.one_at_a_time:
-                    found += run([chunk])
-        return [part for part in found if part is not None]
+                    results += run([chunk])
+        return [part for part in results if part is not None]

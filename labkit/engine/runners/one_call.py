@@ -1,4 +1,4 @@
-"""A step as one C++ call: all layers in one parallel region, the time of every stage taken at no cost."""
+"""A step as one C++ call: all layers in one parallel region, with the time of every stage at no cost."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from labkit.kernels.decode_step import ChunkArgs
 
 
 class OneCallRunner(Runner):
-    """Runs the steps of layers that are packed for the C++ kernels: in memory, or some of them in a stream."""
+    """Runs the steps of layers packed for the C++ kernels. Layers are resident or streamed."""
 
-    def __init__(self, held: LayerRange) -> None:
-        self.held = held
-        exchange = held.ranks.exchange if held.ranks else None
-        self.step = DecodeStep(held.weights, exchange, held.streamed, kv_streamed=held.elsewhere is not None)
-        self.clock = StageClock(held.config.num_layers, held.stages)
+    def __init__(self, layer_range: LayerRange) -> None:
+        self.held = layer_range
+        exchange = layer_range.ranks.exchange if layer_range.ranks else None
+        self.step = DecodeStep(
+            layer_range.weights, exchange, layer_range.streamed, kv_streamed=layer_range.elsewhere is not None
+        )
+        self.clock = StageClock(layer_range.config.num_layers, layer_range.stages)
         self.readings = ReadingChoices()
 
     @property
@@ -40,14 +42,16 @@ class OneCallRunner(Runner):
         return StepOutput(rows=joined(parts)) if self.held.weights.head is None else StepOutput(joined(parts))
 
     def _run(self, step: StepInput, chunks: list[Chunk]) -> list[Tensor | None]:
-        """Of each chunk logits, argmax, or the rows behind the last layer here; None where it keeps nothing."""
-        held, phase, shape = self.held, chunks[0].phase, chunks[0].rows
+        """Returns logits, argmax, or the output rows of the last layer for each chunk; None for a chunk that keeps
+        nothing.
+        """
+        layer_range, phase, shape = self.held, chunks[0].phase, chunks[0].rows
         choice = self.readings.of(shape.batch, shape.tokens)
-        chunks, rotary = held.rotated(chunks, step.cache)
-        given = [self._with_room_for_results(step, chunk) for chunk in chunks]
+        chunks, rotary = layer_range.rotated(chunks, step.cache)
+        arguments = [self._with_room_for_results(step, chunk) for chunk in chunks]
         begun = perf_counter_ns()
         self.step(
-            given,
+            arguments,
             rotary,
             step.cache.c,
             threads=team_size(),
@@ -56,8 +60,8 @@ class OneCallRunner(Runner):
             kv_pass=step.cache.begin_pass(written(step.cache, chunks)),
         )
         choice.took(perf_counter_ns() - begun)
-        self.clock.add(phase, self.step.times, head=any(chunk.keep for chunk in given))
-        return [self._found(step, chunk) for chunk in given]
+        self.clock.add(phase, self.step.times, head=any(chunk.keep for chunk in arguments))
+        return [self._result(step, chunk) for chunk in arguments]
 
     def _with_room_for_results(self, step: StepInput, chunk: Chunk) -> ChunkArgs:
         batch, keep, head = chunk.rows.batch, chunk.keep, self.held.weights.head
@@ -71,12 +75,12 @@ class OneCallRunner(Runner):
             logits = torch.empty(batch, keep, head.vocab_size)
         return ChunkArgs(chunk.rows, chunk.past, chunk.tokens, keep, logits, argmax, None, chunk.inputs, outputs)
 
-    def _found(self, step: StepInput, chunk: ChunkArgs) -> Tensor | None:
-        """What a chunk gave."""
-        held, logits = self.held, chunk.logits
+    def _result(self, step: StepInput, chunk: ChunkArgs) -> Tensor | None:
+        """Returns the result of a chunk; None if it keeps nothing."""
+        layer_range, logits = self.held, chunk.logits
         if chunk.outputs is not None:
             return chunk.outputs.view(chunk.rows.batch, chunk.rows.tokens, -1)
-        if logits is not None and held.ranks is not None and step.top is not None:
-            vocab = held.part.vocab
-            return held.ranks.largest(logits[..., vocab.start : vocab.stop], step.top)
+        if logits is not None and layer_range.ranks is not None and step.top is not None:
+            vocab = layer_range.part.vocab
+            return layer_range.ranks.largest(logits[..., vocab.start : vocab.stop], step.top)
         return chunk.argmax if step.greedy else logits

@@ -1,4 +1,4 @@
-"""What all runners have in common."""
+"""Base class of all runners."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from labkit.kernels.decode_step import StreamedLayers
 
 
 class Runner:
-    """One way to run the steps of the layers that a process holds.
+    """Runs the steps of the layers of a process.
 
-    clock: the times of the stages, for runners that stamp them.
+    clock: stage times, for runners that measure them.
     """
 
     clock: StageClock
 
     def new_cache(self, capacity: int = 0) -> KVCache:
-        """An empty cache that reserves `capacity` slots per sequence when it is first used."""
+        """Returns an empty cache, which reserves `capacity` slots per sequence at its first use."""
         raise NotImplementedError
 
     def begin(self, step: StepInput) -> Pending:
-        """Starts a step; the caller has checked it. Steps of several caches may be begun before the first is collected,
-        those of one cache follow each other.
+        """Starts a step, which the caller has checked. Steps of different caches may begin before the first is
+        collected. Steps of one cache follow each other.
         """
         raise NotImplementedError
 
     @property
     def reading(self) -> str:
-        """How decode steps read the weights, for runners that choose it; else empty."""
+        """The way in which decode steps read the weights, for runners that choose it; else empty."""
         return ""
 
     @property
     def streamed(self) -> StreamedLayers | None:
-        """The layers that are fetched in every step; None where all are where they are needed."""
+        """The offloaded layers, which every step fetches; None: all layers are resident."""
         return None
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The kernels of the latest decode step, in the order of a CUDA graph's nodes; none where there is no graph."""
+        """The kernels of the latest decode step, in the order of a CUDA graph's nodes; empty without a graph."""
         return ()
 
     @property
     def pipeline(self) -> PipelineStage | None:
-        """The stage that this process is of a pipeline; None where it has all layers."""
+        """The pipeline stage of this process; None: it has all layers."""
         return None
 
     def decode(self, begin: Callable[[StepInput], Pending], texts: TextBatch) -> Found:
-        """Continues texts to their end, by steps that `begin` checks and hands on to this runner's."""
-        (found,) = drive(begin, [texts.loop()])
-        return found
+        """Continues texts to their end. `begin` checks each step and passes it to this runner's `begin`."""
+        (result,) = drive(begin, [texts.loop()])
+        return result
 
     def shared_call(self, name: str) -> AbstractContextManager[None]:
-        """Around a call that all ranks of the model make, which fails on all of them or on none."""
+        """Context of a call that all ranks of the model make. It fails on all of them or on none."""
         return nullcontext()
 
     def before_generation(self) -> None:
         """Called before the first step of a text."""
 
     def after_generation(self, tokens: Tensor) -> None:
-        """Called with the tokens int64 [B, T] of finished texts, prompt included."""
+        """Called with the tokens int64 [B, T] of complete texts, prompt included."""

@@ -1,4 +1,4 @@
-"""Sums up the times of one-call steps by phase, layer and stage."""
+"""Sums of the stage times of one-call steps, by phase, layer and stage."""
 
 from dataclasses import dataclass
 
@@ -9,20 +9,20 @@ from labkit.stages import Phase, Stage
 
 @dataclass(frozen=True)
 class StageTime:
-    """Wall time of one stage of one layer (None: outside the layers), summed over `calls` steps."""
+    """Wall time of one stage of one layer, summed over `calls` steps."""
 
     phase: Phase
     stage: Stage
-    layer: int | None
+    layer: int | None  # None: outside the layers
     calls: int
     total_ms: float
 
 
 class StageClock:
-    """Totals since the last reset; adding one step's times takes microseconds."""
+    """Totals since the last reset. Adding one step's times takes microseconds."""
 
     def __init__(self, num_layers: int, stages: tuple[str, ...]) -> None:
-        """stages: of a layer, in the order of their times; one that comes twice is summed."""
+        """stages: of a layer, in the order of their times. A stage that occurs twice is summed."""
         self.num_layers, self.stages = num_layers, stages
         self.reset()
 
@@ -33,23 +33,23 @@ class StageClock:
         self._head_calls = dict.fromkeys(Phase, 0)
 
     def add(self, phase: Phase, times_ns: np.ndarray, *, head: bool) -> None:
-        """`times_ns`: nanoseconds in the embedding, in each stage of each layer, in the head."""
+        """Adds one step. times_ns: nanoseconds in the embedding, in each stage of each layer, and in the head."""
         self._total_ns[phase] += times_ns
         self._calls[phase] += 1
         self._head_calls[phase] += head
 
     def times(self) -> list[StageTime]:
-        """One record per phase that ran, layer and stage, in the order of execution."""
-        out = []
+        """Returns one record per phase that ran, layer and stage, in the order of execution."""
+        records = []
         for phase, total_ns in self._total_ns.items():
             if not (calls := self._calls[phase]):
                 continue
             ms = total_ns / 1e6
-            out.append(StageTime(phase, Stage.EMBED, None, calls, float(ms[0])))
+            records.append(StageTime(phase, Stage.EMBED, None, calls, float(ms[0])))
             for layer in range(self.num_layers):
                 spans = ms[1 + layer * len(self.stages) :]
                 for name in dict.fromkeys(self.stages):
-                    total = sum(float(spans[at]) for at, other in enumerate(self.stages) if other == name)
-                    out.append(StageTime(phase, Stage(name), layer, calls, total))
-            out.append(StageTime(phase, Stage.LM_HEAD, None, self._head_calls[phase], float(ms[-1])))
-        return out
+                    total = sum(float(spans[at]) for at, stage in enumerate(self.stages) if stage == name)
+                    records.append(StageTime(phase, Stage(name), layer, calls, total))
+            records.append(StageTime(phase, Stage.LM_HEAD, None, self._head_calls[phase], float(ms[-1])))
+        return records

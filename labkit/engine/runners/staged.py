@@ -1,4 +1,4 @@
-"""A step op by op, under the ranges of its stages: for profilers, for hidden states, and where there is no compiler."""
+"""Runs a step op by op, under the ranges of its stages: for profilers, for hidden states, and without a compiler."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ gemm = unchecked(checked_gemm)
 
 
 @dataclass(frozen=True)
-class LayerBehind:
-    """The keys and values of the layer whose turn it is, to be written to behind `past` tokens of every sequence.
+class PlacedLayer:
+    """Keys and values of the present layer, with the write position of a chunk.
 
-    counter: int32 [1], where that number stands on a GPU while others have been placed behind these; None: nothing has.
+    past: write position: number of tokens before the chunk, in every sequence.
+    counter: int32 [1] with the value of `past` on a GPU, if later chunks have been placed already; None: none have.
     """
 
     slots: LayerCache
@@ -40,22 +41,22 @@ class LayerBehind:
     counter: Tensor | None = None
 
     def layer(self, index: int) -> LayerCache:
-        found = replace(self.slots, past=self.past)
-        return found if self.counter is None else replace(found, counter=self.counter)
+        view = replace(self.slots, past=self.past)
+        return view if self.counter is None else replace(view, counter=self.counter)
 
 
 class StagedRunner(Runner):
-    """Runs the steps of layers in memory with the ops of `labkit.kernels`, each within the range of its stage.
+    """Runs the steps of a layer range with the ops of `labkit.kernels`, each within the range of its stage.
 
-    `layers` are the modules that stand where the original model has its own.
+    layers: modules that replace the layers of the original model.
     """
 
-    def __init__(self, held: LayerRange) -> None:
-        self.held = held
+    def __init__(self, layer_range: LayerRange) -> None:
+        self.held = layer_range
         self.clock = StageClock(0, ())
-        w, ranks = held.weights, held.ranks
+        w, ranks = layer_range.weights, layer_range.ranks
         wiring = Wiring(w.heads, w.parallel_residual, w.residual_from_norm, ranks.sum if ranks else None)
-        self.layers = [FusedLayer(index, layer, wiring, held.impl) for index, layer in enumerate(w.layers)]
+        self.layers = [FusedLayer(index, layer, wiring, layer_range.impl) for index, layer in enumerate(w.layers)]
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         return self.held.new_cache(capacity)
@@ -68,70 +69,76 @@ class StagedRunner(Runner):
         return StepOutput(joined(parts), tuple(seen))
 
     def _run(self, step: StepInput, chunks: list[Chunk], seen: list[Tensor]) -> list[Tensor | None]:
-        """What each chunk gives; `seen` gets the hidden states of the only one, if they are wanted."""
-        held, threads = self.held, team_size()
-        chunks, rotary = held.rotated(chunks, step.cache)
+        """Returns the result of each chunk. Appends the hidden states of the only chunk to `seen`, if requested."""
+        layer_range, threads = self.held, team_size()
+        chunks, rotary = layer_range.rotated(chunks, step.cache)
         hidden = [self._first_rows(chunk) for chunk in chunks]
         counters = [_counter(step.cache, chunk.past, alone=len(chunks) == 1) for chunk in chunks]
-        first_turn = held.streamed.stream.begin_pass() if held.streamed else 0
+        first_turn = layer_range.streamed.stream.begin_pass() if layer_range.streamed else 0
         kv_pass = step.cache.begin_pass(written(step.cache, chunks))
         for layer in self.layers:
-            if step.hidden_states:  # a post-norm layer's last norm is due, which the next layer begins with
+            if step.hidden_states:  # the next layer begins with a post-norm layer's last norm, so apply it here
                 norm, rows = layer.weights.qkv.norm, chunks[0].rows
-                shown = hidden[0] if held.config.pre_norm else normalise(norm, hidden[0])
+                shown = hidden[0] if layer_range.config.pre_norm else normalise(norm, hidden[0])
                 seen.append(shown.view(rows.batch, rows.tokens, -1))
             phase = chunks[0].phase
             with (
                 self._weights(layer, first_turn, phase) as weights,
-                _kept(step.cache, kv_pass, layer.index, phase) as slots,
+                _keys_and_values(step.cache, kv_pass, layer.index, phase) as slots,
             ):
                 for at, chunk in enumerate(chunks):
-                    behind = LayerBehind(slots, chunk.past, counters[at])
-                    hidden[at] = layer(hidden[at], chunk.rows, rotary, behind, chunk.phase, threads, weights)
+                    placed = PlacedLayer(slots, chunk.past, counters[at])
+                    hidden[at] = layer(hidden[at], chunk.rows, rotary, placed, chunk.phase, threads, weights)
         self._require_layers(kv_pass)
         return [self._result(step, chunk, rows_NH, seen) for chunk, rows_NH in zip(chunks, hidden, strict=True)]
 
     def _weights(self, layer: FusedLayer, first_turn: int, phase: Phase) -> AbstractContextManager[LayerWeights]:
-        """A layer's weights, for as long as they are needed."""
+        """Context with a layer's resident weights."""
         streamed = self.held.streamed
         if streamed is None:
             return nullcontext(layer.weights)
         return streamed.at_hand(layer.index, layer.weights, first_turn, stage(phase, Stage.FETCH, layer.index))
 
     def _require_layers(self, kv_pass: CachePass | None) -> None:
-        """Raises RunError where a layer could not be read: only now, because the ranks of a model go on together."""
-        held, ranks = self.held, self.held.ranks
-        streams = [each.stream for each in (held.streamed, kv_pass) if each is not None]
+        """Raises RunError if a layer could not be read. The check comes after all layers, because the ranks of a model
+        compute together.
+        """
+        layer_range, ranks = self.held, self.held.ranks
+        streams = [source.stream for source in (layer_range.streamed, kv_pass) if source is not None]
         if streams:
             failed = any(stream.failed for stream in streams)
             require_whole(streams, not (failed if ranks is None else ranks.agree("the layers", flag=failed)))
 
     def _result(self, step: StepInput, chunk: Chunk, hidden_NH: Tensor, seen: list[Tensor]) -> Tensor | None:
-        held, rows = self.held, chunk.rows
+        layer_range, rows = self.held, chunk.rows
         hidden_BTH = hidden_NH.view(rows.batch, rows.tokens, -1)
-        if held.weights.head is None:
-            return normalise(held.weights.final_norm, hidden_NH).view_as(hidden_BTH)
+        if layer_range.weights.head is None:
+            return normalise(layer_range.weights.final_norm, hidden_NH).view_as(hidden_BTH)
         if not chunk.keep:
             return None
         with stage(chunk.phase, Stage.LM_HEAD):
-            return self._head(held.weights.head, step, chunk.keep, hidden_BTH, seen)
+            return self._head(layer_range.weights.head, step, chunk.keep, hidden_BTH, seen)
 
     def _head(self, head: HeadWeights, step: StepInput, keep: int, hidden_BTH: Tensor, seen: list[Tensor]) -> Tensor:
-        held, threads = self.held, team_size()
+        layer_range, threads = self.held, team_size()
         kept = hidden_BTH if step.hidden_states else hidden_BTH[:, -keep:]
-        normed = normalise(held.weights.final_norm, kept.flatten(0, 1).contiguous())
+        normed = normalise(layer_range.weights.final_norm, kept.flatten(0, 1).contiguous())
         if head.project_out is not None:
-            normed = gemm(normed, head.project_out, threads=threads, impl=held.impl)
+            normed = gemm(normed, head.project_out, threads=threads, impl=layer_range.impl)
         if step.hidden_states:
             seen.append(normed.view(*hidden_BTH.shape[:2], -1))
             normed = seen[-1][:, -keep:].flatten(0, 1).contiguous()
-        logits = gemm(normed, head.matrix, threads=threads, impl=held.impl).view(len(hidden_BTH), keep, -1)
-        if held.ranks is not None:
-            logits = held.ranks.side_by_side(logits) if step.top is None else held.ranks.largest(logits, step.top)
+        logits = gemm(normed, head.matrix, threads=threads, impl=layer_range.impl).view(len(hidden_BTH), keep, -1)
+        if layer_range.ranks is not None:
+            logits = (
+                layer_range.ranks.side_by_side(logits)
+                if step.top is None
+                else layer_range.ranks.largest(logits, step.top)
+            )
         return argmax_or_minus_one(logits) if step.greedy else logits
 
     def _first_rows(self, chunk: Chunk) -> Tensor:
-        """What the first layer starts from."""
+        """Returns the input of the first layer."""
         embedding = self.held.weights.embedding
         if embedding is None:
             assert chunk.inputs is not None
@@ -149,9 +156,11 @@ class StagedRunner(Runner):
         return hidden.contiguous()
 
     def _look_up(self, w: EmbeddingWeights, tokens: Tensor) -> Tensor:
-        """Rows of the embedding table, float32 [tokens, E]; a rank has some, and the sum of all ranks is whole."""
+        """Returns rows of the embedding table, float32 [tokens, E]. Each rank has a part of the table, so the ranks'
+        rows are summed.
+        """
 
-        def found(ids: Tensor) -> Tensor:
+        def table_rows(ids: Tensor) -> Tensor:
             if w.table is not None:
                 return w.table[ids].float()
             assert w.packed is not None
@@ -159,21 +168,23 @@ class StagedRunner(Runner):
 
         ranks = self.held.ranks
         if ranks is None:
-            return found(tokens)
-        here = (tokens >= w.vocab.start) & (tokens < w.vocab.stop)
-        mine = found(torch.where(here, tokens - w.vocab.start, 0))
-        return ranks.sum(torch.where(here[:, None], mine, 0.0).contiguous())
+            return table_rows(tokens)
+        own = (tokens >= w.vocab.start) & (tokens < w.vocab.stop)
+        rows = table_rows(torch.where(own, tokens - w.vocab.start, 0))
+        return ranks.sum(torch.where(own[:, None], rows, 0.0).contiguous())
 
 
 def _counter(cache: KVCache, past: int, alone: bool) -> Tensor | None:
-    """Where `past` stands on a GPU while other tokens have been placed behind it. alone: none have."""
+    """Returns `past` as a counter on a GPU, needed if later chunks have been placed. alone: the step has one chunk."""
     if alone or cache.pool is None:
         return None
     return torch.full((1,), past, dtype=torch.int32, device=cache.device)
 
 
-def _kept(cache: KVCache, kv_pass: CachePass | None, layer: int, phase: Phase) -> AbstractContextManager[LayerCache]:
-    """A layer's keys and values, for as long as they are needed."""
+def _keys_and_values(
+    cache: KVCache, kv_pass: CachePass | None, layer: int, phase: Phase
+) -> AbstractContextManager[LayerCache]:
+    """Context with a layer's resident keys and values."""
     if kv_pass is None:
         return nullcontext(cache.layer(layer))
     return kv_pass.at_hand(layer, stage(phase, Stage.FETCH_KV, layer))

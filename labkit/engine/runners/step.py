@@ -1,7 +1,7 @@
-"""What a runner takes and gives: one step of one batch.
+"""Input and output of a runner: one step of one batch.
 
-B sequences, T new tokens of each, H hidden, V vocabulary. These records are made anew for every token, when the weights
-have swept the processor's caches clean: named tuples are frozen, and made in one call.
+B sequences, T new tokens of each, H hidden, V vocabulary. The records are made for every token, after the weights have
+flushed the processor's caches. So they are named tuples, which are frozen and made in one call.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from labkit.engine.memory.kv_cache import KVCache
 from labkit.kernels.types import Rows
 from labkit.stages import Phase, phase_of
 
-CHUNK_ROWS = 512  # rows per pass through the layers: bounds the workspace of a long prompt, and what ranks exchange
+CHUNK_ROWS = 512  # rows per pass through the layers: bounds the workspace of a long prompt, and the ranks' exchanges
 
 
 class StepInput(NamedTuple):
-    """New tokens on top of those that `cache` holds, which the step adds to it.
+    """New tokens, which the step adds to the tokens in `cache`.
 
-    tokens: int64 [B, T]; or rows: float32 [B, T, H], for layers that are not the first of a model.
-    attention_mask: [B, past + T], 0 hides a token. position_ids: [B or 1, T].
-    keep: results are wanted for the last `keep` tokens of each sequence: their logits, or with `greedy` the argmax.
-    top: so many of the largest logits are enough, the others may be -inf. hidden_states: what every layer starts from
-    is wanted too.
-    follows: one token per sequence, chosen from the results of the step before. It is of the vocabulary, visible and at
-    the next position, so that there is nothing to check between two steps.
+    tokens: int64 [B, T]; None: `rows` are given.
+    attention_mask: [B, past + T], 0 hides a token.
+    position_ids: [B or 1, T].
+    keep: number of last tokens of each sequence that need results.
+    greedy: results are the argmax instead of logits.
+    top: number of largest logits that are needed, the others may be -inf; None: all are needed.
+    hidden_states: the inputs of every layer are results, too.
+    follows: one token per sequence, chosen from the results of the previous step. It is in the vocabulary, visible and
+    at the next position, so that nothing has to be checked between two steps.
+    rows: float32 [B, T, H], input of layers that are not the first of a model.
     """
 
     tokens: Tensor | None
@@ -46,9 +49,9 @@ class StepInput(NamedTuple):
     @property
     def shape(self) -> tuple[int, int]:
         """(B, T)"""
-        given = self.rows if self.tokens is None else self.tokens
-        assert given is not None
-        return given.shape[0], given.shape[1]
+        inputs = self.rows if self.tokens is None else self.tokens
+        assert inputs is not None
+        return inputs.shape[0], inputs.shape[1]
 
     @property
     def phase(self) -> Phase:
@@ -56,11 +59,12 @@ class StepInput(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """What came of a step.
+    """Results of a step.
 
-    result: logits float32 [B, keep, V], or the argmax int64 [B, keep]; None where nothing was kept, or the layers are
-    not the last of a model: then `rows` float32 [B, T, H] go on to the next ones. hidden_states: [B, T, H] each, before
-    every layer and after the last norm.
+    result: logits float32 [B, keep, V], or the argmax int64 [B, keep]; None: `keep` is 0, or later layers of the model
+    follow.
+    hidden_states: [B, T, H] each, before every layer and after the last norm.
+    rows: float32 [B, T, H], input of the later layers, if there are any.
     """
 
     result: Tensor | None = None
@@ -68,41 +72,41 @@ class StepOutput(NamedTuple):
     rows: Tensor | None = None
 
     def collect(self) -> StepOutput:
-        """Itself: a step that is done when `begin` returns is its own pending one."""
+        """Returns itself: a step that is complete when `begin` returns is its own `Pending`."""
         return self
 
 
 class Pending(Protocol):
-    """A step that was begun."""
+    """A step that has begun."""
 
     def collect(self) -> StepOutput:
-        """What came of it, waiting for its end."""
+        """Waits for the end of the step, and returns its results."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One kernel of a step: its name, and the stage that it belongs to ("decode/layer.3/qkv"), in order of launch."""
+    """One kernel of a step. Nodes are listed in the order of launch."""
 
     kernel: str
-    stage: str
+    stage: str  # for example "decode/layer.3/qkv"
 
 
 class Chunk(NamedTuple):
-    """Tokens of a step that go through a layer together, with their place in the cache: behind `past` others."""
+    """Tokens of a step that go through a layer together."""
 
     tokens: Tensor | None
     inputs: Tensor | None  # float32 [B * T, H]
     rows: Rows
-    past: int
+    past: int  # write position: number of tokens in the cache before these
     keep: int
     phase: Phase
 
 
 def placed_chunks(step: StepInput, device: torch.device) -> Iterator[Chunk]:
-    """The tokens of a step in chunks of at most CHUNK_ROWS rows, or one token of each sequence; all at once where
-    hidden states are wanted.
+    """Yields the tokens of a step in chunks of at most CHUNK_ROWS rows, but at least one token of each sequence. With
+    hidden states, all tokens are one chunk.
 
-    Each is placed in the cache when it is asked for, and counts as held by it once the next one is.
+    A chunk is placed in the cache before it is yielded, and committed when the caller asks for the next chunk.
     """
     cache = step.cache
     if step.follows:
@@ -135,12 +139,12 @@ def placed_chunks(step: StepInput, device: torch.device) -> Iterator[Chunk]:
 
 
 def written(cache: KVCache, chunks: list[Chunk]) -> range:
-    """The tokens of every sequence that chunks which have been placed add to the cache."""
+    """Returns the range of tokens, in every sequence, that the placed chunks add to the cache."""
     return range(chunks[0].past, cache.length)
 
 
 def joined(parts: list[Tensor]) -> Tensor | None:
-    """What the chunks of a step gave, side by side along the tokens; None where none gave anything."""
+    """Returns the results of a step's chunks joined along the tokens; None: there are no results."""
     if len(parts) < 2:
         return parts[0] if parts else None
     return torch.cat(parts, dim=1)

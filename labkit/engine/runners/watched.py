@@ -1,4 +1,4 @@
-"""Which of two runners takes a step: the fast one, or the staged one where somebody looks on."""
+"""Choice between two runners for each step: the fast one, or under a profiler the staged one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.stages import listening
 
 
 class WatchedRunner(Runner):
-    """Steps are fast, unless a profiler listens or hidden states are wanted: then they run stage by stage."""
+    """Runs steps fast, or stage by stage if a profiler listens or hidden states are requested."""
 
     def __init__(self, fast: Runner, staged: StagedRunner) -> None:
         self.fast, self.staged = fast, staged
@@ -45,7 +45,7 @@ class WatchedRunner(Runner):
 
     @contextmanager
     def stage_by_stage(self) -> Iterator[None]:
-        """Within the block every step runs op by op, as under a profiler: to test it, and to measure what it costs."""
+        """Makes every step in the block run op by op, as under a profiler: for tests, and to measure the cost."""
         before, self._always_staged = self._always_staged, True
         try:
             yield
@@ -57,14 +57,16 @@ class WatchedRunner(Runner):
 
 
 class RankedRunner(WatchedRunner):
-    """The same on a rank of several, which have to agree on every prompt, and with it on how its steps run: a profiler
-    may listen to one rank alone. calls: of all ranks.
+    """WatchedRunner on one of several ranks. The ranks agree on every prompt, and on how its steps run: a profiler may
+    listen to one rank alone.
+
+    calls: shared by all ranks.
     """
 
     def __init__(self, fast: Runner, staged: StagedRunner, ranks: Ranks, calls: SharedCalls) -> None:
         super().__init__(fast, staged)
         self._ranks, self._calls = ranks, calls
-        self._agreed = False  # that steps go stage by stage
+        self._agreed = False  # whether steps run stage by stage
 
     def shared_call(self, name: str) -> AbstractContextManager[None]:
         return self._calls.one(name)
@@ -78,8 +80,8 @@ class RankedRunner(WatchedRunner):
     def _is_watched(self, step: StepInput) -> bool:
         if step.follows:
             return self._agreed
-        mine = super()._is_watched(step) or step.shape[0] > CHUNK_ROWS  # more rows than the exchange has room for
-        given = (step.tokens, step.cache.length, step.attention_mask, step.position_ids)
-        wanted = (step.keep, step.greedy, step.top, step.hidden_states)
-        self._agreed = self._ranks.agree("the tokens", *given, *wanted, flag=mine)
+        mine = super()._is_watched(step) or step.shape[0] > CHUNK_ROWS  # the exchange has no room for more rows
+        inputs = (step.tokens, step.cache.length, step.attention_mask, step.position_ids)
+        outputs = (step.keep, step.greedy, step.top, step.hidden_states)
+        self._agreed = self._ranks.agree("the tokens", *inputs, *outputs, flag=mine)
         return self._agreed

@@ -1,1 +1,1 @@
-"""Transformers' own models as comparisons need them: annotated with the stages, and played as a CUDA graph."""
+"""Transformers' own models for comparisons: annotated with the stages, and replayed as a CUDA graph."""

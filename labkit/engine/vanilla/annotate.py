@@ -1,7 +1,7 @@
-"""Name the stages of a vanilla Hugging Face model, so that it lines up with the engine stage by stage.
+"""Names the stages of a vanilla Hugging Face model, so that it lines up with the engine stage by stage.
 
-A module knows where it starts and ends, a stage often spans several modules and the functions between them. So the
-hooks only mark boundaries: each one ends the stage before it and starts the next, and every moment belongs to one.
+A hook marks the start or the end of a module, but a stage often spans several modules and the functions between them.
+So each hook is a boundary: it ends the previous stage and starts the next, and every moment belongs to one stage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from labkit.stages import Phase, Range, Stage, StepRanges, message
 
 
 class HookClock:
-    """Sums up the time between boundaries, and announces each stage to whatever profiler listens."""
+    """Sums up the time between boundaries, and announces each stage to profilers."""
 
     def __init__(self) -> None:
         self._phase = Phase.PREFILL
@@ -40,7 +40,7 @@ class HookClock:
         self.switch(Stage.EMBED)
 
     def switch(self, stage: Stage, layer: int | None = None) -> None:
-        """The boundary: from here on it is `stage`."""
+        """Marks a boundary: `stage` begins."""
         key = (self._phase, stage, layer)
         if key == self._current:
             return
@@ -51,7 +51,7 @@ class HookClock:
         self._since_ns = perf_counter_ns()
 
     def end(self) -> None:
-        """End the running stage and step, if any."""
+        """Ends the running stage and step, if any."""
         self._end_stage()
         self._steps.end()
 
@@ -63,15 +63,15 @@ class HookClock:
         self._current = None
 
     def stage_times(self) -> list[StageTime]:
-        """What has been collected, in the order of first appearance."""
+        """Returns the collected times, in the order of first appearance."""
         return [StageTime(*key, self._calls[key], total / 1e6) for key, total in self._total_ns.items()]
 
 
 @contextmanager
 def annotate(model: PreTrainedModel, policy: Policy) -> Iterator[HookClock]:
-    """Hook the modules that `policy` names for as long as the context lasts; the model computes what it always did.
+    """Context in which the modules that `policy` names have hooks. The model's results do not change.
 
-    The times are the CPU's. Whatever happens between two forward passes counts as SAMPLE.
+    The times are the CPU's. All time between two forward passes counts as SAMPLE.
     """
     clock = HookClock()
 
@@ -103,9 +103,10 @@ def annotate(model: PreTrainedModel, policy: Policy) -> Iterator[HookClock]:
 
 
 def _layer_boundaries(policy: Policy) -> list[tuple[str, Stage | None, Stage | None]]:
-    """Module of a layer ("": the layer itself), the stage that begins before it, the stage that begins after it.
+    """Returns modules of a layer ("": the layer itself), each with the stage that begins before it and the stage that
+    begins after it.
 
-    What follows the attention's output, the first residual included, belongs to the MLP, as in the fused region.
+    The MLP stage begins after the attention's output and includes the first residual, as in the fused region.
     """
     return [
         ("", Stage.QKV, None),

@@ -1,6 +1,6 @@
-"""transformers' own decode step as a CUDA graph: vanilla without the time that launching its kernels takes.
+"""transformers' own decode step as a CUDA graph: vanilla without the launch times of its kernels.
 
-What the fused engine gains over this is the kernels' merit alone; what this gains over eager is the graph's.
+The fused engine's gain over this is due to the kernels alone. The gain of this over eager is due to the graph.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from transformers.generation.streamers import BaseStreamer
 
 from labkit.system.errors import UserError
 
-WARM_UP_STEPS = 3  # libraries choose their kernels and take their memory before the recording
+WARM_UP_STEPS = 3  # in these, libraries choose their kernels and allocate memory, before the recording
 
 
 class GraphedModel:
-    """A vanilla model that generates greedily, each decode step a replay of one CUDA graph; the prompt is outside it.
+    """Vanilla model that generates greedily. Each decode step replays one CUDA graph; the prompt runs outside of it.
 
-    The graph is recorded for one number of sequences and of slots, and anew when a call has others, so that attention,
-    which spans all slots of a static cache, spans no more than the call needs. `graph=False`: the same step, launched
-    op by op, on any device.
+    The graph is recorded for one number of sequences and of slots, and again when a call has other numbers. Attention
+    spans all slots of a static cache, so the cache has no more slots than the call needs. `graph=False`: the same step
+    is launched op by op, on any device.
 
     Raises ValueError for a model that transformers cannot run on a static cache.
     """
@@ -62,8 +62,8 @@ class GraphedModel:
     ) -> Tensor:
         """input_ids [B, T] -> [B, T + max_new_tokens].
 
-        An end of text is a token like any other, so `min_new_tokens` and `pad_token_id` change nothing.
-        `attention_mask` [B, T] may hide padding on the left. Raises ValueError for anything but greedy search.
+        Generation does not stop at the end of a text, so `min_new_tokens` and `pad_token_id` have no effect.
+        `attention_mask` [B, T] may hide padding on the left. Raises ValueError for other modes than greedy search.
         """
         if do_sample or num_beams != 1:
             raise UserError(f"got do_sample={do_sample}, num_beams={num_beams}, expected greedy search; use hf-eager")
@@ -87,7 +87,7 @@ class GraphedModel:
 
     def _step_for(self, batch: int, slots: int) -> StaticStep:
         if self._step is None or self._step.shape != (batch, slots):
-            self._step = None  # its memory makes room
+            self._step = None  # frees its memory first
             step = StaticStep(self.model, batch, slots)
             if self.graph:
                 step.record()
@@ -96,15 +96,15 @@ class GraphedModel:
 
 
 class StaticStep:
-    """One more token for each of `batch` sequences: reads and moves on `tokens`, `positions` [B, 1] and the cache.
+    """Step of one token for each of `batch` sequences. Reads and advances `tokens`, `positions` [B, 1] and the cache.
 
-    All of them keep their addresses, and how far a sequence is stands in tensors only, as a graph needs it.
+    All tensors keep their addresses, and the lengths of sequences are in tensors only, as a graph needs it.
     """
 
     def __init__(self, model: PreTrainedModel, batch: int, slots: int) -> None:
         self.model, self.shape = model, (batch, slots)
         self.cache = StaticCache(config=model.config, max_cache_len=slots)
-        # transformers' layers with a sliding window count in Python. Without them the mask alone hides what is outside.
+        # transformers' sliding-window layers count tokens in Python. Instead, the mask hides tokens outside a window.
         self.cache.layers = [StaticLayer(max_cache_len=slots) for _ in self.cache.layers]
         self.tokens = torch.zeros(batch, 1, dtype=torch.int64, device=model.device)
         self.positions = torch.zeros_like(self.tokens)
@@ -112,7 +112,7 @@ class StaticStep:
         self._replay: Callable[[], None] | None = None
 
     def prefill(self, input_ids: Tensor, mask: Tensor) -> None:
-        """Starts anew with a prompt: leaves its first new token in `tokens`."""
+        """Runs a prompt on an empty cache, and puts its first new token into `tokens`."""
         length = input_ids.shape[1]
         positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
         self.cache.reset()
@@ -130,11 +130,11 @@ class StaticStep:
         self.positions.copy_(positions[:, -1:] + 1)
 
     def advance(self) -> None:
-        """The step, from its graph once it is recorded."""
+        """Runs the step: replays the graph if it is recorded."""
         (self._replay or self.launch)()
 
     def launch(self) -> None:
-        """The step, op by op."""
+        """Runs the step op by op."""
         with NumbersOnDevice():
             output = self.model(
                 input_ids=self.tokens,
@@ -148,7 +148,7 @@ class StaticStep:
         self.positions.add_(1)
 
     def record(self) -> None:
-        """Records the graph. What the cache and the tensors held before is lost."""
+        """Records the graph. Earlier contents of the cache and the tensors are lost."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -171,9 +171,9 @@ class StaticStep:
 
 
 class NumbersOnDevice(TorchFunctionMode):
-    """Within it, `torch.tensor(number, device=...)` is filled in on the device.
+    """Context in which `torch.tensor(number, device=...)` is filled on the device.
 
-    It would be copied there from the host, which a graph cannot record. transformers' masks had such a number (5.17).
+    Otherwise the number is copied from the host, which a graph cannot record. transformers' masks contain one (5.17).
     """
 
     def __torch_function__(
@@ -185,7 +185,7 @@ class NumbersOnDevice(TorchFunctionMode):
 
 
 def check_static_cache(model: PreTrainedModel) -> None:
-    """Raises ValueError for a model that transformers has no static cache for: GPT-Neo, whose tokens would be wrong."""
+    """Raises ValueError for a model without a static cache in transformers: GPT-Neo, whose tokens would be wrong."""
     if not model._can_compile_fullgraph:
         raise UserError(
             f"got a {type(model).__name__}, expected a model that transformers can run on a static cache; use hf-eager"

@@ -57,7 +57,10 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "cross-attention": ({"encoder_hidden_states": torch.zeros(3, 4, 60)}, "encoder_hidden_states, .* are for decoders"),
     "causal": ({"is_causal": True}, "is_causal are for decoders"),
     "causal mask": ({"attention_mask": CAUSAL}, r"tokens of one sequence see different ones; pass \[3, 13\]"),
-    "added mask": ({"attention_mask": torch.zeros(3, 1, 13, 13)}, r"expected \[3, 13\], 0 where .* torch\.float32"),
+    "added mask": (
+        {"attention_mask": torch.zeros(3, 1, 13, 13)},
+        r"expected \[3, 13\], 0 for padding, .* torch\.float32",
+    ),
 }
 
 

@@ -63,16 +63,16 @@ def test_what_has_no_meaning_here_is_named_once(caplog: pytest.LogCaptureFixture
     [
         (
             {"zero_optimization": {"stage": 2, "offload_param": NVME}},
-            "got offload_param beside stage 2, expected stage 3",
+            "got offload_param with stage 2, expected stage 3",
         ),
-        ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "beside stage 0, expected stage 3"),
+        ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "with stage 0, expected stage 3"),
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
             "got device 'nvme' without nvme_path; name a folder",
         ),
         (
             {"zero_optimization": {"stage": 3, "offload_param": NVME | {"device": "cpu"}}},
-            "got nvme_path beside device 'cpu'; use 'nvme', or leave it out",
+            "got nvme_path with device 'cpu'; use 'nvme', or leave it out",
         ),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "ssd"}}}, "device: got 'ssd', expected 'cpu'"),
         (
@@ -116,7 +116,7 @@ def test_what_a_config_says_about_training_is_named_once_and_left_aside(caplog: 
     assert options.offload is not None
     assert options.offload.path == "/scratch"
     (record,) = caplog.records
-    assert "for training, and left aside: bf16, optimizer, steps_per_print, train_micro_batch_size_per_gpu" in (
+    assert "ignored, for training only: bf16, optimizer, steps_per_print, train_micro_batch_size_per_gpu" in (
         record.message
     )
     with pytest.raises(ValueError, match="unknown option steps_per_prnt"):

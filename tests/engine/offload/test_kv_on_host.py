@@ -259,10 +259,10 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kv_offload": {}}, r"got device='disk' beside a GPU, .*: use device='cpu', or impl='cpp'"),
-        ({"enable_cuda_graph": True}, "got kv_offload beside enable_cuda_graph or dependent_launch"),
-        ({"dependent_launch": True}, "got kv_offload beside enable_cuda_graph or dependent_launch"),
-        ({"kv_offload": HOST | {"path": "x"}}, "got path beside device='cpu', which writes nothing; leave one"),
+        ({"kv_offload": {}}, r"got device='disk' with a GPU, .*: use device='cpu', or impl='cpp'"),
+        ({"enable_cuda_graph": True}, "got kv_offload with enable_cuda_graph or dependent_launch"),
+        ({"dependent_launch": True}, "got kv_offload with enable_cuda_graph or dependent_launch"),
+        ({"kv_offload": HOST | {"path": "x"}}, "got path with device='cpu', which writes nothing; leave one"),
     ],
     ids=str,
 )

@@ -214,9 +214,9 @@ def test_a_profiler_sees_the_fetches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"offload": {}, "enable_cuda_graph": True}, "got offload beside enable_cuda_graph or dependent_launch"),
-        ({"offload": {}, "dependent_launch": True}, "got offload beside enable_cuda_graph or dependent_launch"),
-        ({"offload": {"device": "cpu", "path": "x"}}, "got path beside device='cpu', which writes nothing; leave one"),
+        ({"offload": {}, "enable_cuda_graph": True}, "got offload with enable_cuda_graph or dependent_launch"),
+        ({"offload": {}, "dependent_launch": True}, "got offload with enable_cuda_graph or dependent_launch"),
+        ({"offload": {"device": "cpu", "path": "x"}}, "got path with device='cpu', which writes nothing; leave one"),
     ],
     ids=str,
 )

@@ -90,7 +90,7 @@ def test_what_goes_wrong_on_one_rank_all_are_told_and_can_go_on(stages: Answers)
         "world": [r"UserError: got pp_size=3, tp_size=1 in a run of 2 processes, expected 3: .*--pp 3 --tp 1"] * 2,
         "stages": ["UserError: pp_size=4 stages for 3 layers; use pp_size <= 3"] * 2,
         "hidden": ["UnsupportedError: output_hidden_states: the layers are on several ranks"] * 2,
-        "cache": ["UnsupportedError: past_key_values: got a cache of transformers', which has all layers"] * 2,
+        "cache": ["UnsupportedError: past_key_values: got a cache of transformers, which has all layers"] * 2,
         "weights": ["UserError: the ranks do not agree on what they run: weights"] * 2,
         "not a number": [
             "RankFailedError: rank 1: FloatingPointError: no logit is a number",

@@ -1,11 +1,11 @@
-"""Tensor parallelism for transformers models in plain torch, where no kernel policy is needed.
+"""Tensor parallelism for transformers models in plain torch, without a kernel policy.
 
     plan = plan_slicing(model, tp_size=2)  # or with DeepSpeed's injection_policy={T5Block: ("SelfAttention.o", ...)}
     print(plan)
     sliced = slice_model(model, plan, rank, group)
 
-planner -> trace (which linears feed which) -> candidates (how they may be cut) -> proof (which way is right);
-sliced makes a rank's copy, in the proof and for good.
+planner -> trace (which linears feed which) -> candidates (possible cuts) -> proof (which cut is right);
+sliced makes a rank's copy, for the proof and for the final model.
 """
 
 from labkit.engine.parallel.slicing.parallel import slice_model as slice_model

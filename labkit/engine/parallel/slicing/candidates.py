@@ -1,4 +1,4 @@
-"""The ways in which a unit might be cut, likeliest first. Which one is right is for the proof to say."""
+"""Possible cuts of a unit, likeliest first. The proof decides which one is right."""
 
 import itertools
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ HEAD_SIZES = ("head_dim", "head_size", "dim_per_head", "key_value_proj_dim", "d_
 NOT_A_COUNT = ("dim", "size", "group", "idx", "index", "kv", "key_value")
 CONFIG_NUMBERS = ("num_attention_heads", "num_key_value_heads", "num_kv_heads", "hidden_size")
 
-MOST_TABLES = 32  # ways to cut the parameters beside the matrices; a few of them have one axis each that fits
+MOST_TABLES = 32  # ways to cut the parameters other than the matrices: few of them have an axis that fits
 
 
 class TooManyRanks(UserError):
-    """More ranks than a unit has heads or features to share, of which there are `largest`."""
+    """More ranks than the `largest` heads or features of a unit."""
 
     def __init__(self, where: str, kind: str, largest: int, ranks: int) -> None:
         self.kind, self.largest = kind, largest
@@ -43,22 +43,19 @@ class TooManyRanks(UserError):
 
 @dataclass(frozen=True)
 class Site:
-    """Matrices of a block to be cut together, and what the cut may depend on.
-
-    module: the smallest one that holds them all. call: what it is called with. config: the model's, if any.
-    """
+    """Matrices of a block that are cut together, with the data that the cut may depend on."""
 
     block: nn.Module
-    module: str
+    module: str  # smallest module that contains the matrices
     columns: tuple[str, ...]
     row: str
-    call: Call | None
-    config: Any
+    call: Call | None  # of `module`
+    config: Any  # of the model, if it has one
     ranks: int
 
     @property
     def features(self) -> int:
-        """What the row-parallel matrix takes."""
+        """Input features of the row-parallel matrix."""
         return self.shape(self.row)[1]
 
     def shape(self, linear: str) -> tuple[int, int]:
@@ -77,14 +74,14 @@ class Site:
 
 
 def common_module(names: tuple[str, ...]) -> str:
-    """The smallest module that holds all of `names`; "" for the block."""
+    """Returns the smallest module that contains all of `names`; "" for the block."""
     paths = [name.split(".")[:-1] for name in names]
     common = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
     return ".".join(parts[0] for parts in common)
 
 
 def feature_units(site: Site) -> Iterator[Unit]:
-    """Features that are independent of each other between the matrices: MLPs."""
+    """Yields cuts by features that are independent of each other between the matrices: MLPs."""
     if site.features < site.ranks:
         raise TooManyRanks(site.row, "features", site.features, site.ranks)
     features = Features(site.features, site.ranks)
@@ -102,15 +99,16 @@ def feature_units(site: Site) -> Iterator[Unit]:
                 Kind.FEATURES,
                 site.module,
                 _linear_cuts(site, [shares for _, shares in chosen], features.contiguous()),
-                _together([label for label, _ in chosen]),
+                _layout([label for label, _ in chosen]),
                 tensors,
             )
 
 
 def head_units(site: Site) -> Iterator[Unit]:
-    """Heads that are independent of each other: attention, with q, k and v apart or fused, and shared KV heads.
+    """Yields cuts by heads, which are independent of each other: attention with q, k and v apart or fused, and with
+    shared KV heads.
 
-    Raises TooManyRanks where there are too few heads.
+    Raises TooManyRanks if there are too few heads.
     """
     counts = _head_counts(site)
     if counts and max(counts) < site.ranks:
@@ -136,7 +134,7 @@ def _with_surroundings(site: Site, heads: HeadGroups, chosen: list[tuple[str, Sh
                 Kind.ATTENTION,
                 site.module,
                 _linear_cuts(site, [shares for _, shares in chosen], by_feature),
-                _together([label for label, _ in chosen]),
+                _layout([label for label, _ in chosen]),
                 tensors,
                 attributes,
                 _argument_cuts(site, heads),
@@ -145,7 +143,7 @@ def _with_surroundings(site: Site, heads: HeadGroups, chosen: list[tuple[str, Sh
             )
 
 
-def _together(labels: list[str]) -> str:
+def _layout(labels: list[str]) -> str:
     return ", ".join(dict.fromkeys(labels))
 
 
@@ -161,13 +159,13 @@ def _numbers(module: nn.Module) -> Iterator[tuple[str, int]]:
 
 
 def _head_counts(site: Site) -> list[int]:
-    """How many heads there may be: by their number or size where a module knows it, else by the config."""
+    """Returns possible numbers of heads: from the number or size of heads in a module, else from the config."""
     numbers = [number for _, module in site.modules() for number in _numbers(module)]
-    found = [count for name, count in numbers if _is_head_count(name)]
-    found += [site.features // size for name, size in numbers if name.endswith(HEAD_SIZES) and size > 0]
-    if not found:
-        found = [getattr(site.config, "num_attention_heads", 0)]
-    return [count for count in dict.fromkeys(found) if count > 0 and site.features % count == 0]
+    counts = [count for name, count in numbers if _is_head_count(name)]
+    counts += [site.features // size for name, size in numbers if name.endswith(HEAD_SIZES) and size > 0]
+    if not counts:
+        counts = [getattr(site.config, "num_attention_heads", 0)]
+    return [count for count in dict.fromkeys(counts) if count > 0 and site.features % count == 0]
 
 
 def _is_head_count(name: str) -> bool:
@@ -179,7 +177,7 @@ def _is_kv_count(name: str) -> bool:
 
 
 def _kv_counts(site: Site, count: int) -> list[int]:
-    """How many KV heads the widths of the columns allow, most first."""
+    """Returns the numbers of KV heads that the widths of the columns allow, largest first."""
     size = site.features // count
     widths = [site.shape(column)[0] for column in site.columns]
     possible = {count}
@@ -188,13 +186,13 @@ def _kv_counts(site: Site, count: int) -> list[int]:
         possible = set() if rest else {groups}
     elif any(width < site.features for width in widths):
         possible = {width // size for width in widths if width < site.features and width % size == 0}
-    elif len(widths) == 2:  # q beside a fused k and v
+    elif len(widths) == 2:  # q, and k fused with v
         possible |= {width // (2 * size) for width in widths if width % (2 * size) == 0}
     return sorted((kv for kv in possible if kv > 0 and count % kv == 0), reverse=True)
 
 
 def _readings(site: Site, column: str, heads: HeadGroups) -> Iterator[tuple[str, Shares]]:
-    """The layouts that the rows of a column-parallel matrix can have."""
+    """Yields possible layouts of the rows of a column-parallel matrix."""
     width = site.shape(column)[0]
     q, kv = heads.count * heads.size, heads.kv_count * heads.size
     if len(site.columns) == 1 and width == q + 2 * kv:
@@ -212,10 +210,10 @@ def _readings(site: Site, column: str, heads: HeadGroups) -> Iterator[tuple[str,
 
 
 def _tensor_cuts(site: Site, sizes: dict[int, Shares]) -> Iterator[tuple[TensorCut, ...]]:
-    """Parameters beside the matrices with axes of one of `sizes`: cut along one of them, or left whole."""
+    """Yields cuts of the parameters other than the matrices: along an axis of one of `sizes`, or left whole."""
     options: list[list[TensorCut | None]] = []
     for name, tensor in site.tensors():
-        axes = [(axis, size) for size in sizes for axis, found in enumerate(tensor.shape) if found == size]
+        axes = [(axis, size) for size in sizes for axis, length in enumerate(tensor.shape) if length == size]
         if axes:
             options.append([*(TensorCut(name, axis, sizes[size]) for axis, size in axes), None])
     for chosen in itertools.islice(itertools.product(*options), MOST_TABLES):
@@ -223,7 +221,7 @@ def _tensor_cuts(site: Site, sizes: dict[int, Shares]) -> Iterator[tuple[TensorC
 
 
 def _attribute_cuts(site: Site, heads: HeadGroups) -> Iterator[tuple[AttributeCut, ...]]:
-    """Numbers that the forward may read: those of heads; sizes that are made of them; and those of the config."""
+    """Yields cuts of numbers that the forward may read: numbers of heads, sizes derived from them, and the config's."""
     counts: list[AttributeCut] = []
     sizes: list[AttributeCut] = []
     of_config: list[AttributeCut] = []
@@ -263,7 +261,7 @@ def _local_size(value: Any, heads: HeadGroups) -> tuple[int, ...]:
 
 
 def _argument_cuts(site: Site, heads: HeadGroups) -> tuple[ArgumentCut, ...]:
-    """Floating-point arguments with an axis of heads: ALiBi, position biases, masks that hold them."""
+    """Returns cuts of floating-point arguments with an axis of heads: ALiBi, position biases, masks with them."""
     rows = [] if site.call is None else hidden_states(site.call)
     if site.call is None or not rows or heads.count == 1:
         return ()
@@ -283,7 +281,7 @@ def _argument_cuts(site: Site, heads: HeadGroups) -> tuple[ArgumentCut, ...]:
 
 
 def expert_units(block: nn.Module, module: str, hidden: int, ranks: int) -> Iterator[Unit]:
-    """Experts as 3-D parameters [experts, …]: the first matrices cut by output, the last by input features."""
+    """Yields cuts of experts in 3-D parameters [experts, …]: the first by output, the last by input features."""
     owner = block.get_submodule(module)
     stacks = {name: tensor.shape for name, tensor in owner.named_parameters(recurse=False) if tensor.ndim == 3}
     if len(stacks) < 2 or any(hidden not in shape[1:] for shape in stacks.values()):

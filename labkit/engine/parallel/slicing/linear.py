@@ -1,7 +1,7 @@
-"""Linear layers of which each rank holds a share.
+"""Linear layers that are divided among ranks.
 
-A column-parallel one computes some of the output features from the whole input; a row-parallel one adds up, over the
-ranks, what each makes of its input features.
+A column-parallel layer computes some output features from the whole input. A row-parallel layer computes partial sums
+from some input features, and adds them up over the ranks.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Reduce = Callable[[Tensor], Tensor]  # a rank's partial sum -> the sum over the 
 
 
 class GroupSum:
-    """The sum over the ranks of a torch.distributed group (None: all processes)."""
+    """Sum over the ranks of a torch.distributed group (None: all processes)."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
@@ -37,7 +37,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def matrix(linear: nn.Module) -> Tensor:
-    """The weight as [out, in]; transformers' Conv1D stores [in, out]."""
+    """Returns the weight as [out, in]; transformers' Conv1D stores [in, out]."""
     weight: Tensor = linear.weight  # type: ignore[assignment]
     return weight.detach().T if isinstance(linear, Conv1D) else weight.detach()
 
@@ -52,7 +52,7 @@ def _parameter(tensor: Tensor) -> nn.Parameter:
 
 
 class ColumnParallelLinear(nn.Module):
-    """x [..., in] -> its rank's features [..., kept out]."""
+    """x [..., in] -> this rank's features [..., kept out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """x [..., kept in] -> the whole [..., out], summed over the ranks by `reduce`; the bias is added once."""
+    """x [..., kept in] -> the whole [..., out], summed over the ranks by `reduce`. The bias is added once."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, reduce: Reduce) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class RowParallelLinear(nn.Module):
         return cls(take(matrix(linear), 1, share), None if bias is None else bias.clone(), reduce)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != self.in_features:  # a plain matmul would say so in less useful words
+        if x.shape[-1] != self.in_features:  # the error of a plain matmul is less helpful
             raise RuntimeError(f"got {x.shape[-1]} features, expected this rank's {self.in_features}")
         y = self.reduce(functional.linear(x, self.weight))
         return y if self.bias is None else y + self.bias

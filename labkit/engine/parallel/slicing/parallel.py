@@ -1,4 +1,4 @@
-"""A model whose weights are shared by the ranks of a process group."""
+"""Models whose weights are divided among the ranks of a process group."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -24,21 +24,21 @@ def slice_model(
     *,
     consume: bool = False,
 ) -> Model:
-    """A model of the same class that holds `rank`'s share of `model`'s weights and sums over `group`.
+    """Returns a model of the same class with `rank`'s share of `model`'s weights, which sums over `group`.
 
-    Forward and generate are the model's own; every rank calls them with the same inputs and gets the same outputs,
-    but for attention weights, of which each returns its own heads'. For inference: parameters need no gradient.
+    Forward and generate are the model's own. Every rank calls them with the same inputs and gets the same outputs,
+    except attention weights, which are of the rank's own heads. For inference: parameters need no gradient.
 
-    `model` stays usable: cut weights are copies, so that the whole ones can be freed with it; the others (embeddings,
-    norms, LM head) share its memory. With `consume`, each cut weight is freed as soon as its share is taken, and
-    `model` can't be used afterwards.
+    `model` stays usable. Cut weights are copies, so that the whole weights can be freed with the model; the other
+    weights (embeddings, norms, LM head) share its memory. With `consume`, each cut weight is freed as soon as its share
+    is taken, and `model` can't be used afterwards.
 
     Raises ValueError for a rank that the plan doesn't have.
     """
     if not 0 <= rank < plan.tp_size:
         raise UserError(f"rank {rank} is not one of the plan's {plan.tp_size} ranks")
     units: dict[str, tuple[Unit, ...]] = {name: block.units for block in plan.blocks for name in block.names}
-    reduce = GroupSum(group) if plan.tp_size > 1 else _alone
+    reduce = GroupSum(group) if plan.tp_size > 1 else _unchanged
     sliced: Model = sliced_copy(model, units, rank, reduce, consume=consume).eval()
     return sliced
 
@@ -54,32 +54,32 @@ def tensor_parallel_model(
     example: Mapping[str, Tensor] | None = None,
     consume: bool = False,
 ) -> Model:
-    """The rank's model, ready to run on all `size` ranks of `group` (None: all processes of torch.distributed).
+    """Returns the rank's model, ready to run on all `size` ranks of `group` (None: all processes of torch.distributed).
 
-    What `plan_slicing` and `slice_model` do, one after the other. Every rank must call it with the same model; the
-    first one plans, so that a machine proves its cuts once.
+    Calls `plan_slicing` and then `slice_model`. Every rank must call it with the same model. The first rank plans, so
+    that the cuts are proved once.
 
-    Raises ValueError as they do, on every rank; for a group of another size; and for models of different structure.
+    Raises their ValueErrors on every rank, and also for a group of another size, and for models of different structure.
     """
 
     def plan() -> SlicingPlan:
         return plan_slicing(model, size, injection_policy, keep_whole=keep_whole, example=example)
 
-    agreed = plan() if size == 1 else _of_first(plan, _structure(model), size, group)
+    agreed = plan() if size == 1 else _plan_of_rank_0(plan, _structure(model), size, group)
     return slice_model(model, agreed, rank, group, consume=consume)
 
 
-def _of_first(
+def _plan_of_rank_0(
     plan: Callable[[], SlicingPlan], structure: str, size: int, group: dist.ProcessGroup | None
 ) -> SlicingPlan:
-    """The plan of the group's first rank, or its error, on all ranks."""
-    if (found := dist.get_world_size(group)) != size:
-        raise UserError(f"the process group has {found} ranks, expected size={size}")
+    """Returns the plan of the group's first rank on all ranks, or raises its error on all of them."""
+    if (ranks := dist.get_world_size(group)) != size:
+        raise UserError(f"the process group has {ranks} ranks, expected size={size}")
     sent: list[Any] = [None, None, structure]
     if dist.get_rank(group) == 0:
         try:
             sent[0] = plan()
-        except BaseException as error:  # Ctrl-C, too: the others wait for what is sent
+        except BaseException as error:  # Ctrl-C, too: the other ranks wait for the message
             sent[1] = str(error) or type(error).__name__
             raise
         finally:
@@ -98,7 +98,7 @@ def _of_first(
     return agreed
 
 
-def _alone(partial: Tensor) -> Tensor:
+def _unchanged(partial: Tensor) -> Tensor:
     return partial
 
 

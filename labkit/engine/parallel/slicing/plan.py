@@ -1,4 +1,4 @@
-"""What is cut of a model for tensor parallelism, as data: nothing here touches a weight."""
+"""Cuts of a model for tensor parallelism, as data. Nothing here touches a weight."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,7 +22,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class LinearCut:
-    """Of the linear `name`: by output features (COLUMN) or input features (ROW)."""
+    """Cut of the linear `name`: by output features (COLUMN) or input features (ROW)."""
 
     name: str
     role: Role
@@ -31,7 +31,7 @@ class LinearCut:
 
 @dataclass(frozen=True)
 class TensorCut:
-    """Of the parameter `name`, such as a bias per head, along `axis`."""
+    """Cut of the parameter `name`, for example a bias per head, along `axis`."""
 
     name: str
     axis: int
@@ -40,7 +40,7 @@ class TensorCut:
 
 @dataclass(frozen=True)
 class AttributeCut:
-    """Of a number that the forward of `module` reads: `name`, or that of its own copy of the config."""
+    """Cut of the number `name` that the forward of `module` reads from itself, or from its own copy of the config."""
 
     module: str
     name: str
@@ -55,8 +55,8 @@ class AttributeCut:
 
 @dataclass(frozen=True)
 class ArgumentCut:
-    """Of a table with one entry per head that `module` is called with: heads are an axis, or batch × heads is its
-    axis 0 ("batch").
+    """Cut of a table with one entry per head in the arguments of `module`. Heads are an axis of the table, or its axis
+    0 is batch × heads ("batch").
     """
 
     module: str
@@ -70,9 +70,9 @@ class ArgumentCut:
 class Unit:
     """Matrices that are cut together, from replicated rows to one all-reduce.
 
-    module: the smallest module that holds them all; names are relative to the block.
-    heads, kv_heads: per rank; empty where there are none.
-    layout: how the rows of the column-parallel matrices are read.
+    module: the smallest module that contains them; names are relative to the block.
+    heads, kv_heads: per rank; empty: the unit has no heads.
+    layout: of the rows of the column-parallel matrices.
     """
 
     kind: Kind
@@ -111,7 +111,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """What is cut of the blocks `names`, which have the same structure."""
+    """Cuts of the blocks `names`, which have the same structure."""
 
     layer_class: str
     names: tuple[str, ...] = field(repr=False)
@@ -129,8 +129,8 @@ class BlockPlan:
         return cut | dict.fromkeys(self.replicated, Role.WHOLE)
 
     def __str__(self) -> str:
-        where = self.names[0] if len(self.names) == 1 else f"{len(self.names)} like {self.names[0]}"
-        lines = [f"{self.layer_class} ({where}): {self.all_reduces} all-reduces per layer"]
+        blocks = self.names[0] if len(self.names) == 1 else f"{len(self.names)} like {self.names[0]}"
+        lines = [f"{self.layer_class} ({blocks}): {self.all_reduces} all-reduces per layer"]
         lines += [f"  {unit}" for unit in self.units]
         if self.replicated:
             lines.append(f"  replicated: {', '.join(self.replicated)}")
@@ -139,9 +139,9 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class SlicingPlan:
-    """What each of `tp_size` ranks keeps of a model; `str` of it says so in a few lines.
+    """Cuts of a model for `tp_size` ranks. `str` of it is a summary of a few lines.
 
-    chosen_by: what named the row-parallel linears. Everything outside the blocks is replicated.
+    chosen_by: source of the row-parallel linears' names. Everything outside the blocks is replicated.
     """
 
     model_class: str
@@ -151,7 +151,7 @@ class SlicingPlan:
 
     @cached_property
     def roles(self) -> dict[str, Role]:
-        """Of every linear of every block, by its name in the model; linears outside the blocks are replicated."""
+        """Role of every linear of every block, by its name in the model. Linears outside the blocks are replicated."""
         return {
             f"{name}.{linear}": role
             for block in self.blocks
@@ -161,7 +161,7 @@ class SlicingPlan:
 
     @property
     def all_reduces(self) -> int:
-        """Of one pass through all blocks."""
+        """All-reduces of one pass through all blocks."""
         return sum(block.all_reduces * len(block.names) for block in self.blocks)
 
     def __str__(self) -> str:

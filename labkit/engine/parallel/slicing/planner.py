@@ -1,4 +1,4 @@
-"""How a plan is made: blocks are found, traced, and cut in every way that may be right until one is proved."""
+"""Planner of tensor parallelism: finds blocks, traces them, and tries possible cuts until one is proved right."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
@@ -32,40 +32,40 @@ def plan_slicing(
     keep_whole: tuple[str, ...] = (),
     example: Mapping[str, Tensor] | None = None,
 ) -> SlicingPlan:
-    """What each of `tp_size` ranks keeps of `model`, which is not changed.
+    """Returns the plan of `model` for `tp_size` ranks. Does not change the model.
 
-    injection_policy: DeepSpeed's, `{T5Block: ("SelfAttention.o", "DenseReluDense.wo")}`: in blocks of that class (or of
-    a class of that name) the linears whose names end so are row-parallel with an all-reduce, and the linears that feed
-    them column-parallel. Without one they are found: the blocks are the members of the model's module lists, and a
-    linear is row-parallel if other linears alone feed it and its output joins the residual stream.
+    injection_policy: DeepSpeed's, for example `{T5Block: ("SelfAttention.o", "DenseReluDense.wo")}`. In blocks of this
+    class (or of a class with this name), linears whose names have these ends are row-parallel with an all-reduce, and
+    the linears that feed them are column-parallel. Without a policy, the blocks are the members of the model's module
+    lists, and a linear is row-parallel if other linears alone feed it and its output joins the residual stream.
 
-    Heads, fused layouts, numbers to adjust and tables per head are tried out, and a cut is taken only if all ranks of
-    a copy of the block with random weights, run in this process, return what the whole block does, with padding and
-    with a KV cache. Embeddings, norms and the LM head are replicated, and so are routers and what else stands alone;
-    experts are cut where that is proved.
+    keep_whole: ends of names of modules that stay replicated, for cuts that can't be proved.
 
-    keep_whole: ends of names of modules that are to stay replicated, for what can't be proved.
+    example: keyword arguments of the model's forward, for models that don't take `input_ids`. None of its sizes, such
+    as the batch, may be a number of heads.
 
-    example: keyword arguments of the model's forward, for models that don't take `input_ids`; no size in it, such as
-    the batch, may be a number of heads.
+    Heads, fused layouts, adjusted numbers and tables per head are tried out. A cut is accepted only if all ranks of a
+    copy of the block with random weights, run in this process, return the outputs of the whole block, with padding and
+    with a KV cache. Embeddings, norms, the LM head, routers and other single modules are replicated. Experts are cut if
+    the cut is proved.
 
-    Raises ValueError where a cut can't be proved, naming the module; for a policy that names no linear or leaves one
-    out; and for more ranks than heads, with the largest degree that works.
+    Raises ValueError with the module's name if a cut can't be proved, for a policy that names no linear or leaves one
+    out, and for more ranks than heads, with the largest degree that works.
     """
     if tp_size < 1:
         raise UserError(f"tp_size={tp_size}; expected at least 1")
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise UserError(f"{type(model).__name__} has weights on the meta device; load them before it is planned")
+        raise UserError(f"{type(model).__name__} has weights on the meta device; load them before planning")
     for name, module in model.named_modules():
         if is_linear(module) and not (weight := matrix(module)).is_floating_point():
             raise UserError(f"{name} has weights of {weight.dtype}; only floating-point weights can be shared by ranks")
-    found = _policy_blocks(model, injection_policy) if injection_policy else _listed_blocks(model)
-    alike = _alike(found)
-    calls = record(model, {names[0]: found[names[0]][0] for names in alike}, example)
+    blocks_by_name = _policy_blocks(model, injection_policy) if injection_policy else _listed_blocks(model)
+    groups = _alike(blocks_by_name)
+    calls = record(model, {names[0]: blocks_by_name[names[0]][0] for names in groups}, example)
     planner = _Planner(tp_size, getattr(model, "config", None), keep_whole)
     blocks = tuple(
-        planner.block(names, ProvingBlock.of(found[names[0]][0], calls[names[0]]), found[names[0]][1])
-        for names in alike
+        planner.block(names, ProvingBlock.of(blocks_by_name[names[0]][0], calls[names[0]]), blocks_by_name[names[0]][1])
+        for names in groups
         if names[0] in calls
     )
     if planner.too_many:
@@ -79,44 +79,46 @@ def plan_slicing(
     return SlicingPlan(type(model).__name__, tp_size, chosen_by, blocks)
 
 
-Found = dict[str, tuple[nn.Module, tuple[str, ...] | None]]  # block by name, and the ends of its rows' names
+Blocks = dict[str, tuple[nn.Module, tuple[str, ...] | None]]  # block by name, with the ends of its row linears' names
 
 
-def _listed_blocks(model: nn.Module) -> Found:
-    """The members of the outermost module lists."""
-    found: Found = {}
+def _listed_blocks(model: nn.Module) -> Blocks:
+    """Returns the members of the outermost module lists."""
+    blocks: Blocks = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and not any(name.startswith(f"{block}.") for block in found):
+        if isinstance(module, nn.ModuleList) and not any(name.startswith(f"{block}.") for block in blocks):
             for place, block in module.named_children():
-                if any(is_linear(each) for each in block.modules()):
-                    found[f"{name}.{place}" if name else place] = (block, None)
-    if not found:
+                if any(is_linear(part) for part in block.modules()):
+                    blocks[f"{name}.{place}" if name else place] = (block, None)
+    if not blocks:
         raise UserError(
             f"{type(model).__name__} has no list of layers; name its layer class and row-parallel linears in "
             "injection_policy={LayerClass: ('attention.output', 'mlp.output')}"
         )
-    return found
+    return blocks
 
 
-def _policy_blocks(model: nn.Module, policy: InjectionPolicy) -> Found:
-    found: Found = {}
-    for layer_class, given in policy.items():
-        ends = (given,) if isinstance(given, str) else tuple(given)
+def _policy_blocks(model: nn.Module, policy: InjectionPolicy) -> Blocks:
+    chosen: Blocks = {}
+    for layer_class, row_names in policy.items():
+        ends = (row_names,) if isinstance(row_names, str) else tuple(row_names)
         blocks = {name: module for name, module in model.named_modules() if _is_a(module, layer_class)}
-        wanted = layer_class if isinstance(layer_class, str) else layer_class.__name__
+        class_name = layer_class if isinstance(layer_class, str) else layer_class.__name__
         if not blocks:
-            have = sorted({type(module).__name__ for module in model.modules()})
+            classes = sorted({type(module).__name__ for module in model.modules()})
             raise UserError(
-                f"injection_policy names {wanted}, of which {type(model).__name__} has none; {_near(wanted, have)}"
+                f"injection_policy names {class_name}, but {type(model).__name__} has no such block; "
+                f"{_near(class_name, classes)}"
             )
         linears = sorted({name for block in blocks.values() for name in _linears(block)})
         for end in ends:
             if not any(_matches(name, end) for name in linears):
                 raise UserError(
-                    f"injection_policy: no linear of {wanted} has a name that ends with {end!r}; {_near(end, linears)}"
+                    f"injection_policy: no linear of {class_name} has a name that ends with {end!r}; "
+                    f"{_near(end, linears)}"
                 )
-        found |= {name: (block, ends) for name, block in blocks.items()}
-    return found
+        chosen |= {name: (block, ends) for name, block in blocks.items()}
+    return chosen
 
 
 def _is_a(module: nn.Module, layer_class: Any) -> bool:
@@ -129,22 +131,22 @@ def _matches(name: str, end: str) -> bool:
     return name.endswith(end)
 
 
-def _near(wanted: str, have: list[str]) -> str:
-    """What was perhaps meant, among ends of names with as many parts, and all there is."""
-    tails = sorted({".".join(name.split(".")[-wanted.count(".") - 1 :]) for name in have})
-    near = difflib.get_close_matches(wanted, tails, n=3, cutoff=0.5)
+def _near(end: str, names: list[str]) -> str:
+    """Returns a hint with close matches, among ends of names with the same number of parts, and with all names."""
+    tails = sorted({".".join(name.split(".")[-end.count(".") - 1 :]) for name in names})
+    near = difflib.get_close_matches(end, tails, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return f"{hint}It has {', '.join(have)}"
+    return f"{hint}It has {', '.join(names)}"
 
 
 def _linears(block: nn.Module) -> list[str]:
     return [name for name, module in block.named_modules() if is_linear(module)]
 
 
-def _alike(found: Found) -> list[tuple[str, ...]]:
-    """Names of blocks that have the same structure, and so the same plan."""
+def _alike(blocks: Blocks) -> list[tuple[str, ...]]:
+    """Returns groups of names of blocks with the same structure, which get the same plan."""
     groups: dict[object, list[str]] = {}
-    for name, (block, ends) in found.items():
+    for name, (block, ends) in blocks.items():
         groups.setdefault((_structure(block), ends), []).append(name)
     return [tuple(names) for names in groups.values()]
 
@@ -159,7 +161,7 @@ def _structure(block: nn.Module) -> tuple[object, ...]:
 
 
 def _is_structural(name: str, value: object) -> bool:
-    """Whether an attribute may tell blocks apart that are not cut alike; a layer's number does not."""
+    """Tells whether an attribute may change how a block is cut. A layer's number does not."""
     return (isinstance(value, bool | str) and name != "training") or (type(value) is int and "head" in name)
 
 
@@ -194,8 +196,8 @@ class _Planner:
             named = any(_matches(name, end) for end in ends)
             if named and name not in rows:
                 raise UserError(
-                    f"injection_policy makes {name} of {layer_class} row-parallel, but its input is not made by other "
-                    f"linears of the layer alone; those are {', '.join(rows) or 'none'}"
+                    f"injection_policy makes {name} of {layer_class} row-parallel, but its input does not come from "
+                    f"other linears of the layer alone; linears that fit: {', '.join(rows) or 'none'}"
                 )
             if not named and name in rows:
                 fed_by = ", ".join(proving.trace.columns(name)) or ", ".join(sorted(sources))
@@ -205,37 +207,38 @@ class _Planner:
                 )
 
     def _unit(self, block_name: str, proving: ProvingBlock, row: str) -> Unit | None:
-        """The first way to cut what ends at `row` that is proved; None, and a note, where ranks are too many."""
+        """Returns the first proved cut that ends at `row`. Returns None, and notes an error, if there are too many
+        ranks.
+        """
         columns = proving.trace.columns(row)
         module = _module_of(proving, row)
         call = proving.trace.calls.get(module)
         site = Site(proving.block, module, columns, row, call, self.config, self.ranks)
         attended = proving.trace.attended(row)
-        where = f"{block_name}.{module}" if module else block_name
+        path = f"{block_name}.{module}" if module else block_name
         owner = type(proving.block.get_submodule(module)).__name__
-        ways: Callable[[Site], Iterator[Unit]] = head_units if attended else feature_units
+        cuts: Callable[[Site], Iterator[Unit]] = head_units if attended else feature_units
         objections: list[str] = []
         try:
-            for unit in ways(site):
+            for unit in cuts(site):
                 if (objection := proving.objection([unit], self.ranks)) is None:
                     return unit
                 objections.append(objection)
         except TooManyRanks as error:
-            self.too_many.append(TooManyRanks(f"{where} ({owner})", error.kind, error.largest, self.ranks))
+            self.too_many.append(TooManyRanks(f"{path} ({owner})", error.kind, error.largest, self.ranks))
             return None
         tried = f"{len(objections)} were tried, the first: {objections[0]}" if objections else "none fits its shapes"
         raise UserError(
-            f"{where} ({owner}) can't be shared by {self.ranks} ranks: {', '.join(columns)} and {row} were to be cut "
-            f"by {'heads' if attended else 'features'}, but no such cut gives what the whole module does ({tried}). "
-            f"Something in it mixes what the ranks would hold apart; keep_whole=({module or row!r},) leaves it "
-            "replicated"
+            f"{path} ({owner}) can't be shared by {self.ranks} ranks: no cut of {', '.join(columns)} and {row} by "
+            f"{'heads' if attended else 'features'} gives the outputs of the whole module ({tried}). Some operation in "
+            f"it mixes the shares of different ranks; keep_whole=({module or row!r},) leaves it replicated"
         )
 
     def _whole(self, name: str) -> bool:
         return any(name.endswith(end) for end in self.keep_whole)
 
     def _experts(self, proving: ProvingBlock) -> Iterator[Unit]:
-        """Experts that can be cut; others stay whole, which is right too."""
+        """Yields proved cuts of experts. Other experts stay whole, which is also right."""
         hidden = next((rows.shape[-1] for rows in chain.from_iterable(map(hidden_states, proving.calls))), 0)
         for name, _ in proving.block.named_modules():
             if self._whole(name):

@@ -1,4 +1,4 @@
-"""The proof that a cut is right: all ranks of a block, run side by side in this process, against the whole block."""
+"""Proof that a cut is right: runs all ranks of a block in threads, and compares their outputs with the block's."""
 
 import copy
 import threading
@@ -16,13 +16,13 @@ from labkit.engine.parallel.slicing.sliced import sliced_copy
 from labkit.engine.parallel.slicing.trace import BlockTrace, trace
 
 TOLERANCE = 1e-4  # of the largest value, in float32: a wrong cut is off by tenths of it, rounding by 1e-6
-PATIENCE_S = 120.0  # a rank that waits longer for the others' sums than this waits in vain
-# what a wrong cut raises
+PATIENCE_S = 120.0  # longest wait of a rank for the others' sums
+# errors that a wrong cut raises
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class ThreadedSum:
-    """An all-reduce over `ranks` threads."""
+    """All-reduce over `ranks` threads."""
 
     def __init__(self, ranks: int) -> None:
         self.barrier = threading.Barrier(ranks, timeout=PATIENCE_S)
@@ -32,7 +32,7 @@ class ThreadedSum:
         def reduce(partial: Tensor) -> Tensor:
             self.partials[rank] = partial
             self.barrier.wait()
-            total = torch.stack([each for each in self.partials if each is not None]).sum(0)
+            total = torch.stack([part for part in self.partials if part is not None]).sum(0)
             self.barrier.wait()
             return total
 
@@ -41,11 +41,11 @@ class ThreadedSum:
 
 @dataclass(frozen=True)
 class ProvingBlock:
-    """A block with random weights in float32, the calls that it gets, what it returns, and its trace."""
+    """Whole block with random weights in float32, with its calls, outputs and trace."""
 
     block: nn.Module
     calls: tuple[Call, ...]
-    outputs: list[list[Tensor]]
+    outputs: list[list[Tensor]]  # of each call
     trace: BlockTrace
 
     @classmethod
@@ -61,7 +61,7 @@ class ProvingBlock:
         return cls(whole, noisy, run(whole, noisy), trace(whole, _with_own_cache(noisy[0])))
 
     def objection(self, units: Sequence[Unit], ranks: int) -> str | None:
-        """What is wrong with cutting `units`: None where all ranks return what the whole block does."""
+        """Returns the reason why cutting `units` is wrong; None: all ranks return the outputs of the whole block."""
         summed = ThreadedSum(ranks)
         outputs: list[list[list[Tensor]] | Exception] = [[] for _ in range(ranks)]
 
@@ -90,19 +90,19 @@ class ProvingBlock:
 
     def _difference(self, ranks: list[list[list[Tensor]]]) -> str | None:
         for step, expected in enumerate(self.outputs):
-            for place, whole in enumerate(expected):
-                parts = [rank[step][place] for rank in ranks]
-                found = parts if parts[0].shape == whole.shape else [_by_heads(parts, whole)]
-                for rank, part in enumerate(found):
+            for index, whole in enumerate(expected):
+                parts = [rank[step][index] for rank in ranks]
+                outputs = parts if parts[0].shape == whole.shape else [_by_heads(parts, whole)]
+                for rank, part in enumerate(outputs):
                     if part is None or part.shape != whole.shape:
-                        return f"output {place} has shape {list(parts[0].shape)}, expected {list(whole.shape)}"
+                        return f"output {index} has shape {list(parts[0].shape)}, expected {list(whole.shape)}"
                     if not (difference := _relative(part, whole)) <= TOLERANCE:
                         return f"rank {rank} differs by {difference:.1e} of the largest value in call {step + 1}"
         return None
 
 
 def run(block: nn.Module, calls: Sequence[Call]) -> list[list[Tensor]]:
-    """The tensors that each call returns. Calls after the first see the KV cache that the first one filled."""
+    """Returns the output tensors of each call. Later calls see the KV cache that the first call filled."""
     caches: list[Cache] = []
 
     def own(value: object) -> object:
@@ -128,18 +128,22 @@ def _low_precision(buffer: Tensor | None) -> bool:
 
 
 def _by_heads(parts: list[Tensor], whole: Tensor) -> Tensor | None:
-    """The ranks' heads side by side, as in attention weights and position biases."""
+    """Returns the ranks' heads joined along their axis, as in attention weights and position biases; None: the shapes
+    do not fit.
+    """
     axes = [axis for axis, (part, all_) in enumerate(zip(parts[0].shape, whole.shape, strict=False)) if part != all_]
     same = len(axes) == 1 and all(part.ndim == whole.ndim for part in parts)
     return torch.cat(parts, axes[0]) if same else None
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def _relative(output: Tensor, expected: Tensor) -> float:
     if not expected.is_floating_point():
-        return 0.0 if torch.equal(found, expected) else float("inf")
-    masked = torch.finfo(expected.dtype).min / 2  # masks hold the smallest number, which would hide all others
+        return 0.0 if torch.equal(output, expected) else float("inf")
+    masked = (
+        torch.finfo(expected.dtype).min / 2
+    )  # masks contain the smallest number, which would hide all other differences
     kept = expected > masked
-    if not torch.equal(kept, found > masked):
+    if not torch.equal(kept, output > masked):
         return float("inf")
     largest = expected[kept].abs().max().clamp(min=1e-6)
-    return float((found[kept] - expected[kept]).abs().max() / largest)
+    return float((output[kept] - expected[kept]).abs().max() / largest)

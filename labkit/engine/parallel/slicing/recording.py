@@ -1,4 +1,4 @@
-"""What the blocks of a model are called with: recorded in a tiny run of the model, to be played to copies of blocks."""
+"""Recording of the calls of a model's blocks in a tiny run. The proof replays them on copies of the blocks."""
 
 import copy
 import inspect
@@ -16,14 +16,14 @@ from labkit.system.errors import UserError
 
 @dataclass(frozen=True)
 class Call:
-    """A call's arguments; floating-point tensors in float32."""
+    """Arguments of a call. Floating-point tensors are in float32."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """`value` with `function` applied to what its tuples, lists and dicts hold."""
+    """Returns `value` with `function` applied to the items of its tuples, lists and dicts."""
     if isinstance(value, tuple):
         return tuple(mapped(function, item) for item in value)
     if isinstance(value, list):
@@ -34,7 +34,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors that tuples, lists and dicts hold, in order; those of KV caches are left out."""
+    """Yields the tensors in tuples, lists and dicts, in order, without the tensors of KV caches."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -49,8 +49,8 @@ def is_float(value: Any) -> bool:
 
 
 def hidden_states(call: Call) -> list[Tensor]:
-    """The rows [B, T, hidden] among the arguments: the first tensor with three axes, and all others of its batch and
-    width, such as an encoder's output.
+    """Returns the rows [B, T, hidden] among the arguments: the first tensor with three axes, and all others with its
+    batch and width, for example an encoder's output.
     """
     rows = [tensor for tensor in tensors([call.args, call.kwargs]) if is_float(tensor) and tensor.ndim == 3]
     return [tensor for tensor in rows if (tensor.shape[0], tensor.shape[-1]) == (rows[0].shape[0], rows[0].shape[-1])]
@@ -59,17 +59,17 @@ def hidden_states(call: Call) -> list[Tensor]:
 def record(
     model: nn.Module, blocks: Mapping[str, nn.Module], example: Mapping[str, Tensor] | None = None
 ) -> dict[str, tuple[Call, ...]]:
-    """The calls of each block in one run over a padded batch, and in one decode step where the model has a KV cache.
+    """Returns the calls of each block in one run over a padded batch, and in one decode step if the model has a KV
+    cache. Blocks that are never called are left out.
 
-    Blocks that were never called are left out. example: the model's keyword arguments, for models that don't take
-    `input_ids`. Raises ValueError where such a model comes without.
+    example: keyword arguments of the model, needed if it doesn't take `input_ids`. Raises ValueError if it is missing.
     """
     calls: dict[str, list[Call]] = {}
     runs = [0]
 
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if len(calls.setdefault(name, [])) < runs[0]:  # once per run, also where blocks share their weights
+            if len(calls.setdefault(name, [])) < runs[0]:  # once per run, even if blocks share their weights
                 calls[name].append(Call(mapped(_kept, args), mapped(_kept, kwargs)))
 
         return hook
@@ -95,7 +95,7 @@ def record(
 
 
 def randomised(call: Call, generator: torch.Generator) -> Call:
-    """The call with seeded noise for its hidden states, whatever the model's weights made of them."""
+    """Returns the call with seeded noise instead of its hidden states, which depend on the model's weights."""
     hidden = {id(tensor) for tensor in hidden_states(call)}
 
     def noise(value: Any) -> Any:
@@ -105,7 +105,7 @@ def randomised(call: Call, generator: torch.Generator) -> Call:
 
 
 def randomise(module: nn.Module, generator: torch.Generator) -> None:
-    """Seeded weights, none of which leaves a cut unseen: no zero biases, no equal heads, no equal norm weights."""
+    """Sets seeded weights that show every wrong cut: no zero biases, no equal heads, no equal norm weights."""
     for name, parameter in module.named_parameters():
         noise = _normal(parameter.shape, generator)
         if parameter.ndim > 1:
@@ -143,7 +143,7 @@ def _token_inputs(model: nn.Module) -> dict[str, Any]:
             f"{type(model).__name__} can't be run on tokens ({takes}); pass example=, keyword arguments of its forward"
         )
     numbers = set(_numbers(config.to_dict()))
-    # sizes that the config doesn't hold, so that an axis of heads can't be taken for one of them
+    # sizes that the config doesn't contain, so that they can't be taken for a number of heads
     batch, encoder, decoder = itertools.islice((size for size in itertools.count(3, 2) if size not in numbers), 3)
     device = next(model.parameters()).device
     inputs = {"input_ids": _tokens(config, batch, encoder, device)}
@@ -156,7 +156,7 @@ def _token_inputs(model: nn.Module) -> dict[str, Any]:
 
 def _tokens(config: Any, batch: int, length: int, device: torch.device) -> Tensor:
     vocabulary = getattr(config.get_text_config(), "vocab_size", 0) or 100
-    low = min(5, vocabulary - 1)  # past the usual special tokens: RoBERTa takes its positions from the padding token
+    low = min(5, vocabulary - 1)  # above the usual special tokens: RoBERTa derives positions from the padding token
     generator = torch.Generator().manual_seed(length)
     return torch.randint(low, vocabulary, (batch, length), generator=generator).to(device)
 
@@ -170,7 +170,7 @@ def _numbers(value: Any) -> Iterator[int]:
 
 
 def _next_inputs(model: nn.Module, inputs: Mapping[str, Tensor], output: Any) -> dict[str, Any] | None:
-    """One more token on top of `output`'s KV cache; None where there is none."""
+    """Returns inputs for one more token after `output`'s KV cache; None: the model has no cache."""
     past = getattr(output, "past_key_values", None)
     if past is None or "past_key_values" not in inspect.signature(model.forward).parameters:
         return None

@@ -1,4 +1,4 @@
-"""How many features or heads each rank keeps, and where they lie in the rows of a weight."""
+"""Shares of the ranks: how many features or heads each keeps, and which rows of a weight they are."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ GRAINS = (64, 32, 16, 8)
 
 
 def grain(count: int, ranks: int) -> int:
-    """The largest piece of features that is given out whole: GEMMs want sizes that their tiles and loads divide."""
+    """Returns the number of features in a piece that stays whole: GEMMs want sizes that fit their tiles and loads."""
     return next((size for size in GRAINS if count % size == 0 and count // size >= ranks), 1)
 
 
@@ -25,13 +25,13 @@ def length(share: Share) -> int:
 
 
 def take(tensor: Tensor, axis: int, share: Share) -> Tensor:
-    """A copy of the share's part of `tensor` along `axis`."""
+    """Returns a copy of the share's part of `tensor` along `axis`."""
     return torch.cat([tensor.narrow(axis, piece.start, len(piece)) for piece in share], axis)
 
 
 @dataclass(frozen=True)
 class Features:
-    """Features that don't mix, such as those between the two matrices of an MLP: `count` of them over `ranks`."""
+    """Independent features, for example between the two matrices of an MLP: `count` features over `ranks`."""
 
     count: int
     ranks: int
@@ -43,24 +43,24 @@ class Features:
         return tuple(range(keep.start * size, keep.stop * size) for keep in pieces)
 
     def contiguous(self, parts: int = 1) -> Shares:
-        """Of rows [parts, count]: gate and up, one above the other."""
+        """Returns the shares of rows [parts, count], for example gate and up, one above the other."""
         return tuple(
             joined(range(part * self.count + keep.start, part * self.count + keep.stop) for part in range(parts))
             for keep in self.keeps
         )
 
     def interleaved(self, parts: int) -> Shares:
-        """Of rows [count, parts]: gate and up, row by row."""
+        """Returns the shares of rows [count, parts], for example gate and up, row by row."""
         return tuple((range(keep.start * parts, keep.stop * parts),) for keep in self.keeps)
 
 
 @dataclass(frozen=True)
 class HeadGroups:
-    """Query heads that share KV heads in equal groups, and how ranks share them (`models.shards.head_shares`)."""
+    """Query heads that share KV heads in equal groups, divided among ranks (`models.shards.head_shares`)."""
 
-    count: int
-    kv_count: int
-    size: int
+    count: int  # query heads
+    kv_count: int  # KV heads
+    size: int  # features of a head
     ranks: int
 
     @property
@@ -72,15 +72,15 @@ class HeadGroups:
         return head_shares(self.count, self.kv_count, self.ranks)
 
     def by_query(self, width: int) -> Shares:
-        """Of rows [heads, width]."""
+        """Returns the shares of rows [heads, width]."""
         return tuple((range(s.query.start * width, s.query.stop * width),) for s in self.shares)
 
     def by_kv(self, width: int) -> Shares:
-        """Of rows [KV heads, width]."""
+        """Returns the shares of rows [KV heads, width]."""
         return tuple(joined(range(head * width, (head + 1) * width) for head in s.kv) for s in self.shares)
 
     def stacked(self, kinds: str) -> Shares:
-        """Of rows such as all q, then all k, then all v ("qkv"), or all k, then all v ("kv")."""
+        """Returns the shares of stacked rows: all q, then all k, then all v ("qkv"), or all k, then all v ("kv")."""
         stacks, start = [], 0
         for kind in kinds:
             stacks.append((start, self.by_query(self.size) if kind == "q" else self.by_kv(self.size)))
@@ -91,7 +91,7 @@ class HeadGroups:
         )
 
     def grouped(self) -> Shares:
-        """Of rows [KV heads, group + 2, size]: the queries of a group, its key, its value."""
+        """Returns the shares of rows [KV heads, group + 2, size]: the queries of a group, its key, its value."""
 
         def row(kv: int, place: int) -> range:
             start = (kv * (self.group + 2) + place) * self.size

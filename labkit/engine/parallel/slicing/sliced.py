@@ -1,4 +1,4 @@
-"""One rank's copy of a module: its share of what is cut, and everything else shared with the original."""
+"""One rank's copy of a module: its share of the cut weights. Everything else is shared with the original."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from labkit.engine.parallel.slicing.shares import Share, take
 
 
 class LocalHeads:
-    """A forward pre-hook that cuts a table with one entry per head down to the rank's heads.
+    """Forward pre-hook that reduces a table with one entry per head to the rank's heads.
 
-    The model that makes such tables (ALiBi slopes, position biases) knows nothing of ranks, but T5's first layer,
-    which makes one of its own heads, hands it on to the others: one that is cut already passes through.
+    A model that makes such tables (ALiBi slopes, position biases) knows nothing of ranks. But T5's first layer makes a
+    table of the rank's heads and passes it to the other layers, so a table that is already cut stays as it is.
     """
 
     def __init__(self, cut: ArgumentCut, rank: int) -> None:
@@ -39,7 +39,7 @@ class LocalHeads:
 
 
 class SummedOutput:
-    """A forward hook that sums a module's output over the ranks."""
+    """Forward hook that sums a module's output over the ranks."""
 
     def __init__(self, reduce: Reduce) -> None:
         self.reduce = reduce
@@ -60,11 +60,13 @@ def sliced_copy(
     *,
     consume: bool = False,
 ) -> Any:
-    """A copy of `module` for `rank`; `units` lists what is cut by the prefix of the block that holds it.
+    """Returns a copy of `module` for `rank`.
 
-    Cut weights are copies of the rank's share. The others share their memory with the module's but are parameters of
-    their own, so that moving the copy to a device leaves the module where it is; what was tied stays tied. With
-    `consume` each cut weight of the module is freed once its share is taken.
+    units: the cuts of each block, by the block's prefix.
+    consume: frees each cut weight of the module once its share is taken.
+
+    Cut weights are copies of the rank's share. The other weights share their memory with the module's but are separate
+    parameters, so that moving the copy to a device leaves the module where it is. Tied weights stay tied.
     """
     memo: dict[int, Any] = {id(tensor): _own(tensor) for tensor in module.parameters()}
     for prefix, cuts in units.items():
@@ -79,11 +81,11 @@ def sliced_copy(
                 memo[id(whole)] = _own(take(whole.detach(), tensor.axis, tensor.shares[rank]))
                 if consume:
                     whole.data = torch.empty(0, dtype=whole.dtype)
-    made = copy.deepcopy(module, memo)
+    sliced = copy.deepcopy(module, memo)
     for prefix, cuts in units.items():
         for unit in cuts:
-            _adjust(made, prefix, unit, rank, reduce)
-    return made
+            _adjust(sliced, prefix, unit, rank, reduce)
+    return sliced
 
 
 def _own(tensor: Tensor) -> nn.Parameter:

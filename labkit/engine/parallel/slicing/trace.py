@@ -1,8 +1,8 @@
-"""Which linears of a block feed which: found by following every tensor of one run.
+"""Trace of a block: which linears feed which, from following every tensor of one run.
 
-Each storage carries the names of the linears that it was computed from since the last linear; the residual stream is a
-source of its own. A linear whose input comes from other linears alone, and whose output joins the residual stream, is
-where a cut can end: it takes features that no one else sees.
+Each storage carries the names of the linears that it was computed from, up to the last linear; the residual stream is a
+source of its own. A cut can end at a linear whose input comes from other linears alone and whose output joins the
+residual stream: no other module sees its input features.
 """
 
 from collections.abc import Iterator
@@ -19,22 +19,22 @@ from labkit.engine.parallel.slicing.linear import is_linear
 from labkit.engine.parallel.slicing.recording import Call, hidden_states, tensors
 
 RESIDUAL = "<residual>"
-ATTENDED = "<attention>"  # passed through a softmax over positions
+ATTENDED = "<attention>"  # marks values that passed through a softmax over positions
 Sources = frozenset[str]
 NOTHING: Sources = frozenset()
 
 
 @dataclass(frozen=True)
 class BlockTrace:
-    """inputs: what each linear's input was computed from. outputs: the same of the block. calls: of all modules."""
+    """Flow of data through a block in one call."""
 
-    inputs: dict[str, Sources]
-    outputs: Sources
-    calls: dict[str, Call]
+    inputs: dict[str, Sources]  # sources of each linear's input
+    outputs: Sources  # sources of the block's output
+    calls: dict[str, Call]  # of all modules
 
     @property
     def row_candidates(self) -> tuple[str, ...]:
-        """Linears that a cut can end at, in the order of execution."""
+        """Linears at which a cut can end, in the order of execution."""
         joining = [sources for sources in (*self.inputs.values(), self.outputs) if RESIDUAL in sources]
         joins = frozenset().union(self.outputs, *joining)
         rows: list[str] = []
@@ -45,22 +45,24 @@ class BlockTrace:
         return tuple(rows)
 
     def columns(self, row: str) -> tuple[str, ...]:
-        """The linears that feed `row`, in the order of execution, without those that feed another of them."""
+        """Returns the linears that feed `row` directly, in the order of execution. Linears that feed another one of
+        them are left out.
+        """
         feeding = [name for name in self.inputs if name in self.inputs[row]]
-        return tuple(name for name in feeding if not any(name in self.inputs[other] for other in feeding))
+        return tuple(name for name in feeding if not any(name in self.inputs[later] for later in feeding))
 
     def attended(self, row: str) -> bool:
-        """Whether `row` takes what attention made."""
+        """Tells whether the input of `row` comes from attention."""
         return ATTENDED in self.inputs[row]
 
 
 class _Following(TorchDispatchMode):
-    """Every operation's outputs get the sources of all its inputs."""
+    """Gives every operation's outputs the sources of all its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sources: dict[int, Sources] = {}
-        self.alive: list[Any] = []  # a freed storage's address could come again
+        self.alive: list[Any] = []  # keeps storages, since the address of a freed one could be reused
 
     def of(self, values: Any) -> Sources:
         return NOTHING.union(*(self.sources.get(_key(tensor), NOTHING) for tensor in _leaves(values)))
@@ -89,7 +91,7 @@ def _key(tensor: Tensor) -> int:
 
 
 def trace(block: nn.Module, call: Call) -> BlockTrace:
-    """Follows one call of the block."""
+    """Traces one call of the block."""
     following = _Following()
     inputs: dict[str, Sources] = {}
     calls: dict[str, Call] = {}

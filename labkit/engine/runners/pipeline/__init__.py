@@ -1,1 +1,1 @@
-"""Stages of a model that work on different parts of a batch at a time: who begins what when, and who does what."""
+"""Pipeline: stages of a model that work on different micro-batches at a time, and the schedules of their steps."""

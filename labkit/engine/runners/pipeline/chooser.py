@@ -1,8 +1,8 @@
-"""Into how many micro-batches the rows of a call are divided, on its way from the prompts to the last token.
+"""Choice of the number of micro-batches of a call, from the prompts to the last token.
 
-With "auto" the first tokens of a call are a trial: laps in several micro-batches and in one, in turns. All that is
-measured are tokens of the texts, so that it costs what the slower way loses, and twice the time until all stages are
-at work again.
+With "auto" the first tokens of a call are a trial: laps with several micro-batches and with one, in turns. Laps compute
+tokens of the texts, so a trial costs only the time that the slower way loses, and twice the time in which the stages
+fill.
 """
 
 from __future__ import annotations
@@ -15,42 +15,38 @@ from typing import NamedTuple
 
 from labkit.engine.parallel.micro_batch_counts import PAIRS, Compared, MicroBatchCounts
 
-TIMED = 3  # tokens of a lap whose times count
-UNTIMED = 1  # before them, while the stages fill
-TRIAL_TOKENS = 1 + 2 * PAIRS * (UNTIMED + TIMED)  # of the longest trial, with the one behind the prompt
-FEW = 2  # rows are divided anew when no more than one in so many is left
+TIMED = 3  # timed tokens of a lap
+UNTIMED = 1  # tokens before them, while the stages fill
+TRIAL_TOKENS = 1 + 2 * PAIRS * (UNTIMED + TIMED)  # tokens of the longest trial, with the first one after the prompt
+FEW = 2  # rows are divided anew when at most 1 / FEW of them are left
 
 
 class Lap(NamedTuple):
-    """Until when the rows go on in so many micro-batches: until their texts have `until` tokens, prompt included; None:
-    until few are left, or none.
-    """
+    """Stretch of a call with a fixed number of micro-batches."""
 
     micro_batches: int
-    until: int | None
+    until: int | None  # length of the texts at the end, prompt included; None: until few rows are left, or none
 
 
 @dataclass(frozen=True)
 class Division:
-    """How a call begins, and what it allows. stages: that are to have work. rows: in so many `micro_batches`, with
-    prompts of so many tokens.
+    """First division of a call's rows into micro-batches, and the changes that the call allows."""
 
-    again: rows may be divided anew on the way. tries: one micro-batch may be tried in place of several. longest: tokens
-    that a text can have; None: unknown.
-    """
-
-    stages: int
+    stages: int  # each of them needs work
     rows: int
-    micro_batches: int
-    prompt: int
-    again: bool
-    tries: bool
-    longest: int | None
+    micro_batches: int  # number at the beginning
+    prompt: int  # tokens
+    again: bool  # rows may be divided anew later
+    tries: bool  # one micro-batch may be tried instead of several
+    longest: int | None  # most tokens of a text; None: unknown
 
 
 class Chooser:
-    """The laps of a call that has begun. counts: what was measured in earlier ones, and is in this. shared: makes a
-    time the same on all ranks of the stage. tell: is told what has been decided.
+    """Chooses the laps of a call that has begun.
+
+    counts: measurements of earlier calls and this one.
+    shared: makes a time the same on all ranks of the stage.
+    tell: called with a decided trial.
     """
 
     def __init__(
@@ -61,19 +57,19 @@ class Chooser:
         tell: Callable[[Compared], None],
     ) -> None:
         self._begun, self._counts, self._shared, self._tell = begun, counts, shared, tell
-        self._rows = begun.rows  # when they were divided
-        self._several_ms: float | None = None  # of the lap before, where it is the first of a pair
-        self._stamps: dict[int, int] = {}  # when all micro-batches had a token, by its place in the text
-        self._timed: range | None = None  # the places of the tokens behind which those come whose times count
+        self._rows = begun.rows  # at the latest division
+        self._several_ms: float | None = None  # time of the last lap, if it was the first of a pair
+        self._stamps: dict[int, int] = {}  # when all micro-batches had a token, by text length
+        self._timed: range | None = None  # text lengths before each timed token
 
     def first(self) -> Lap:
-        """The lap with the prompts, which fill all stages in any case."""
+        """Returns the lap with the prompts, which always fill all stages."""
         begun = self._begun
         lap = self._lap(begun.rows, begun.prompt + 1)
         return Lap(begun.micro_batches, begun.prompt + 1 if lap.micro_batches < begun.micro_batches else lap.until)
 
     def next(self, rows: int, tokens: int) -> Lap:
-        """The lap that follows, with so many rows left, whose texts have so many tokens."""
+        """Returns the next lap, for `rows` remaining rows with texts of `tokens` tokens."""
         timed, self._timed = self._timed, None
         broken = timed is not None and (rows != self._rows or tokens != timed.stop)
         self._rows = rows
@@ -85,28 +81,28 @@ class Chooser:
         return self._lap(rows, tokens)
 
     def chose(self, tokens: int) -> None:
-        """A micro-batch has its next token; its texts have so many now."""
+        """Notes that a micro-batch has its next token. Its texts have `tokens` tokens now."""
         if self._timed is not None:
             self._stamps[tokens] = perf_counter_ns()
 
     def several(self, rows: int) -> int:
-        """Micro-batches of as many rows each as at the beginning, but one for each stage."""
+        """Returns the number of micro-batches of the same size as at the beginning, but at least one for each stage."""
         begun = self._begun
         as_large = -(-begun.micro_batches * rows // begun.rows)
         return min(rows, max(as_large, min(begun.stages, begun.micro_batches)))
 
     def pauses(self, sizes: Sequence[int], tokens: int) -> bool:
-        """Whether the rows are to be divided anew: they have become few, in micro-batches of these `sizes`, and it
-        would be another division.
+        """Tells whether all micro-batches pause to divide the rows anew: few rows are left in micro-batches of these
+        `sizes`, and the new division would be different.
         """
         rows = sum(sizes)
         if not self._begun.again or self._timed is not None or not rows or rows * FEW > self._rows:
             return False
-        wanted = self._wanted(rows, tokens)
-        return wanted is None or len(sizes) > wanted or max(sizes) > -(-rows // wanted)
+        count = self._best_count(rows, tokens)
+        return count is None or len(sizes) > count or max(sizes) > -(-rows // count)
 
-    def _wanted(self, rows: int, tokens: int) -> int | None:
-        """How many micro-batches are the right ones; None: that is to be tried."""
+    def _best_count(self, rows: int, tokens: int) -> int | None:
+        """Returns the best number of micro-batches; None: a trial has to decide."""
         begun, several = self._begun, self.several(rows)
         if not begun.tries or several == 1:
             return several
@@ -117,23 +113,23 @@ class Chooser:
         return None if room else several
 
     def _lap(self, rows: int, tokens: int) -> Lap:
-        """From texts of so many tokens on."""
-        wanted = self._wanted(rows, tokens)
-        if wanted is not None:
-            return Lap(wanted, None)
+        """Returns the lap that begins with texts of `tokens` tokens."""
+        count = self._best_count(rows, tokens)
+        if count is not None:
+            return Lap(count, None)
         begin = tokens + UNTIMED
         self._timed, self._stamps = range(begin, begin + TIMED), {}
         return Lap(self.several(rows) if self._several_ms is None else 1, begin + TIMED)
 
     def _note(self, timed: range) -> None:
-        """What a lap took, which is over."""
-        took = self._shared(median(self._stamps[place + 1] - self._stamps[place] for place in timed) / 1e6)
+        """Notes the time of a token in a complete lap."""
+        token_ms = self._shared(median(self._stamps[length + 1] - self._stamps[length] for length in timed) / 1e6)
         before, self._several_ms = self._several_ms, None
         if before is None:
-            self._several_ms = took
+            self._several_ms = token_ms
             return
         several = self.several(self._rows)
-        trial = self._counts.trial(self._rows, self._begun.prompt, several).followed_by(before, took)
+        trial = self._counts.trial(self._rows, self._begun.prompt, several).followed_by(before, token_ms)
         self._counts.note(trial)
         if trial.chosen is not None:
             self._tell(trial)

@@ -1,4 +1,4 @@
-"""The last stage's part: it chooses the tokens, and says what the other stages do next."""
+"""The last stage's work: it chooses the tokens, and tells the other stages what to do next."""
 
 from __future__ import annotations
 
@@ -26,27 +26,26 @@ from labkit.stages import Phase
 class Leader:
     """Continues the micro-batches of one call.
 
-    With the schedule "queue", rows that have ended leave their micro-batch, whose steps get shorter. Where there are
-    more micro-batches in the prompt than to decode, those that follow each other become one when all of them have their
-    first tokens. After that the rows are divided anew when `chooser` says so: then all micro-batches pause behind the
-    same token.
+    With the schedule "queue", rows that have ended leave their micro-batch, whose steps get shorter. If the prompt has
+    more micro-batches than decoding, neighbouring micro-batches are joined once all of them have their first tokens.
+    After that the rows are divided anew when `chooser` says so: then all micro-batches pause after the same token.
     """
 
     def __init__(self, stage: PipelineStage, inner: Runner, batches: list[MicroBatch], chooser: Chooser) -> None:
         self.stage, self.inner, self.batches, self.chooser = stage, inner, batches, chooser
-        self._until: int | None = None  # the tokens of a text at which all pause
+        self._until: int | None = None  # length of the texts at which all micro-batches pause
         self._by_cache = {id(batch.cache): batch for batch in batches}
-        self._texts: dict[int, Tensor] = {}  # that are whole, by row
+        self._texts: dict[int, Tensor] = {}  # complete texts by row
         ends = batches[0].texts.ends if stage.wanted.schedule == "queue" and len(batches) > 1 else None
         self._ends = ends or frozenset()
         self._through_prompt: set[int] = set()
 
     def batch_of(self, step: StepInput) -> MicroBatch | None:
-        """The micro-batch that a step belongs to; None: to none of these."""
+        """Returns the micro-batch of a step; None: the step belongs to another call."""
         return self._by_cache.get(id(step.cache))
 
     def lead(self, begin: Callable[[StepInput], Pending]) -> Tensor:
-        """The tokens of all rows, prompt included, int64 [B, T]."""
+        """Returns the tokens of all rows, prompt included, int64 [B, T]."""
         self._run(begin)
         texts, pad = [self._texts[row] for row in range(len(self._texts))], self.batches[0].texts.pad
         longest = max(map(len, texts))
@@ -55,10 +54,10 @@ class Leader:
         return tokens
 
     def _run(self, begin: Callable[[StepInput], Pending]) -> None:
-        wanted, count = self.stage.wanted.micro_batches, len(self.batches)
+        option, count = self.stage.wanted.micro_batches, len(self.batches)
         schedule = SCHEDULES[self.stage.wanted.schedule]
-        if isinstance(wanted, MicroBatches) and wanted.decode < count:
-            groups = [self.batches[part.start : part.stop] for part in evenly(count, wanted.decode)]
+        if isinstance(option, MicroBatches) and option.decode < count:
+            groups = [self.batches[part.start : part.stop] for part in evenly(count, option.decode)]
             first = [self._continued(batch, batch.length + 1) for batch in self.batches]
             drive(begin, first, partial(self._joined, groups))
         else:
@@ -70,22 +69,22 @@ class Leader:
             schedule(begin, [self._continued(batch) for batch in self.regroup(live, lap.micro_batches)])
 
     def _end(self, tokens: Tensor) -> None:
-        """The others get the tokens; what is still under way nobody wants."""
+        """Sends the tokens to the other stages, and drains the messages that are still under way."""
         self.stage.send(MessageKind.END, 0, 1, tokens, Phase.DECODE)
         while self.stage.receive(Phase.DECODE)[0].kind != MessageKind.END:
             pass
 
     def order(self, step: StepInput, batch: MicroBatch) -> Pending:
-        """A step that the other stages begin with; its rows are waited for when it is collected."""
+        """Orders a step from the other stages. `collect` of the result waits for its rows."""
         number = batch.done
         batch.done += 1
         if number:
             assert step.tokens is not None
             self.stage.send(MessageKind.TOKENS, batch.number, number, step.tokens, Phase.DECODE)
-        return Ordered(self, step, batch)
+        return OrderedStep(self, step, batch)
 
     def collect(self, step: StepInput, batch: MicroBatch) -> StepOutput:
-        """What came of a step that was ordered."""
+        """Returns the output of an ordered step."""
         parts = []
         for part in chunks_of(step, batch.piece):
             message, phase = self.stage.receive(step.phase)
@@ -95,13 +94,13 @@ class Leader:
         return StepOutput(joined([part for part in parts if part is not None]))
 
     def _continued(self, batch: MicroBatch, until: int | None = None) -> Loop:
-        """Continues a micro-batch until its texts have so many tokens, or all pause, or to the end; its rows leave it
-        as they end.
+        """Continues a micro-batch until its texts have `until` tokens, all micro-batches pause, or the texts end. Rows
+        leave it when they end.
         """
         while batch.rows and not self._pauses(batch.length, until):
             loop = batch.texts.loop()
             request = next(loop)
-            if batch.done:  # these texts go on from tokens that the stages have not seen
+            if batch.done:  # the stages have not seen the last tokens of these texts
                 assert request.tokens is not None
                 tokens = request.tokens.contiguous()
                 request = request._replace(tokens=tokens, attention_mask=None, position_ids=None, follows=True)
@@ -137,23 +136,23 @@ class Leader:
                 return batch.texts.tokens
 
     def _joined(self, groups: Sequence[list[MicroBatch]], place: int) -> Loop | None:
-        """The loop of the micro-batches that become one with number `place`, once all of them are ready; none behind
-        that loop itself, which has that place too.
+        """Returns the loop of the group that micro-batch number `place` joins, once the whole group has run its prompt.
+        Returns None before, and after the joined loop itself, which has the same place.
         """
         waiting = self._through_prompt
         if place in waiting:
             return None
         waiting.add(place)
-        group = next(each for each in groups if self.batches[place] in each)
-        members = [each for each in group if each.rows]
-        if not members or not all(each.number in waiting for each in group):
+        group = next(batches for batches in groups if self.batches[place] in batches)
+        members = [batch for batch in group if batch.rows]
+        if not members or not all(batch.number in waiting for batch in group):
             return None
         (joined,) = self.regroup(members, 1)
         return self._continued(joined)
 
     def regroup(self, live: list[MicroBatch], count: int) -> list[MicroBatch]:
-        """The rows of micro-batches that have as many tokens, divided anew among `count`, on all stages. Nothing of
-        them is under way.
+        """Divides the rows of micro-batches of equal length anew among `count`, on all stages, and returns these. No
+        step of theirs may be under way.
         """
         rows = [row for batch in live for row in batch.rows]
         parts = evenly(len(rows), count)
@@ -168,20 +167,20 @@ class Leader:
         for batch, part in zip(taken, parts, strict=True):
             batch.rows = rows[part.start : part.stop]
             batch.texts = batch.texts.continued(tokens[part.start : part.stop])
-        told = [(batch.number, batch in live, len(batch.rows)) for batch in members]
-        self.stage.send(MessageKind.REGROUP, 0, done, torch.tensor(told), Phase.DECODE)
+        changes = [(batch.number, batch in live, len(batch.rows)) for batch in members]
+        self.stage.send(MessageKind.REGROUP, 0, done, torch.tensor(changes), Phase.DECODE)
         caches = [batch.cache for batch in members]
         regroup_rows([batch.cache for batch in live], caches, [len(batch.rows) for batch in members])
         return taken
 
     def _ended(self, tokens_B1: Tensor) -> list[int]:
-        """The rows that have just ended."""
+        """Returns the rows that have just ended."""
         if not self._ends:
             return []
         return [row for row, token in enumerate(tokens_B1.flatten().tolist()) if token in self._ends]
 
     def _leave(self, batch: MicroBatch, tokens: Tensor, ended: list[int]) -> None:
-        """The micro-batch goes on from these tokens without the rows that have ended, on all stages."""
+        """Removes the ended rows from a micro-batch on all stages. Its other rows continue from `tokens`."""
         self._note([batch.rows[row] for row in ended], tokens[ended])
         left = rows_left(len(batch.rows), ended)
         if ended:
@@ -190,19 +189,19 @@ class Leader:
         batch.rows = [batch.rows[row] for row in left]
         batch.texts = batch.texts.continued(tokens[left])
         if ended and self._until is None:
-            sizes = [len(each.rows) for each in self.batches if each.rows]
+            sizes = [len(live.rows) for live in self.batches if live.rows]
             if self.chooser.pauses(sizes, batch.length):
-                self._until = batch.length + 1  # which no other has gone beyond: they take turns
+                self._until = batch.length + 1  # micro-batches take turns, so none is longer yet
 
     def _note(self, rows: Sequence[int], tokens: object) -> None:
-        """The texts of these rows are whole."""
+        """Keeps the complete texts of these rows."""
         assert isinstance(tokens, Tensor)
         for row, text in zip(rows, tokens, strict=True):
             self._texts[row] = text
 
 
-class Ordered:
-    """A step under way through the stages."""
+class OrderedStep:
+    """Pending step on its way through the stages."""
 
     def __init__(self, leader: Leader, step: StepInput, batch: MicroBatch) -> None:
         self._leader, self._step, self._batch = leader, step, batch

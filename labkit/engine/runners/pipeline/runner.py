@@ -1,18 +1,19 @@
 """Runs the steps of a model whose layers are on several ranks.
 
-Texts are continued in micro-batches. The last stage leads: it has the logits, so it chooses the tokens, and sends them
-to the first stage, with which their next step begins. The other stages serve: they run their layers on whatever
-arrives, in the order in which it arrives, and send the rows on. All of them know the prompts, since every rank makes
-the same call, so that these need no order.
+Texts are continued in micro-batches. The last stage leads: it has the logits, so it chooses the tokens. It sends them
+to the first stage, which begins the next step with them. The other stages serve: they run their layers on incoming
+rows, in the order of arrival, and send the rows on. Every rank makes the same call and knows the prompts, so the leader
+does not have to send these.
 
-Keys and values may lie on the disk: each micro-batch has a file on every stage, and slots for its own rows, which are
-as many bytes together as those of one batch. The stages read whenever they have a free slot. They could take turns, one
-at its odd layers and the next at its even ones, as DeepSpeed's article has GPUs do that share a link. That was measured
-once, on an AMD EPYC with a virtual disk, and not added: two readers at once got 0.95 GB/s, in turns 0.91 to 0.92, and a
-token took 564 ms against 621. Beside a GPU they may lie in the host's memory, in the same way.
+Keys and values may be offloaded to disk. Each micro-batch then has a file on every stage, and slots for its own rows;
+all micro-batches together need as many bytes as one batch. The stages read whenever they have a free slot. They could
+take turns instead: one stage reads for its odd layers while the next reads for its even ones, as in DeepSpeed's article
+on GPUs that share a link. Turns were measured once, on an AMD EPYC with a virtual disk, and not added: two readers at
+once got 0.95 GB/s, in turns 0.91 to 0.92, and a token took 564 ms against 621. With GPUs, keys and values may be
+offloaded to the host's memory in the same way.
 
-Everything else that a model is asked for, one step at a time, every rank asks for alike: the rows go from the first
-stage to the last, and what comes of them goes on to all.
+All other calls of the model run one step at a time, and every rank makes the same calls: the rows go from the first
+stage to the last, and the result goes to all ranks.
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ log = logging.getLogger("labkit")
 
 
 class PipelineRunner(Runner):
-    """The runner of one stage. inner: runs the layers that are here. ranks: that share these layers; None: no others.
+    """Runner of one stage.
 
-    config: of the whole model. calls: of all ranks.
+    inner: runs the layers of this stage.
+    config: of the whole model.
+    ranks: rank group that shares these layers; None: one rank has them.
+    calls: shared by all ranks.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class PipelineRunner(Runner):
     ) -> None:
         self.inner, self.stage, self.config, self.ranks, self.calls = inner, stage, config, ranks, calls
         self._leader: Leader | None = None  # while texts are under way
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     @property
     def clock(self) -> StageClock:  # type: ignore[override]
@@ -86,12 +90,12 @@ class PipelineRunner(Runner):
         return self.calls.one(name)
 
     def before_generation(self) -> None:
-        """All ranks draw the random numbers of rank 0."""
+        """Makes all ranks draw the random numbers of rank 0."""
         self.inner.before_generation()
         draw_alike(self.stage.device, lambda state: self.stage.ring.gather(state)[0])
 
     def after_generation(self, tokens: Tensor) -> None:
-        """Only the last stage has drawn numbers; the others go on from there."""
+        """Copies the random state of the last stage, which alone has drawn numbers, to all ranks."""
         self.inner.after_generation(tokens)
         draw_alike(self.stage.device, lambda state: self.stage.ring.gather(state)[-1])
 
@@ -113,7 +117,7 @@ class PipelineRunner(Runner):
             check_step(batch.prompt, self.config)
         prompts = [batch.prompt for batch in batches]
         self._agree(
-            "the tokens", [(each.tokens, each.cache.length, each.attention_mask, each.position_ids) for each in prompts]
+            "the tokens", [(step.tokens, step.cache.length, step.attention_mask, step.position_ids) for step in prompts]
         )
         if not self.stage.is_last:
             return Server(self.stage, self.inner).serve(batches).to(texts.tokens.device)
@@ -134,71 +138,72 @@ class PipelineRunner(Runner):
         return batches
 
     def _piece(self, rows: int, cache: KVCache) -> int:
-        """How many of the rows of prompts go through the stages at a time."""
-        elsewhere = cache.elsewhere is not None  # from where each piece would read those before it
-        if self.stage.wanted.schedule == "naive" or elsewhere:  # with "naive" one stage works at a time
+        """Returns the number of prompt rows that go through the stages at a time."""
+        offloaded = cache.elsewhere is not None  # then each piece would read the earlier pieces from the backing store
+        if self.stage.wanted.schedule == "naive" or offloaded:  # with "naive" one stage works at a time
             return CHUNK_ROWS
         return piece_rows(rows, self.stage.count)
 
     def _chooser(self, texts: TextBatch, batches: list[MicroBatch]) -> Chooser:
-        """What divides the rows of a call, once they are in these micro-batches. One micro-batch is tried where it was
-        not asked for a number of them, and where times may decide: with random draws, tokens would depend on them.
-        Where rows become fewer on a GPU they are not divided anew, for which graphs would have to be recorded.
+        """Returns the chooser that divides the rows of a call, which begins with these micro-batches.
+
+        A trial of one micro-batch needs the option "auto" and no random draws, since tokens would depend on times. On a
+        GPU, rows that become fewer are not divided anew, since that would need new graphs.
         """
-        asked, rows = self.stage.wanted.micro_batches, texts.rows
-        can = self.stage.wanted.schedule == "queue" and texts.ends is not None and _divisible(batches)
-        count = asked.decode if isinstance(asked, MicroBatches) else len(batches)
+        option, rows = self.stage.wanted.micro_batches, texts.rows
+        divisible = self.stage.wanted.schedule == "queue" and texts.ends is not None and _divisible(batches)
+        count = option.decode if isinstance(option, MicroBatches) else len(batches)
         begun = Division(
             stages=self.stage.count,
             rows=rows,
             micro_batches=min(count, len(batches)),
             prompt=texts.tokens.shape[1],
-            again=can and texts.cache.pool is None,
-            tries=can and asked == "auto" and not texts.draws,
+            again=divisible and texts.cache.pool is None,
+            tries=divisible and option == "auto" and not texts.draws,
             longest=texts.longest,
         )
         return Chooser(begun, self.stage.counts, self._of_rank_0, self._tell)
 
     def _of_rank_0(self, number: float) -> float:
-        """What the first of the ranks that share these layers has."""
+        """Returns rank 0's `number` on all ranks of the rank group that shares these layers."""
         return number if self.ranks is None else float(self.ranks.gather(torch.tensor([number]))[0])
 
-    def _tell(self, found: Compared) -> None:
+    def _tell(self, trial: Compared) -> None:
         """Tells the other stages how long tokens take."""
-        self.stage.send(MessageKind.COUNTS, 0, 1, found.payload, Phase.DECODE)
+        self.stage.send(MessageKind.COUNTS, 0, 1, trial.payload, Phase.DECODE)
 
     def _count(self, texts: TextBatch) -> int:
-        """How many micro-batches there are. Raises UserError for more than rows."""
-        wanted, stages, rows = self.stage.wanted, self.stage.count, texts.rows
-        asked = wanted.micro_batches
-        count = stages if asked == "auto" else asked if isinstance(asked, int) else asked.prompt
-        if isinstance(asked, MicroBatches) and (texts.ends is None or not _joinable(texts.cache)):
-            count = asked.decode  # without `ends` only its own loop knows whether a row has ended
-        if asked != "auto" and count > rows:
+        """Returns the number of micro-batches. Raises UserError if it is larger than the number of rows."""
+        options, stages, rows = self.stage.wanted, self.stage.count, texts.rows
+        option = options.micro_batches
+        count = stages if option == "auto" else option if isinstance(option, int) else option.prompt
+        if isinstance(option, MicroBatches) and (texts.ends is None or not _joinable(texts.cache)):
+            count = option.decode  # without `ends` only a micro-batch's own loop knows whether a row has ended
+        if option != "auto" and count > rows:
             raise UserError(
                 f"got micro_batches={count} for a batch of {rows} row{'s' * (rows > 1)}; use at most {rows}, or 'auto'"
             )
-        if wanted.schedule == "naive":
+        if options.schedule == "naive":
             return 1
         if rows == 1:
-            self._say_once("a batch of one has one stage at work at a time; more rows would keep all stages busy")
-        elif (why := texts.together) is not None:
-            self._say_once(f"the batch goes through the stages in one piece, because {why}")
+            self._warn_once("a batch of one has one stage at work at a time; more rows would keep all stages busy")
+        elif (reason := texts.together) is not None:
+            self._warn_once(f"the batch goes through the stages in one piece, because {reason}")
             return 1
         return min(count, rows)
 
-    def _say_once(self, what: str) -> None:
-        if self.stage.is_first and what not in self._said:
-            log.warning("labkit: pipeline_parallel: %s", what)
-        self._said.add(what)
+    def _warn_once(self, text: str) -> None:
+        if self.stage.is_first and text not in self._warned:
+            log.warning("labkit: pipeline_parallel: %s", text)
+        self._warned.add(text)
 
-    def _agree(self, what: str, parts: object) -> None:
-        """Raises RanksDifferError, on all ranks, where they were not given the same."""
+    def _agree(self, subject: str, parts: object) -> None:
+        """Raises RanksDifferError on all ranks if their `parts` differ."""
         mine = digest_of(*_flat(parts))[None] if self.ranks is None else self.ranks.gather(digest_of(*_flat(parts)))
-        check_alike(what, self.stage.ring.gather(mine).flatten(0, 1))
+        check_alike(subject, self.stage.ring.gather(mine).flatten(0, 1))
 
     def _one_at_a_time(self, step: StepInput) -> StepOutput:
-        """A step that all ranks begin alike."""
+        """Runs a step that all ranks begin in the same way."""
         if step.hidden_states:
             raise UnsupportedError(
                 "output_hidden_states: the layers are on several ranks, which keep what they compute; use one process"
@@ -212,43 +217,45 @@ class PipelineRunner(Runner):
         return StepOutput(self._shared(joined([part for part in parts if part is not None]), step))
 
     def _passed_through(self, step: StepInput) -> Tensor | None:
-        """What comes of a piece of a step on the last stage; None on the others."""
+        """Runs a piece of a step. Returns its result on the last stage, None on the others."""
         stage, phase, number = self.stage, step.phase, int(step.phase == Phase.DECODE)
-        given = step if stage.is_first else with_rows(step, self._received(MessageKind.ROWS, phase))
+        own_step = step if stage.is_first else with_rows(step, self._received(MessageKind.ROWS, phase))
         with stage.computing(phase, 0, number):
-            found = self.inner.begin(given).collect()
+            output = self.inner.begin(own_step).collect()
         if stage.is_last:
-            return found.result
-        assert found.rows is not None
-        stage.send(MessageKind.ROWS, 0, number, found.rows.flatten(0, 1), phase)
+            return output.result
+        assert output.rows is not None
+        stage.send(MessageKind.ROWS, 0, number, output.rows.flatten(0, 1), phase)
         return None
 
     def _received(self, kind: MessageKind, phase: Phase) -> Tensor:
         message, _ = self.stage.receive(phase)
         if message.kind != kind:
-            raise RanksDifferError("another stage has gone on otherwise; all must be called with the same arguments")
+            raise RanksDifferError("another stage has made a different call; call all ranks with the same arguments")
         return message.payload
 
     def _shared(self, result: Tensor | None, step: StepInput) -> Tensor:
-        """The last stage's result, on all of them."""
+        """Returns the last stage's result on all stages."""
         stage, batch = self.stage, step.shape[0]
         if not stage.is_last:
             result = self._received(MessageKind.RESULT, step.phase).to(stage.device)
         assert result is not None
-        if stage.number != stage.count - 2:  # behind which is the last
+        if stage.number != stage.count - 2:  # the next stage is not the last
             stage.send(MessageKind.RESULT, 0, 0, result.view(result.shape[0], -1), step.phase)
         return result.view(batch, -1) if step.greedy else result.view(batch, -1, self.config.vocab_size)
 
 
 def _divisible(batches: list[MicroBatch]) -> bool:
-    """Whether rows can go from one micro-batch to another at little cost: their keys and values are at hand. In a file
-    all of them would be written anew.
+    """Tells whether rows can move between micro-batches at little cost, because their keys and values are resident. In
+    a file, all of them would be written anew.
     """
     return len(batches) > 1 and all(batch.cache.elsewhere is None for batch in batches)
 
 
 def _joinable(cache: KVCache) -> bool:
-    """Whether several such caches can become one, for which those in the host's memory would be there twice."""
+    """Tells whether several such caches can become one. Offloaded keys and values of a GPU can't: they would be in the
+    host's memory twice.
+    """
     return cache.pool is None or cache.elsewhere is None
 
 

@@ -1,6 +1,6 @@
-"""When the next token of each micro-batch is begun. All begin the prompts one after the other; then they differ.
+"""Schedules: the order in which micro-batches begin their next tokens. All begin the prompts one after the other.
 
-A schedule takes what begins a step, and a loop for each micro-batch, and gives what the loops return.
+A schedule takes the function that begins a step, and a loop for each micro-batch. It returns the results of the loops.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ Schedule: TypeAlias = Callable[[Begin, Sequence[Loop]], list[Found]]
 
 
 def rounds(begin: Begin, loops: Sequence[Loop]) -> list[Found]:
-    """All micro-batches in turn. One that has ended keeps its turn, and its steps come to nothing, until all have."""
-    found: list[Any] = [None] * len(loops)
+    """Runs all micro-batches in turn. One that has ended keeps its turn, with useless steps, until all have ended."""
+    results: list[Any] = [None] * len(loops)
     with StepRanges() as ranges:
         requests = [next(loop) for loop in loops]
         under_way = [_begun(begin, request, ranges) for request in requests]
         going = set(range(len(loops)))
         while True:
-            for place, loop in enumerate(loops):
-                output = under_way[place].collect()
-                if place in going:
+            for index, loop in enumerate(loops):
+                output = under_way[index].collect()
+                if index in going:
                     try:
-                        requests[place] = loop.send(output)
+                        requests[index] = loop.send(output)
                     except StopIteration as end:
-                        found[place] = end.value
-                        going.remove(place)
-                        requests[place] = _idle(requests[place])
+                        results[index] = end.value
+                        going.remove(index)
+                        requests[index] = _idle(requests[index])
                 if not going:
-                    return found
-                under_way[place] = _begun(begin, requests[place], ranges)
+                    return results
+                under_way[index] = _begun(begin, requests[index], ranges)
 
 
 def barrier(begin: Begin, loops: Sequence[Loop]) -> list[Found]:
-    """No micro-batch begins a token before all have theirs."""
-    found: list[Any] = [None] * len(loops)
+    """Runs all micro-batches. None begins a token before all have the token before."""
+    results: list[Any] = [None] * len(loops)
     with StepRanges() as ranges:
-        requests = {place: next(loop) for place, loop in enumerate(loops)}
+        requests = {index: next(loop) for index, loop in enumerate(loops)}
         while requests:
-            under_way = {place: _begun(begin, request, ranges) for place, request in requests.items()}
-            outputs = {place: pending.collect() for place, pending in under_way.items()}
+            under_way = {index: _begun(begin, request, ranges) for index, request in requests.items()}
+            outputs = {index: pending.collect() for index, pending in under_way.items()}
             requests = {}
-            for place, output in outputs.items():
+            for index, output in outputs.items():
                 try:
-                    requests[place] = loops[place].send(output)
+                    requests[index] = loops[index].send(output)
                 except StopIteration as end:
-                    found[place] = end.value
-    return found
+                    results[index] = end.value
+    return results
 
 
 def _begun(begin: Begin, request: StepInput, ranges: StepRanges) -> Pending:
@@ -63,7 +63,7 @@ def _begun(begin: Begin, request: StepInput, ranges: StepRanges) -> Pending:
 
 
 def _idle(request: StepInput) -> StepInput:
-    """A step as long as the last one, whose result nobody wants."""
+    """Returns a step as long as the last one, for a micro-batch that has ended."""
     return StepInput(torch.zeros(request.shape[0], 1, dtype=torch.int64), request.cache, greedy=True, follows=True)
 
 

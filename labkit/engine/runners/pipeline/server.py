@@ -1,4 +1,4 @@
-"""A stage that serves: it runs its layers on whatever arrives, until the last stage says how the texts went on."""
+"""A stage that serves: it runs its layers on incoming rows, until the last stage sends the complete texts."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ log = logging.getLogger("labkit")
 
 
 class Server:
-    """The work of a stage before the last, for one call.
+    """Work of a stage before the last, for one call.
 
-    The pieces of a long prompt go on one by one, so that the next stage begins with the first. With the schedule
-    "naive", of which one stage works at a time, they go on together.
+    The pieces of a long prompt are sent one by one, so that the next stage can begin with the first. With the schedule
+    "naive" one stage works at a time, and the pieces are sent together.
     """
 
     def __init__(self, stage: PipelineStage, inner: Runner) -> None:
         self.stage, self.inner = stage, inner
-        self._held: list[Tensor] = []
+        self._unsent: list[Tensor] = []
 
     def serve(self, batches: list[MicroBatch]) -> Tensor:
-        """The tokens of all rows, prompt included, int64 [B, T]."""
+        """Returns the tokens of all rows, prompt included, int64 [B, T]."""
         end = self._serve(batches)
         self._pass_on(end)
         return end.payload
 
     def _serve(self, batches: list[MicroBatch]) -> Message:
-        """Returns the message with which it ends."""
+        """Serves until the END message, and returns it."""
         if self.stage.is_first:
             for batch in batches:
                 for step in batch.prompt_steps():
@@ -47,7 +47,7 @@ class Server:
             if message.kind == MessageKind.END:
                 return message
             if message.kind in (MessageKind.DROP, MessageKind.REGROUP, MessageKind.COUNTS):
-                self._told(message, batches)
+                self._obey(message, batches)
                 continue
             batch = batches[message.micro_batch]
             self._run(batch, batch.next_step(message.payload), message.step, phase)
@@ -56,30 +56,30 @@ class Server:
         with self.stage.computing(phase, batch.number, number):
             rows = self.inner.begin(step).collect().rows
         assert rows is not None
-        self._held.append(rows.flatten(0, 1))
+        self._unsent.append(rows.flatten(0, 1))
         if batch.has_prompt_left and self.stage.wanted.schedule == "naive":
             return
-        for held in self._held:
-            self.stage.send(MessageKind.ROWS, batch.number, number, held, phase)
-        self._held.clear()
+        for piece in self._unsent:
+            self.stage.send(MessageKind.ROWS, batch.number, number, piece, phase)
+        self._unsent.clear()
 
-    def _told(self, message: Message, batches: list[MicroBatch]) -> None:
-        """What the last stage says of the micro-batches goes on to all others."""
-        if self.stage.number < self.stage.count - 2:  # behind which is the last
+    def _obey(self, message: Message, batches: list[MicroBatch]) -> None:
+        """Applies the last stage's message about the micro-batches, and passes it on."""
+        if self.stage.number < self.stage.count - 2:  # the next stage is not the last
             self.stage.send(MessageKind(message.kind), message.micro_batch, message.step, message.payload, Phase.DECODE)
         if message.kind == MessageKind.COUNTS:
-            found = Compared.said_in(message.payload)
-            self.stage.counts.note(found)
+            trial = Compared.said_in(message.payload)
+            self.stage.counts.note(trial)
             if self.stage.is_first:
-                log.info("labkit: pipeline_parallel: %s", found)
+                log.info("labkit: pipeline_parallel: %s", trial)
         elif message.kind == MessageKind.REGROUP:
             members = [(batches[number].cache, goes_on, size) for number, goes_on, size in message.payload.tolist()]
-            held = [cache for cache, goes_on, _ in members if goes_on]
-            regroup_rows(held, [cache for cache, _, _ in members], [size for _, _, size in members])
+            sources = [cache for cache, goes_on, _ in members if goes_on]
+            regroup_rows(sources, [cache for cache, _, _ in members], [size for _, _, size in members])
         else:
             drop_rows(batches[message.micro_batch].cache, message.payload[0].tolist())
 
     def _pass_on(self, end: Message) -> None:
-        """To the next stage; the last one, which said it, hears that it has been round."""
+        """Passes the END message to the next stage. The last stage, which sent it, gets it back without payload."""
         payload = NOTHING if self.stage.number == self.stage.count - 2 else end.payload
         self.stage.send(MessageKind.END, 0, 1, payload, Phase.DECODE)
