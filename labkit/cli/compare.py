@@ -44,9 +44,7 @@ def compare(
     pp: Stages = 1,
     schedule: Annotated[str, typer.Option(help="Schedule of the stages: queue, rounds, barrier or naive.")] = "queue",
     memory_gb: MemoryGb = None,
-    rounds: Annotated[
-        int, typer.Option(help="Runs of each side, interleaved. With --budget-s: the smallest number.")
-    ] = 7,
+    rounds: Annotated[int, typer.Option(help="Runs of each side, interleaved; with --budget-s at least.")] = 7,
     budget_s: Annotated[
         float | None, typer.Option(help="Add rounds until there is a verdict, for this many seconds at most.")
     ] = None,
@@ -57,10 +55,7 @@ def compare(
     output: Output,
     as_json: AsJson = False,
 ) -> None:
-    """Measure two ways to run a model, and tell which is faster.
-
-    The result has the time per token with its interval, and the share of the machine's limit.
-    """
+    """Measure two ways to run a model, and tell which is faster, with intervals and the machine's limit."""
     from labkit.harness.compare.plan import Schedule
     from labkit.harness.compare.versus import compare_with_each, comparison_case
     from labkit.harness.results import save

@@ -26,10 +26,7 @@ def evaluate(
     ] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="Type of the KV cache: int8, or the engine's own.")] = None,
     rows: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens in one step. Default: a whole window, or fewer where only small steps show rounding."
-        ),
+        int | None, typer.Option(help="Tokens in one step. Default: a window, or fewer if only these show rounding.")
     ] = None,
     against: Annotated[
         str, typer.Option(help="The reference: a precision of the engine, or vanilla (transformers in float32).")
@@ -39,9 +36,7 @@ def evaluate(
     window: Annotated[
         int | None, typer.Option(help="Tokens of a window. Default: 512, or the most that model and text allow.")
     ] = None,
-    stride: Annotated[
-        int | None, typer.Option(help="Tokens from one window to the next. Default: a whole window.")
-    ] = None,
+    stride: Annotated[int | None, typer.Option(help="Tokens between window starts. Default: a window.")] = None,
     bos: Annotated[
         bool | None,
         typer.Option(
