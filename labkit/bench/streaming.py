@@ -58,7 +58,7 @@ from labkit.weights.resolve import resolve
 
 WORKER = "labkit.bench.stream_worker"
 SLOTS = 3
-PROMPT_NEW = 3  # new tokens after a long prompt: its decode steps do not differ from those of the other cases
+PROMPT_NEW = 3  # new tokens after a long prompt: its decode steps are like the steps of other cases
 
 
 def main(

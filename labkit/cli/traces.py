@@ -188,8 +188,8 @@ def compare(
     tables = {"of ranges": difference.ranges, "of kernels": difference.kernels}
     sources = ((a.name, first.source), (b.name, second.source))
     about: dict[str, Any] = {"files": [str(a), str(b)], "a_ns": difference.a_ns, "b_ns": difference.b_ns}
-    about |= {"remarks": difference.remarks, "ratio": difference.ratio}
-    about["units"] = asdict(difference.units) if difference.units else None
+    units = asdict(difference.units) if difference.units else None
+    about |= {"remarks": difference.remarks, "units": units, "ratio": difference.ratio}
     for kind in ("skipped", "unread"):
         about[kind] = [f"{file}: {line}" for file, source in sources for line in getattr(source, kind)]
     if form is Form.TERMINAL:

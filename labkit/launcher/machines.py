@@ -55,16 +55,16 @@ class Machines:
 
     def tell(self, cause: str) -> str:
         """Tells the others why the run ends. Returns the cause that was told first, by any machine."""
-        return self._asked(lambda store: store.compare_set(CAUSE, "", cause)) or cause
+        return self._answer(lambda store: store.compare_set(CAUSE, "", cause)) or cause
 
     def hear(self) -> str | None:
         """The cause that another machine tells; None if none does in time."""
 
-        def told(store: Store) -> bytes:
+        def awaited_cause(store: Store) -> bytes:
             _wait(lambda: store.check([CAUSE]))
             return store.get(CAUSE) if store.check([CAUSE]) else b""
 
-        return self._asked(told) or None
+        return self._answer(awaited_cause) or None
 
     def pause(self) -> None:
         """Tells the others that the pulse of this machine will pause; returns when they know."""
@@ -74,7 +74,7 @@ class Machines:
     def leave(self) -> None:
         self._over.set()
 
-    def _asked(self, question: Callable[[Store], bytes]) -> str | None:
+    def _answer(self, question: Callable[[Store], bytes]) -> str | None:
         """The cause that the store answers with; None if it can't be reached. The store ends with its machine, which
         therefore waits until all machines have read the cause.
         """

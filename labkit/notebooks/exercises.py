@@ -41,8 +41,8 @@ WHY_SUMS = {
 }
 WRONG_SUMS = {
     0: "a rank has only its heads' part of each output, and the next norm needs the whole",
-    1: "from which rows does its MLP start, and are they whole on every rank by then?",
-    2: "two sums can be one if nothing in between needs the first; from which rows does its MLP start?",
+    1: "which rows does its MLP start from, and are they whole on every rank by then?",
+    2: "two sums can be one if nothing in between needs the first; which rows does its MLP start from?",
     4: "a matrix cut by rows has whole outputs, and each rank needs only its own; which ones are cut by columns?",
 }
 

@@ -33,13 +33,13 @@ def shown(value: object) -> str:
     return f"`{' '.join(reprlib.repr(value).split())}` ({type(value).__name__})"
 
 
-def checked(given: object, right: float, mistakes: Mapping[float, str], *, tolerance: float = TOLERANCE) -> str:
+def checked(reply: object, right: float, mistakes: Mapping[float, str], *, tolerance: float = TOLERANCE) -> str:
     """The verdict on an answer.
 
     - mistakes: remarks by wrong value, for an answer that is close to it.
     - tolerance: fraction by which a right answer may differ, for instance because it starts from rounded figures.
     """
-    answer = number_or_remark(given)
+    answer = number_or_remark(reply)
     if isinstance(answer, str):
         return answer
     if close(answer, right, tolerance):

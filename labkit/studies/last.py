@@ -42,7 +42,7 @@ def keep_last(last: Last[Result], kind: type[Result], name: str, runs: str | os.
 
 
 def read_last(kind: type[Result], name: str, runs: str | os.PathLike[str]) -> Last[Result] | None:
-    """The result from `keep_last`; None if there is none, or if another version of labkit wrote it."""
+    """The result from `keep_last`; None if nothing was kept, or if another version of labkit wrote it."""
     try:
         last: Last[Result] = _adapter(kind).validate_json(_file(name, runs).read_bytes())
     except (OSError, ValidationError):

@@ -130,7 +130,7 @@ def one_thread() -> Iterator[None]:
 def matrix_errors(
     source: ModelSource, names: Sequence[str], progress: Progress | None = None
 ) -> tuple[StoredMatrices, ...]:
-    """The errors of the layers' matrices in each of these precisions, all of which the model can have."""
+    """The errors of the layers' matrices in each of these precisions. The model can have all of them."""
     config, weights, follow = _config(source), _weights(source), progress or unheard
     precisions = {name: precision_of(name) for name in names}
     errors_by_name: dict[str, list[MatrixError]] = {name: [] for name in names}
