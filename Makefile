@@ -1,23 +1,23 @@
 # Every target does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
 PYTHON ?= python3
-# TORCH_INDEX=... names an index to take PyTorch from, TORCH_INDEX= leaves the choice to pip. By default a machine without
-# an NVIDIA driver takes PyTorch's CPU wheels, if their index answers, which spares it gigabytes of CUDA libraries.
+# TORCH_INDEX=... names an index for PyTorch, TORCH_INDEX= leaves the choice to pip. By default a machine without an NVIDIA
+# driver takes PyTorch's CPU wheels, if their index answers, which saves gigabytes of CUDA libraries.
 TORCH_FROM = $(if $(filter undefined,$(origin TORCH_INDEX)),$$($(BIN)/python -P tools/torch_index.py),$(TORCH_INDEX))
 
 BIN := .venv/bin
 READY := .venv/.ready
 PYTHONS := 3.11 to 3.14
 
-# What pip prints is kept in a file. Of a failure its own lines are shown from the first error on, which name the conflict.
+# pip's output goes to a file. After a failure its lines are shown from the first error on: they name the conflict.
 INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 PIP_SAID := .venv/pip.log
 OR_SAY_WHY := >>$(PIP_SAID) 2>&1 || { { grep -q -i '^ *error' $(PIP_SAID) && sed -n '/^ *[Ee][Rr][Rr][Oo][Rr]/,$$p' || tail -n 20; } <$(PIP_SAID) >&2; echo "set-up: pip could not install this; all that it said is in $(PIP_SAID)" >&2; exit 1; }
 
-# Tests start many processes. Each would compile labkit anew where Python is told to keep no bytecode.
+# Tests start many processes. Each would compile labkit again if Python kept no bytecode.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
 
-# The notebooks are run for the site with their defaults, but that the third reads the captures which labkit brings along,
-# the same on every machine, and that the fifth has fewer precisions.
+# The notebooks are run for the site with their defaults, with two exceptions: the third reads the captures that labkit
+# includes, the same on every machine, and the fifth has fewer precisions.
 EXECUTED := $(patsubst notebooks/%.ipynb,build/pages/notebooks/%.html,$(wildcard notebooks/*.ipynb))
 SOURCES := $(shell find labkit kernels -type f -not -path '*/__pycache__/*')
 FOR_03_timelines := -p source bundled
@@ -38,8 +38,8 @@ demo: $(READY) ## vanilla against fused on the trained model: prints the speedup
 lab: $(READY) ## JupyterLab on copies of notebooks/, in runs/notebooks/
 	@$(BIN)/labkit lab
 
-test: $(READY) ## style, types and every property that is quickly proved
-	@echo "test: style, types and every property that is quickly proved, on two processes; tests that lack a tool say which"
+test: $(READY) ## style, types and every property that is quick to prove
+	@echo "test: style, types and every property that is quick to prove, on two processes; tests that lack a tool say which"
 	@$(PYTEST)
 
 test-all: $(READY) ## the same, and the sweeps over every combination of models, types and shapes
@@ -62,15 +62,15 @@ bench: $(READY) ## measure this machine against the targets and write profiles/
 	@$(BIN)/python -P -m labkit.bench.regions
 	@echo "bench: two ranks against one and two threads, and the sums that they exchange"
 	@$(BIN)/python -P -m labkit.bench.parallel
-	@echo "bench: the schedules of two stages, transformers' pipeline, and as many ranks and threads without stages"
+	@echo "bench: the schedules of two stages, transformers' pipeline, and two ranks and two threads without stages"
 	@$(BIN)/python -P -m labkit.bench.pipeline
-	@echo "bench: two ranks that load a model of 2 GB from one file, and each from its own"
+	@echo "bench: two ranks that load a model of 2 GB from one file, and from their own files"
 	@$(BIN)/python -P -m labkit.bench.loading
 	@echo "bench: layers that are read from the disk for every token, against the disk"
 	@$(BIN)/python -P -m labkit.bench.streaming
-	@echo "bench: a model larger than the memory that it is given, against others that run one from the disk"
+	@echo "bench: a model larger than its memory, against other ways to run it from the disk"
 	@$(BIN)/python -P -m labkit.bench.larger
-	@echo "bench: what announcing stages costs; large traces, read, projected and drawn"
+	@echo "bench: the cost of announcing stages; large traces, read, projected and drawn"
 	@$(BIN)/python -P -m labkit.bench.ranges
 	@$(BIN)/python -P -m labkit.bench.traces
 	@$(BIN)/python -P -m labkit.bench.timeline
@@ -80,8 +80,8 @@ bench-gpu: $(READY) ## measure an NVIDIA GPU: the engine against vanilla, every 
 	@$(BIN)/pytest -q -m gpu
 	@$(BIN)/python -P -m labkit.bench.gpu
 
-clean: ## remove .venv, caches and all in runs/ but the notebooks there
-	@echo "clean: removes .venv, caches and all in runs/ but the notebooks there, which hold what you typed"
+clean: ## remove .venv, caches and all in runs/ except the notebooks there
+	@echo "clean: removes .venv, caches and all in runs/ except the notebooks there, which hold your work"
 	@rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	@[ ! -d runs ] || find runs -mindepth 1 -maxdepth 1 ! -name notebooks -exec rm -rf {} +
 	@find labkit kernels tests -name __pycache__ -prune -exec rm -rf {} +

@@ -40,5 +40,5 @@ _HOME = {
 }
 _PACKAGES = ("conversation", "figures", "harness", "notebooks", "nsys", "stages", "widgets")
 
-# Torch and the engine are loaded on first use, so that `import labkit` and its tools for traces stay light.
+# Torch and the engine are loaded on first use, so that `import labkit` and the trace tools stay light.
 __getattr__, __dir__ = lazy_parts(__name__, _HOME | {name: f"labkit.{name}" for name in _PACKAGES})

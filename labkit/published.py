@@ -1,4 +1,4 @@
-"""Figures that others have published, as data with their source. They are shown beside measured ones, never as ours."""
+"""Published figures, as data with their source. They are shown next to measured figures, never as our own."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +13,7 @@ NOT_MEASURED_HERE = "published, not measured here"
 
 @dataclass(frozen=True)
 class Pair:
-    """Two methods of one published table; speedup is the first one's time over the second one's."""
+    """Two methods of one published table. The speedup is the baseline's time over the candidate's time."""
 
     table: str
     metric: str
@@ -42,10 +42,10 @@ def _published() -> pd.DataFrame:
 
 
 def published(table: str | None = None) -> pd.DataFrame:
-    """Every published figure, or those of one `table`.
+    """All published figures, or the figures of one `table`.
 
-    One row per figure: table, model, hardware ("not stated" where the source is silent), gpus, method, precision,
-    batch, metric, unit, value (missing where it ran out of memory; then `note` says so), note, source, and reference
+    One row per figure: table, model, hardware ("not stated" if the source does not say), gpus, method, precision,
+    batch, metric, unit, value (missing if it ran out of memory; then `note` says so), note, source, and reference
     (where to find the source).
     """
     frame = _published()
@@ -57,18 +57,18 @@ def published(table: str | None = None) -> pd.DataFrame:
 
 
 def published_speedups(batch: int = 1) -> pd.DataFrame:
-    """What the sources' latencies amount to as speedups, one row per pair.
+    """Speedups from the sources' latencies, one row per pair.
 
-    Where a table has several batch sizes the one closest to `batch` is taken.
+    If a table has several batch sizes, the one closest to `batch` is taken.
     """
     return pd.DataFrame([_speedup(pair, batch) for pair in PAIRS])
 
 
 def published_scaling(batch: int = 1) -> pd.DataFrame:
-    """What the sources' latencies amount to on more GPUs: one row per model, method and precision that a source has on
-    several numbers of GPUs: the fewest (few_gpus, few_ms) against the most (many_gpus, many_ms), and speedup.
+    """Scaling over GPUs from the sources' latencies: one row per model, method and precision that a source has on
+    several numbers of GPUs, with the fewest (few_gpus, few_ms), the most (many_gpus, many_ms) and the speedup.
 
-    Of several batch sizes the one closest to `batch` is taken. Where the source tells no batch size, there is no row.
+    If there are several batch sizes, the one closest to `batch` is taken. A source without batch sizes gives no row.
     """
     frame = _published()
     frame = frame[(frame["unit"] == "ms") & frame["metric"].isin(SCALED)].dropna(subset=["value", "batch", "gpus"])

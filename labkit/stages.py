@@ -1,7 +1,7 @@
-"""The names of what a model step does, and the ranges that announce them to profilers.
+"""The names of the stages of a model step, and the ranges that announce them to profilers.
 
-Ranges cost nothing unless somebody listens: Nsight Systems (or another NVTX tool) or torch.profiler. No torch at
-import.
+Ranges cost nothing unless a profiler listens: Nsight Systems (or another NVTX tool) or torch.profiler. The import of
+this module does not load torch.
 """
 
 import atexit
@@ -20,18 +20,19 @@ from typing import Any
 from labkit.system.nvtx_ranges import DOMAIN as DOMAIN
 from labkit.system.nvtx_ranges import pop, push
 
-STEP_TIMES = "LABKIT_STEP_TIMES"  # names a file that gets the times of the steps when the process ends
+STEP_TIMES = "LABKIT_STEP_TIMES"  # names a file to which the process writes the times of its steps when it ends
 INJECTED = ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH", "NSYS_PROFILING_SESSION_ID")  # set by the tools
 SILENCE = contextlib.nullcontext()
 MESSAGE = re.compile(r"(?P<phase>prefill|decode)(/layer\.(?P<layer>\d+))?(/(?P<stage>[a-z_+]+))?")
 
 
 class Stage(StrEnum):
-    """The stages of a step; QKV, ATTENTION, MLP and RESIDUAL are the four Deep-Fusion regions. FETCH is the wait for
-    the weights of a layer that is read from a file, FETCH_KV for its keys and values. RECV is the wait for what the
-    rank with the layers before sends, SEND what goes to the rank with the next ones.
+    """The stages of a step. QKV, ATTENTION, MLP and RESIDUAL are the four Deep-Fusion regions. FETCH is the wait for
+    the weights of an offloaded layer, FETCH_KV the wait for its keys and values. RECV is the wait for the result of the
+    rank with the previous layers, SEND the transfer to the rank with the next layers.
 
-    On a GPU one kernel may be two stages of a layer whose attention and MLP start from the same rows.
+    On a GPU one kernel may cover two stages of a layer whose attention and MLP start from the same rows (QKV_MLP,
+    OUTPUTS).
     """
 
     EMBED = "embed"
@@ -52,9 +53,9 @@ class Stage(StrEnum):
     SEND = "send"
 
 
-EXCHANGES = (Stage.ALL_REDUCE, Stage.RECV, Stage.SEND)  # what a step spends between ranks
+EXCHANGES = (Stage.ALL_REDUCE, Stage.RECV, Stage.SEND)  # the stages between ranks
 STAGES = frozenset(stage.value for stage in Stage)
-FUSED_REGIONS = (Stage.QKV, Stage.ATTENTION, Stage.MLP, Stage.RESIDUAL)  # the four of Deep-Fusion
+FUSED_REGIONS = (Stage.QKV, Stage.ATTENTION, Stage.MLP, Stage.RESIDUAL)  # the four regions of Deep-Fusion
 
 
 class Phase(StrEnum):
@@ -67,22 +68,22 @@ STEP = "step"
 
 @dataclass(frozen=True)
 class Label:
-    """What a range's message says. `stage` None: a whole step, or with `step` False all steps of a phase."""
+    """The content of a range's message."""
 
     phase: Phase
-    stage: Stage | None = None
+    stage: Stage | None = None  # None: a whole step, or all steps of a phase
     layer: int | None = None
-    step: bool = False
+    step: bool = False  # without a stage: one step, instead of all steps of a phase
 
 
 def phase_of(past: int, tokens: int) -> Phase:
-    """What it is to run `tokens` on top of `past` ones: DECODE for a single one on top of others."""
+    """The phase of running `tokens` after `past` tokens: DECODE for a single token after others."""
     return Phase.DECODE if past and tokens == 1 else Phase.PREFILL
 
 
 @lru_cache(maxsize=4096)
 def message(phase: Phase, stage: Stage, layer: int | None = None) -> str:
-    """The range's name, as profilers show it: "decode/layer.3/qkv", "prefill/lm_head"."""
+    """The range's name in profilers: "decode/layer.3/qkv", "prefill/lm_head"."""
     return f"{phase}/{stage}" if layer is None else f"{phase}/layer.{layer}/{stage}"
 
 
@@ -94,10 +95,10 @@ def step_message(phase: Phase) -> str:
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Label | None:
     """The label of a message of the domain `labkit`; None for any other text."""
-    found = MESSAGE.fullmatch(text)
-    if found is None:
+    match = MESSAGE.fullmatch(text)
+    if match is None:
         return None
-    phase, layer, stage = Phase(found["phase"]), found["layer"], found["stage"]
+    phase, layer, stage = Phase(match["phase"]), match["layer"], match["stage"]
     if layer is None and stage in (None, STEP):
         return Label(phase, step=stage == STEP)
     return Label(phase, Stage(stage), int(layer) if layer else None) if stage in STAGES else None
@@ -105,12 +106,12 @@ def parse(text: str) -> Label | None:
 
 @cache
 def nvtx_listening() -> bool:
-    """True in a process that an NVTX tool (nsys profile, ncu) was injected into, which happens when it starts."""
+    """Whether an NVTX tool (nsys profile, ncu) was injected into this process when it started."""
     return any(name in os.environ for name in INJECTED)
 
 
 def note_fork() -> None:
-    """Says in the file that LABKIT_STEP_TIMES names that no profiler sees the ranges of this process."""
+    """Records in the file named by LABKIT_STEP_TIMES that no profiler sees the ranges of this process."""
     if path := os.environ.get(STEP_TIMES):
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"forked": os.getpid()}) + "\n")
@@ -118,7 +119,7 @@ def note_fork() -> None:
 
 @cache
 def _note_if_forked(pid: int) -> None:
-    """Notes process `pid`, which is this one, where it was forked since this module was imported."""
+    """Calls `note_fork` if this process, `pid`, was forked after the import of this module."""
     if pid != _IMPORTED_BY:
         note_fork()
 
@@ -127,7 +128,7 @@ _IMPORTED_BY = os.getpid()
 
 
 def torch_profiler_listening() -> bool:
-    """True inside torch.profiler (or the older autograd profiler)."""
+    """Whether torch.profiler (or the older autograd profiler) is active."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.autograd._profiler_enabled())
 
@@ -142,9 +143,9 @@ _unwatched = False
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """No range is announced and no step timed within, and nobody is asked whether they listen.
+    """Inside this context no range is announced, no step is timed, and no profiler is looked for.
 
-    For runs that warm up what is profiled next, and for measuring what the announcements cost.
+    For warm-up runs before a profile, and for measuring the cost of the announcements.
     """
     global _unwatched
     before, _unwatched = _unwatched, True
@@ -155,11 +156,13 @@ def unwatched() -> Iterator[None]:
 
 
 PhaseWatcher = Callable[[Phase, bool], None]
-PHASE_WATCHERS: list[PhaseWatcher] = []  # told just before the range of a phase begins (True) and after it has ended
+PHASE_WATCHERS: list[PhaseWatcher] = []  # called just before the range of a phase begins (True), and after its end
 
 
 class Range:
-    """A range for every profiler that listens when it opens; a context, or open and close for hooks. Ranges nest."""
+    """A range for every profiler that listens when it opens. It is a context, with open and close for hooks. Ranges
+    nest.
+    """
 
     __slots__ = ("_nvtx", "_record", "_text")
 
@@ -183,7 +186,7 @@ class Range:
         return self
 
     def close(self) -> None:
-        """Closes it for those that were listening when it opened."""
+        """Closes the range in the profilers that listened when it opened."""
         if self._record is not None:
             self._record.__exit__(None, None, None)
         if self._nvtx:
@@ -202,14 +205,14 @@ def stage(phase: Phase, stage: Stage, layer: int | None = None) -> contextlib.Ab
 
 @cache
 def _step_times() -> dict[Phase, list[float]] | None:
-    """Milliseconds of this process's steps by phase, if somebody asked for them."""
+    """Milliseconds of this process's steps by phase; None unless LABKIT_STEP_TIMES is set."""
     path = os.environ.get(STEP_TIMES)
     if not path:
         return None
     times: dict[Phase, list[float]] = {phase: [] for phase in Phase}
 
     def write() -> None:
-        if os.getpid() != _IMPORTED_BY:  # a fork, which has its parent's times too, and whose ranges nobody sees
+        if os.getpid() != _IMPORTED_BY:  # a fork has its parent's times, and no profiler sees its ranges
             return
         with open(path, "a", encoding="utf-8") as file:
             file.writelines(json.dumps({"phase": phase, "step_ms": ms}) + "\n" for phase, ms in times.items() if ms)
@@ -219,19 +222,19 @@ def _step_times() -> dict[Phase, list[float]] | None:
 
 
 class StepRanges:
-    """The ranges around steps and phases: "decode" around all steps of a phase in a row, "decode/step" around each.
+    """The ranges around steps and phases: "decode" around consecutive steps of a phase, "decode/step" around each step.
 
-    Where LABKIT_STEP_TIMES names a file, the milliseconds of every step are written there when the process ends, one
-    JSON line for each phase: a profiled run and an unprofiled one can be compared without a profiler's own clock.
+    If LABKIT_STEP_TIMES names a file, the milliseconds of every step are written to it when the process ends, one JSON
+    line per phase. So a profiled run can be compared with an unprofiled one without a profiler's own clock.
     """
 
     def __init__(self) -> None:
         self._phase: Phase | None = None
-        self._open: list[Range] = []  # that of the phase, then that of the step
+        self._open: list[Range] = []  # the range of the phase, then the range of the step
         self._since_ns = 0
 
     def begin(self, phase: Phase) -> None:
-        """A step starts here, and the one before it ends."""
+        """Starts a step, and ends the step before it."""
         if not self._open and (_unwatched or not (listening() or PHASE_WATCHERS or _step_times() is not None)):
             return
         self._end_step()
@@ -245,7 +248,7 @@ class StepRanges:
         self._since_ns = perf_counter_ns()
 
     def end(self) -> None:
-        """The last step ends here, if there was any."""
+        """Ends the last step, if there was one, and its phase."""
         self._end_step()
         if self._phase is None:
             return

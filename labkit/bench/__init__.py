@@ -1,1 +1,1 @@
-"""What `make bench` runs: this machine measured against the targets, written to profiles/."""
+"""The benches of `make bench`: they measure this machine against the targets, and write to profiles/."""

@@ -1,4 +1,4 @@
-"""Bars: each holds a figure against what it has to reach, and says whether it does."""
+"""Bars: a bar is the value that a figure has to reach. A check says whether it does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labkit.statistics import Ratio
 
 @dataclass(frozen=True)
 class BarUnit:
-    """The formats in which a figure and the bar beside it are written."""
+    """The formats of a figure and of its bar."""
 
     figure: str
     bar: str
@@ -22,24 +22,20 @@ US = BarUnit("{:.1f} µs", "{:g} µs")
 SECONDS = BarUnit("{:.2f} s", "{:g} s")
 GIB = BarUnit("{:.2f} GiB", "{:g} GiB")
 POINTS = BarUnit("{:.1f} points", "{:g} points")  # between two shares in percent
-NOT_TRUSTED = ", not trustworthy"  # behind a ratio that is not, and behind its bar
+NOT_TRUSTED = ", not trustworthy"  # follows such a ratio, and its bar
 
 
 @dataclass(frozen=True)
 class BarCheck:
-    """A figure, the bar that it was held against, and whether it cleared it.
+    """The check of one figure against its bar."""
 
-    `close`: the bar lies within the interval of the figure, so another run might decide otherwise. `possible`: the
-    greatest figure that the memory allows, where the bar is past it. `trusted`: whether the figure is trustworthy.
-    """
-
-    what: str
+    what: str  # the name of the figure
     figure: str
     bar: str
     met: bool
-    close: bool = False
-    possible: float | None = None
-    trusted: bool = True
+    close: bool = False  # the bar lies within the figure's interval, so another run might decide otherwise
+    possible: float | None = None  # the largest figure that the memory allows, if it is below the bar
+    trusted: bool = True  # whether the figure is trustworthy
 
     def __str__(self) -> str:
         verdict = f"{self.bar}: {'met' if self.met else 'missed'}{', within the interval' if self.close else ''}"
@@ -49,7 +45,7 @@ class BarCheck:
 
 def at_least(
     what: str,
-    found: Ratio | float,
+    figure: Ratio | float,
     bar: float,
     unit: BarUnit = TIMES,
     *,
@@ -57,35 +53,35 @@ def at_least(
     possible: float | None = None,
     trusted: bool = True,
 ) -> BarCheck:
-    """Holds a figure, or the median of a ratio, against the least that it may be. `written`: the bar in words."""
-    value, low, high = _interval(found)
+    """Checks that a figure, or the value of a ratio, is at least `bar`. `written`: the bar in words."""
+    value, low, high = _interval(figure)
     words = written or unit.bar.format(bar)
-    return BarCheck(what, _figure(found, unit), f"≥ {words}", value >= bar, low < bar <= high, possible, trusted)
+    return BarCheck(what, _written(figure, unit), f"≥ {words}", value >= bar, low < bar <= high, possible, trusted)
 
 
 def at_most(
-    what: str, found: Ratio | float, bar: float, unit: BarUnit = TIMES, *, written: str | None = None
+    what: str, figure: Ratio | float, bar: float, unit: BarUnit = TIMES, *, written: str | None = None
 ) -> BarCheck:
-    """The same against the most that it may be."""
-    value, low, high = _interval(found)
+    """Checks that a figure, or the value of a ratio, is at most `bar`. `written`: the bar in words."""
+    value, low, high = _interval(figure)
     words = written or unit.bar.format(bar)
-    return BarCheck(what, _figure(found, unit), f"≤ {words}", value <= bar, low <= bar < high)
+    return BarCheck(what, _written(figure, unit), f"≤ {words}", value <= bar, low <= bar < high)
 
 
 def short_of(bar: float, ratio: Ratio, share: float | None) -> float | None:
-    """The ratio that the candidate would have at the limit, if even that is below the bar; else None.
+    """The ratio that the candidate would have at the limit, if even this ratio is below the bar; else None.
 
-    `share` is the share of the limit that the candidate reaches.
+    `share`: the candidate's share of the limit.
     """
     return ratio.value / share if share and max(ratio.value, ratio.value / share) < bar else None
 
 
-def _interval(found: Ratio | float) -> tuple[float, float, float]:
-    return (found.value, found.low, found.high) if isinstance(found, Ratio) else (found, found, found)
+def _interval(figure: Ratio | float) -> tuple[float, float, float]:
+    return (figure.value, figure.low, figure.high) if isinstance(figure, Ratio) else (figure, figure, figure)
 
 
-def _figure(found: Ratio | float, unit: BarUnit) -> str:
-    if not isinstance(found, Ratio):
-        return unit.figure.format(found)
-    low, high = (unit.figure.format(end).rstrip("x") for end in (found.low, found.high))
-    return f"{unit.figure.format(found.value)} [{low}, {high}]"
+def _written(figure: Ratio | float, unit: BarUnit) -> str:
+    if not isinstance(figure, Ratio):
+        return unit.figure.format(figure)
+    low, high = (unit.figure.format(end).rstrip("x") for end in (figure.low, figure.high))
+    return f"{unit.figure.format(figure.value)} [{low}, {high}]"

@@ -2,8 +2,8 @@
 
 python -P -m labkit.bench.gpu [--model MODEL] [--baseline NAME] [--quick] [--output FOLDER]
 
-All sides of a model run in one process, share one set of random weights on the GPU, and take turns. Each case is
-written as soon as it has been measured.
+All sides of a model run in one process, share one set of random weights on the GPU, and take turns. The files are
+written after each case.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ BASELINES_OF_GPU = ("hf-eager", "hf-static", "hf-graph")
 
 
 def main(
-    model: Annotated[list[str] | None, typer.Option(help="A preset; may be given again.")] = None,
-    against: Annotated[list[str] | None, typer.Option("--baseline", help="May be given again.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="May be given again. Default: 1 and 4.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few tokens: whether it works, not how fast it is.")] = False,
-    regions: Annotated[bool, typer.Option(help="Measure the regions of the layers too.")] = True,
+    model: Annotated[list[str] | None, typer.Option(help="A preset; may be repeated.")] = None,
+    against: Annotated[list[str] | None, typer.Option("--baseline", help="A baseline; may be repeated.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="A batch size; may be repeated. Default: 1 and 4.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few tokens: tests that it works, not its speed.")] = False,
+    regions: Annotated[bool, typer.Option(help="Also measure the regions of the layers.")] = True,
     output: Output = None,
 ) -> None:
     """Measure this machine's GPU against the targets."""
@@ -71,10 +71,10 @@ def main(
     for name in model or [target.model for target in GPU_TARGETS]:
         source = OnDevice.of(name)
         for size in batch or (1, 4):
-            found = _steps(source, baselines, size, quick=quick)
-            records += found
+            comparisons = _steps(source, baselines, size, quick=quick)
+            records += comparisons
             write()
-            for record in found:
+            for record in comparisons:
                 out.print(_line(record), soft_wrap=True)
         del source
         free_memory()
@@ -85,7 +85,7 @@ def main(
 
 
 def _baselines(names: Sequence[str]) -> tuple[str, ...]:
-    """The baselines, each once. UserError for one of our own sides, and for what cannot run here."""
+    """The baselines, each once. UserError for one of our own sides, and for a baseline that cannot run here."""
     for name in names:
         if name in OURS:
             raise UserError(f"got the baseline {name!r}, which is measured against the baselines; leave it out")
@@ -96,32 +96,32 @@ def _baselines(names: Sequence[str]) -> tuple[str, ...]:
 def _steps(source: OnDevice, baselines: Sequence[str], batch: int, *, quick: bool) -> list[Comparison]:
     case = GpuCase(batch, QUICK_NEW if quick else NEW, QUICK_ROUNDS if quick else ROUNDS, PROMPT)
     total = case.rounds * (len(baselines) + len(OURS))
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     with progress_bar(err) as follow:
-        for index, comparisons in enumerate(compared(source, baselines, case)):
+        for index, new_comparisons in enumerate(compared(source, baselines, case)):
             follow(index, total, f"{source.name}, batch {batch}")
-            found += comparisons
-    return found
+            comparisons += new_comparisons
+    return comparisons
 
 
 def _regions(model: str, rounds: int) -> list[RegionMeasurement]:
-    found: list[RegionMeasurement] = []
+    rows: list[RegionMeasurement] = []
     for dtype in ("float16", "int8"):
         with followed(f"{model} {dtype}") as follow:
-            found += measure_regions(
+            rows += measure_regions(
                 model, regions=REGIONS, rounds=rounds, progress=follow, impl="triton", dtype=dtype, context=PROMPT
             )
         free_memory()
-    return found
+    return rows
 
 
 def checks(records: Sequence[Comparison], rows: Sequence[RegionMeasurement]) -> Iterator[tuple[str, BarCheck]]:
-    """Every bar that the records can be held against, with the name of its case."""
+    """All checks of the records against their bars, each with the name of its case."""
     return chain(_step_checks(records), _ratio_checks(records), _region_checks(rows))
 
 
 def _step_checks(records: Sequence[Comparison]) -> Iterator[tuple[str, BarCheck]]:
-    """Milliseconds of our steps at batch 1, and how little longer they are at batch 4."""
+    """Milliseconds of our steps at batch 1, and the ratio of a step at batch 4 to a step at batch 1."""
     targets = {target.model: target for target in GPU_TARGETS}
     steps = {(record.case.model, record.candidate.name, record.case.batch): record.candidate for record in records}
     for (model, name, batch), side in steps.items():
@@ -131,7 +131,7 @@ def _step_checks(records: Sequence[Comparison]) -> Iterator[tuple[str, BarCheck]
             yield case, at_most("per token", side.per_token_ms, most, MS)
         if batch == 4 and name == "fused" and (model, name, 1) in steps:
             share = side.per_token_ms / steps[model, name, 1].per_token_ms
-            yield case, at_most("a step over that at batch 1", share, GPU_BATCH_4)
+            yield case, at_most("a step / a step at batch 1", share, GPU_BATCH_4)
 
 
 def _ratio_checks(records: Sequence[Comparison]) -> Iterator[tuple[str, BarCheck]]:
@@ -143,7 +143,7 @@ def _ratio_checks(records: Sequence[Comparison]) -> Iterator[tuple[str, BarCheck
 
 
 def _region_checks(rows: Sequence[RegionMeasurement]) -> Iterator[tuple[str, BarCheck]]:
-    """The published speedup of a region is the bar of its calls from Python."""
+    """Checks the calls of a region from Python against its published speedup."""
     for row in rows:
         if row.published is not None and row.case.dtype == "float16":
             trusted = row.trust_of(row.ratio(), row.floor_share(FUSED)).trustworthy
@@ -163,7 +163,7 @@ def page(records: Sequence[Comparison], rows: Sequence[RegionMeasurement], envir
     return page_of(
         f"The engine on a GPU: {gpu.gpu_name() or 'none, interpreted on the CPU, so that no time means anything'}",
         "Random float16 weights of the real shapes, shared by all sides of a model, which take turns in one process. "
-        "The limit is reading a step's bytes at the bandwidth that a kernel that only reads reaches beside the runs. "
+        "The limit is reading a step's bytes at the bandwidth of a kernel that only reads, measured between the runs. "
         "Ratios are baseline / candidate with 95 % intervals over rounds.",
         verdict(list(checks(records, rows))),
         "## Per token",

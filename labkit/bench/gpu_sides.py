@@ -53,11 +53,11 @@ class OnDevice:
 
     @property
     def tokenizer(self) -> None:
-        """None: prompts are random tokens."""
+        """None, since prompts are random tokens."""
         return None
 
     def hf_model(self, dtype: torch.dtype) -> PreTrainedModel:
-        """A model of its own with the same parameters, so that a side may change its methods."""
+        """A copy of the model that shares its parameters, so that a side may change its methods."""
         assert dtype == DTYPE
         return copy.copy(self.model)
 
@@ -74,16 +74,16 @@ class OnDevice:
 
 @dataclass(frozen=True)
 class GpuCase:
-    """`batch` random prompts, new ones in each round, and `new` greedy tokens for each."""
+    """Random prompts, new ones in each round, and greedy tokens after them."""
 
     batch: int
-    new: int
+    new: int  # greedy tokens after each prompt
     rounds: int
-    prompt: int = PROMPT
+    prompt: int = PROMPT  # tokens
 
 
 def compared(source: OnDevice, baselines: Sequence[str], case: GpuCase) -> Iterator[list[Comparison]]:
-    """Yields an empty list after each run, and in the end the comparisons of each of `OURS` with every baseline."""
+    """Yields an empty list after each run, and at the end the comparisons of each of `OURS` with every baseline."""
     names = (*baselines, *OURS)
     sides = {name: _side(name, source) for name in names}
     runs: dict[str, list[Run]] = {name: [] for name in names}
@@ -94,11 +94,11 @@ def compared(source: OnDevice, baselines: Sequence[str], case: GpuCase) -> Itera
         tokens[names[turn.side]].append(new_tokens)
         yield []
     measured = {name: _measurement(name, side, source, case, runs[name]) for name, side in sides.items()}
-    found = []
+    comparisons = []
     for candidate in OURS:
         for name in baselines:
             difference = first_difference(tokens[name], tokens[candidate])
-            found.append(
+            comparisons.append(
                 Comparison(
                     baseline=measured[name],
                     candidate=measured[candidate],
@@ -108,22 +108,22 @@ def compared(source: OnDevice, baselines: Sequence[str], case: GpuCase) -> Itera
             )
     sides.clear()
     free_memory()
-    yield found
+    yield comparisons
 
 
 def free_memory() -> None:
-    """Frees what nothing refers to any more, on the device too."""
+    """Frees unreferenced memory, also on the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def _turns(sides: Mapping[str, Baseline], source: OnDevice, case: GpuCase) -> Iterator[Turn[tuple[Times, list[Any]]]]:
-    """Warms every side up, then yields its turns: what a side found are its times and its new tokens."""
+    """Warms up every side, then yields the turns with the times and the new tokens of the side."""
     generator = torch.Generator().manual_seed(1)
     shape = (case.rounds + 1, case.batch, case.prompt)
     prompts = torch.randint(1, _config(source).vocab_size, shape, generator=generator).to(source.model.device)
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "attention_mask": torch.ones_like(prompts[0]),
         "do_sample": False,
         "pad_token_id": 0,
@@ -131,11 +131,11 @@ def _turns(sides: Mapping[str, Baseline], source: OnDevice, case: GpuCase) -> It
     }
 
     def run(side: Baseline, index: int) -> tuple[Times, list[Any]]:
-        times, sequences = timed_generate(side, prompts[index], **how)
+        times, sequences = timed_generate(side, prompts[index], **options)
         return times, sequences[:, case.prompt :].tolist()
 
     for side in sides.values():
-        side.generate(prompts[case.rounds], **how)
+        side.generate(prompts[case.rounds], **options)
     takes_turns = [partial(run, side) for side in sides.values()]
     return turns(takes_turns, range(case.rounds), probe=lambda side: _probe())
 

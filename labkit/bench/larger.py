@@ -1,9 +1,9 @@
-"""`make bench`, the part about a model larger than the memory that it is given: streamed layers against other ways to
-run it from the disk.
+"""`make bench`, the part about a model larger than its memory: streamed layers against other ways to run it from the
+disk.
 
 python -P -m labkit.bench.larger [--model tinyllama-1.1b] [--rounds 6] [--scratch FOLDER] [--output FOLDER]
 
-Every side has the same memory, held to it in the same way, and takes turns with the others. Files are made cold before
+Every side has the same memory limit, enforced in the same way, and the sides take turns. Files are made cold before
 each run.
 """
 
@@ -58,7 +58,7 @@ def main(
     threads: Threads = None,
     output: Output = None,
 ) -> None:
-    """Measure the ways to run a model from the disk of this machine."""
+    """Measure several ways to run a model from the disk of this machine."""
     environment = read_environment(threads or torch.get_num_threads())
     files = BenchFiles.of(machine_of(environment), "larger-than-memory", output=output)
     baselines = [ACCELERATE_DISK, HF_DISK]
@@ -78,35 +78,34 @@ def main(
     )
     schedule = Schedule(rounds=rounds, warm_up=WARM_UP, stages=False, scratch=scratch or files.records.parent)
     with followed(model) as follow:
-        found = compare_with_each(baselines, STREAMED, case, schedule, progress=follow)
-    files.write(found, page(found))
-    print_checks(checks(found))
+        comparisons = compare_with_each(baselines, STREAMED, case, schedule, progress=follow)
+    files.write(comparisons, page(comparisons))
+    print_checks(checks(comparisons))
     files.name_page()
 
 
-def checks(found: Sequence[Comparison]) -> Iterator[BarCheck]:
-    """The bars of all comparisons, whose candidate is the same."""
-    for each in found:
-        trusted = each.trust("per_token").trustworthy
-        yield at_least(f"{each.baseline.name} / {STREAMED}", each.ratio("per_token"), LARGER_RATIO, trusted=trusted)
-    candidate = found[0].candidate
+def checks(comparisons: Sequence[Comparison]) -> Iterator[BarCheck]:
+    """The checks of all comparisons, which have the same candidate."""
+    for comparison in comparisons:
+        name, trusted = comparison.baseline.name, comparison.trust("per_token").trustworthy
+        yield at_least(f"{name} / {STREAMED}", comparison.ratio("per_token"), LARGER_RATIO, trusted=trusted)
+    candidate = comparisons[0].candidate
     if candidate.case.memory_gb is not None and candidate.peak_rss_mb is not None:
         yield at_most("peak memory", candidate.peak_rss_mb / 1e3 / candidate.case.memory_gb, 1.0, OF_BUDGET)
 
 
-def page(found: Sequence[Comparison]) -> str:
+def page(comparisons: Sequence[Comparison]) -> str:
     """The Markdown page of the comparisons."""
-    candidate = found[0].candidate
+    candidate = comparisons[0].candidate
     case, environment = candidate.case, candidate.environment
     assert case.memory_gb is not None
     return page_of(
         f"Larger than memory on {environment.machine}",
-        f"{case.model} in {case.dtype}, whose weights are {LARGER:g} times the {case.memory_gb:.2f} GB that each side "
-        f"has beyond what it imports, held to it by {candidate.memory_limit}. Batch {case.batch}, prompt "
-        f"{case.prompt_tokens}, {case.new_tokens} new greedy tokens; {len(candidate.runs)} rounds, one run of every "
-        "side in each, in random order, with the files that a side reads made cold before it and the disk probed on "
-        "both sides of it.",
-        verdict([(case.model, check) for check in checks(found)]),
+        f"{case.model} in {case.dtype}, whose weights are {LARGER:g} times the {case.memory_gb:.2f} GB of each side. "
+        f"This is the memory beyond a side's imports, limited by {candidate.memory_limit}. Batch {case.batch}, prompt "
+        f"{case.prompt_tokens}, {case.new_tokens} new greedy tokens; {len(candidate.runs)} rounds with one run of each "
+        "side in random order. Before a run its files are made cold; the disk is probed before and after it.",
+        verdict([(case.model, check) for check in checks(comparisons)]),
         markdown_table(
             (
                 "side",
@@ -118,14 +117,17 @@ def page(found: Sequence[Comparison]) -> str:
                 "peak, MB",
                 "to streamed",
             ),
-            [*(_row(each.baseline, ratio_cell(each, "per_token")) for each in found), _row(candidate, "")],
+            [
+                *(_row(comparison.baseline, ratio_cell(comparison, "per_token")) for comparison in comparisons),
+                _row(candidate, ""),
+            ],
         ),
-        "Of the disk: the time that the disk takes for the bytes of a step over that of the step. Cached: of the files "
-        "in the page cache before a run, at most; pages that a side maps stay. Peak: of the process, mapped files "
+        "Of the disk: the disk's time for the bytes of a step / the time of the step. Cached: the most of the files "
+        "that was in the page cache before a run; pages that a side maps stay. Peak: of the process, mapped files "
         "included.",
-        "\n".join(f"- {each.baseline.name}: {each.baseline.impl}" for each in found)
+        "\n".join(f"- {comparison.baseline.name}: {comparison.baseline.impl}" for comparison in comparisons)
         + f"\n- {STREAMED}: {candidate.impl}",
-        checks_table(checks(found)),
+        checks_table(checks(comparisons)),
         environment.origin,
     )
 

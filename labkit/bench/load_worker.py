@@ -1,4 +1,4 @@
-"""One rank of `labkit.bench.loading`: saves its file of a checkpoint, or loads its share of one when told to.
+"""One rank of `labkit.bench.loading`: saves its file of a checkpoint, or loads its share of one on command.
 
 python -P -m labkit.bench.load_worker save FROM TO RANKS, under torchrun
 python -P -m labkit.bench.load_worker load FROM RANKS RANK [--precision NAME] [--watch]
@@ -66,33 +66,33 @@ def load(
         with torch.inference_mode():
             weights = build_weights(policy, config, source, dtype, "cpp", options.quant, part=part)
         seconds = perf_counter() - began
-    found = {
+    result = {
         "seconds": seconds,
         "peak": max(peaks, default=before) - before,
         "packed": matrix_bytes(weights),
     }
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 @contextmanager
-def watched(wanted: bool) -> Iterator[list[int]]:
-    """Gives a list to which the anonymous memory of this process is added again and again while the block runs."""
-    seen: list[int] = []
+def watched(enabled: bool) -> Iterator[list[int]]:
+    """Yields a list to which samples of this process's anonymous memory are added inside the context, if enabled."""
+    samples: list[int] = []
     over = threading.Event()
 
     def watch() -> None:
         while not over.is_set():
-            seen.append(anonymous_memory())
+            samples.append(anonymous_memory())
             sleep(WATCHED_EVERY)
 
     watcher = threading.Thread(target=watch, daemon=True)
-    if wanted:
+    if enabled:
         watcher.start()
     try:
-        yield seen
+        yield samples
     finally:
         over.set()
-        if wanted:
+        if enabled:
             watcher.join()
 
 

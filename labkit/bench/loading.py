@@ -1,10 +1,10 @@
-"""`make bench`, the part about loading: how long ranks take, and how much memory, from one file and from their own.
+"""`make bench`, the part about loading: time and memory of ranks that load from one file, and from their own files.
 
 python -P -m labkit.bench.loading [--gigabytes 2] [--ranks 2] [--rounds 7] [--output FOLDER]
 
-A LLaMA of that size is written as one safetensors file for all ranks, and packed as one file for each. A round loads it
-from both: all ranks at once, each in a fresh process, with the files in the page cache. Memory is watched in runs that
-are not timed; so is that of one process that loads the whole model from the one file in several precisions.
+A LLaMA of that size is written as one safetensors file for all ranks, and packed as one file for each rank. A round
+loads both: all ranks at once, each in a fresh process, with the files in the page cache. Memory is watched in untimed
+runs. It is also watched in one process that loads the whole model from the one file in several precisions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Loads = list[dict[str, float]]  # of each rank
 
 
 def write_model(folder: Path, gigabytes: float) -> int:
-    """Writes a LLaMA of noise in bfloat16 of about this size, laid out as by `save_pretrained`; returns its bytes."""
+    """Writes a LLaMA of random bfloat16 weights of about this size, as `save_pretrained` does; returns its bytes."""
     hidden, inner, vocabulary = LOADED.hidden, LOADED.intermediate, LOADED.vocabulary
     layer = 4 * hidden**2 + 3 * hidden * inner
     layers = max(1, round((gigabytes * 1e9 / DTYPE.itemsize - 2 * vocabulary * hidden) / layer))
@@ -79,29 +79,29 @@ def write_model(folder: Path, gigabytes: float) -> int:
 
 
 def sizes(folder: Path, ranks: int) -> tuple[tuple[int, int], ...]:
-    """Of each rank the bytes of all tensors that it holds, and of the largest of them."""
-    config, found = model_config_of(resolve(folder).hf_config), []
+    """For each rank the bytes of all its tensors, and the bytes of the largest tensor."""
+    config, ranks_bytes = model_config_of(resolve(folder).hf_config), []
     for part in (shard(config, ranks, rank) for rank in range(ranks)):
         layers = [list(part.layer_shapes.values())] * config.num_layers
-        shapes = [shape for each in (part.top_shapes.values(), *layers) for shape in each]
+        shapes = [shape for group in (part.top_shapes.values(), *layers) for shape in group]
         tensors = [DTYPE.itemsize * math.prod(shape) for shape in shapes]
-        found.append((sum(tensors), max(tensors)))
-    return tuple(found)
+        ranks_bytes.append((sum(tensors), max(tensors)))
+    return tuple(ranks_bytes)
 
 
 def save_packed(folder: Path, target: Path, ranks: int) -> None:
-    """Has `ranks` engines load the model and save their shares. RunError where they fail."""
+    """Has `ranks` engines load the model and save their shares. RunError if they fail."""
     torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     worker = ["--no-python", sys.executable, "-P", "-m", WORKER, "save", str(folder), str(target), str(ranks)]
     run_child([*torchrun, *worker], f"{ranks} ranks could not save the model")
 
 
 def load(folder: Path, ranks: int, precision: str = "bfloat16", *, watch: bool = False) -> Loads:
-    """Has all ranks load their shares at the same time, and returns what each of them measured."""
-    more = ["--precision", precision, *(["--watch"] if watch else [])]
+    """Has all ranks load their shares at the same time, and returns the measurements of each."""
+    options = ["--precision", precision, *(["--watch"] if watch else [])]
     workers = [
         subprocess.Popen(
-            [sys.executable, "-P", "-m", WORKER, "load", folder, str(ranks), str(rank), *more],
+            [sys.executable, "-P", "-m", WORKER, "load", folder, str(ranks), str(rank), *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -123,22 +123,22 @@ def load(folder: Path, ranks: int, precision: str = "bfloat16", *, watch: bool =
 
 
 def main(
-    gigabytes: Annotated[float, typer.Option(min=0.4, help="Of the model.")] = 2.0,
+    gigabytes: Annotated[float, typer.Option(min=0.4, help="Size of the model.")] = 2.0,
     ranks: Annotated[int, typer.Option(min=1)] = 2,
     rounds: Annotated[int, typer.Option(min=2, help="Loads of each kind, interleaved.")] = 7,
     output: Annotated[Path, typer.Option(help="Folder for record and page.")] = Path("profiles"),
 ) -> None:
-    """Measure how ranks load a model on this machine."""
+    """Measure the loading of a model by several ranks on this machine."""
     environment = read_environment(ranks)
     files = BenchFiles.of(machine_of(environment), "loading", output=output)
-    found = measure(gigabytes, ranks, rounds, environment)
-    files.write([found], page(found))
-    print_checks(checks(found))
+    measurement = measure(gigabytes, ranks, rounds, environment)
+    files.write([measurement], page(measurement))
+    print_checks(checks(measurement))
     files.name_page()
 
 
 def measure(gigabytes: float, ranks: int, rounds: int, environment: Environment) -> LoadMeasurement:
-    """Writes the model both ways, watches the memory of each way once, and times both in turn."""
+    """Writes the model both ways, watches the memory of each way once, and times both ways in turns."""
     seconds: dict[str, list[tuple[float, ...]]] = {ONE_FILE: [], OWN_FILES: []}
     ways, orders = tuple(seconds), random_orders(len(seconds))
     with tempfile.TemporaryDirectory() as scratch, progress_bar(err) as follow:
@@ -152,7 +152,7 @@ def measure(gigabytes: float, ranks: int, rounds: int, environment: Environment)
         alone = {name: load(folders[ONE_FILE], 1, name, watch=True)[0] for name in LOAD_PRECISIONS}
         for done in range(rounds):
             follow(2 + done, rounds + 2, f"round {done + 1} of {rounds}")
-            for way in (ways[at] for at in next(orders)):
+            for way in (ways[index] for index in next(orders)):
                 seconds[way].append(tuple(rank["seconds"] for rank in load(folders[way], ranks)))
         follow(rounds + 2, rounds + 2, "done")
     return LoadMeasurement(
@@ -165,43 +165,49 @@ def measure(gigabytes: float, ranks: int, rounds: int, environment: Environment)
         rounds_s={way: tuple(rounds) for way, rounds in seconds.items()},
         peak_bytes={way: tuple(int(rank["peak"]) for rank in ranks) for way, ranks in watched.items()},
         precisions={
-            name: PackedMemory(peak=int(one["peak"]), packed=int(one["packed"])) for name, one in alone.items()
+            name: PackedMemory(peak=int(load["peak"]), packed=int(load["packed"])) for name, load in alone.items()
         },
     )
 
 
-def checks(found: LoadMeasurement) -> Iterator[BarCheck]:
-    """The bars of loading."""
-    yield at_least(f"{ONE_FILE} / {OWN_FILES}", found.ratio(), LOAD_RATIO)
+def checks(measurement: LoadMeasurement) -> Iterator[BarCheck]:
+    """The checks of loading."""
+    yield at_least(f"{ONE_FILE} / {OWN_FILES}", measurement.ratio(), LOAD_RATIO)
     for way in (OWN_FILES, ONE_FILE):
-        what = f"peak memory from {way}, beside the largest tensor"
-        yield at_most(what, found.peak_share(way), LOAD_MEMORY, OF_SHARE)
-    for name, memory in found.precisions.items():
+        figure = f"peak memory from {way}, less the largest tensor"
+        yield at_most(figure, measurement.peak_share(way), LOAD_MEMORY, OF_SHARE)
+    for name, memory in measurement.precisions.items():
         yield at_most(f"peak memory of one process, {name}", memory.share, PACKED_MEMORY, OF_PACKED)
 
 
-def page(found: LoadMeasurement) -> str:
+def page(measurement: LoadMeasurement) -> str:
     """The Markdown page of a record."""
     sides = [
-        (way, f"{np.median(found.seconds(way)):.2f}", f"{min(found.seconds(way)):.2f}", f"{found.peak_share(way):.2f}")
+        (
+            way,
+            f"{np.median(measurement.seconds(way)):.2f}",
+            f"{min(measurement.seconds(way)):.2f}",
+            f"{measurement.peak_share(way):.2f}",
+        )
         for way in (ONE_FILE, OWN_FILES)
     ]
     precisions = [
         (name, f"{memory.packed / 1e6:.0f}", f"{memory.peak / 1e6:.0f}", f"{memory.share:.2f}")
-        for name, memory in found.precisions.items()
+        for name, memory in measurement.precisions.items()
     ]
     return page_of(
-        f"Loading on {found.environment.machine}",
-        f"{found.ranks} ranks load a LLaMA of {found.model_bytes / 1e9:.2f} GB in {found.dtype}, all at once, each a "
-        f"process of its own, from files in the page cache; {len(found.seconds(ONE_FILE))} rounds, one load of each "
-        "kind in each, in random order. Seconds are those of the slowest rank until its weights are packed. From files "
-        "of their own, every tensor is held against its digest.",
-        verdict([("loading", check) for check in checks(found)]),
+        f"Loading on {measurement.environment.machine}",
+        f"{measurement.ranks} ranks load a LLaMA of {measurement.model_bytes / 1e9:.2f} GB in {measurement.dtype}, all "
+        "at once, each in its own process, from files in the page cache; "
+        f"{len(measurement.seconds(ONE_FILE))} rounds with one load of each kind in random order. Seconds are the time "
+        "of the slowest rank until its weights are packed. Tensors in the ranks' own files are checked against their "
+        "digests.",
+        verdict([("loading", check) for check in checks(measurement)]),
         markdown_table(("from", "s, median", "s, fastest", "peak memory less the largest tensor, of the share"), sides),
-        "One process that loads all of it from the one file:",
+        "One process that loads the whole model from the one file:",
         markdown_table(("precision", "packed, MB", "peak memory, MB", "peak / packed"), precisions),
-        checks_table(checks(found)),
-        found.environment.origin,
+        checks_table(checks(measurement)),
+        measurement.environment.origin,
     )
 
 

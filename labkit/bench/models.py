@@ -1,9 +1,9 @@
-"""`make bench`: measure this machine against the targets and write the records, with a page made of them.
+"""`make bench`: measures this machine against the targets, and writes the records and a page about them.
 
 python -P -m labkit.bench.models [--quick] [--only MODEL or CASE] [--fresh] [--output FOLDER]
 
-The files are written again, whole, after each case, so a run that was stopped goes on where it was: a case of the same
-day, machine, commit and settings is kept.
+The files are rewritten after each case, so that a stopped run can be continued: a case of the same day, machine, commit
+and settings is kept.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from labkit.system.command import run_command
 
 ROUNDS, WARM_UP = 6, 16
 QUICK_ROUNDS, QUICK_NEW = 2, 8
-# What a run takes, roughly: only for the estimate beforehand.
+# Rough speeds, only for the estimate of the duration.
 LIMIT_SHARES = {"hf-eager": 0.22, LLAMA_CPP: 0.45, LLAMA_CPP_INT8: 0.3}
 OUR_SHARE = 0.7
 GFLOP_S = {"float32": 130.0, "bfloat16": 400.0}
 START_S, LOAD_S_PER_GB, CONVERT_S_PER_GB = 5.0, 3.0, 8.0
-GB_S = 20.0  # where the read bandwidth cannot be probed
+GB_S = 20.0  # used if the read bandwidth cannot be probed
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How every case of one call is measured. `peer`: whether llama.cpp takes part."""
+    """The settings of all cases of one call."""
 
-    new: int
+    new: int  # tokens to generate
     rounds: int
     threads: int
-    peer: bool
+    peer: bool  # whether llama.cpp is measured, too
 
     def baselines(self, target: Target) -> tuple[str, ...]:
         sides = target.sides
@@ -59,8 +59,8 @@ class Settings:
 
 def main(
     quick: Quick = False,
-    only: Annotated[list[str] | None, typer.Option(help="A model or a case ('gpt2 int8'); may be given again.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is already there.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="A model or a case ('gpt2 int8'); may be repeated.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure cases again that were already measured.")] = False,
     output: Output = None,
     threads: Threads = None,
     rounds: Annotated[int, typer.Option(min=2, help="Runs of each side, interleaved.")] = ROUNDS,
@@ -85,32 +85,31 @@ def main(
 
     failed = False
     for target in todo:
-        found = _attempt(target, settings)
-        if found is None:
+        comparisons = _attempt(target, settings)
+        if comparisons is None:
             failed = True
             continue
-        records = [record for record in records if key(record) != target.key] + list(found)
+        records = [record for record in records if key(record) != target.key] + list(comparisons)
         files.write(records, report(records))
-        out.print(f"{target.name}: {escape(summary(rows(found)[0]))}", soft_wrap=True)
+        out.print(f"{target.name}: {escape(summary(rows(comparisons)[0]))}", soft_wrap=True)
     if records:
         files.write(records, report(records))
         files.name_page()
     raise typer.Exit(1 if failed else 0)
 
 
-def _select(wanted: Sequence[str] | None) -> list[Target]:
+def _select(names: Sequence[str] | None) -> list[Target]:
     models, cases = dict.fromkeys(target.model for target in TARGETS), [target.name for target in TARGETS]
-    for name in wanted or ():
+    for name in names or ():
         if name not in models and name not in cases:
             expected = f"one of {', '.join(models)}, or one of their cases: {', '.join(cases)}"
             raise typer.BadParameter(f"got {name!r}, expected {expected}", param_hint="--only")
-    return [target for target in TARGETS if not wanted or {target.model, target.name} & set(wanted)]
+    return [target for target in TARGETS if not names or {target.model, target.name} & set(names)]
 
 
 def _attempt(target: Target, settings: Settings) -> tuple[Comparison, ...] | None:
-    """What was measured. Where nothing can be, the console says why and the result is None.
-
-    After a failure the case is measured again without its peer.
+    """Measures a case. If it fails, the console says why, and the case is measured again without its peer. None: that
+    failed, too.
     """
     try:
         return _measure(target, settings)
@@ -145,7 +144,7 @@ def _read(file: Path) -> list[Comparison]:
 
 
 def _done(target: Target, settings: Settings, records: Sequence[Comparison], commit: str | None) -> bool:
-    found = {
+    baselines = {
         record.baseline.name
         for record in records
         if key(record) == target.key
@@ -153,14 +152,13 @@ def _done(target: Target, settings: Settings, records: Sequence[Comparison], com
         == (settings.threads, settings.new, settings.rounds)
         and record.candidate.environment.commit == commit
     }
-    return found.issuperset(settings.baselines(target))
+    return baselines.issuperset(settings.baselines(target))
 
 
 def _seconds(target: Target, settings: Settings) -> float:
-    """How long this case is likely to take, from the bytes that it has to read and the FLOPs that it has to do."""
-    work = count_work(
-        shape_of(target.model), FLOAT_DTYPES[target.dtype], target.batch, PROMPT, settings.new
-    )  # int8 has less, at most
+    """The estimated duration of this case, from its bytes to read and its FLOPs."""
+    # For int8 this is an upper bound.
+    work = count_work(shape_of(target.model), FLOAT_DTYPES[target.dtype], target.batch, PROMPT, settings.new)
     floor_s = work.floor_ms(probe_bandwidth(settings.threads, comparison_device()) or GB_S) / 1e3
     arithmetic_s = (work.prefill_flops + settings.new * work.decode_flops) / GFLOP_S[target.dtype] / 1e9
     baselines = settings.baselines(target)

@@ -1,4 +1,4 @@
-"""What all benches share: their consoles and options, how their files are named, and the parts of their pages."""
+"""Shared parts of all benches: consoles, options, names of files, and parts of pages."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NONE = "–"
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
-Quick = Annotated[bool, typer.Option("--quick", help="Few tokens and rounds: whether it works, not how fast it is.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Few tokens and rounds: tests that it works, not its speed.")]
 Output = Annotated[Path | None, typer.Option(help="Folder; profiles, or runs with --quick.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; by default one per core.")]
 
 
 @dataclass(frozen=True)
 class BenchFiles:
-    """The files of a bench: its records as JSON lines, and the page made of them."""
+    """The files of a bench: its records as JSON lines, and the page about them."""
 
     records: Path
 
@@ -41,7 +41,7 @@ class BenchFiles:
     def of(cls, machine: str, subject: str = "", *, quick: bool = False, output: Path | None = None) -> BenchFiles:
         """Files named after machine, day and subject, in the folder `output` (None: runs if `quick`, else profiles).
 
-        The folder exists from now on. UserError where it cannot be written to.
+        The folder is made if needed. UserError if it is not writable.
         """
         parts = (machine, f"{datetime.now(UTC):%Y-%m-%d}", "quick" if quick else "", subject)
         folder = check_output_folder(output or Path("runs" if quick else "profiles"))
@@ -52,26 +52,26 @@ class BenchFiles:
         return self.records.with_suffix(".md")
 
     def write(self, records: Iterable[BaseModel], page: str) -> None:
-        """Writes both files, each of them whole or not at all."""
+        """Writes both files, each whole or not at all."""
         write_whole(self.records, "".join(record.model_dump_json() + "\n" for record in records))
         write_whole(self.page, page)
 
     def name_page(self) -> None:
-        """Prints where the page is."""
+        """Prints the path of the page."""
         out.print(str(self.page), soft_wrap=True)
 
 
 def machine_of(environment: Environment) -> str:
-    """The name of the GPU, or without one that of the processor, as it stands in the names of files."""
+    """The name of the GPU, or of the processor if there is no GPU, in the form of file names."""
     kind, name = ("gpu", environment.gpu) if environment.gpu else ("cpu", environment.cpu)
     return f"{kind}-{slug(name)}"
 
 
 @contextmanager
-def followed(what: str) -> Iterator[Progress]:
-    """A progress bar whose labels begin with `what`."""
+def followed(prefix: str) -> Iterator[Progress]:
+    """A progress bar whose labels begin with `prefix`."""
     with progress_bar(err) as follow:
-        yield lambda done, total, label: follow(done, total, f"{what}: {label}")
+        yield lambda done, total, label: follow(done, total, f"{prefix}: {label}")
 
 
 def print_checks(checks: Iterable[BarCheck]) -> None:
@@ -81,12 +81,12 @@ def print_checks(checks: Iterable[BarCheck]) -> None:
 
 
 def page_of(title: str, *blocks: str) -> str:
-    """A Markdown page of these blocks, of which empty ones are left out."""
+    """A Markdown page of these blocks. Empty blocks are left out."""
     return "\n\n".join(block for block in (f"# {title}", *blocks) if block) + "\n"
 
 
 def verdict(judged: Sequence[tuple[str, BarCheck]], covered: str = "") -> str:
-    """How many bars are met, and a line for each one that is missed, with the name of its case.
+    """The number of bars that are met, and a line for each missed bar with the name of its case.
 
     `covered` is added to the first sentence.
     """
@@ -101,10 +101,10 @@ def checks_table(checks: Iterable[BarCheck]) -> str:
 
 
 def ratio_cell(comparison: Comparison, metric: str) -> str:
-    """The ratio of a metric with its interval, and that it is not trustworthy where it is not."""
+    """The ratio of a metric with its interval, marked if it is not trustworthy."""
     return f"{comparison.ratio(metric)}{'' if comparison.trust(metric).trustworthy else NOT_TRUSTED}"
 
 
 def cell(value: float | None, form: str) -> str:
-    """A figure in this format, or a dash where there is none."""
+    """A figure in this format, or a dash for None."""
     return NONE if value is None else form.format(value)

@@ -2,8 +2,8 @@
 
 python -P -m labkit.bench.parallel [--quick] [--output FOLDER]
 
-More ranks can gain no more than the memory gives them. So the bar of two ranks against one thread is a share of the
-read bandwidth of two threads over that of one, both probed beside the runs.
+The memory limits the gain of more ranks. So the bar of two ranks against one thread is a share of the ratio of read
+bandwidths, two threads / one thread, both probed between the runs.
 """
 
 from __future__ import annotations
@@ -69,12 +69,13 @@ def main(
             calls=QUICK_CALLS if quick else CALLS,
             progress=follow,
         )
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for model in PARALLEL_MODELS:
-        mine = _measure(model, QUICK_ROUNDS if quick else rounds, quick=quick)
-        out.print(f"{model}: {'; '.join(f'{check.what}: {check.figure}' for check in checks(mine))}", soft_wrap=True)
-        found += mine
-    files.write((*sums, *found), page(sums, found))
+        of_model = _measure(model, QUICK_ROUNDS if quick else rounds, quick=quick)
+        figures = "; ".join(f"{check.what}: {check.figure}" for check in checks(of_model))
+        out.print(f"{model}: {figures}", soft_wrap=True)
+        comparisons += of_model
+    files.write((*sums, *comparisons), page(sums, comparisons))
     files.name_page()
 
 
@@ -89,48 +90,48 @@ def _measure(model: str, rounds: int, *, quick: bool) -> list[Comparison]:
             Schedule(rounds=rounds, warm_up=QUICK_NEW if quick else WARM_UP),
             progress=follow,
         )
-    return [turns.comparison(which, -1) for which in range(len(BASELINES))]
+    return [turns.comparison(baseline, -1) for baseline in range(len(BASELINES))]
 
 
-def checks(found: Sequence[Comparison]) -> Iterator[BarCheck]:
-    """The bars of one model, from its comparisons with `BASELINES`, in their order."""
-    _, one, two = found
-    if (limit := one.limit_ratio) is not None:
+def checks(comparisons: Sequence[Comparison]) -> Iterator[BarCheck]:
+    """The checks of one model, from its comparisons with `BASELINES`, in their order."""
+    _, one_thread, two_threads = comparisons
+    if (limit := one_thread.limit_ratio) is not None:
         allowed = f"{OF_LIMIT} of the {limit:.2f}x that the memory allows"
-        gained, trusted = one.ratio("per_token"), one.trust().trustworthy
+        gained, trusted = one_thread.ratio("per_token"), one_thread.trust().trustworthy
         yield at_least("one thread / two ranks", gained, OF_LIMIT * limit, written=allowed, trusted=trusted)
     allowed = f"1 / {TO_TWO_THREADS}"
-    gained, trusted = two.ratio("per_token"), two.trust().trustworthy
+    gained, trusted = two_threads.ratio("per_token"), two_threads.trust().trustworthy
     yield at_least("two threads / two ranks", gained, 1 / TO_TWO_THREADS, written=allowed, trusted=trusted)
-    equal = all(comparison.tokens_equal for comparison in found)
-    yield BarCheck("tokens", "equal" if equal else "; ".join(map(tokens, found)), "equal", equal)
+    equal = all(comparison.tokens_equal for comparison in comparisons)
+    yield BarCheck("tokens", "equal" if equal else "; ".join(map(tokens, comparisons)), "equal", equal)
 
 
 def exchange_checks(rows: Sequence[ExchangeMeasurement]) -> Iterator[BarCheck]:
-    """The bars of the sums of a decode step's size."""
+    """The checks of the sums whose size occurs in a decode step."""
     for row in rows:
         if row.bytes in EXCHANGE_SIZES:
-            what = f"a sum of {kilobytes(row)} KB"
-            yield at_most(what, row.median_us(), EXCHANGE_US, US)
-            yield at_least(f"{what}, gloo / shared memory", row.ratio(), EXCHANGE_RATIO)
+            name = f"a sum of {kilobytes(row)} KB"
+            yield at_most(name, row.median_us(), EXCHANGE_US, US)
+            yield at_least(f"{name}, gloo / shared memory", row.ratio(), EXCHANGE_RATIO)
 
 
-def page(sums: Sequence[ExchangeMeasurement], found: Sequence[Comparison]) -> str:
-    """The Markdown page of a bench: `found` holds each model's comparisons with `BASELINES`, in their order."""
-    models = [found[begin : begin + len(BASELINES)] for begin in range(0, len(found), len(BASELINES))]
+def page(sums: Sequence[ExchangeMeasurement], comparisons: Sequence[Comparison]) -> str:
+    """The Markdown page of a bench. `comparisons`: each model's comparisons with `BASELINES`, in their order."""
+    models = [comparisons[begin : begin + len(BASELINES)] for begin in range(0, len(comparisons), len(BASELINES))]
     judged = [(first.case.model, check) for first, *rest in models for check in checks([first, *rest])]
     judged += [("the exchange", check) for check in exchange_checks(sums)]
-    case, environment = found[0].case, found[0].candidate.environment
-    remarks = [f"{record.case.model}: {remark}" for record in found for remark in record.remarks]
+    case, environment = comparisons[0].case, comparisons[0].candidate.environment
+    remarks = [f"{record.case.model}: {remark}" for record in comparisons for remark in record.remarks]
     return page_of(
         f"Tensor parallelism on {environment.machine}",
         f"{case.dtype}, batch {case.batch}, prompt {case.prompt_tokens}, {case.new_tokens} new greedy tokens; "
-        f"{len(found[0].candidate.runs)} rounds, one run of every side in each, in random order. The two ranks are "
+        f"{len(comparisons[0].candidate.runs)} rounds with one run of every side in random order. The two ranks are "
         "processes of one thread on a core each, and exchange their sums through shared memory. The limit of a side is "
-        "reading its bytes at the bandwidth probed with all of its threads beside its runs. What two ranks can gain "
-        "over one thread is what the memory gives two threads over one.",
+        "reading its bytes at the bandwidth of all its threads, probed between the runs. Two ranks can gain over one "
+        "thread at most the ratio of the bandwidths of two threads and one.",
         verdict(judged),
-        *(section for comparisons in models for section in _sections(comparisons)),
+        *(section for of_model in models for section in _sections(of_model)),
         "## Sums over two ranks, µs per call: median (P95)",
         _sums_table(sums),
         "## Remarks",
@@ -140,7 +141,7 @@ def page(sums: Sequence[ExchangeMeasurement], found: Sequence[Comparison]) -> st
 
 
 def _sections(comparisons: Sequence[Comparison]) -> list[str]:
-    """What the page says of one model."""
+    """The sections about one model."""
     waits = ", ".join(f"{share:.1%}" for share in comparisons[0].candidate.communication_shares)
     return [
         f"## {comparisons[0].case.model}",

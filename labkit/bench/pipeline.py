@@ -1,14 +1,14 @@
-"""`make bench`, the part about pipelines: the schedules of two stages, and what else two processors can do.
+"""`make bench`, the part about pipelines: the schedules of two stages, and other ways to use two processors.
 
 python -P -m labkit.bench.pipeline [--quick] [--batch N] [--output FOLDER]
 
-A stage's time says what each schedule can reach: with m micro-batches of t ms in a stage, P stages take P t ms for a
-token of a whole batch (naive), (m + P - 1) t (barrier) or m t (queue). As long as the weights are the limit, t does not
-become less with fewer rows, and the queue gains nothing over naive. Where the stages share one memory it loses, since t
-becomes longer while several of them read.
+A stage's time determines what each schedule can reach: with m micro-batches of t ms per stage, P stages take P t ms for
+a token of a whole batch (naive), (m + P - 1) t (barrier) or m t (queue). While reading weights is the limit, fewer rows
+do not make t shorter, and the queue gains nothing over naive. If the stages share one memory the queue loses, since t
+becomes longer while several stages read.
 
-The bubble of each schedule, the share of the stages' time in which they do nothing, is measured from the spans of its
-stages and held against its formula.
+The bubble of a schedule is the share of the stages' time in which they do nothing. It is measured from the spans of the
+stages and compared with its formula.
 """
 
 from __future__ import annotations
@@ -61,28 +61,28 @@ from labkit.stages import EXCHANGES, Phase, Stage
 from labkit.system.command import run_command
 
 PROMPT, NEW, ROUNDS = 128, 64, 6
-WARM_UP = TRIAL_TOKENS + 1  # new tokens: the queue has chosen its micro-batches before anything is timed
+WARM_UP = TRIAL_TOKENS + 1  # new tokens: enough for the queue to choose its micro-batches before the timed runs
 QUICK_NEW, QUICK_ROUNDS, QUICK_CALLS = 4, 2, 10
 BUBBLE_BATCH, BUBBLE_PROMPT, BUBBLE_NEW, BUBBLE_ROUNDS = 32, 16, 32, 3
 NAIVE, BARRIER, TRANSFORMERS = "fused-pp2-naive", "fused-pp2-barrier", "hf-pipeline-pp2"
 BASELINES = (NAIVE, BARRIER, "fused-pp2-rounds", TRANSFORMERS, "fused-tp2", "fused")
 QUEUE = "fused-pp2"
-STAGES = 2  # each on one thread, beside sides of as many threads in all
-Compared: TypeAlias = dict[str, Comparison]  # the queue with each of the baselines, by their names
+STAGES = 2  # each on one thread; the other sides also have this many threads in all
+Compared: TypeAlias = dict[str, Comparison]  # comparisons of the queue with each baseline, by the baseline's name
 
 
 def main(
     quick: Quick = False,
     output: Output = None,
     batch: Annotated[
-        list[int] | None, typer.Option(help="Of these batches alone, may be given again; others stay in the files.")
+        list[int] | None, typer.Option(help="Measure only this batch, may be repeated; others stay in the files.")
     ] = None,
     against: Annotated[
-        list[str] | None, typer.Option(help="A baseline, may be given again; others of the batch stay in the files.")
+        list[str] | None, typer.Option(help="Measure only this baseline, may be repeated; others stay in the files.")
     ] = None,
     stages: Annotated[bool, typer.Option(help="Run each side once more for the times of its stages.")] = True,
     bubbles: Annotated[
-        bool, typer.Option(help="Measure the bubble of each schedule; otherwise it stays in the files.")
+        bool, typer.Option(help="Measure the bubble of each schedule; otherwise the bubbles stay in the files.")
     ] = True,
     rounds: Annotated[int, typer.Option(min=2, help="Runs of each side, interleaved.")] = ROUNDS,
     new: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = NEW,
@@ -93,8 +93,8 @@ def main(
     names = tuple(name for name in BASELINES if not against or name in against)
     measured = {(target.batch, name) for target in targets for name in names}
     kept = load_records(files.records) if files.records.exists() else []
-    found = [each for each in kept if isinstance(each, Comparison) and place(each) not in measured]
-    of_stages = [each for each in kept if isinstance(each, PipelineMeasurement)]
+    comparisons = [record for record in kept if isinstance(record, Comparison) and place(record) not in measured]
+    of_stages = [record for record in kept if isinstance(record, PipelineMeasurement)]
     size: dict[str, int] = {"rounds": QUICK_ROUNDS, "calls": QUICK_CALLS} if quick else {}
     handed = measure_hand_over(HAND_OVER_ROWS, HAND_OVER_WIDTH, **size)
     if bubbles:
@@ -102,21 +102,21 @@ def main(
         print_checks(bubble_checks(of_stages[0]))
     for target in targets:
         schedule = Schedule(rounds=QUICK_ROUNDS if quick else rounds, warm_up=WARM_UP, stages=stages)
-        mine = _measure(target, names, schedule, QUICK_NEW if quick else new)
-        for check in checks(target, by_baseline(mine)):
+        of_batch = _measure(target, names, schedule, QUICK_NEW if quick else new)
+        for check in checks(target, by_baseline(of_batch)):
             out.print(f"batch {target.batch}, {check.what}: {check.figure} ({check})", soft_wrap=True)
-        found += mine
-        files.write((handed, *of_stages, *found), page(handed, found, of_stages))
+        comparisons += of_batch
+        files.write((handed, *of_stages, *comparisons), page(handed, comparisons, of_stages))
     files.name_page()
 
 
-def place(found: Comparison) -> tuple[int, str]:
+def place(comparison: Comparison) -> tuple[int, str]:
     """Batch and baseline of a comparison."""
-    return found.case.batch, found.baseline.name
+    return comparison.case.batch, comparison.baseline.name
 
 
 def _measure(target: PipelineTarget, baselines: Sequence[str], schedule: Schedule, new: int) -> list[Comparison]:
-    """The queue compared with each of the baselines, all in the same rounds."""
+    """The comparisons of the queue with each baseline, all in the same rounds."""
     with followed(f"batch {target.batch}") as follow:
         turns = take_turns(
             [SideSpec.named(name, STAGES) for name in (*baselines, QUEUE)],
@@ -126,11 +126,11 @@ def _measure(target: PipelineTarget, baselines: Sequence[str], schedule: Schedul
             schedule,
             progress=follow,
         )
-    return [turns.comparison(which, -1) for which in range(len(baselines))]
+    return [turns.comparison(baseline, -1) for baseline in range(len(baselines))]
 
 
 def _measure_bubbles(*, quick: bool) -> PipelineMeasurement:
-    """All schedules, each with as many micro-batches as stages. The prompts are short: bubbles are of what follows."""
+    """Measures all schedules with one micro-batch per stage. Prompts are short, since bubbles concern decode steps."""
     with followed("bubbles") as follow:
         return measure_pipeline(
             PIPELINE_MODEL, stages=STAGES, batch=BUBBLE_BATCH, prompt=BUBBLE_PROMPT, threads=1, progress=follow,
@@ -138,32 +138,32 @@ def _measure_bubbles(*, quick: bool) -> PipelineMeasurement:
         )  # fmt: skip
 
 
-def by_baseline(found: Sequence[Comparison]) -> Compared:
-    """The comparisons of one batch."""
-    return {comparison.baseline.name: comparison for comparison in found}
+def by_baseline(comparisons: Sequence[Comparison]) -> Compared:
+    """The comparisons of one batch by baseline."""
+    return {comparison.baseline.name: comparison for comparison in comparisons}
 
 
-def checks(target: PipelineTarget, found: Compared) -> Iterator[BarCheck]:
-    """The bars of one batch that were measured."""
+def checks(target: PipelineTarget, compared: Compared) -> Iterator[BarCheck]:
+    """The checks of one batch, for the baselines that were measured."""
     for name, bar in ((NAIVE, target.naive), (TRANSFORMERS, target.transformers)):
-        if bar is not None and name in found:
-            for metric, what in (("per_token", "per token"), ("end_to_end", "prompt included")):
-                trusted = found[name].trust(metric).trustworthy
-                yield at_least(f"{name} / {QUEUE} {what}", found[name].ratio(metric), bar, trusted=trusted)
-    if BARRIER in found:
-        yield at_least(f"{BARRIER} / {QUEUE} per token", found[BARRIER].ratio("per_token"), 1.0)
-    if NAIVE in found and BARRIER in found:
-        naive, barrier = found[NAIVE].baseline, found[BARRIER].baseline
+        if bar is not None and name in compared:
+            for metric, words in (("per_token", "per token"), ("end_to_end", "prompt included")):
+                trusted = compared[name].trust(metric).trustworthy
+                yield at_least(f"{name} / {QUEUE} {words}", compared[name].ratio(metric), bar, trusted=trusted)
+    if BARRIER in compared:
+        yield at_least(f"{BARRIER} / {QUEUE} per token", compared[BARRIER].ratio("per_token"), 1.0)
+    if NAIVE in compared and BARRIER in compared:
+        naive, barrier = compared[NAIVE].baseline, compared[BARRIER].baseline
         least, most = by_formula(barrier), by_formula(naive)
         if least is not None and most is not None and least <= most:
             yield at_least(f"{NAIVE} / {BARRIER} per token", naive.per_token_ms / barrier.per_token_ms, 1.0)
-    equal = all(comparison.tokens_equal for comparison in found.values())
-    said = "; ".join(f"{name}: {tokens(comparison)}" for name, comparison in found.items())
-    yield BarCheck("tokens", "equal" if equal else said, "equal", equal)
+    equal = all(comparison.tokens_equal for comparison in compared.values())
+    differences = "; ".join(f"{name}: {tokens(comparison)}" for name, comparison in compared.items())
+    yield BarCheck("tokens", "equal" if equal else differences, "equal", equal)
 
 
 def bubble_checks(measured: PipelineMeasurement) -> list[BarCheck]:
-    """The bars of the bubbles: points between what was measured and the formula."""
+    """The checks of the bubbles: points between the measured bubble and its formula."""
     return [
         at_most(f"bubble of {run.schedule}, from its formula", abs(run.points_over), BUBBLE_POINTS, POINTS)
         for run in measured.runs
@@ -171,36 +171,36 @@ def bubble_checks(measured: PipelineMeasurement) -> list[BarCheck]:
 
 
 def hand_over_check(handed: HandOverMeasurement) -> BarCheck:
-    """The bar of a message between stages."""
+    """The check of a message between stages."""
     return at_most(f"handing {handed.rows} rows of {handed.width} over", handed.median_us, HAND_OVER_US, US)
 
 
 def stage_ms(side: Measurement) -> list[float]:
-    """What each stage computes for one micro-batch in a decode step, from the run with stages told apart."""
-    return [sum(each.total_ms for each in mine) / _calls(mine) for mine in _decode_stages(side)]
+    """Computing time of each stage for one micro-batch in a decode step, from the run that timed the stages."""
+    return [sum(time.total_ms for time in times) / _calls(times) for times in _decode_stages(side)]
 
 
 def micro_batches(side: Measurement) -> int | None:
-    """In how many a token of the whole batch is generated, from the same run; None: unknown."""
-    found = [_calls(mine) for mine in _decode_stages(side)]
-    return round(max(found) / (side.case.new_tokens - 1)) if found else None
+    """Number of micro-batches of the batch, from the same run; None: unknown."""
+    calls = [_calls(times) for times in _decode_stages(side)]
+    return round(max(calls) / (side.case.new_tokens - 1)) if calls else None
 
 
 def _decode_stages(side: Measurement) -> list[list[StageTime]]:
-    """What each rank computed in decode steps."""
-    mine = [
-        [each for each in stages if each.phase == Phase.DECODE and each.stage not in (*EXCHANGES, Stage.SAMPLE)]
+    """The stages that each rank computed in decode steps."""
+    by_rank = [
+        [time for time in stages if time.phase == Phase.DECODE and time.stage not in (*EXCHANGES, Stage.SAMPLE)]
         for stages in side.rank_stages
     ]
-    return [each for each in mine if _calls(each)]
+    return [times for times in by_rank if _calls(times)]
 
 
 def _calls(stages: Sequence[StageTime]) -> int:
-    return max((each.calls for each in stages), default=0)
+    return max((time.calls for time in stages), default=0)
 
 
 def by_formula(side: Measurement) -> float | None:
-    """What a token of the whole batch takes by the formula of the side's schedule, ms; None: unknown."""
+    """Milliseconds for a token of the whole batch by the formula of the side's schedule; None: unknown."""
     stages, parts = stage_ms(side), micro_batches(side)
     if parts is None or len(stages) != side.case.pp or side.case.pp == 1:
         return None
@@ -211,31 +211,39 @@ def by_formula(side: Measurement) -> float | None:
     return max(parts, side.case.pp) * max(stages)
 
 
-def page(handed: HandOverMeasurement, found: Sequence[Comparison], of_stages: Sequence[PipelineMeasurement]) -> str:
-    """The Markdown page of a bench: the comparisons of the batches, each with the queue as the candidate, and bubbles
-    where they were measured.
+def page(
+    handed: HandOverMeasurement, comparisons: Sequence[Comparison], of_stages: Sequence[PipelineMeasurement]
+) -> str:
+    """The Markdown page of a bench: the comparisons of the batches, each with the queue as the candidate, and the
+    bubbles if they were measured.
     """
-    batches = sorted({comparison.case.batch for comparison in found})
-    of_batch = {batch: by_baseline([each for each in found if each.case.batch == batch]) for batch in batches}
+    by_batch = {
+        batch: by_baseline([comparison for comparison in comparisons if comparison.case.batch == batch])
+        for batch in sorted({comparison.case.batch for comparison in comparisons})
+    }
     targets = {target.batch: target for target in PIPELINE_TARGETS}
-    judged = [(f"batch {batch}", check) for batch, mine in of_batch.items() for check in checks(targets[batch], mine)]
-    judged += [("bubbles", check) for each in of_stages for check in bubble_checks(each)]
+    judged = [
+        (f"batch {batch}", check) for batch, compared in by_batch.items() for check in checks(targets[batch], compared)
+    ]
+    judged += [("bubbles", check) for measured in of_stages for check in bubble_checks(measured)]
     handing = hand_over_check(handed)
-    case, environment = found[0].case, found[0].candidate.environment
-    remarks = [f"batch {each.case.batch}: {remark}" for each in found for remark in each.remarks]
+    case, environment = comparisons[0].case, comparisons[0].candidate.environment
+    remarks = [
+        f"batch {comparison.case.batch}: {remark}" for comparison in comparisons for remark in comparison.remarks
+    ]
     return page_of(
         f"Pipelines of two stages on {environment.machine}",
         f"{case.model}, {case.dtype}, prompts of {case.prompt_tokens} tokens; one run of every side in each round, in "
         f"random order. `{QUEUE}` is the schedule queue. The stages are processes of one thread, `fused-tp2` two ranks "
-        "of one thread, and `fused` one process of two threads. A token's time is that of the whole batch. By formula "
-        "is what a schedule takes with stages of the times beside it, which an extra run found: m t for queue and "
-        "rounds, (m + P - 1) t for barrier, and the sum of the stages for one micro-batch, as naive has. The queue has "
-        "the number of micro-batches that its first tokens were faster with. While reading weights is the limit, a "
-        "micro-batch takes a stage as long as the whole batch, and more of them gain nothing; the stages share one "
-        "memory here, and take longer while both read.",
+        "of one thread, and `fused` one process of two threads. A token's time is the time of the whole batch. *By "
+        "formula* is the time of a schedule from the times of its stages, which an extra run measured: m t for queue "
+        "and rounds, (m + P - 1) t for barrier, and the sum of the stages for one micro-batch, as in naive. The queue "
+        "uses the number of micro-batches with which its first tokens were faster. While reading weights is the limit, "
+        "a micro-batch takes a stage as long as the whole batch, and more micro-batches gain nothing. Here the stages "
+        "share one memory, and take longer while both read.",
         verdict([*judged, ("mailboxes", handing)]),
-        *(section for batch, mine in of_batch.items() for section in _sections(targets[batch], mine)),
-        *(section for each in of_stages for section in _bubbles(each)),
+        *(section for batch, compared in by_batch.items() for section in _sections(targets[batch], compared)),
+        *(section for measured in of_stages for section in _bubbles(measured)),
         "## Mailboxes",
         checks_table([handing]) + f"\n\n{len(handed.rounds_us)} rounds of {len(handed.rounds_us[0])}, through "
         f"{handed.transport}.",
@@ -245,56 +253,56 @@ def page(handed: HandOverMeasurement, found: Sequence[Comparison], of_stages: Se
     )
 
 
-def _sections(target: PipelineTarget, found: Compared) -> list[str]:
-    """What the page says of one batch."""
-    first = next(iter(found.values()))
-    sides = [*(comparison.baseline for comparison in found.values()), first.candidate]
+def _sections(target: PipelineTarget, compared: Compared) -> list[str]:
+    """The sections about one batch."""
+    first = next(iter(compared.values()))
+    sides = [*(comparison.baseline for comparison in compared.values()), first.candidate]
     header = ("side", "per token, ms", "by formula, ms", "stages, ms", "micro-batches", "first token, ms")
     return [
         f"## Batch {target.batch}",
         f"{first.case.new_tokens} new tokens, {len(first.candidate.runs)} rounds.",
         markdown_table(
             (*header, "end to end, ms", f"side / {QUEUE} per token", "end to end", "ranks wait in"),
-            [_cells(side, found.get(side.name)) for side in sides],
+            [_cells(side, compared.get(side.name)) for side in sides],
         ),
-        checks_table(checks(target, found)),
+        checks_table(checks(target, compared)),
     ]
 
 
 def _bubbles(measured: PipelineMeasurement) -> list[str]:
-    """What the page says of the share of the stages' time in which they do nothing."""
+    """The section about the bubbles, the share of the stages' time in which they do nothing."""
     case = measured.case
     lines = [
         (
             run.name,
-            f"{run.bubble:.1%} [{min(each):.1%}, {max(each):.1%}]",
+            f"{run.bubble:.1%} [{min(bubbles):.1%}, {max(bubbles):.1%}]",
             f"{run.formula:.1%}",
             " + ".join(f"{ms:.1f}" for ms in run.step_ms),
             f"{run.tokens_per_s:.0f}",
         )
-        for run, each in zip(measured.runs, measured.bubbles, strict=True)
+        for run, bubbles in zip(measured.runs, measured.bubbles, strict=True)
     ]
     return [
         "## Bubbles",
-        f"{case.title}; {len(measured.bubbles[0])} rounds, of which the one in the middle is shown, with the least and "
-        "the most. The bubble is the share of the stages' time behind the prompts in which they neither compute nor "
-        "choose tokens. The formulas take stages to be equal.",
+        f"{case.title}; {len(measured.bubbles[0])} rounds: the median, the least and the most. The bubble is the share "
+        "of the stages' time after the prompts in which they neither compute nor choose tokens. The formulas assume "
+        "equal stages.",
         markdown_table(("schedule", "bubble", "by formula", "stages, ms", "tokens/s"), lines),
         checks_table(bubble_checks(measured)),
     ]
 
 
-def _cells(side: Measurement, found: Comparison | None) -> list[str]:
+def _cells(side: Measurement, comparison: Comparison | None) -> list[str]:
     return [
         side.name,
         f"{side.per_token_ms:.1f}",
         cell(by_formula(side), "{:.1f}"),
-        " + ".join(f"{each:.1f}" for each in stage_ms(side)) or NONE,
+        " + ".join(f"{ms:.1f}" for ms in stage_ms(side)) or NONE,
         cell(micro_batches(side) if side.case.pp > 1 else None, "{}"),
         f"{side.ttft_ms:.0f}",
         f"{side.end_to_end_ms:.0f}",
-        NONE if found is None else str(found.ratio("per_token")),
-        NONE if found is None else str(found.ratio("end_to_end")),
+        NONE if comparison is None else str(comparison.ratio("per_token")),
+        NONE if comparison is None else str(comparison.ratio("end_to_end")),
         ", ".join(f"{share:.0%}" for share in side.communication_shares) or NONE,
     ]
 

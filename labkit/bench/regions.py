@@ -1,4 +1,4 @@
-"""`make bench`, the part about regions: those of the layers of several shapes are held against their bars.
+"""`make bench`, the part about regions: checks the regions of layers of several shapes against their bars.
 
 python -P -m labkit.bench.regions [--quick] [--output FOLDER]
 """
@@ -42,11 +42,11 @@ def main(quick: Quick = False, output: Output = None, threads: Threads = None) -
     files = BenchFiles.of(machine_of(environment), "regions", quick=quick, output=output)
     rows: list[RegionMeasurement] = []
     for target in REGION_TARGETS:
-        found = _measure(target, threads, QUICK_ROUNDS if quick else ROUNDS)
-        met = [check.met for row in found for check in checks(row)]
+        of_target = _measure(target, threads, QUICK_ROUNDS if quick else ROUNDS)
+        met = [check.met for row in of_target for check in checks(row)]
         bars = f": {sum(met)} of {len(met)} bars met" if met else ""
-        out.print(f"{_name(found[0])}{bars}", soft_wrap=True)
-        rows += found
+        out.print(f"{_name(of_target[0])}{bars}", soft_wrap=True)
+        rows += of_target
     files.write(rows, page(rows))
     files.name_page()
 
@@ -65,7 +65,7 @@ def _measure(target: RegionTarget, threads: int | None, rounds: int) -> tuple[Re
 
 
 def checks(row: RegionMeasurement) -> Iterator[BarCheck]:
-    """The bars of a float32 row: its speedup in the one-call step, and its share of the limit."""
+    """The checks of a float32 row: its speedup in the one-call step, and its share of the limit."""
     region = Stage(row.region)
     if row.case.dtype != "float32" or region not in REGION_RATIOS:
         return
@@ -87,9 +87,9 @@ def page(rows: Sequence[RegionMeasurement]) -> str:
         f"A decode step at batch 1 through more layers than any cache holds, {len(first.rounds_us[FUSED])} interleaved "
         "rounds; microseconds, medians. *Unfused*: one torch op after the other, with torch's GEMM and with labkit's. "
         "*Fused*: one call from Python for each region. *One call*: the region within the one-call step, as the engine "
-        "runs it, which is what the bars are about. The limit is reading a region's bytes at the bandwidth probed "
-        "beside the rounds. Published figures are DeepSpeed's, against unfused cuBLAS kernels; GPU, model, batch are "
-        "not given there. With int8 the unfused side is bfloat16.",
+        "runs it; the bars apply to it. The limit is reading a region's bytes at the bandwidth probed between the "
+        "rounds. Published figures are DeepSpeed's, against unfused cuBLAS kernels; their source does not state GPU, "
+        "model and batch. With int8 the unfused side is bfloat16.",
         verdict([(_name(row), check) for row in rows for check in checks(row)]),
         *tables,
         first.environment.origin,

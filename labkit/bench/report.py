@@ -1,4 +1,4 @@
-"""What `labkit.bench.models` makes of its records: verdicts about the bars of their targets, and a page in Markdown."""
+"""The report of `labkit.bench.models`: checks of the records against their targets, and a page in Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLES[INT4_ROWS] = f"{PRECISIONS[INT4_ROWS]} weights, several sequences: "
 
 @dataclass(frozen=True)
 class Row:
-    """A target and what was measured for it."""
+    """A target and its measurements."""
 
     target: Target
     main: Comparison  # with the baseline
@@ -38,7 +38,7 @@ class Row:
 
     @cached_property
     def checks(self) -> dict[str, BarCheck]:
-        """The bars that can be judged, by their field in `Target`, and "memory" and "tokens"."""
+        """The possible checks, by the name of their field in `Target`, and "memory" and "tokens"."""
         target, candidate = self.target, self.main.candidate
         checks = {"per_token": _faster(target.per_token, self.main, "per_token")}
         if target.limit_share is not None and candidate.floor_share is not None:
@@ -47,8 +47,8 @@ class Row:
         if target.ttft is not None:
             checks["ttft"] = _faster(target.ttft, self.main, "ttft")
         if target.prompt_share is not None and (prompt_share := candidate.prompt_share) is not None:
-            what = "share of the limit, to the first token"
-            checks["prompt_share"] = at_least(what, prompt_share, target.prompt_share, SHARE)
+            figure = "share of the limit, to the first token"
+            checks["prompt_share"] = at_least(figure, prompt_share, target.prompt_share, SHARE)
         if target.llama_cpp is not None and self.peer is not None:
             checks["llama_cpp"] = _faster(target.llama_cpp, self.peer, "per_token")
             checks["llama_cpp_ttft"] = _faster(target.llama_cpp_ttft, self.peer, "ttft")
@@ -61,38 +61,38 @@ class Row:
 
 def rows(records: Iterable[Comparison]) -> list[Row]:
     """The targets that the records cover, in their order; the latest record of a kind counts."""
-    found = {(*key(record), record.baseline.name): record for record in records}
+    latest = {(*key(record), record.baseline.name): record for record in records}
     return [
-        Row(target, found[*target.key, target.sides.baseline], found.get((*target.key, target.sides.peer)))
+        Row(target, latest[*target.key, target.sides.baseline], latest.get((*target.key, target.sides.peer)))
         for target in TARGETS
-        if (*target.key, target.sides.baseline) in found
+        if (*target.key, target.sides.baseline) in latest
     ]
 
 
 def key(record: Comparison) -> tuple[str, str, int, str]:
-    """The `Target.key` of the target that a record belongs to."""
+    """The `Target.key` of a record's target."""
     return record.case.model, record.case.dtype, record.case.batch, record.candidate.name
 
 
 def memory_share(side: Measurement) -> float | None:
-    """Peak memory of a side over the weights and KV cache of its case."""
+    """Peak memory of a side / bytes of the weights and KV cache of its case."""
     if side.peak_rss_mb is None or side.work is None:
         return None
     return side.peak_rss_mb * 1e6 / (side.work.weight_bytes + side.work.kv_bytes)
 
 
 def tokens(comparison: Comparison) -> str:
-    """How far the tokens of both sides agree, in words."""
+    """The agreement of both sides' tokens, in words."""
     return "equal" if comparison.tokens_equal else f"differ from new token {comparison.first_difference} on"
 
 
 def _faster(bar: float, comparison: Comparison, metric: str) -> BarCheck:
     ratio = comparison.ratio(metric)
-    when = "to the first token" if metric == "ttft" else "per token"
-    what = f"{comparison.baseline.name} / {comparison.candidate.name} {when}"
+    words = "to the first token" if metric == "ttft" else "per token"
+    figure = f"{comparison.baseline.name} / {comparison.candidate.name} {words}"
     share = comparison.candidate.floor_share if metric == "per_token" else None
     trusted = comparison.trust(metric).trustworthy
-    return at_least(what, ratio, bar, possible=short_of(bar, ratio, share), trusted=trusted)
+    return at_least(figure, ratio, bar, possible=short_of(bar, ratio, share), trusted=trusted)
 
 
 def report(records: Sequence[Comparison]) -> str:
@@ -103,10 +103,10 @@ def report(records: Sequence[Comparison]) -> str:
     return page_of(
         f"Fused against vanilla on {environment.machine}",
         f"Prompt {case.prompt_tokens}, {case.new_tokens} new greedy tokens, {case.threads} threads; "
-        f"{_span(len(record.candidate.runs) for record in records)} rounds, one run of every side in each, in random "
-        "order, each side in a process of its own. Times are medians over rounds. In brackets is the share of the "
-        "limit: the least time in which the memory, probed before and after each run, could deliver the bytes of a "
-        "step, and the processor multiply them, over the time that the step took. Ratios are baseline / candidate with "
+        f"{_span(len(record.candidate.runs) for record in records)} rounds with one run of every side in random order, "
+        "each side in its own process. Times are medians over rounds. In brackets is the share of the limit: the least "
+        "time of a step / its measured time. The least time is how long the memory, probed before and after each run, "
+        "needs for the bytes of a step, and the processor for multiplying them. Ratios are baseline / candidate with "
         "95 % intervals.",
         verdict(judged, f", {len(measured)} of {len(TARGETS)} cases measured"),
         *(section for sides in TITLES for section in _sections(sides, measured)),
@@ -146,7 +146,7 @@ def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
             ],
         ),
         f"## {title}Memory and tokens",
-        "Peak memory beyond what the process held before loading; in brackets, over weights plus KV cache.",
+        "Peak memory beyond the memory of the process before loading; in brackets, relative to weights plus KV cache.",
         markdown_table(
             ("case", *sides.names, "bar", f"tokens of {sides.baseline} and {sides.candidate}", "bar"),
             [
@@ -155,17 +155,17 @@ def _sections(sides: Sides, measured: Sequence[Row]) -> list[str]:
             ],
         ),
         f"## {title}Against llama.cpp",
-        _beside_peer(sides, measured),
+        _peer_table(sides, measured),
     ]
 
 
-def _beside_peer(sides: Sides, measured: Sequence[Row]) -> str:
-    """The table of the cases that the peer took part in."""
-    beside = [(row, row.peer) for row in measured if row.peer]
-    if not beside:
+def _peer_table(sides: Sides, measured: Sequence[Row]) -> str:
+    """The table of the cases that include the peer."""
+    with_peer = [(row, row.peer) for row in measured if row.peer]
+    if not with_peer:
         return (
-            "No case was measured beside it: it was not found, or it failed. `profiles/README.md` says how to have it "
-            "measured."
+            "No case was compared with it: it was not installed, or it failed. `profiles/README.md` says how to have "
+            "it measured."
         )
     both = f"{sides.peer} / {sides.candidate}"
     return markdown_table(
@@ -186,14 +186,16 @@ def _beside_peer(sides: Sides, measured: Sequence[Row]) -> str:
                 *_bars(row, "llama_cpp_ttft"),
                 tokens(peer),
             )
-            for row, peer in beside
+            for row, peer in with_peer
         ],
     )
 
 
 def summary(row: Row) -> str:
     """One case in one line."""
-    ratios = ", ".join(f"{ratio_cell(one, 'per_token')} against {one.baseline.name}" for one in row.comparisons)
+    ratios = ", ".join(
+        f"{ratio_cell(comparison, 'per_token')} against {comparison.baseline.name}" for comparison in row.comparisons
+    )
     met = sum(check.met for check in row.checks.values())
     return f"{_per_token(row.main.candidate)} per token, {ratios}; {met} of {len(row.checks)} bars met"
 
@@ -240,7 +242,7 @@ def _remarks(row: Row) -> Iterable[str]:
 
 def _environment(records: Sequence[Comparison]) -> str:
     environments = [record.candidate.environment for record in records]
-    environment, loads = environments[0], [one.load_average for one in environments]
+    environment, loads = environments[0], [recorded.load_average for recorded in environments]
     measured = [record.candidate.created for record in records]
     sides = {side.name: side.impl for record in records for side in (record.baseline, record.candidate)}
     lines = {
@@ -254,7 +256,7 @@ def _environment(records: Sequence[Comparison]) -> str:
         "load average before the first round": f"{min(loads)} to {max(loads)}",
         "software": f"Python {environment.python}, {environment.versions}",
         "compiler of the kernels": environment.compiler or "none",
-        "commit": ", ".join(sorted({one.commit or "unknown" for one in environments})),
+        "commit": ", ".join(sorted({recorded.commit or "unknown" for recorded in environments})),
     }
     return "\n".join(f"- {name}: {text}" for name, text in lines.items())
 

@@ -1,8 +1,8 @@
-"""One engine of `labkit.bench.streaming`, which streams layers, in a process of its own.
+"""One engine of `labkit.bench.streaming`, which streams layers in its own process.
 
 python -P -m labkit.bench.stream_worker MODEL PRECISION FOLDER --resident-gb GB [--slots N] [--prompt N] [--new N]
 
-Prints one line of JSON: the fields of a `StreamMeasurement` that it knows.
+Prints one line of JSON: the fields of a `StreamMeasurement` that this process knows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(
     engine = init_inference(source, offload=offload, **precision_of(precision).options)
     ready = perf_counter() - begun
     return_freed_memory()
-    reset_peak_memory()  # what packing took is not what running takes
+    reset_peak_memory()  # the memory of packing must not count as memory of running
     streamed = engine.streamed
     assert streamed is not None, f"{resident_gb} GB hold all of {model} in {precision}"
     ids = torch.arange(batch * prompt).view(batch, prompt) % source.hf_config.vocab_size
@@ -60,7 +60,7 @@ def run(
     stream = streamed.stream
     assert isinstance(stream, LayerStream)
     read_before = stream.blocks_read
-    found = [_round(engine, streamed, ids, new) for _ in range(rounds)]
+    measured = [_round(engine, streamed, ids, new) for _ in range(rounds)]
     passes = rounds * new
     line: dict[str, Any] = {
         "layers": len(streamed.blocks),
@@ -74,13 +74,13 @@ def run(
         "reads_per_step": (stream.blocks_read - read_before) / len(streamed.layers) / passes,
         "direct": stream.direct,
         "ready_s": ready,
-        "rounds": [each.model_dump() for each in found],
+        "rounds": [stream_round.model_dump() for stream_round in measured],
     }
     sys.stdout.write(json.dumps(line) + "\n")
 
 
 def _round(engine: InferenceEngine, streamed: StreamedLayers, ids: torch.Tensor, new: int) -> StreamRound:
-    """A prompt and the steps behind it. The probes of the disk stand between, while the engine's own reading rests."""
+    """Runs a prompt and the steps after it, with probes of the disk between them, while the engine's reading rests."""
     stream, rates = streamed.stream, list[float]()
     assert isinstance(stream, LayerStream)
 

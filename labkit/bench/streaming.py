@@ -3,8 +3,8 @@
 python -P -m labkit.bench.streaming [--model opt-1.3b] [--turns 4] [--scratch FOLDER] [--output FOLDER]
 python -P -m labkit.bench.streaming --model gpt-neox-20b --only bfloat16 --turns 1 --rounds 1 --subject larger
 
-Each case is an engine in a process of its own. The cases take turns in random order, and every prompt and every run of
-decode steps has a probe of the disk before and behind it.
+Each case is an engine in its own process. The cases take turns in random order, and the disk is probed before and after
+every prompt and every run of decode steps.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ from labkit.weights.resolve import resolve
 
 WORKER = "labkit.bench.stream_worker"
 SLOTS = 3
-PROMPT_NEW = 3  # tokens behind a long prompt, whose decode steps are those of the other cases
+PROMPT_NEW = 3  # new tokens after a long prompt: its decode steps are like the steps of other cases
 
 
 def main(
     model: Annotated[str, typer.Option(help="A preset or folder.")] = STREAM_MODEL,
-    only: Annotated[list[str] | None, typer.Option(help="A case; may be given again.")] = None,
-    turns: Annotated[int, typer.Option(min=1, help="Of each case, interleaved.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Prompts with the steps behind them, in each turn.")] = 2,
+    only: Annotated[list[str] | None, typer.Option(help="A case; may be repeated.")] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each case, interleaved.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Prompts, each with its decode steps, in a turn.")] = 2,
     new: Annotated[int, typer.Option(min=3, help="Tokens of a round.")] = 9,
-    scratch: Annotated[Path | None, typer.Option(help="Folder on the disk that is measured.")] = None,
-    subject: Annotated[str, typer.Option(help="How the files are named.")] = "streaming",
+    scratch: Annotated[Path | None, typer.Option(help="Folder on the disk to measure.")] = None,
+    subject: Annotated[str, typer.Option(help="End of the files' names.")] = "streaming",
     threads: Threads = None,
     output: Output = None,
 ) -> None:
@@ -79,9 +79,9 @@ def main(
     environment = read_environment(threads or torch.get_num_threads())
     files = BenchFiles.of(machine_of(environment), subject, output=output)
     with tempfile.TemporaryDirectory(dir=scratch or files.records.parent) as folder:
-        found = measure(model, targets, Path(folder), turns, rounds, new, environment)
-    files.write(found, page(found))
-    print_checks(checks(found))
+        measurements = measure(model, targets, Path(folder), turns, rounds, new, environment)
+    files.write(measurements, page(measurements))
+    print_checks(checks(measurements))
     files.name_page()
 
 
@@ -94,35 +94,35 @@ def measure(
     new: int,
     environment: Environment,
 ) -> list[StreamMeasurement]:
-    """Runs the cases in turns. Packed weights are in `folder`, so only a first turn packs."""
+    """Runs the cases in turns. Packed weights stay in `folder`, so only the first turn packs."""
     lines: list[list[dict[str, Any]]] = [[] for _ in targets]
     orders = random_orders(len(targets))
     with progress_bar(err) as follow:
         for turn in range(turns):
-            for number, at in enumerate(next(orders)):
-                target = targets[at]
+            for number, index in enumerate(next(orders)):
+                target = targets[index]
                 follow(turn * len(targets) + number, turns * len(targets), f"turn {turn + 1}: {target.name}")
                 steps = min(new, PROMPT_NEW) if target.prompt > 1000 else new
                 options = ("--rounds", rounds, "--new", steps, "--prompt", target.prompt, "--slots", SLOTS)
                 command = [sys.executable, "-P", "-m", WORKER, model, target.precision, folder, *options]
                 command += ["--resident-gb", resident_gb(model, target), "--threads", environment.threads]
-                lines[at].append(json.loads(run_child([str(part) for part in command], f"{target.name} failed")))
+                lines[index].append(json.loads(run_child([str(part) for part in command], f"{target.name} failed")))
     return [merged(model, target, of_turns, environment) for target, of_turns in zip(targets, lines, strict=True)]
 
 
 def resident_gb(model: str, target: StreamTarget) -> float:
-    """Memory for the part of the layers that stays, beside what is outside the layers and the slots."""
+    """Memory for the resident layers, the slots, and the weights outside the layers."""
     options = Options(**precision_of(target.precision).options)
     config = model_config_of(resolve(model).hf_config)
     assert options.dtype is not None
-    found = Footprint.of(shard(config), options.dtype, options.quant)
-    return (found.outside + (SLOTS + target.resident * found.layers) * found.layer) / 1e9
+    footprint = Footprint.of(shard(config), options.dtype, options.quant)
+    return (footprint.outside + (SLOTS + target.resident * footprint.layers) * footprint.layer) / 1e9
 
 
 def merged(
     model: str, target: StreamTarget, turns: Sequence[dict[str, Any]], environment: Environment
 ) -> StreamMeasurement:
-    """The record of a case: what its turns have in common, the rounds of all of them, the highest peak."""
+    """The record of a case: the common fields of its turns, the rounds of all turns, and the highest peak."""
     return StreamMeasurement.model_validate(
         turns[0]
         | {
@@ -135,71 +135,71 @@ def merged(
             "slots": SLOTS,
             "environment": environment,
             "peak_bytes": max(turn["peak_bytes"] for turn in turns),
-            "rounds": [each for turn in turns for each in turn["rounds"]],
+            "rounds": [stream_round for turn in turns for stream_round in turn["rounds"]],
         }
     )
 
 
-def checks(found: Sequence[StreamMeasurement]) -> Iterator[BarCheck]:
-    """The bars of streaming, for those cases that were measured."""
-    for each in found:
-        if each.prompt_tokens > 1000:
-            yield from _hidden(each, "prompt")
-            yield at_most(f"{each.name}: reads of a layer", round(each.reads_per_step, 1), 1.0)
-        elif each.streamed_layers == each.layers:
-            yield at_least(f"{each.name}: share of the disk", each.disk_share(), STREAM_SHARE, SHARE)
-            yield from _hidden(each, "decode")
+def checks(measurements: Sequence[StreamMeasurement]) -> Iterator[BarCheck]:
+    """The checks of streaming, for the cases that were measured."""
+    for case in measurements:
+        if case.prompt_tokens > 1000:
+            yield from _hidden(case, "prompt")
+            yield at_most(f"{case.name}: reads of a layer", round(case.reads_per_step, 1), 1.0)
+        elif case.streamed_layers == case.layers:
+            yield at_least(f"{case.name}: share of the disk", case.disk_share(), STREAM_SHARE, SHARE)
+            yield from _hidden(case, "decode")
         else:
-            yield at_most(f"{each.name}: step beside what is computed alone / disk", each.beside_floor(), STREAM_BESIDE)
-    by_name = {each.name: each for each in found}
+            figure = f"{case.name}: step without unhidden computing / disk"
+            yield at_most(figure, case.beside_floor(), STREAM_BESIDE)
+    by_name = {case.name: case for case in measurements}
     for (slow, fast), bar in STREAM_RATIOS.items():
         if slow in by_name and fast in by_name:
             times = (by_name[slow].step_ms(), by_name[fast].step_ms())
             yield at_least(f"{slow} / {fast}", ratio(*times), bar)
 
 
-def _hidden(found: StreamMeasurement, phase: Literal["prompt", "decode"]) -> Iterator[BarCheck]:
-    """The bar of what is hidden, where there was something to hide."""
-    if (share := found.hidden(phase)) is not None:
-        yield at_least(f"{found.name}: hidden of the shorter", share, STREAM_HIDDEN, SHARE)
+def _hidden(case: StreamMeasurement, phase: Literal["prompt", "decode"]) -> Iterator[BarCheck]:
+    """The check of the hidden share, if there was time to hide."""
+    if (share := case.hidden(phase)) is not None:
+        yield at_least(f"{case.name}: hidden of the shorter", share, STREAM_HIDDEN, SHARE)
 
 
-def page(found: Sequence[StreamMeasurement]) -> str:
+def page(measurements: Sequence[StreamMeasurement]) -> str:
     """The Markdown page of the records."""
-    first = found[0]
+    first = measurements[0]
     return page_of(
         f"Streaming on {first.environment.machine}",
         f"{first.model}, whose layers are read from a file for every step, past the page cache, into {first.slots} "
-        f"slots; each case in a process of its own, in turns, {len(first.rounds)} rounds. The disk is probed before "
-        "and behind each prompt and each run of decode steps, and its time is the bytes of a step over the mean of the "
-        "two probes.",
-        verdict([("streaming", check) for check in checks(found)]),
+        f"slots; each case in its own process, in turns, {len(first.rounds)} rounds. The disk is probed before and "
+        "after each prompt and each run of decode steps; its time is the bytes of a step / the mean of the two probes.",
+        verdict([("streaming", check) for check in checks(measurements)]),
         markdown_table(
             ("case", "GB a step", "in memory", "prompt", "disk, GB/s", "step, ms", "of the disk", "hidden", "peak, GB"),
-            [_row(each) for each in found],
+            [_row(case) for case in measurements],
         ),
-        "In memory: weights and slots. Hidden: of the shorter of reading and computing, in the prompt / in decode "
-        "steps. Peak: of the process, beyond what imports take.",
-        checks_table(checks(found)),
+        "In memory: weights and slots. Hidden: share of the shorter of reading and computing, in the prompt / in "
+        "decode steps. Peak: of the process, without its imports.",
+        checks_table(checks(measurements)),
         first.environment.origin,
     )
 
 
-def _row(each: StreamMeasurement) -> tuple[str, ...]:
-    rates = sorted(rate for one in each.rounds for rate in one.disk_gb_s)
-    steps = sorted(each.step_ms())
+def _row(case: StreamMeasurement) -> tuple[str, ...]:
+    rates = sorted(rate for stream_round in case.rounds for rate in stream_round.disk_gb_s)
+    steps = sorted(case.step_ms())
     return (
-        each.name,
-        f"{each.streamed_bytes / 1e9:.2f} of {each.file_bytes / 1e9:.2f}",
-        f"{each.resident_bytes / 1e9:.2f} GB",
-        f"{each.prompt_tokens}",
+        case.name,
+        f"{case.streamed_bytes / 1e9:.2f} of {case.file_bytes / 1e9:.2f}",
+        f"{case.resident_bytes / 1e9:.2f} GB",
+        f"{case.prompt_tokens}",
         f"{rates[0]:.2f} to {rates[-1]:.2f}",
         f"{steps[len(steps) // 2]:.0f}",
-        f"{each.disk_share().value:.0%} [{each.disk_share().low:.0%}, {each.disk_share().high:.0%}]",
+        f"{case.disk_share().value:.0%} [{case.disk_share().low:.0%}, {case.disk_share().high:.0%}]",
         " / ".join(
-            "–" if share is None else f"{share:.0%}" for share in (each.hidden("prompt"), each.hidden("decode"))
+            "–" if share is None else f"{share:.0%}" for share in (case.hidden("prompt"), case.hidden("decode"))
         ),
-        f"{each.peak_bytes / 1e9:.2f}",
+        f"{case.peak_bytes / 1e9:.2f}",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the benches measure, and the bar that each figure has to clear: data, for all benches in one place."""
+"""The cases of all benches, and the bar of each figure, as data in one place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMORY = 1.15  # peak memory / (weights + KV cache), at most
 
 @dataclass(frozen=True)
 class Sides:
-    """Who is measured in the same rounds: the candidate against the baseline and, if there is one, a peer."""
+    """The sides in the same rounds: the candidate, the baseline and, if installed, a peer."""
 
     baseline: str
     candidate: str
@@ -30,26 +30,23 @@ INT8 = Sides("fused", "fused-int8", LLAMA_CPP_INT8)
 INT4 = Sides("fused-int8", "fused-int4", LLAMA_CPP_Q4_1)
 INT4_64 = Sides("fused-int8", "fused-int4-64", LLAMA_CPP_Q4_0)
 INT4_128 = Sides("fused-int8", "fused-int4-128", LLAMA_CPP_Q4_0)
-INT4_ROWS = Sides("fused", "fused-int4", LLAMA_CPP_Q4_1)  # several sequences: as fast as bfloat16 is the bar
+INT4_ROWS = Sides("fused", "fused-int4", LLAMA_CPP_Q4_1)  # several sequences: the bar is the speed of bfloat16
 PRECISIONS = {INT8: "int8", INT4: "int4-32", INT4_64: "int4-64", INT4_128: "int4-128", INT4_ROWS: "int4-32"}
 
 
 @dataclass(frozen=True)
 class Target:
-    """One case, 128 + 128 tokens, and its bars. Ratios are baseline / candidate, at least; None: no bar.
-
-    `dtype` is that of the sides whose weights are not quantised.
-    """
+    """One case, 128 + 128 tokens, and its bars. Ratios are least values of baseline / candidate; None: no bar."""
 
     model: str
-    dtype: str
+    dtype: str  # of the sides whose weights are not quantised
     batch: int
-    per_token: float
-    limit_share: float | None = None
-    ttft: float | None = None
+    per_token: float  # ratio
+    limit_share: float | None = None  # per token
+    ttft: float | None = None  # ratio
     prompt_share: float | None = None  # of the limit, to the first token
-    llama_cpp: float | None = None  # per token; None: not compared
-    llama_cpp_ttft: float = 1.0  # where it is compared
+    llama_cpp: float | None = None  # ratio per token; None: not compared
+    llama_cpp_ttft: float = 1.0  # ratio, if llama.cpp is compared
     sides: Sides = FUSED
 
     @property
@@ -64,7 +61,7 @@ class Target:
 
 _fp32 = partial(Target, dtype="float32", batch=1, limit_share=0.88, prompt_share=0.80, llama_cpp=1.15)
 _bf16 = partial(Target, dtype="bfloat16", batch=1, limit_share=0.82, prompt_share=0.65, llama_cpp=1.2)
-NO_SLOWER = 1 / 1.05  # than bfloat16, where arithmetic counts
+NO_SLOWER = 1 / 1.05  # than bfloat16, in cases where arithmetic is the limit
 _int8 = partial(
     Target, dtype="bfloat16", batch=1, per_token=1.7, ttft=NO_SLOWER, limit_share=0.80, llama_cpp=1.7, sides=INT8
 )
@@ -107,11 +104,11 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class RegionTarget:
-    """A shape whose regions are measured at batch 1 with `context` tokens in the cache."""
+    """A shape whose regions are measured at batch 1."""
 
     model: str
     dtype: str
-    context: int
+    context: int  # tokens in the cache
 
 
 REGION_MODELS = ("gpt2", "gptj-shape", "llama-shape")
@@ -123,19 +120,19 @@ REGION_RATIOS = {Stage.QKV: 2.5, Stage.ATTENTION: 3.0, Stage.MLP: 3.0, Stage.RES
 REGION_SHARE = 0.75  # of the limit, at least, for the two regions with a matrix
 
 PARALLEL_MODELS = ("llama-shape", "gpt2-medium")
-OF_LIMIT = 0.9  # (one thread / two ranks) / what the memory allows, at least
+OF_LIMIT = 0.9  # (one thread / two ranks) / the ratio that the memory allows, at least
 TO_TWO_THREADS = 1.05  # two ranks / two threads, at most
-EXCHANGE_US, EXCHANGE_RATIO = 10.0, 5.0  # of a sum of a decode step: at most; times faster than gloo, at least
+EXCHANGE_US, EXCHANGE_RATIO = 10.0, 5.0  # of a sum in a decode step: most time; least speedup over gloo
 EXCHANGE_SIZES = range(4 * 1024, 16 * 1024 + 1)  # bytes of such a sum
 
 
 @dataclass(frozen=True)
 class PipelineTarget:
-    """A batch that goes through two stages, and how often faster per token the queue is, at least; None: no bar."""
+    """A batch that goes through two stages, and the least speedup of the queue per token; None: no bar."""
 
     batch: int
-    naive: float | None = None  # than one batch at a time, on the same kernels
-    transformers: float | None = None  # than transformers' pipeline
+    naive: float | None = None  # over one batch at a time, on the same kernels
+    transformers: float | None = None  # over transformers' pipeline
 
 
 PIPELINE_MODEL = "llama-shape"
@@ -144,14 +141,14 @@ PIPELINE_TARGETS = (
     PipelineTarget(8, transformers=1.5),
     PipelineTarget(32, naive=1.7, transformers=1.8),
 )
-BUBBLE_POINTS = 5.0  # of 100, from the formula of the schedule, at most
+BUBBLE_POINTS = 5.0  # most percentage points between a bubble and the formula of its schedule
 HAND_OVER_ROWS, HAND_OVER_WIDTH = 32, 1024
-HAND_OVER_US = 30.0  # of such rows from a stage to the next, at most
+HAND_OVER_US = 30.0  # most time to hand these rows to the next stage
 
 
 @dataclass(frozen=True)
 class LlamaSizes:
-    """The layers of the LLaMA that ranks load: as many as make up its size."""
+    """The layers of the LLaMA that ranks load. Their number follows from its size."""
 
     hidden: int
     intermediate: int
@@ -160,19 +157,19 @@ class LlamaSizes:
 
 
 LOADED = LlamaSizes(hidden=2048, intermediate=5632, vocabulary=32000, heads=16)
-LOAD_RATIO, LOAD_MEMORY = 3.0, 1.15  # at least; at most, of a rank's share beside its largest tensor
+LOAD_RATIO, LOAD_MEMORY = 3.0, 1.15  # least speedup; most memory less the largest tensor, relative to a rank's share
 LOAD_PRECISIONS = ("float32", "bfloat16", "int8", "int8+head", "int4", "int4-64+head8", "int4-128+head")
 PACKED_MEMORY = 1.15  # peak while one process loads / packed weights, at most
 
 
 @dataclass(frozen=True)
 class StreamTarget:
-    """A model in a precision, of whose layers this part stays in memory; prompts of so many tokens."""
+    """A case of streaming."""
 
     name: str
     precision: str
-    resident: float = 0.0
-    prompt: int = 16
+    resident: float = 0.0  # fraction of the layers that is resident
+    prompt: int = 16  # tokens
 
 
 STREAM_MODEL = "tinyllama-1.1b"
@@ -185,22 +182,22 @@ STREAM_TARGETS = (
     StreamTarget(STREAM_INT4, "int4-128"),
 )
 STREAM_SHARE = 0.9  # of the disk's rate, at least
-STREAM_BESIDE = 1.1  # of the disk's time for a step, beside computing that nothing hides, at most
+STREAM_BESIDE = 1.1  # most time of a step without unhidden computing / the disk's time
 STREAM_HIDDEN = 0.8  # of the shorter of reading and computing, at least
 STREAM_RATIOS = {(STREAM_WHOLE, STREAM_INT8): 1.8, (STREAM_INT8, STREAM_INT4): 1.7}  # of step times, at least
 
 
-LARGER = 1.5  # times the memory that each side has: the weights
+LARGER = 1.5  # bytes of the weights / memory of each side
 LARGER_RATIO = 2.5  # other ways to run from the disk / streamed layers, per token, at least
 
 
 @dataclass(frozen=True)
 class GpuTarget:
-    """A model, and the milliseconds per token at batch 1 that its layers may take, with float16 and int8 weights."""
+    """A model, and the most milliseconds per token at batch 1."""
 
     model: str
-    float16_ms: float
-    int8_ms: float
+    float16_ms: float  # with float16 weights
+    int8_ms: float  # with int8 weights
 
 
 GPU_TARGETS = (
@@ -209,8 +206,8 @@ GPU_TARGETS = (
     GpuTarget("llama-2-7b", 3.5, 1.8),
 )
 GPU_RATIOS = {"hf-eager": 6.0, "hf-graph": 1.3}  # baseline / fused per token at batch 1, at least
-GPU_BATCH_4 = 1.1  # time of a step at batch 4 over that at batch 1, at most
+GPU_BATCH_4 = 1.1  # time of a step at batch 4 / time at batch 1, at most
 
 RANGES_MODEL, RANGES_COST = "gpt2", 0.01  # of a decode step, at most
 TIMELINE_OPEN_S, TIMELINE_FRAMES = 2.0, 30.0  # seconds at most; frames a second at least
-PAGE_MB = {100_000: 2.0, 1_000_000: 15.0}  # of a timeline's page, at most, by its events
+PAGE_MB = {100_000: 2.0, 1_000_000: 15.0}  # most size of a timeline's page by its events

@@ -1,8 +1,8 @@
-"""`make bench`, the part about timelines: one of a million events is opened and panned in JupyterLab and as a page.
+"""`make bench`, the part about timelines: opens and pans a timeline of a million events in JupyterLab and as a page.
 
 python -P -m labkit.bench.timeline [--events N]
 
-It needs playwright and Chromium, which the tests need too and labkit itself does not; without them it does nothing.
+It needs playwright and Chromium, as the tests do; labkit itself does not need them. Without them it does nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ FRAMES = BarUnit("{:.0f} frames a second", "{:g}")
 MEGABYTES = BarUnit("{:.1f} MB", "{:g}")
 OPENINGS = 5
 PAN_S = 2.0
-ZOOMS = (0, 4, 8, 12, 15, 18, 21)  # presses of "+", from everything
+ZOOMS = (0, 4, 8, 12, 15, 18, 21)  # presses of "+", starting from all events
 MAKE = """from labkit.nsys.timeline.synthetic import trace_of
 from labkit.widgets.timeline import Timeline
 import time
 trace = trace_of({events})"""
 SHOW = "print(time.time())\nTimeline(trace)"
-# The page's frames until `on` is false: when each was, and how often the timeline had drawn by then.
+# Records the page's frames until `on` is false: the time of each, and how often the timeline had drawn by then.
 WATCH = """() => {{
   const seen = (window.labkitSeen = {{ on: true, frames: [] }});
   const note = (now) => {{
@@ -54,23 +54,23 @@ VIEW = "document.querySelectorAll('.labkit-timeline')[{at}]?.timeline"
 
 @dataclass(frozen=True)
 class Pan:
-    """What was drawn while the mouse dragged the timeline to and fro."""
+    """Measurements while the mouse dragged the timeline to and fro."""
 
     span_ms: float
-    events: int  # in tiles that were shown, those drawn one by one
+    events: int  # drawn one by one, in the visible tiles
     frames_per_s: float
     longest_ms: float  # between two frames of the page
 
 
 def main(events: Annotated[int, typer.Option(min=1000, help="Events of the trace.")] = 1_000_000) -> None:
-    """Open and pan a timeline in Chromium. Where it is missing, a note says so."""
+    """Open and pan a timeline in Chromium. Prints a note if Chromium is not installed."""
     if reason := missing():
         err.print(f"note: the timeline was not measured: {reason}", style="yellow", soft_wrap=True)
         return
     opened_s, pans = measure(events)
-    in_notebook = _told(f"{events:,} events, from the call to the first whole picture", opened_s, pans)
+    in_notebook = _summary(f"{events:,} events, from the call to the first complete picture", opened_s, pans)
     opened_s, pans, sizes = measure_page(events)
-    as_page = _told(f"{events:,} events on a page, from its start to the first whole picture", opened_s, pans)
+    as_page = _summary(f"{events:,} events on a page, from its start to the first complete picture", opened_s, pans)
     print_checks(
         [
             at_most("open in a notebook", in_notebook[0], TIMELINE_OPEN_S, SECONDS),
@@ -86,11 +86,11 @@ def main(events: Annotated[int, typer.Option(min=1000, help="Events of the trace
     )
 
 
-def _told(what: str, opened_s: list[float], pans: list[Pan]) -> tuple[float, float]:
-    """Prints what was measured; returns the median of the openings and the least frames a second."""
+def _summary(title: str, opened_s: list[float], pans: list[Pan]) -> tuple[float, float]:
+    """Prints the measurements; returns the median of the openings and the least frames per second."""
     median = statistics.median(opened_s)
-    each = ", ".join(f"{second:.2f}" for second in opened_s)
-    out.print(f"{what}: {median:.2f} s ({each})", soft_wrap=True)
+    seconds = ", ".join(f"{second:.2f}" for second in opened_s)
+    out.print(f"{title}: {median:.2f} s ({seconds})", soft_wrap=True)
     for pan in pans:
         out.print(
             f"  panning {pan.span_ms:,.2f} ms, {pan.events:,} events singly: {pan.frames_per_s:.0f} frames a second, "
@@ -101,19 +101,19 @@ def _told(what: str, opened_s: list[float], pans: list[Pan]) -> tuple[float, flo
 
 
 def measure(events: int, openings: int = OPENINGS) -> tuple[list[float], list[Pan]]:
-    """Seconds of each opening, and what panning the last one at several zooms gave."""
+    """Seconds of each opening, and the pans of the last one at several zooms."""
     with tempfile.TemporaryDirectory(prefix="labkit-timeline-") as folder:
         cells = [nbformat.v4.new_code_cell(source) for source in (MAKE.format(events=events), *[SHOW] * openings)]
         nbformat.write(nbformat.v4.new_notebook(cells=cells), Path(folder) / "timeline.ipynb")
         with jupyterlab(Path(folder)) as lab:
             lab.open("timeline.ipynb")
             lab.run_next()
-            opened_s = [_open(lab, at) for at in range(openings)]
+            opened_s = [_open(lab, index) for index in range(openings)]
             return opened_s, [_pan(lab.page, openings - 1, zoom) for zoom in ZOOMS]
 
 
 def measure_page(events: int, openings: int = OPENINGS) -> tuple[list[float], list[Pan], dict[int, int]]:
-    """The same of a page, and the bytes of pages of so many events and of a tenth of them."""
+    """Like `measure`, for a page, and the bytes of pages with `events` events and with a tenth of them."""
     with tempfile.TemporaryDirectory(prefix="labkit-timeline-") as folder:
         pages = {
             count: write_timeline_page(trace_of(count), Path(folder) / f"{count}.html")

@@ -1,4 +1,4 @@
-"""Exports of any size for the benchmark, in the tables that nsys writes: steps of stages, each launching kernels."""
+"""Synthetic exports of any size, in the tables of nsys: steps with stages that launch kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ META = {"EXPORT_PRODUCT_VERSION": "2023.4.4.54", "EXPORT_SCHEMA_VERSION": "3.7.2
 PID = 1 << 48 | 4000 << 24
 TID = PID | 4000
 STAGE_NS, LATENCY_NS = 50_000, 20_000
-PER_STEP = 200  # ranges of a step, its own included
+PER_STEP = 200  # ranges of a step, including the step's own
 STAGES = [f"decode/layer.{layer}/{stage}" for layer in range(32) for stage in ("qkv", "attention", "mlp", "residual")]
 KERNELS = [f"void kernel_{number}<__half, 128>(Params<{number}>)" for number in range(60)]
 STEP, CALL = "decode/step", "cudaLaunchKernel_v7000"
@@ -42,11 +42,11 @@ class Size:
 
 
 def write_export(path: Path, size: Size) -> Path:
-    """An export of one process and thread, its launches spread evenly over the stages."""
+    """Writes an export of one process and thread, with launches spread evenly over the stages."""
     strings = [STEP, CALL, *STAGES, *KERNELS]
     number = np.arange(size.ranges)
     is_step = number % PER_STEP == 0
-    stage = np.cumsum(~is_step) - 1  # of each range; of a step's own the one before
+    stage = np.cumsum(~is_step) - 1  # of each range; for a step's own range the stage before it
     stages = size.ranges - int(is_step.sum())
     of_kernel = np.arange(size.kernels) * stages // size.kernels
     nth = np.arange(size.kernels) - np.searchsorted(of_kernel, of_kernel)
@@ -60,7 +60,7 @@ def write_export(path: Path, size: Size) -> Path:
     database.executemany("INSERT INTO META_DATA_EXPORT VALUES (?, ?)", META.items())
     database.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
     database.executemany("INSERT INTO StringIds VALUES (?, ?)", enumerate(strings))
-    last = np.minimum(stage + PER_STEP - 1, stages - 1)  # the stage that a step ends with
+    last = np.minimum(stage + PER_STEP - 1, stages - 1)  # last stage of a step
     ranges: Values = {
         "start": np.where(is_step, (stage + 1) * STAGE_NS - 50, stage * STAGE_NS + 100),
         "end": np.where(is_step, (last + 1) * STAGE_NS - 60, (stage + 1) * STAGE_NS - 100),
@@ -104,11 +104,11 @@ def write_export(path: Path, size: Size) -> Path:
 
 
 def _fill(database: sqlite3.Connection, table: str, values: Values) -> None:
-    """Makes a table of these columns. A single number stands in every row, and columns that are not given are NULL."""
+    """Makes a table from these columns. A single number fills its column; missing columns are NULL."""
     columns = COLUMNS[table].split()
     kinds = [f"{name} INTEGER NOT NULL" if name in NEVER_NULL else f"{name} INTEGER" for name in columns]
     database.execute(f"CREATE TABLE {table} ({', '.join(kinds)})")
-    given = np.broadcast_arrays(*values.values())
+    arrays = np.broadcast_arrays(*values.values())
     insert = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
-    for at in range(0, len(given[0]), CHUNK):
-        database.executemany(insert, zip(*(column[at : at + CHUNK].tolist() for column in given), strict=True))
+    for begin in range(0, len(arrays[0]), CHUNK):
+        database.executemany(insert, zip(*(array[begin : begin + CHUNK].tolist() for array in arrays), strict=True))

@@ -1,10 +1,10 @@
-"""`make bench`, the part about traces: how long it takes to read and to project large ones.
+"""`make bench`, the part about traces: time and memory of reading and projecting large traces.
 
 python -P -m labkit.bench.traces [--rounds N]
 
-Two made-up exports are opened and projected, a larger one is summed up, each time in a fresh process. Times are those
-of the calls, without the start of Python, but for the summary's, which are those of the whole command. Memory is the
-most that a process ever held.
+Two synthetic exports are opened and projected, and a larger one is summed up, each time in a fresh process. Times are
+of the calls, without the start of Python; only the summary's time is of the whole command. Memory is the peak of the
+process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from labkit.system.command import run_command
 
 ROUNDS = 3
 SMALL, LARGE = Size(ranges=17_000, kernels=3_400), Size(ranges=200_000, kernels=1_000_000)
-FIVE_MILLION = Size(ranges=600_000, kernels=2_200_000)  # with as many calls as kernels
+FIVE_MILLION = Size(ranges=600_000, kernels=2_200_000)  # and one call per kernel
 CHILD = """
 import json, resource, sys, time
 from labkit.nsys.analysis.projection import project
@@ -58,16 +58,16 @@ sys.stdout.write(f"{took} {peak}")
 
 @dataclass(frozen=True)
 class Took:
-    """What one process needed, and how many rows its projection had."""
+    """Time and memory of one process."""
 
     open_s: float
     project_s: float
     peak_mib: float
-    rows: int
+    rows: int  # of the projection
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Processes for each figure: medians count.")] = ROUNDS,
+    rounds: Annotated[int, typer.Option(min=1, help="Processes for each figure, which is their median.")] = ROUNDS,
 ) -> None:
     """Measure reading and projecting a small and a large export."""
     with tempfile.TemporaryDirectory(prefix="labkit-bench-") as folder:
@@ -77,11 +77,11 @@ def main(
 
 
 def measured(folder: Path, size: Size, rounds: int) -> Iterator[BarCheck]:
-    """The bars of an export of this size. The export and its caches are made in `folder`."""
+    """The checks of an export of this size. The export and its caches are made in `folder`."""
     path = write_export(folder / f"{size.kernels}.sqlite", size)
-    first = [took(path, folder / f"cache-{size.kernels}-{each}") for each in range(rounds)]
+    first = [took(path, folder / f"cache-{size.kernels}-{number}") for number in range(rounds)]
     again = [took(path, folder / f"cache-{size.kernels}-0") for _ in range(rounds)]
-    open_s, project_s, peak_mib = (_median(first, what) for what in ("open_s", "project_s", "peak_mib"))
+    open_s, project_s, peak_mib = (_median(first, field) for field in ("open_s", "project_s", "peak_mib"))
     if size.kernels < LARGE.kernels:
         yield at_most(f"{size}: project", project_s, 0.15, SECONDS)
         return
@@ -91,9 +91,9 @@ def measured(folder: Path, size: Size, rounds: int) -> Iterator[BarCheck]:
 
 
 def summed_up(folder: Path, rounds: int) -> Iterator[BarCheck]:
-    """The bars of `labkit trace summary` on an export of five million rows."""
+    """The checks of `labkit trace summary` on an export of five million rows."""
     path = write_export(folder / "summary.sqlite", FIVE_MILLION)
-    first = [_summary(path, folder / f"cache-summary-{each}") for each in range(rounds)]
+    first = [_summary(path, folder / f"cache-summary-{number}") for number in range(rounds)]
     again = [_summary(path, folder / "cache-summary-0")[0] for _ in range(rounds)]
     yield at_most(f"{FIVE_MILLION}: summary", median(seconds for seconds, _ in first), 20, SECONDS)
     yield at_most(f"{FIVE_MILLION}: memory of the summary", median(mib for _, mib in first) / 1024, 2, GIB)
@@ -102,20 +102,20 @@ def summed_up(folder: Path, rounds: int) -> Iterator[BarCheck]:
 
 def _summary(path: Path, cache: Path) -> tuple[float, float]:
     command = [sys.executable, "-P", "-c", SUMMARY, "trace", "summary", str(path)]
-    said = run_child(command, f"{path} could not be summed up", environment={**os.environ, "LABKIT_CACHE": str(cache)})
-    seconds, mib = map(float, said.split())
+    environment = {**os.environ, "LABKIT_CACHE": str(cache)}
+    seconds, mib = map(float, run_child(command, f"{path} could not be summed up", environment=environment).split())
     return seconds, mib
 
 
 def took(path: Path, cache: Path) -> Took:
-    """Opens and projects the export in a process of its own."""
+    """Opens and projects the export in a new process."""
     command = [sys.executable, "-P", "-c", CHILD, str(path)]
     environment = {**os.environ, "LABKIT_CACHE": str(cache)}
     return Took(**json.loads(run_child(command, f"{path} could not be read and projected", environment=environment)))
 
 
-def _median(all_took: Sequence[Took], what: str) -> float:
-    return median(getattr(each, what) for each in all_took)
+def _median(processes: Sequence[Took], field: str) -> float:
+    return median(getattr(process, field) for process in processes)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The commands of `labkit`, each loaded when it is asked for: `labkit models` waits for no other.
+"""The commands of `labkit`. Each is loaded on first use, so that `labkit models` does not import the others.
 
 Results go to stdout, progress and remarks to stderr. Exit code 2: the request cannot be served as it stands; 1: it
 failed on the way; 130: Ctrl-C.
@@ -23,11 +23,11 @@ from labkit.cli.words import Command
 
 @dataclass(frozen=True)
 class Home:
-    """The place of a command: a function of a module of `labkit.cli`, or a group. words: what reads its line."""
+    """The place of a command."""
 
-    module: str
-    name: str
-    words: str = "labkit.cli.words:Command"
+    module: str  # in `labkit.cli`
+    name: str  # of a function, or of a typer group, in the module
+    words: str = "labkit.cli.words:Command"  # the class that parses its command line
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -70,16 +70,16 @@ HOMES = {name: home for homes in PANELS.values() for name, home in homes.items()
 
 
 class Commands(dict[str, Any]):
-    """The commands by name."""
+    """The commands by name, loaded on first use."""
 
     def __init__(self) -> None:
         super().__init__(dict.fromkeys(HOMES))
 
     def __getitem__(self, name: str) -> Any:
-        found = super().__getitem__(name)
-        if found is None:
-            self[name] = found = _loaded(name, HOMES[name])
-        return found
+        command = super().__getitem__(name)
+        if command is None:
+            self[name] = command = _loaded(name, HOMES[name])
+        return command
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else default  # noqa: SIM401
@@ -96,10 +96,10 @@ class LabkitGroup(TyperGroup):
         super().__init__(**attributes | {"commands": Commands()})
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The list of commands needs what they say, and not what they import."""
+        """Lists the commands with their help texts, without importing their modules."""
         loaded = self.commands
         self.commands = {
-            name: Command(name=name, help=_says(home), rich_help_panel=panel)
+            name: Command(name=name, help=_help(home), rich_help_panel=panel)
             for panel, homes in PANELS.items()
             for name, home in homes.items()
         }
@@ -109,13 +109,13 @@ class LabkitGroup(TyperGroup):
             self.commands = loaded
 
 
-def _says(home: Home) -> str | None:
-    """The docstring of a command, from its source; the help of a group, whose module imports little."""
+def _help(home: Home) -> str | None:
+    """The docstring of a command, from its source; or the help of a group, whose module is quick to import."""
     for node in _source(home.module).body:
         if isinstance(node, ast.FunctionDef) and node.name == home.name:
             return ast.get_docstring(node)
-    says: str | None = getattr(import_module(f"labkit.cli.{home.module}"), home.name).info.help
-    return says
+    text: str | None = getattr(import_module(f"labkit.cli.{home.module}"), home.name).info.help
+    return text
 
 
 @cache
@@ -124,13 +124,13 @@ def _source(module: str) -> ast.Module:
 
 
 def _loaded(name: str, home: Home) -> Any:
-    found = getattr(import_module(f"labkit.cli.{home.module}"), home.name)
-    if not isinstance(found, typer.Typer):
+    target = getattr(import_module(f"labkit.cli.{home.module}"), home.name)
+    if not isinstance(target, typer.Typer):
         module, _, words = home.words.partition(":")
-        alone = typer.Typer(add_completion=False)
-        alone.command(name, cls=getattr(import_module(module), words), context_settings=dict(home.settings))(found)
-        found = alone
-    command = typer.main.get_command(found)
+        app = typer.Typer(add_completion=False)
+        app.command(name, cls=getattr(import_module(module), words), context_settings=dict(home.settings))(target)
+        target = app
+    command = typer.main.get_command(target)
     command.name = name
     return command
 
@@ -143,8 +143,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"labkit {__version__}")
         raise typer.Exit
 

@@ -37,7 +37,7 @@ MOST_OF_A_LINE = 1 << 20  # characters
 def chat(
     model: OrTrained = None,
     system: System = None,
-    new: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = NEW_OF_ANSWER,
+    new: Annotated[int, typer.Option(help="Most tokens of an answer.")] = NEW_OF_ANSWER,
     dtype: Precision = "stored",
     threads: Threads = None,
     temperature: Temperature = 0.0,
@@ -45,8 +45,9 @@ def chat(
     resident_gb: ResidentGb = None,
     offload: OffloadPath = None,
 ) -> None:
-    """Talk to a chat model, line by line, with the fused engine. /new begins a new conversation, /bye or Ctrl-D ends,
-    Ctrl-C stops an answer.
+    """Talk to a chat model, line by line, with the fused engine.
+
+    /new begins a new conversation, /bye or Ctrl-D ends the command, Ctrl-C stops an answer.
     """
     from labkit.conversation import ContextFullError, Conversation
     from labkit.models.chat_template import check_chat_template
@@ -67,7 +68,7 @@ def chat(
                 answer = conversation.say(line, write)
             except ContextFullError as error:
                 remark(f"{error} ({NEW})")
-            except UserError as error:  # of this message alone: the conversation stays
+            except UserError as error:  # concerns only this message: the conversation stays
                 remark(f"error: {error}")
             else:
                 typer.echo()
@@ -75,7 +76,7 @@ def chat(
 
 
 def _lines() -> Iterator[str]:
-    """What the user says, line by line, to the end of the input. Bytes that are no UTF-8 become lone surrogates."""
+    """The user's messages, line by line, until the input ends. Bytes that are not UTF-8 become lone surrogates."""
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     if not sys.stdin.isatty():
@@ -86,14 +87,14 @@ def _lines() -> Iterator[str]:
                 )
             yield line.strip()
         return
-    with suppress(ImportError):  # which gives input() its history and its arrow keys
+    with suppress(ImportError):  # readline gives input() a history and arrow keys
         import readline  # noqa: F401
     remark(f"{NEW} begins a new conversation, {BYE} or Ctrl-D ends, Ctrl-C stops an answer")
     while True:
         try:
             line = input("> ")
         except (EOFError, KeyboardInterrupt) as ended:
-            typer.echo()  # what follows begins on a line of its own
+            typer.echo()  # the next output begins on a new line
             if isinstance(ended, EOFError):
                 return
             raise
@@ -101,7 +102,7 @@ def _lines() -> Iterator[str]:
 
 
 def _summary(conversation: Conversation, answer: Answer) -> str:
-    """The speed of an answer, the length of the context, and what kept the model from saying more."""
+    """The speed of an answer, the length of the context, and why the answer ended early, if it did."""
     speed = "" if answer.tokens_per_s is None else f"{answer.tokens_per_s:.1f} tokens/s, "
     limit = "" if conversation.positions is None else f" of {conversation.positions}"
     return f"{speed}context {conversation.context}{limit} tokens{_cut(conversation, answer)}"
@@ -109,5 +110,5 @@ def _summary(conversation: Conversation, answer: Answer) -> str:
 
 def _cut(conversation: Conversation, answer: Answer) -> str:
     if conversation.context == conversation.positions:
-        return f": that was the model's last position, {NEW} begins a new conversation"
+        return f": the model has no positions left, {NEW} begins a new conversation"
     return {"stop": "", "length": ", cut off by --new", "interrupted": ", stopped"}[answer.ended]

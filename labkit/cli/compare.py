@@ -16,10 +16,10 @@ out = terminal()
 err = terminal(stderr=True)
 
 Ranks = Annotated[
-    int, typer.Option(help="Cut the candidate for as many ranks, of --threads threads each; the baseline is whole.")
+    int, typer.Option(help="Split the candidate over this many ranks, each of --threads threads; not the baseline.")
 ]
 Stages = Annotated[
-    int, typer.Option(help="Put the candidate's layers on as many stages; the baseline has as many threads in all.")
+    int, typer.Option(help="Spread the candidate's layers over this many stages; both sides have the same threads.")
 ]
 
 
@@ -29,33 +29,33 @@ def compare(
         str,
         typer.Option(
             help="hf-eager, hf-gemm, hf-static, hf-compile, hf-graph, accelerate, fused, fused-int8, fused-int4, "
-            "fused-int4-64, fused-int4-128, fused-stored, fused:PRECISION, with the model on the disk fused-streamed, "
-            "fused-streamed:PRECISION, hf-disk or accelerate-disk, with --pp hf-pipeline, on ranks fused-tp2 or "
-            "fused-pp2-naive, or a side of a peer (see `labkit peers`), such as llama.cpp."
+            "fused-int4-64, fused-int4-128, fused-stored, fused:PRECISION; with the model on the disk: fused-streamed, "
+            "fused-streamed:PRECISION, hf-disk, accelerate-disk; with --pp: hf-pipeline; on ranks: fused-tp2, "
+            "fused-pp2-naive; or a side of a peer (see `labkit peers`), such as llama.cpp."
         ),
     ] = "hf-eager",
-    candidate: Annotated[str, typer.Option(help="What is measured against the baseline.")] = "fused",
+    candidate: Annotated[str, typer.Option(help="The side that is compared with the baseline.")] = "fused",
     dtype: Dtype = "float32",
-    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    batch: Annotated[int, typer.Option(help="Sequences in a batch.")] = 1,
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
     threads: Threads = None,
     tp: Ranks = 1,
     pp: Stages = 1,
-    schedule: Annotated[str, typer.Option(help="Of the stages: queue, rounds, barrier or naive.")] = "queue",
+    schedule: Annotated[str, typer.Option(help="Schedule of the stages: queue, rounds, barrier or naive.")] = "queue",
     memory_gb: MemoryGb = None,
-    rounds: Annotated[int, typer.Option(help="Runs of each side, interleaved; the fewest, with --budget-s.")] = 7,
+    rounds: Annotated[int, typer.Option(help="Runs of each side, interleaved; with --budget-s at least.")] = 7,
     budget_s: Annotated[
-        float | None, typer.Option(help="Add rounds until it is decided, for so many seconds at most.")
+        float | None, typer.Option(help="Add rounds until there is a verdict, for this many seconds at most.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of random weights, prompts and the order of the runs.")] = 0,
-    question: Annotated[str, typer.Option(help="For a chat model: each side answers it once.")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of random weights, prompts and the order of the runs.")] = 0,
+    question: Annotated[str, typer.Option(help="A question for a chat model: each side answers it once.")] = "",
     wait_quiet: WaitQuiet = None,
     *,
     output: Output,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two ways to run a model, now: time per token, with intervals and the machine's limit."""
+    """Measure two ways to run a model, and tell which is faster, with intervals and the machine's limit."""
     from labkit.harness.compare.plan import Schedule
     from labkit.harness.compare.versus import compare_with_each, comparison_case
     from labkit.harness.results import save
@@ -74,12 +74,12 @@ def compare(
     )
     order = Schedule(rounds=rounds, budget_s=budget_s, seed=seed, wait_quiet_s=wait_quiet, question=question)
     with progress_bar(err) as follow:
-        (found,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=follow)
+        (comparison,) = compare_with_each((baseline,), candidate, case, order, output=output, progress=follow)
     if as_json:
-        typer.echo(json.dumps(found.as_dict()))
+        typer.echo(json.dumps(comparison.as_dict()))
     else:
-        out.print(found)
-    for remark in found.remarks:
-        if as_json or remark != found.trust().sentence:  # which stands below the table
+        out.print(comparison)
+    for remark in comparison.remarks:
+        if as_json or remark != comparison.trust().sentence:  # the table ends with this sentence
             err.print(f"note: {escape(remark)}", style="yellow", highlight=False)
-    save(found, output)  # last: whatever happens to the file, the result has been shown
+    save(comparison, output)  # last, so that the result is shown even if it cannot be saved

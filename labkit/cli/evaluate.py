@@ -22,11 +22,11 @@ def evaluate(
     dtype: Annotated[str | None, typer.Option(help=f"{PRECISIONS}; by default float32, or int8 with --quant.")] = None,
     quant: Annotated[
         str | None,
-        typer.Option(metavar="JSON", help='How weights are stored: {"weight": {"num_bits": 4, "group_size": 32}}.'),
+        typer.Option(metavar="JSON", help='Quantisation of weights: {"weight": {"num_bits": 4, "group_size": 32}}.'),
     ] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="Of the KV cache: int8, or the engine's own.")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="Type of the KV cache: int8, or the engine's own.")] = None,
     rows: Annotated[
-        int | None, typer.Option(help="Tokens that are read at a time. Default: a window, or as few as show rounding.")
+        int | None, typer.Option(help="Tokens in one step. Default: a window, or fewer if only these show rounding.")
     ] = None,
     against: Annotated[
         str, typer.Option(help="The reference: a precision of the engine, or vanilla (transformers in float32).")
@@ -34,31 +34,30 @@ def evaluate(
     text: Annotated[Path | None, typer.Option(help="A UTF-8 text file. Default: Python's help topics.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of the text, from its beginning.")] = 4096,
     window: Annotated[
-        int | None, typer.Option(help="Tokens that are read at once. Default: 512, or as many as model and text have.")
+        int | None, typer.Option(help="Tokens of a window. Default: 512, or the most that model and text allow.")
     ] = None,
-    stride: Annotated[int | None, typer.Option(help="From one window to the next. Default: a whole window.")] = None,
+    stride: Annotated[int | None, typer.Option(help="Tokens between window starts. Default: a window.")] = None,
     bos: Annotated[
         bool | None,
         typer.Option(
-            "--bos/--no-bos", help="A beginning-of-text token before every window. Default: as the tokenizer."
+            "--bos/--no-bos", help="A beginning-of-text token before every window. Default: as the tokenizer does."
         ),
     ] = None,
     threads: Threads = None,
-    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
     *,
     output: Output,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a precision costs in quality: perplexity on a text, and how far the model's answers move."""
+    """Measure what a precision costs in quality: perplexity on a text, and change of the model's answers."""
     from labkit.harness.evaluation.evaluate import evaluate as run_evaluation
     from labkit.harness.results import save
 
-    how = _read(quant)
     with progress_bar(err) as follow:
-        found = run_evaluation(
+        evaluation = run_evaluation(
             model,
             dtype=dtype,
-            quant=how,
+            quant=_read(quant),
             kv_dtype=kv_dtype,
             rows=rows,
             against=against,
@@ -73,19 +72,19 @@ def evaluate(
             progress=follow,
         )
     if as_json:
-        typer.echo(json.dumps(found.as_dict()))
+        typer.echo(json.dumps(evaluation.as_dict()))
     else:
-        out.print(found)
-    save(found, output)  # last: whatever happens to the file, the result has been shown
+        out.print(evaluation)
+    save(evaluation, output)  # last, so that the result is shown even if it cannot be saved
 
 
 def _read(quant: str | None) -> dict[str, Any] | None:
     if quant is None:
         return None
     try:
-        found = json.loads(quant)
+        options = json.loads(quant)
     except ValueError as error:
-        raise UserError(f"got --quant {quant!r}, which is no JSON ({error}); expected an object of options") from None
-    if not isinstance(found, dict):
-        raise UserError(f'got --quant {quant!r}, expected an object of options, as {{"lm_head": true}}')
-    return found
+        raise UserError(f"got --quant {quant!r}, which is not JSON ({error}); expected an object of options") from None
+    if not isinstance(options, dict):
+        raise UserError(f'got --quant {quant!r}, expected an object of options, such as {{"lm_head": true}}')
+    return options

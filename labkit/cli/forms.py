@@ -1,4 +1,4 @@
-"""In which form tables are shown, and what people see of each. Loads no pandas: the command line begins here."""
+"""The forms of tables, and the columns that people see. Does not import pandas: the command line begins here."""
 
 from __future__ import annotations
 
@@ -18,20 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shown:
-    """What people see of a table: its columns, its title, and in which columns names of kernels are shortened. Or,
-    instead of the columns, one sentence for each row, which the function `sentence` of the module `sentences` says.
-    `of_ranks`: it says what a rank did, so its rank is shown even where it is the only one.
-    """
+    """How people see a table."""
 
     columns: tuple[str, ...]
     title: str
-    kernels: tuple[str, ...] = ()
-    sentences: str = ""
-    of_ranks: bool = False
+    kernels: tuple[str, ...] = ()  # columns whose kernel names are shortened
+    sentences: str = ""  # a module whose function `sentence` makes one sentence per row, shown instead of the columns
+    of_ranks: bool = False  # rows are about ranks, so the rank is shown even if there is only one
 
     def lines(self, frame: pd.DataFrame) -> list[str]:
-        say = import_module(self.sentences).sentence
-        return [f"{number}. {say(row)}" for number, row in enumerate(frame.to_dict("records"), 1)]
+        sentence = import_module(self.sentences).sentence
+        return [f"{number}. {sentence(row)}" for number, row in enumerate(frame.to_dict("records"), 1)]
 
 
 class Form(StrEnum):
@@ -42,16 +39,16 @@ class Form(StrEnum):
     PARQUET = "parquet"
 
     @classmethod
-    def of(cls, *, output: Path | None, inputs: Iterable[Path], **wanted: bool) -> Form:
-        """The one form that is wanted. UserError for two, for a form that needs a file without one, and for a file that
-        is one of the inputs.
+    def of(cls, *, output: Path | None, inputs: Iterable[Path], **options: bool) -> Form:
+        """The form that the options select. UserError for two forms, for a form that needs a file without one, and for
+        an output file that is one of the inputs.
         """
-        asked = [name for name, on in wanted.items() if on]
-        if len(asked) > 1:
-            raise UserError(f"got {' and '.join(f'--{name}' for name in asked)}; give one of them")
-        form = cls(asked[0]) if asked else cls.TERMINAL
+        names = [name for name, on in options.items() if on]
+        if len(names) > 1:
+            raise UserError(f"got {' and '.join(f'--{name}' for name in names)}; give one of them")
+        form = cls(names[0]) if names else cls.TERMINAL
         if form is cls.PARQUET and output is None:
-            raise UserError("got --parquet without --output; a file of bytes needs a name: add --output NAME.parquet")
+            raise UserError("got --parquet without --output; a binary file needs a name: add --output NAME.parquet")
         if form is cls.TERMINAL and output is not None:
             raise UserError(f"got --output {output} without a form; add --json, --csv, --markdown or --parquet")
         if output is not None:

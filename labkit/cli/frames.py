@@ -1,7 +1,7 @@
 """Frames for people and for programs: tables that fit a terminal, Markdown, JSON.
 
-The unit of a column is the end of its name, and people see it in the column's title: `total_ns` becomes "total ms" or
-"total µs". Programs get the columns as they are.
+The name of a column ends with its unit, which people see in the title: `total_ns` becomes "total ms" or "total µs".
+Programs get the columns unchanged.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from labkit.nsys.tables.kernel_names import cut
 from labkit.system.markdown import as_text
 from labkit.system.shown import shown
 
-NAMES = (  # columns of texts that may be cut
+NAMES = (  # text columns that may be cut
     *("name", "awaited", "next", "before", "path", "evidence", "shapes"),
     *("Name", "Range", "NVTX Range", "Kernel Name", "Operation"),
 )
-COMPARED = ("a_ns", "b_ns", "difference_ns")  # have one unit
-BY_UNIT = ("a_unit_ns", "b_unit_ns", "unit_difference_ns")  # have one unit
-PER_EVENT = ("avg_ns", "median_ns", "p95_ns", "min_ns", "max_ns")  # have one unit
+# Groups of columns that share one unit.
+COMPARED = ("a_ns", "b_ns", "difference_ns")
+BY_UNIT = ("a_unit_ns", "b_unit_ns", "unit_difference_ns")
+PER_EVENT = ("avg_ns", "median_ns", "p95_ns", "min_ns", "max_ns")
 NARROWEST = 16
-TimeUnit = tuple[str, float, int]  # its name, in nanoseconds, and how many digits are shown
+TimeUnit = tuple[str, float, int]  # name, nanoseconds, digits to show
 TITLES = {
     "bytes": "moved",
     "gb_s": "GB/s",
@@ -63,13 +64,13 @@ TITLES = {
 
 
 def terminal_table(frame: pd.DataFrame, columns: Sequence[str], width: int, title: str = "") -> Table:
-    """The columns of a frame as a table of this width, if its numbers leave the names room enough."""
+    """The columns of a frame as a table of this width, unless the numbers leave too little room for the names."""
     titles, cells = _written(frame, columns)
     texts = [name for name in columns if name in NAMES]
     needed = {name: max(_narrowest(titles[name], name in texts), *map(len, cells[name])) for name in columns}
     left = width - 1 - sum(3 + needed[name] for name in columns if name not in texts)
     waiting = sorted(texts, key=needed.__getitem__)
-    while waiting:  # what a short one does not need, longer ones get
+    while waiting:  # short texts leave their room to longer ones
         name = waiting[0]
         needed[name] = min(needed[name], max(left // len(waiting) - 3, NARROWEST))
         left -= needed[waiting.pop(0)] + 3
@@ -98,19 +99,19 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The whole frame as JSON has it: null where there is no value."""
+    """The rows of the whole frame as JSON objects; a missing value is null."""
     return json.loads(frame.to_json(orient="records"))
 
 
 def fit(console: Console) -> int:
-    """The width that tables may take."""
+    """The width available to tables."""
     return max(console.width, 40)
 
 
 def _written(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[Mapping[str, str], Mapping[str, list[str]]]:
     titles, cells = {}, {}
     units = {
-        name: _time_unit(frame[[each for each in group if each in columns]].to_numpy(float, na_value=0.0))
+        name: _time_unit(frame[[member for member in group if member in columns]].to_numpy(float, na_value=0.0))
         for group in (PER_EVENT, COMPARED, BY_UNIT)
         for name in group
     }
@@ -120,18 +121,18 @@ def _written(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[Mapping[str, 
 
 
 def _column(name: str, values: pd.Series, unit_of_group: TimeUnit | None) -> tuple[str, list[str]]:
-    """A column's title with its unit, and its cells; "" where there is no value."""
+    """A column's title with its unit, and its cells; the cell of a missing value is ""."""
     title, unit, form = TITLES.get(name, _words(name)), "", None
     if name.endswith("_ns"):
         unit, scale, digits = unit_of_group or _time_unit(values.to_numpy(float, na_value=0.0))
-        form = lambda each: f"{each / scale:,.{digits}f}"  # noqa: E731
+        form = lambda value: f"{value / scale:,.{digits}f}"  # noqa: E731
     elif name in ("change", "unit_change"):
         form = "{:+.1%}".format
     elif name.endswith(("share", "hidden")):
         form = "{:.1%}".format
     elif name == "bytes":
         unit, scale = _byte_unit(values)
-        form = lambda each: f"{each / scale:,.1f}"  # noqa: E731
+        form = lambda value: f"{value / scale:,.1f}"  # noqa: E731
     elif name.endswith("(%)"):
         form = "{:.1f}".format
     elif pd.api.types.is_float_dtype(values):
@@ -139,12 +140,12 @@ def _column(name: str, values: pd.Series, unit_of_group: TimeUnit | None) -> tup
     elif _is_numeric(values):
         form = "{:,}".format
     else:
-        form = lambda each: shown(str(each))  # noqa: E731
-    return f"{title} {unit}".strip(), ["" if pd.isna(each) else form(each) for each in values.tolist()]
+        form = lambda value: shown(str(value))  # noqa: E731
+    return f"{title} {unit}".strip(), ["" if pd.isna(value) else form(value) for value in values.tolist()]
 
 
 def _three_digits(value: float) -> str:
-    """At least three digits that count, and all of those before the point."""
+    """The value with at least three significant digits, and all digits before the point."""
     return f"{value:,.{max(0, 2 - int(np.floor(np.log10(abs(value)))))}f}" if abs(value) >= 1e-3 else f"{value:.3g}"
 
 
@@ -173,7 +174,7 @@ def _byte_unit(values: pd.Series) -> tuple[str, float]:
 
 
 def _narrowest(title: str, whole: bool) -> int:
-    """The width of a title, or, where it may be broken into lines, of its longest word."""
+    """The width of a title, or of its longest word if the title may be broken into lines."""
     return max(map(len, [title] if whole else title.split(" ")), default=1)
 
 

@@ -1,4 +1,4 @@
-"""`labkit generate`: one answer of a chat model, or a text that any model continues."""
+"""`labkit generate`: one answer of a chat model, or the continuation of a text by any model."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ NEW_OF_TEXT = 64
 def generate(
     prompt: Annotated[str, typer.Option(help="The message to answer, or the text to continue.")],
     model: OrTrained = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, whatever the model.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as plain text, even with a chat model.")
+    ] = False,
     system: System = None,
     new: Annotated[
         int | None,
         typer.Option(
-            help=f"Tokens to generate at most. Default: {NEW_OF_ANSWER} of an answer, {NEW_OF_TEXT} of a text."
+            help=f"Most tokens to generate. Default: {NEW_OF_ANSWER} for an answer, {NEW_OF_TEXT} for a text."
         ),
     ] = None,
     dtype: Precision = "stored",
@@ -49,8 +51,9 @@ def generate(
     resident_gb: ResidentGb = None,
     offload: OffloadPath = None,
 ) -> None:
-    """Answer a prompt with the fused engine, printing the text as it comes. A model without a chat template continues
-    the prompt.
+    """Answer a prompt with the fused engine, printing the text as it is generated.
+
+    A model without a chat template continues the prompt.
     """
     source = find_model(model, dtype=dtype, threads=threads, new=new, temperature=temperature, seed=seed)
     answers = source.tokenizer.chat_template is not None and not raw
@@ -59,26 +62,26 @@ def generate(
     if system is not None and not answers:
         raise UserError("got --system for a text to continue; leave it out, or use a chat model without --raw")
     engine = load_engine(source, dtype=dtype, seed=seed, resident_gb=resident_gb, offload=offload)
-    how = sampling(temperature)
+    options = sampling(temperature)
     if answers:
         from labkit.conversation import Conversation
 
-        conversation = Conversation(engine, source.tokenizer, system=system, new=new or NEW_OF_ANSWER, **how)
+        conversation = Conversation(engine, source.tokenizer, system=system, new=new or NEW_OF_ANSWER, **options)
         answer = conversation.say(prompt, write)
     else:
-        answer = _continued(engine, source, prompt, new=new or NEW_OF_TEXT, **how)
+        answer = _continued(engine, source, prompt, new=new or NEW_OF_TEXT, **options)
     typer.echo()
     _show_speed(engine, answer)
 
 
-def _continued(engine: InferenceEngine, source: ModelSource, prompt: str, *, new: int, **how: Any) -> Answer:
+def _continued(engine: InferenceEngine, source: ModelSource, prompt: str, *, new: int, **options: Any) -> Answer:
     from labkit.conversation import speak
     from labkit.conversation.answer import stop_tokens
     from labkit.harness.compare.plan import check_positions
 
     ids = source.tokenizer(prompt, return_tensors="pt")["input_ids"]
     check_positions(engine.model_config, ids.shape[1], new)
-    return speak(engine, source.tokenizer, ids, write, new=new, stops=stop_tokens(engine), with_prompt=True, **how)
+    return speak(engine, source.tokenizer, ids, write, new=new, stops=stop_tokens(engine), with_prompt=True, **options)
 
 
 def _show_speed(engine: InferenceEngine, answer: Answer) -> None:

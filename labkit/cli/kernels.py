@@ -24,28 +24,28 @@ def kernels(
     call: typer.Context,
     op: Annotated[
         list[str] | None,
-        typer.Option(help="qkv, attention, attn_out, mlp, mlp_out or residual, may be given again; or all_reduce."),
+        typer.Option(help="qkv, attention, attn_out, mlp, mlp_out or residual, may be repeated; or all_reduce."),
     ] = None,
     impl: Annotated[str, typer.Option(help="cpp, or triton on a GPU.")] = "cpp",
     model: Annotated[str, typer.Option(help="The shape of a layer: a preset or a checkpoint folder.")] = "gpt2",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
-    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
-    context: Annotated[int, typer.Option(help="Tokens in the KV cache of each.")] = 128,
+    batch: Annotated[int, typer.Option(help="Sequences in a batch.")] = 1,
+    context: Annotated[int, typer.Option(help="Tokens of each sequence in the KV cache.")] = 128,
     threads: Threads = None,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
-    ranks: Annotated[int, typer.Option(help="Processes that all_reduce sums over, on a core each.")] = 2,
+    ranks: Annotated[int, typer.Option(help="Processes that all_reduce sums over, each on one core.")] = 2,
     wait_quiet: WaitQuiet = None,
     *,
     output: Output,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the fused regions of a layer against the unfused ops, one by one, or the sums over ranks."""
+    """Measure each fused region of a layer against its unfused ops, or the sums over ranks."""
     sums = op is not None and "all_reduce" in op
-    if given := [name for name in (OF_REGIONS if sums else OF_SUMS) if _is_given(call, name)]:
+    if useless := [name for name in (OF_REGIONS if sums else OF_SUMS) if _is_given(call, name)]:
         expected = (
             "all_reduce runs no model: leave it out" if sums else "only --op all_reduce runs on ranks: leave it out"
         )
-        raise UserError(f"got {', '.join(f'--{name}' for name in given)}; {expected}")
+        raise UserError(f"got {', '.join(f'--{name}' for name in useless)}; {expected}")
     if op and sums:
         _all_reduce(op, ranks, rounds, wait_quiet, output, as_json)
         return
@@ -67,7 +67,7 @@ def kernels(
             threads=threads,
         )
     _show(rows, region_table, as_json)
-    save_regions(rows, output)  # last: whatever happens to the file, the result has been shown
+    save_regions(rows, output)  # last, so that the result is shown even if it cannot be saved
 
 
 def _all_reduce(ops: list[str], ranks: int, rounds: int, wait_quiet: float | None, output: Path, as_json: bool) -> None:
@@ -75,7 +75,7 @@ def _all_reduce(ops: list[str], ranks: int, rounds: int, wait_quiet: float | Non
     from labkit.harness.exchange.table import exchange_table
 
     if others := sorted(set(ops) - {"all_reduce"}):
-        raise UserError(f"got --op all_reduce beside {', '.join(others)}, expected it alone: it runs on several ranks")
+        raise UserError(f"got --op all_reduce with {', '.join(others)}, expected it alone: it runs on several ranks")
     with progress_bar(err) as follow:
         rows = measure_exchange(ranks, rounds=rounds, wait_quiet_s=wait_quiet, output=output, progress=follow)
     _show(rows, exchange_table, as_json)

@@ -13,11 +13,11 @@ from labkit.cli.words import Command
 from labkit.system.output_folder import RUNS
 from labkit.system.shown import shown
 
-MORE = "labkit.more"  # where the words behind -- are kept
+MORE = "labkit.more"  # key of the words after --
 
 
 class LabCommand(Command):
-    """A command that takes a folder, if any, before `--`, and words for another program behind it."""
+    """A command that takes an optional folder, then `--` and words for another program."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -30,20 +30,21 @@ def lab(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Of the copies to work in, which are made where they are missing.",
+            help="Folder of the copies to work in. Missing copies are made.",
             default_factory=lambda: Path(RUNS, "notebooks"),
             show_default="runs/notebooks",
         ),
     ],
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser: print the address alone.")] = False,
-    port: Annotated[int | None, typer.Option(help="Of the server; by default 8888, or the next that is free.")] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address, open no browser.")] = False,
+    port: Annotated[int | None, typer.Option(help="Port of the server; by default 8888, or the next free one.")] = None,
     ip: Annotated[
         str | None, typer.Option(help="Address that the server listens on; by default this machine's.")
     ] = None,
 ) -> None:
-    """Open copies of the notebooks in JupyterLab, live; what follows -- goes to `jupyter lab`. Ctrl-C ends it.
+    """Open copies of the notebooks in JupyterLab.
 
-    A copy that you changed or ran is left alone; the others follow labkit's own.
+    A copy that you changed or ran stays; other copies are updated to labkit's own. Words after -- go to `jupyter lab`.
+    Ctrl-C ends it.
     """
     from labkit.notebooks.copies import copy_notebooks
     from labkit.notebooks.lab import lab_command

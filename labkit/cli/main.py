@@ -1,4 +1,4 @@
-"""The `labkit` command. Ctrl-C ends it with exit code 130 from its first moment on, while libraries load, too."""
+"""The `labkit` command. Ctrl-C ends it with exit code 130 at any time, even while libraries load."""
 
 from __future__ import annotations
 

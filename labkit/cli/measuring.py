@@ -1,4 +1,4 @@
-"""What the commands that measure have in common: their options, and the order of their last steps."""
+"""Options that the measuring commands share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAIT_S = 300.0
 
 
 def output_option(help: str, file: str = "") -> Any:
-    """`--output`, by default `runs`, or a file of this name in it: looked up when the command runs."""
+    """The option `--output`: by default `runs`, or `file` in it, looked up when the command runs."""
     shown = Path(str(RUNS), file).as_posix()
     return typer.Option(help=help, default_factory=lambda: Path(RUNS, file), show_default=shown)
 
@@ -31,36 +31,36 @@ PRECISIONS = "float32, bfloat16, float16, int8, int4-32, int4-64+head, stored, â
 Precision = Annotated[str, typer.Option(help=PRECISIONS)]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 MemoryGb = Annotated[
-    float | None, typer.Option(help="GB of memory for each side beside what it imports; by default no limit.")
+    float | None, typer.Option(help="GB of memory for each side, without its imports; by default no limit.")
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; by default one per core.")]
-Output = Annotated[Path, output_option("Folder for what was measured, as JSON lines.")]
+Output = Annotated[Path, output_option("Folder for the results, as JSON lines.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 WaitQuiet = Annotated[
     float | None,
     typer.Option(
         "--wait-quiet",
         metavar="[SECONDS]",
-        help="Wait until other programs leave the processors alone, 300 seconds at most if no number follows.",
+        help="Wait until other programs leave the processors idle, 300 seconds at most if no number follows.",
     ),
 ]
 
 
 class MeasuringCommand(Command):
-    """A command whose `--wait-quiet` may stand without its number of seconds, which typer's options cannot."""
+    """A command whose `--wait-quiet` may omit its number of seconds, which typer does not support."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _with_seconds(args))
 
 
 def _with_seconds(arguments: list[str]) -> list[str]:
-    """The arguments with a number behind every `--wait-quiet`."""
-    found = []
+    """The arguments with a number after every `--wait-quiet`."""
+    complete = []
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
-        found.append(argument)
+        complete.append(argument)
         if argument == "--wait-quiet" and not _is_number(following):
-            found.append(str(WAIT_S))
-    return found
+            complete.append(str(WAIT_S))
+    return complete
 
 
 def _is_number(text: str) -> bool:

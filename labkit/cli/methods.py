@@ -24,27 +24,29 @@ def bench_methods(
     model: Model,
     methods: Annotated[
         str,
-        typer.Option(help="Sides of `labkit compare`, -tp2 behind those on two ranks, accelerate-int8; with commas."),
+        typer.Option(help="Sides of `labkit compare` (with -tp2: on two ranks) and accelerate-int8, with commas."),
     ] = "hf-eager,accelerate,accelerate-int8,fused,fused-tp2,fused-int8,fused-streamed",
-    batch: Annotated[str, typer.Option(help="Sequences at once: numbers with commas.")] = "1,2,4",
+    batch: Annotated[str, typer.Option(help="Batch sizes: numbers with commas.")] = "1,2,4",
     dtype: Dtype = "float32",
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 100,
     memory_gb: MemoryGb = None,
     threads: Threads = None,
-    rounds: Annotated[int, typer.Option(help="Timed calls of each method and batch size, behind one that is not.")] = 6,
-    seed: Annotated[int, typer.Option(help="Of random weights and prompts.")] = 0,
+    rounds: Annotated[int, typer.Option(help="Timed calls for each method and batch size, after one untimed.")] = 6,
+    seed: Annotated[int, typer.Option(help="Seed of random weights and prompts.")] = 0,
     scratch: Annotated[
         Path | None,
-        typer.Option(help="Folder for models that methods read as they run. Default: that for temporary files."),
+        typer.Option(help="Folder for models that are read during a run. Default: the folder for temporary files."),
     ] = None,
     page: Annotated[Path | None, typer.Option(help="File for the tables as Markdown.")] = None,
     wait_quiet: WaitQuiet = None,
     *,
-    output: Annotated[Path, output_option("File of JSON lines; what it has is not measured again.", "methods.jsonl")],
+    output: Annotated[
+        Path, output_option("File of JSON lines; cells that it has are not measured again.", "methods.jsonl")
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Measure ways to run a model on several batch sizes, as the articles about BLOOM do, beside their table."""
+    """Measure several ways to run a model at several batch sizes, next to the table of the articles about BLOOM."""
     from labkit.harness.methods.bench import bench_methods as run_bench
 
     check_two_outputs(page=page, output=output)
@@ -55,7 +57,7 @@ def bench_methods(
             model,
             output=output,
             methods=_listed(methods),
-            batches=[_number(each) for each in _listed(batch)],
+            batches=[_number(size) for size in _listed(batch)],
             dtype=dtype,
             prompt=prompt,
             new=new,
@@ -77,7 +79,7 @@ def bench_methods(
 
 
 def _listed(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",") if each.strip()]
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def _number(text: str) -> int:

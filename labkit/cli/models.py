@@ -11,12 +11,12 @@ from labkit.system.terminal import terminal
 
 out = terminal()
 
-# Ends the name of every architecture. Without it the table fits a terminal of 80 columns.
+# The end of every architecture's name. Without it the table fits a terminal of 80 columns.
 HEADS = re.compile("(ForCausalLM|LMHeadModel)$")
 
 
 def models() -> None:
-    """List the presets: the shapes that `compare` and `generate` know by name."""
+    """List the presets: model shapes that the commands know by name."""
     table = Table(Column("name", no_wrap=True), Column("family", no_wrap=True))
     for column in PresetSize._fields[1:]:
         table.add_column(column, justify="right", no_wrap=True)

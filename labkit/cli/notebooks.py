@@ -14,7 +14,7 @@ from labkit.system.terminal import terminal
 
 out = terminal()
 
-notebooks = typer.Typer(help="The notebooks that labkit brings along: list them, copy them.")
+notebooks = typer.Typer(help="List or copy the notebooks that labkit includes.")
 
 
 @notebooks.callback(invoke_without_command=True)
@@ -25,7 +25,7 @@ def bare(call: typer.Context) -> None:
 
 @notebooks.command("list")
 def list_notebooks() -> None:
-    """Name the notebooks, for `labkit run NAME`, with the question of each."""
+    """List the notebooks with their names, for `labkit run NAME`, and their questions."""
     from labkit.notebooks.carried import carried_notebooks, title
 
     table = Table(Column("name", no_wrap=True), "question")
@@ -35,8 +35,8 @@ def list_notebooks() -> None:
 
 
 @notebooks.command("copy")
-def copy(folder: Annotated[Path, typer.Argument(help="Where to; it need not be there.")]) -> None:
-    """Copy the notebooks into a folder. One that you changed or ran there is left alone."""
+def copy(folder: Annotated[Path, typer.Argument(help="Folder for the copies; made if missing.")]) -> None:
+    """Copy the notebooks into a folder. A copy that you changed or ran there stays."""
     from labkit.notebooks.copies import copy_notebooks
 
     typer.echo(shown(str(copy_notebooks(folder))))

@@ -14,7 +14,7 @@ from labkit.system.terminal import terminal
 out = terminal()
 err = terminal(stderr=True)
 
-peers = typer.Typer(help="Other runtimes to measure against: list them, install one.")
+peers = typer.Typer(help="List or install other runtimes to compare with.")
 
 
 @peers.callback(invoke_without_command=True)
@@ -25,44 +25,44 @@ def bare(call: typer.Context) -> None:
 
 @peers.command("list")
 def list_peers() -> None:
-    """Say which peers are installed, where, which sides each gives, and why one cannot be used."""
+    """List the peers: version, sides, folder, and why a peer cannot be used."""
     from labkit.harness.compare.peers.folder import installed
     from labkit.harness.compare.peers.table import PEERS
 
     columns = (Column(name, no_wrap=True) for name in ("peer", "version"))
     table = Table(*columns, "sides", Column("folder, or what is missing", overflow="fold"))
     for name, peer in PEERS.items():
-        found, missing, packages = installed(name), peer.unavailable(), peer.packages()
-        where = missing or str(packages if found is None or packages != found.packages else found.path)
-        version = found.version if found is not None and packages == found.packages else ""
+        present, missing, packages = installed(name), peer.unavailable(), peer.packages()
+        where = missing or str(packages if present is None or packages != present.packages else present.path)
+        version = present.version if present is not None and packages == present.packages else ""
         table.add_row(name, version, ", ".join(peer.sides), escape(where), style="dim" if missing else None)
     out.print(table)
 
 
 @peers.command("install")
 def install_peer(
-    name: Annotated[str, typer.Argument(help="As `labkit peers list` has it.")],
-    again: Annotated[bool, typer.Option("--again", help="Install it anew where it is installed already.")] = False,
+    name: Annotated[str, typer.Argument(help="A name from `labkit peers list`.")],
+    again: Annotated[bool, typer.Option("--again", help="Install it again even if it is installed.")] = False,
 ) -> None:
     """Download a peer, or compile it for this machine, into a folder of its own."""
     from labkit.harness.compare.peers.folder import installed
     from labkit.harness.compare.peers.install import install
     from labkit.harness.compare.peers.table import peer_named
 
-    peer, said = peer_named(name), ""
+    peer, last_label = peer_named(name), ""
     before = installed(name)
     with progress_bar(err) as bar:
 
         def follow(done: float, total: float, label: str) -> None:
-            nonlocal said
-            if label != said:
+            nonlocal last_label
+            if label != last_label:
                 err.print(escape(label), highlight=False, soft_wrap=True)
-                said = label
+                last_label = label
             bar(done, total, label)
 
-        found = install(peer, again=again, progress=follow)
-    already = " already; --again installs it anew" if found == before and not again else ""
-    out.print(f"{name} {found.version} is installed{already}: {found.path}", soft_wrap=True, markup=False)
+        present = install(peer, again=again, progress=follow)
+    already = " already; --again installs it anew" if present == before and not again else ""
+    out.print(f"{name} {present.version} is installed{already}: {present.path}", soft_wrap=True, markup=False)
     if missing := peer.unavailable():
         err.print(f"note: {escape(missing)}", style="yellow", highlight=False, soft_wrap=True)
     out.print(f"labkit compare MODEL --baseline {' or '.join(peer.sides)}", soft_wrap=True, markup=False)

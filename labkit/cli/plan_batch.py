@@ -23,22 +23,22 @@ def plan_batch(
     dtype: Precision = "bfloat16",
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
-    slots: Annotated[int, typer.Option(help="Layers in memory at a time, of those that are read.")] = 3,
+    slots: Annotated[int, typer.Option(help="Offloaded layers that are in memory at a time.")] = 3,
     threads: Threads = None,
     path: Annotated[
-        Path | None, typer.Option(help="Folder on the disk that layers are read from. Default: labkit's for caches.")
+        Path | None, typer.Option(help="Folder on the disk for offloaded layers. Default: labkit's cache.")
     ] = None,
-    disk_gb_s: Annotated[float | None, typer.Option(help="The rate of another disk. Default: this one's.")] = None,
-    gflops: Annotated[float | None, typer.Option(help="GFLOP/s of another processor. Default: this one's.")] = None,
+    disk_gb_s: Annotated[float | None, typer.Option(help="GB/s of another disk. Default: probe this one.")] = None,
+    gflops: Annotated[float | None, typer.Option(help="GFLOP/s of another processor. Default: probe this one.")] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Generate with growing batches until one gives no more tokens per second.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of random weights and prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random weights and prompts.")] = 0,
     *,
     output: Output,
     as_json: AsJson = False,
 ) -> None:
-    """Say what batch pays where weights are streamed from a disk: the largest that fits, and the one that pays most."""
+    """Choose a batch size for weights that are streamed from a disk: the largest that fits, and the fastest."""
     from labkit.harness.results import save
     from labkit.harness.streaming.make import plan_streaming
     from labkit.harness.streaming.measured import measured_plan
@@ -46,7 +46,7 @@ def plan_batch(
     from labkit.system.output_folder import check_output_folder
 
     if measure and (disk_gb_s is not None or gflops is not None):
-        raise UserError("got --measure beside the rates of another machine; expected --measure or these, not both")
+        raise UserError("got --measure with the rates of another machine; expected --measure or the rates, not both")
     check_output_folder(output)
     with progress_bar(err) as follow:
         follow(0, 1, "probing the disk and the processor")
@@ -70,4 +70,4 @@ def plan_batch(
     else:
         for table in (predicted_table, *((measured_table,) if plan.points else ()), trade_table):
             out.print(table(plan))
-    save(plan, output)  # last: whatever happens to the file, the result has been shown
+    save(plan, output)  # last, so that the result is shown even if it cannot be saved

@@ -19,12 +19,12 @@ err = terminal(stderr=True)
 
 def run(
     context: typer.Context,
-    notebook: Annotated[Path, typer.Argument(help="A file, or a name as `labkit notebooks` lists it.")],
+    notebook: Annotated[Path, typer.Argument(help="A file, or a name from `labkit notebooks`.")],
     *,
     output: Annotated[Path, output_option("Folder for the executed notebook and its HTML report.")],
     timeout: Annotated[float | None, typer.Option(help="Seconds that a cell may take; by default no limit.")] = None,
 ) -> None:
-    """Execute a notebook with parameters, each given as `-p NAME VALUE`, and write one HTML report."""
+    """Execute a notebook with parameters (`-p NAME VALUE` each), and write an HTML report."""
     from labkit.notebooks import run_notebook
 
     parameters = _pairs(context.args)
@@ -39,10 +39,10 @@ def run(
 
 
 def _pairs(arguments: list[str]) -> dict[str, str]:
-    """`-p NAME VALUE` repeated; ValueError shows what was expected where something else stands."""
+    """The parameters from repeated `-p NAME VALUE`. ValueError for anything else."""
     pairs: dict[str, str] = {}
-    for at in range(0, len(arguments), 3):
-        flag, *pair = arguments[at : at + 3]
+    for start in range(0, len(arguments), 3):
+        flag, *pair = arguments[start : start + 3]
         if flag not in ("-p", "--parameters") or len(pair) != 2:
             raise UserError(f"got {' '.join([flag, *pair])!r}, expected -p NAME VALUE")
         if pair[0] in pairs:

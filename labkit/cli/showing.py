@@ -1,4 +1,4 @@
-"""Where tables go: the terminal, or a file or pipe."""
+"""Shows tables in the terminal, or writes them to a file or a pipe."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def show(
 ) -> None:
     """Shows tables by name, each with at most `top` rows (None: TOP for people, all for programs; 0: all).
 
-    `about`: what programs get beside the tables; its "remarks", "skipped" and "unread" are said to people on stderr.
+    `about`: facts that programs get with the tables; people see its "remarks", "skipped" and "unread" on stderr.
     """
     limit = (TOP if form in (Form.TERMINAL, Form.MARKDOWN) else 0) if top is None else top
     kept = {name: frame.head(limit) if limit else frame for name, (_, frame) in tables.items()}
@@ -63,7 +63,7 @@ def show(
     else:
         text = _text(tables, people if form is Form.MARKDOWN else kept, form, about)
         if output is None:
-            typer.echo(shown_lines(text) if out.is_terminal else text)  # programs get names as they are
+            typer.echo(shown_lines(text) if out.is_terminal else text)  # programs get names unchanged
         else:
             write_whole(output, text + "\n")
             out.print(str(output), soft_wrap=True)
@@ -81,8 +81,8 @@ def _text(
         return json.dumps({**about, **{name: rows(frame) for name, frame in kept.items()}})
     if form is Form.CSV:
         several = len(kept) > 1
-        told = ((f"{name}\n" if several else "") + csv_text(frame) for name, frame in kept.items())
-        return "\n".join(told).rstrip("\n")
+        texts = ((f"{name}\n" if several else "") + csv_text(frame) for name, frame in kept.items())
+        return "\n".join(texts).rstrip("\n")
     titled = (
         f"### {shown.title}\n\n"
         + (
@@ -101,7 +101,7 @@ def _brief(frame: pd.DataFrame, shown: Shown) -> pd.DataFrame:
 
 
 def _present(shown: Shown, frame: pd.DataFrame) -> list[str]:
-    """The columns that say something: those of one rank, or without any value, are left out."""
+    """The columns with information: a rank or device that is the same in all rows, and empty columns, are left out."""
     places = () if shown.of_ranks else ("rank", "device")
     return [
         name
@@ -111,7 +111,7 @@ def _present(shown: Shown, frame: pd.DataFrame) -> list[str]:
 
 
 def _numbered(frame: pd.DataFrame, columns: list[str], ranks_known: bool) -> tuple[pd.DataFrame, list[str]]:
-    """The frame and its columns under the names that people see: a process is no rank where nothing says so."""
+    """The frame and its columns under the names that people see: "process" instead of "rank" if ranks are not known."""
     if ranks_known or "rank" not in columns:
         return frame, columns
     named = frame[columns].rename(columns={"rank": "process"})
@@ -119,7 +119,7 @@ def _numbered(frame: pd.DataFrame, columns: list[str], ranks_known: bool) -> tup
 
 
 def _write_parquet(kept: Mapping[str, pd.DataFrame], output: Path) -> None:
-    """One file, or for several tables a folder with a file for each."""
+    """Writes one file, or for several tables a folder with a file for each."""
     files = {output: next(iter(kept.values()))} if len(kept) == 1 else {}
     files |= {output / f"{name}.parquet": frame for name, frame in kept.items()} if not files else {}
     for path, frame in files.items():
@@ -128,9 +128,9 @@ def _write_parquet(kept: Mapping[str, pd.DataFrame], output: Path) -> None:
         out.print(str(path), soft_wrap=True)
 
 
-def _say_cut(shown: int, there: int) -> None:
-    if shown < there:
-        err.print(f"{shown} of {there:,} rows; --top 0 shows all", style="dim")
+def _say_cut(shown: int, total: int) -> None:
+    if shown < total:
+        err.print(f"{shown} of {total:,} rows; --top 0 shows all", style="dim")
 
 
 def _say(about: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the commands that generate text have in common: their options, and how they find and load a model."""
+"""Options of the commands that generate text, and how these commands find and load a model."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 
 NEW_OF_ANSWER = 512
 
-System = Annotated[str | None, typer.Option(help="What a chat model is told before the first message.")]
+System = Annotated[str | None, typer.Option(help="System prompt of a chat model.")]
 Temperature = Annotated[float, typer.Option(help="0: greedy; else sampling.")]
 ResidentGb = Annotated[
     float | None,
     typer.Option(help="GB of memory for weights; layers that do not fit are read from the disk for every token."),
 ]
 OffloadPath = Annotated[
-    Path | None, typer.Option("--offload", help="Folder on the disk for these layers. Default: labkit's cache.")
+    Path | None, typer.Option("--offload", help="Folder on the disk for offloaded layers. Default: labkit's cache.")
 ]
-Seed = Annotated[int, typer.Option(help="Of random weights and of sampling.")]
+Seed = Annotated[int, typer.Option(help="Seed of random weights and of sampling.")]
 
 err = terminal(stderr=True)
 
 
 def remark(text: str) -> None:
-    """A dim line on stderr."""
+    """Prints a dim line on stderr."""
     err.print(escape(text), style="dim", highlight=False, soft_wrap=True)
 
 
 def write(text: str) -> None:
-    """Text of a model, at once on stdout."""
+    """Writes text of a model to stdout at once."""
     typer.echo(shown_lines(text), nl=False)
 
 
 def find_model(
     model: str | None, *, dtype: str, threads: int | None, new: int | None, temperature: float, seed: int
 ) -> ModelSource:
-    """The model of this name, not loaded yet, once the other options have been checked and the threads set. None: the
-    trained one that is installed, see `labkit.weights.box`.
+    """Checks the other options, sets the threads, and returns the model of this name, not loaded yet. None: the trained
+    model that is installed, see `labkit.weights.box`.
     """
     import torch
 
@@ -56,16 +56,17 @@ def find_model(
     precision_of(dtype)
     if threads is not None:
         torch.set_num_threads(threads)
-    wanted = model or default_model()
-    with err.status(f"finding {escape(shown(wanted))}"):
-        return resolve(wanted, seed=seed)
+    name = model or default_model()
+    with err.status(f"finding {escape(shown(name))}"):
+        return resolve(name, seed=seed)
 
 
 def load_engine(
     source: ModelSource, *, dtype: str, seed: int, resident_gb: float | None = None, offload: Path | None = None
 ) -> InferenceEngine:
-    """The engine, and where its weights come from on stderr; what is drawn from now on depends on `seed`. Where
-    resident_gb or offload is given, layers may be streamed: see `Offload`.
+    """Loads the engine, reports the origin of its weights on stderr, and seeds the random numbers with `seed`.
+
+    With resident_gb or offload, layers may be streamed: see `Offload`.
     """
     from transformers import set_seed
 
@@ -85,13 +86,13 @@ def load_engine(
 
 
 def _streamed(engine: InferenceEngine) -> str:
-    if (found := engine.streamed) is None:
+    if (streamed := engine.streamed) is None:
         return ""
-    layers = f"{len(found.layers)} of {len(found.blocks)} layers, {found.bytes_per_step / 1e9:.3g} GB,"
-    place = "copied from the host's memory" if found.file is None else f"read from {found.file.parent}"
-    return f"; {layers} are {place} for every token"
+    layers = f"{len(streamed.layers)} of {len(streamed.blocks)} layers, {streamed.bytes_per_step / 1e9:.3g} GB,"
+    origin = "copied from the host's memory" if streamed.file is None else f"read from {streamed.file.parent}"
+    return f"; {layers} are {origin} for every token"
 
 
 def sampling(temperature: float) -> dict[str, Any]:
-    """What `generate` takes for this temperature."""
+    """The arguments of `generate` for this temperature."""
     return {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}

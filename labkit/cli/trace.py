@@ -1,4 +1,4 @@
-"""The commands about captures: take one, read what it says. A thin layer over `labkit.nsys` and `labkit.figures`."""
+"""The commands that take and read captures: a thin layer over `labkit.nsys` and `labkit.figures`."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ if TYPE_CHECKING:
     from labkit.nsys.capture.command import CaptureSource, RankReports
     from labkit.nsys.capture.result import Capture
 
-SUFFIX = re.compile(r"\.(sqlite|nsys-rep|json(\.gz)?)$")  # of traces; what is before may have dots, too
-out = terminal(markup=False, highlight=False)  # a "[" in a path or in a name of a capture is a "["
+SUFFIX = re.compile(r"\.(sqlite|nsys-rep|json(\.gz)?)$")  # of traces; the name itself may have dots, too
+out = terminal(markup=False, highlight=False)  # a "[" in a path or a capture's name is no markup
 err = terminal(stderr=True, markup=False, highlight=False)
 
 Captures = Annotated[list[Path], typer.Argument(help="An nsys export (.sqlite) or a Chrome trace; one for each rank.")]
-PhaseOption = Annotated[Phase, typer.Option("--phase", help="Which steps are looked at.")]
+PhaseOption = Annotated[Phase, typer.Option("--phase", help="The steps to explain.")]
 
 
 def profile(
     command: Annotated[
-        list[str] | None, typer.Argument(help="After --: a program and its arguments, torchrun's too.")
+        list[str] | None, typer.Argument(help="After --: a program and its arguments; it may be torchrun.")
     ] = None,
-    impl: Annotated[str, typer.Option(help="fused, hf-eager, ...; a command finds it in LABKIT_IMPL.")] = "fused",
+    impl: Annotated[str, typer.Option(help="fused, hf-eager, ...; a command reads it from LABKIT_IMPL.")] = "fused",
     model: Annotated[str, typer.Option(help="Without a command: a preset, a checkpoint folder, or a hub id.")] = "gpt2",
     dtype: Annotated[str, typer.Option(help="Without a command: float32, bfloat16 or float16.")] = "float32",
-    batch: Annotated[int, typer.Option(help="Without a command: sequences at once.")] = 1,
+    batch: Annotated[int, typer.Option(help="Without a command: sequences in a batch.")] = 1,
     prompt: Annotated[int, typer.Option(help="Without a command: tokens of each prompt.")] = 32,
     new: Annotated[int, typer.Option(help="Without a command: tokens to generate.")] = 16,
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads; by default one per core, or as a command has it.")
+        int | None, typer.Option(help="CPU threads; by default one per core, or the command's own.")
     ] = None,
     stage: Annotated[Phase | None, typer.Option(help="Capture only this phase, instead of the whole run.")] = None,
     range_: Annotated[
         str | None, typer.Option("--range", help="Capture only this NVTX range, NAME@DOMAIN, or cudaProfilerApi.")
     ] = None,
-    occurrence: Annotated[int, typer.Option(help="Which phase or range of that name, from 1 on.")] = 1,
-    ranks: Annotated[str, typer.Option(help="Of a torchrun command: one report of all, or one per-rank.")] = "one",
+    occurrence: Annotated[int, typer.Option(help="Number of the phase or range of that name, from 1.")] = 1,
+    ranks: Annotated[str, typer.Option(help="Reports of a torchrun command: one for all ranks, or per-rank.")] = "one",
     source: Annotated[str, typer.Option(help="nsys, torch (torch.profiler), or auto: nsys if installed.")] = "auto",
-    tax: Annotated[bool, typer.Option(help="Run once more unprofiled, to tell what profiling costs.")] = True,
-    sampling: Annotated[bool, typer.Option(help="Let nsys sample the CPUs too.")] = False,
+    tax: Annotated[bool, typer.Option(help="Run once more unprofiled, to measure the cost of profiling.")] = True,
+    sampling: Annotated[bool, typer.Option(help="Let nsys also sample the CPUs.")] = False,
     keep_raw: Annotated[bool, typer.Option(help="Keep nsys's own report, with the secrets in it.")] = False,
-    name: Annotated[str | None, typer.Option(help="Of the files; by default of the command and the time.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the files; by default the command and the time.")] = None,
     *,
     output: Annotated[Path, output_option("Folder for the capture and its record.")],
 ) -> None:
-    """Profile a command given after `--`, or without one labkit's own run of a model, and scrub what it leaves."""
+    """Profile a command given after `--`, or labkit's own run of a model, and remove secrets from the capture."""
     from labkit.nsys.capture.command import Window
     from labkit.studies.traces import own_command
 
@@ -102,11 +102,11 @@ def _show(taken: Capture) -> None:
 
 
 def _take(command: list[str], **options: Any) -> Capture:
-    """The capture, with its progress on stderr. One that fails or is interrupted ends this process."""
+    """Takes the capture, with its progress on stderr. A capture that fails or is interrupted ends this process."""
     from labkit.nsys.capture.profile import profile as take
     from labkit.nsys.capture.result import CaptureInterrupted, CommandFailedError
 
-    # SIGTERM ends the profiler and keeps what there is, as Ctrl-C does.
+    # SIGTERM ends the profiler and keeps the capture so far, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with progress_bar(err) as follow:
@@ -121,10 +121,10 @@ def _take(command: list[str], **options: Any) -> Capture:
 
 
 def doctor(
-    sampling: Annotated[bool, typer.Option(help="Check what sampling the CPUs needs, too.")] = False,
+    sampling: Annotated[bool, typer.Option(help="Also check the requirements of sampling the CPUs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Say whether this machine can be profiled, with one line for each fault that would repair it."""
+    """Check whether this machine can be profiled, with one line of repair for each fault."""
     from labkit.nsys.doctor.examination import Status, as_dict, doctor_table, examine, worst
 
     with err.status("examining this machine"):
@@ -142,31 +142,34 @@ def doctor(
 
 def stages(
     captures: Captures,
-    by: Annotated[str, typer.Option(help="What rows tell apart: phase, layer, stage, rank, process.")] = "phase,stage",
+    by: Annotated[str, typer.Option(help="Columns to group by: phase, layer, stage, rank, process.")] = "phase,stage",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Say where the time of the steps in a capture goes, stage by stage."""
+    """Show the time of the steps in a capture, stage by stage."""
     from labkit.nsys.analysis.stage_table import stage_table
     from labkit.nsys.reader.reading import read
 
-    found = stage_table(read(captures), tuple(by.split(",")))
+    table = stage_table(read(captures), tuple(by.split(",")))
     if as_json:
-        rows = json.loads(found.frame.to_json(orient="records"))
-        typer.echo(json.dumps({"rows": rows, "coverage": found.coverage, "clock": found.clock}))
+        rows = json.loads(table.frame.to_json(orient="records"))
+        typer.echo(json.dumps({"rows": rows, "coverage": table.coverage, "clock": table.clock}))
         return
-    out.print(found)
-    for remark in found.remarks:
+    out.print(table)
+    for remark in table.remarks:
         err.print(f"note: {remark}", style="yellow")
     _say_load(*captures)
 
 
 def explain(
-    vanilla: Annotated[Path, typer.Argument(help="The capture that is compared with.")],
-    fused: Annotated[Path, typer.Argument(help="The capture that is explained.")],
+    vanilla: Annotated[Path, typer.Argument(help="The capture of the baseline.")],
+    fused: Annotated[Path, typer.Argument(help="The capture of the candidate.")],
     phase: PhaseOption = Phase.DECODE,
-    output: Annotated[Path | None, typer.Option(help="Write the waterfall, too: .html, .png, .svg or .pdf.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the waterfall: .html, .png, .svg or .pdf.")] = None,
 ) -> None:
-    """Compare a step of two captures of labkit's own runs, stage by stage, until the parts add up to the difference."""
+    """Explain the difference between two captures of labkit's own runs, stage by stage.
+
+    The parts of a step add up to the difference.
+    """
     from labkit.figures.difference import difference_figure
     from labkit.figures.saving import save
     from labkit.nsys.analysis.difference import explain as explained
@@ -175,29 +178,29 @@ def explain(
     if output is not None:
         check_no_input(output, (vanilla, fused))
     first, second = _names(vanilla, fused)
-    found = explained(read(vanilla), read(fused), phase, names=(first, second))
-    out.print(found.text(), soft_wrap=True)
+    difference = explained(read(vanilla), read(fused), phase, names=(first, second))
+    out.print(difference.text(), soft_wrap=True)
     _say_load(vanilla, fused)
     if output is not None:
-        save(difference_figure(found), output)
+        save(difference_figure(difference), output)
         out.print(str(output), soft_wrap=True)
 
 
 def timeline(
-    files: Annotated[list[Path], typer.Argument(help="Traces of nsys or torch.profiler, each under the one before.")],
+    files: Annotated[list[Path], typer.Argument(help="Traces of nsys or torch.profiler, drawn one below the other.")],
     window: Window = None,
     range_: Range = None,
     rank: Rank = None,
     lane: Annotated[
-        str | None, typer.Option(help="A regular expression: only threads and streams whose name or kind matches it.")
+        str | None, typer.Option(help="Regular expression: only threads and streams whose name or kind matches.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Open on the first decode steps.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Open on this many decode steps, the first ones.", min=1)] = None,
     *,
     output: Annotated[
         Path, output_option(".html: a page; .json or .json.gz: for Perfetto and chrome://tracing.", "timeline.html")
     ],
 ) -> None:
-    """Draw traces on one time axis as a page to pan, zoom and search, or convert one for Perfetto."""
+    """Draw traces on one time axis, as a page to pan, zoom and search; or convert one for Perfetto."""
     from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.selection import Selection
     from labkit.nsys.timeline.export import write_chrome
@@ -205,14 +208,14 @@ def timeline(
     check_no_input(output, files)
     if output.name.endswith((".json", ".json.gz")):
         narrowing = {"--window": window, "--range": range_, "--rank": rank, "--lane": lane, "--steps": steps}
-        given = [option for option, value in narrowing.items() if value]
+        narrowed = [option for option, value in narrowing.items() if value]
         if len(files) > 1:
             raise UserError(
                 f"got {len(files)} traces for {output.name}, which holds one; name one, or join ranks with "
                 "labkit trace merge"
             )
-        if given:
-            raise UserError(f"got {given[0]} for {output.name}, which holds all of a trace: leave it out")
+        if narrowed:
+            raise UserError(f"got {narrowed[0]} for {output.name}, which holds all of a trace: leave it out")
         write_chrome(read(files[0]), output)
     elif output.suffix == ".html":
         from labkit.widgets.timeline_page import write_timeline_page
@@ -226,7 +229,7 @@ def timeline(
 
 
 def _say_load(*files: Path) -> None:
-    """A note for each capture that was taken while other programs took the processors."""
+    """Prints a note for each capture that was taken while other programs kept the processors busy."""
     from labkit.nsys.capture.record import record_beside
 
     for file in files:

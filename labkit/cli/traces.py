@@ -1,4 +1,4 @@
-"""`labkit trace`: any trace, annotated or not, as tables. A thin layer over `labkit.nsys.tables`."""
+"""`labkit trace`: tables of any trace, annotated or not. A thin layer over `labkit.nsys.tables`."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from labkit.nsys.trace import Source
 
     Tables = dict[str, pd.DataFrame]
-    Built = tuple[Source, Tables, tuple[str, ...], bool]  # the last are remarks, and whether the ranks are known
+    Built = tuple[Source, Tables, tuple[str, ...], bool]  # source, tables, remarks, whether the ranks are known
     Build = Callable[[list[Path], Selection], Built]
 
 trace = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Read any trace of nsys (.sqlite, .nsys-rep) or torch.profiler (.json, .json.gz), annotated or not.",
+    help="Show tables of any trace of nsys (.sqlite, .nsys-rep) or torch.profiler (.json, .json.gz).",
 )
 
-Files = Annotated[list[Path], typer.Argument(help="One trace, or those of all ranks.")]
+Files = Annotated[list[Path], typer.Argument(help="One trace, or the traces of all ranks.")]
 Window = Annotated[str | None, typer.Option(help="FROM:TO in ms from the capture's start; either may be left out.")]
-Name = Annotated[str | None, typer.Option("--name", help="A regular expression that names must match somewhere.")]
-Rank = Annotated[list[int] | None, typer.Option(help="May be given again.")]
-Device = Annotated[list[int] | None, typer.Option(help="May be given again.")]
-Stream = Annotated[list[int] | None, typer.Option(help="May be given again.")]
-Range = Annotated[str | None, typer.Option("--range", help="Only what NVTX ranges whose name matches this hold.")]
-Top = Annotated[int | None, typer.Option(min=0, help="Rows of a table; 0: all. Default: 20, for programs all.")]
+Name = Annotated[str | None, typer.Option("--name", help="Only names that match this regular expression anywhere.")]
+Rank = Annotated[list[int] | None, typer.Option(help="Only this rank; may be repeated.")]
+Device = Annotated[list[int] | None, typer.Option(help="Only this device; may be repeated.")]
+Stream = Annotated[list[int] | None, typer.Option(help="Only this stream; may be repeated.")]
+Range = Annotated[str | None, typer.Option("--range", help="Only work inside NVTX ranges whose name matches this.")]
+Top = Annotated[int | None, typer.Option(min=0, help="Rows of a table; 0: all. Default: 20; for programs all.")]
 Sort = Annotated[str | None, typer.Option(help="The column to sort by, the largest first.")]
 Ascending = Annotated[bool, typer.Option("--ascending", help="Sort the smallest first.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object, with all columns.")]
@@ -53,11 +53,11 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file inst
 
 BY_UNIT = ("name", "a_count", "b_count", "a_unit_ns", "b_unit_ns", "unit_difference_ns", "unit_change")
 DIFFERENCE = ("name", "a_count", "b_count", "a_ns", "b_ns", "difference_ns", "change")
-OF_SUMMARY = 8  # rows of each of its tables
+OF_SUMMARY = 8  # rows of each table of the summary
 TIMES = ("count", "total_ns", "share", "median_ns", "p95_ns")
 BUDGET = ("busy", "compute", "exposed_communication", "exposed_copy", "idle")
 SHOWN = {
-    "contents": Shown(("rank", "what", "count", "start_ns", "end_ns"), "What is in it"),
+    "contents": Shown(("rank", "what", "count", "start_ns", "end_ns"), "Contents"),
     "budget": Shown(("rank", "device", "span_ns", *(f"{part}_share" for part in BUDGET)), "Where the GPU's time goes"),
     "idle": Shown(("rank", "device", "cause", "gaps", "time_ns", "share"), "What the idle GPU waited for"),
     "kernels": Shown(("name", *TIMES), "Kernels", ("name",)),
@@ -99,7 +99,7 @@ OF_NSYS = {
 
 
 def window_of(text: str | None) -> tuple[int, int] | None:
-    """The window in nanoseconds that `FROM:TO` gives in ms; an end that is left out is open."""
+    """The window in nanoseconds from `FROM:TO` in ms. An end that is left out is open."""
     from labkit.nsys.tables.selection import OPEN_NS
 
     if text is None:
@@ -116,7 +116,7 @@ def window_of(text: str | None) -> tuple[int, int] | None:
 
 
 def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
-    """Adds a command. All of them take the same options."""
+    """Adds a command. All commands take the same options."""
 
     @trace.command(name, help=help_, rich_help_panel=panel, cls=Command)
     def command(
@@ -140,27 +140,27 @@ def _add(name: str, build: Build, help_: str, panel: str | None = None) -> None:
         from labkit.nsys.tables.selection import Selection
 
         form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output, inputs=files)
-        ranks, devices, streams = (tuple(each or ()) for each in (rank, device, stream))
+        ranks, devices, streams = (tuple(numbers or ()) for numbers in (rank, device, stream))
         selection = Selection(window_of(window), pattern, ranks, devices, streams, range_)
         source, tables, remarks, ranks_known = build(files, selection)
         if len(tables) > 1 and top is None and form in (Form.TERMINAL, Form.MARKDOWN):
             top = OF_SUMMARY
         tables = _sorted(tables, sort, ascending)
-        told = {
+        about = {
             "ranks_known": ranks_known,
             "files": source.files,
             "remarks": remarks,
             "skipped": source.skipped,
             "unread": source.unread,
         }
-        named = {each: ((SHOWN | OF_NSYS)[each], frame) for each, frame in tables.items()}
-        show(named, form, output=output, top=top, about=told)
+        titled = {table: ((SHOWN | OF_NSYS)[table], frame) for table, frame in tables.items()}
+        show(titled, form, output=output, top=top, about=about)
 
 
 @trace.command()
 def compare(
-    a: Annotated[Path, typer.Argument(help="The trace that is compared with.")],
-    b: Annotated[Path, typer.Argument(help="The trace that is explained.")],
+    a: Annotated[Path, typer.Argument(help="The trace of the baseline.")],
+    b: Annotated[Path, typer.Argument(help="The trace of the candidate.")],
     window: Window = None,
     pattern: Name = None,
     rank: Rank = None,
@@ -172,7 +172,10 @@ def compare(
     parquet: Parquet = False,
     output: Output = None,
 ) -> None:
-    """Compare any two traces, by ranges and by kernels, until the parts add up to the difference."""
+    """Compare any two traces by NVTX ranges and kernels: which take more or less time.
+
+    The parts add up to the difference.
+    """
     from labkit.cli.showing import out, show
     from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.compare import compare_traces
@@ -181,46 +184,48 @@ def compare(
     form = Form.of(json=as_json, csv=csv, markdown=markdown, parquet=parquet, output=output, inputs=(a, b))
     selection = Selection(window_of(window), pattern, tuple(rank or ()), range=range_)
     first, second = read(a), read(b)
-    found = compare_traces(first, second, selection)
-    tables = {"of ranges": found.ranges, "of kernels": found.kernels}
+    difference = compare_traces(first, second, selection)
+    tables = {"of ranges": difference.ranges, "of kernels": difference.kernels}
     sources = ((a.name, first.source), (b.name, second.source))
-    about: dict[str, Any] = {"files": [str(a), str(b)], "a_ns": found.a_ns, "b_ns": found.b_ns}
-    about |= {"remarks": found.remarks, "units": asdict(found.units) if found.units else None, "ratio": found.ratio}
+    about: dict[str, Any] = {"files": [str(a), str(b)], "a_ns": difference.a_ns, "b_ns": difference.b_ns}
+    units = asdict(difference.units) if difference.units else None
+    about |= {"remarks": difference.remarks, "units": units, "ratio": difference.ratio}
     for kind in ("skipped", "unread"):
         about[kind] = [f"{file}: {line}" for file, source in sources for line in getattr(source, kind)]
     if form is Form.TERMINAL:
-        out.print("\n".join(_sides(a.name, b.name, found)), soft_wrap=True)
-    by_unit = found.units is not None and found.units.differ
+        out.print("\n".join(_sides(a.name, b.name, difference)), soft_wrap=True)
+    by_unit = difference.units is not None and difference.units.differ
     if by_unit:
         tables = {
-            each: frame.sort_values("unit_difference_ns", key=abs, ascending=False, ignore_index=True)
-            for each, frame in tables.items()
+            table: frame.sort_values("unit_difference_ns", key=abs, ascending=False, ignore_index=True)
+            for table, frame in tables.items()
         }
-    named = {
-        each: (replace(SHOWN[each], columns=BY_UNIT) if by_unit else SHOWN[each], frame)
-        for each, frame in tables.items()
+    titled = {
+        table: (replace(SHOWN[table], columns=BY_UNIT) if by_unit else SHOWN[table], frame)
+        for table, frame in tables.items()
     }
-    show(named, form, output=output, top=top, about=about)
+    show(titled, form, output=output, top=top, about=about)
 
 
-def _sides(a: str, b: str, found: TraceDifference) -> Iterator[str]:
-    """One line for each side, with the time of one unit where both have units but not as many."""
-    units = found.units if found.units and found.units.differ else None
-    counts = ((a, found.a_ns, units.a), (b, found.b_ns, units.b)) if units else ((a, found.a_ns, 1), (b, found.b_ns, 1))
-    of_a = (f", {found.ratio:.3f} of A" + (" for one of them" if units else ""),)
-    for letter, (name, time, count), end in zip("AB", counts, ("", *of_a), strict=True):
-        each = f", {count:,.4g} of {units.name!r}, each {time / count / 1e6:,.3f} ms" if units else ""
-        yield f"{letter} {name}: {time / 1e6:,.3f} ms{each}{end}"
+def _sides(a: str, b: str, difference: TraceDifference) -> Iterator[str]:
+    """One line for each side, with the time per unit if the sides have different numbers of units."""
+    units = difference.units if difference.units and difference.units.differ else None
+    a_count, b_count = (units.a, units.b) if units else (1, 1)
+    sides = ((a, difference.a_ns, a_count), (b, difference.b_ns, b_count))
+    ratio = (f", {difference.ratio:.3f} of A" + (" for one of them" if units else ""),)
+    for letter, (name, time, count), end in zip("AB", sides, ("", *ratio), strict=True):
+        per_unit = f", {count:,.4g} of {units.name!r}, each {time / count / 1e6:,.3f} ms" if units else ""
+        yield f"{letter} {name}: {time / 1e6:,.3f} ms{per_unit}{end}"
 
 
 @trace.command()
 def replay(
     files: Files,
     op: Annotated[str, typer.Option(help="The operator of PyTorch, such as aten::mm.")],
-    nth: Annotated[int, typer.Option(help="Of its recorded inputs, those with the n-th most time.")] = 1,
+    nth: Annotated[int, typer.Option(help="Take the recorded inputs with the n-th most time.")] = 1,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: runs/replay_OP.py.")] = None,
 ) -> None:
-    """Write a script that runs one recorded operator again, with its shapes, types and strides."""
+    """Write a script that runs one recorded operator again, with the same shapes, types and strides."""
     from labkit.cli.showing import out
     from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.replay import write_replay
@@ -236,7 +241,7 @@ def merge(
     files: Files,
     output: Annotated[Path, typer.Option("--output", "-o", help="Ends in .json or .json.gz.")] = Path("merged.json.gz"),
 ) -> None:
-    """Put the traces of all ranks into one, on the clock that their collectives allow, for Perfetto and others."""
+    """Merge the traces of all ranks into one for Perfetto, with clocks aligned by their collectives."""
     from labkit.cli.showing import err, out
     from labkit.nsys.reader.reading import read
     from labkit.nsys.tables.rank_waits import on_one_clock
@@ -252,14 +257,14 @@ def merge(
 
 
 def _sorted(tables: Tables, by: str | None, ascending: bool) -> Tables:
-    """The tables by a column, with or without the unit at its end. Tables without the column stay as they are."""
+    """The tables sorted by a column, named with or without its unit. Tables without the column stay unchanged."""
     if by is None:
         return {name: frame.iloc[::-1].reset_index(drop=True) if ascending else frame for name, frame in tables.items()}
     known = {column.removesuffix("_ns"): column for frame in tables.values() for column in frame}
     known |= {column: column for frame in tables.values() for column in frame}
     if by not in known:
-        there = ", ".join(dict.fromkeys(column for frame in tables.values() for column in frame))
-        raise UserError(f"got --sort {by}{did_you_mean(by, known)}, expected one of {there}")
+        columns = ", ".join(dict.fromkeys(column for frame in tables.values() for column in frame))
+        raise UserError(f"got --sort {by}{did_you_mean(by, known)}, expected one of {columns}")
     return {
         name: frame.sort_values(known[by], ascending=ascending, kind="stable", ignore_index=True)
         if known[by] in frame
@@ -271,8 +276,8 @@ def _sorted(tables: Tables, by: str | None, ascending: bool) -> Tables:
 def _summary(files: list[Path], selection: Selection) -> Built:
     from labkit.nsys.tables.kept_summary import summary_of
 
-    found = summary_of(files, selection)
-    return found.source, found.frames, found.remarks, found.ranks_known
+    summary = summary_of(files, selection)
+    return summary.source, summary.frames, summary.remarks, summary.ranks_known
 
 
 def _collectives(files: list[Path], selection: Selection) -> Built:
@@ -281,11 +286,11 @@ def _collectives(files: list[Path], selection: Selection) -> Built:
     from labkit.nsys.tables.rank_waits import rank_waits
 
     opened = read(files)
-    found = rank_waits(opened, selection)
+    waits = rank_waits(opened, selection)
     return (
         opened.source,
-        {"ranks": found.ranks, "stragglers": found.stragglers, "collectives": found.frame},
-        found.remarks,
+        {"ranks": waits.ranks, "stragglers": waits.stragglers, "collectives": waits.frame},
+        waits.remarks,
         ranks_are_known(opened),
     )
 
@@ -296,15 +301,15 @@ def _operators(files: list[Path], selection: Selection) -> Built:
     from labkit.nsys.tables.operators import categories, operators
 
     opened = read(files)
-    found = operators(opened, selection)
-    known = found["roofline_share"].notna().any()
+    frame = operators(opened, selection)
+    known = frame["roofline_share"].notna().any()
     remark = "the roofline of this GPU is not known, or no shapes were recorded (record_shapes=True)"
-    tables = {"categories": categories(found), "operators": found}
+    tables = {"categories": categories(frame), "operators": frame}
     return opened.source, tables, () if known else (remark,), ranks_are_known(opened)
 
 
-def _one(name: str, module: str, function: str) -> Build:
-    """The table of this name, from a function of `labkit.nsys.tables` that is loaded when it is called."""
+def _single(name: str, module: str, function: str) -> Build:
+    """Builds one table with a function of `labkit.nsys.tables`, which is loaded on first use."""
 
     def build(files: list[Path], selection: Selection) -> Built:
         from labkit.nsys.analysis.rank_numbers import ranks_are_known
@@ -312,25 +317,25 @@ def _one(name: str, module: str, function: str) -> Build:
         from labkit.nsys.tables.doubts import doubts
 
         opened = read(files)
-        found = getattr(import_module(f"labkit.nsys.tables.{module}"), function)(opened, selection)
-        return opened.source, {name: found}, tuple(doubts(opened)), ranks_are_known(opened)
+        frame = getattr(import_module(f"labkit.nsys.tables.{module}"), function)(opened, selection)
+        return opened.source, {name: frame}, tuple(doubts(opened)), ranks_are_known(opened)
 
     return build
 
 
-_add("summary", _summary, "Say what is in a trace and where its time goes.")
-_add("collectives", _collectives, "List what ranks exchange: who comes last, how long the others wait, how fast it is.")
-_add("operators", _operators, "List PyTorch's operators by shapes: how long, TFLOP/s, TB/s, share of the roofline.")
+_add("summary", _summary, "Show what a trace contains and where its time goes.")
+_add("collectives", _collectives, "List the collectives of the ranks: last rank, waiting time, bandwidth.")
+_add("operators", _operators, "List PyTorch's operators by shapes: time, TFLOP/s, TB/s, share of the roofline.")
 for _name, _module, _function, _help in (
-    ("kernels", "operations", "kernels", "List kernels by name: how many, how long."),
-    ("ranges", "ranges", "ranges", "List NVTX ranges by name: how long on the GPU, and how busy it was."),
-    ("copies", "operations", "copies", "List copies and memsets by kind, memory and size: how many, how fast."),
-    ("calls", "calls", "calls", "List what the CPU called: CUDA, operators of PyTorch, the system's libraries."),
-    ("gaps", "gaps", "gaps", "List when the GPU was idle, and what it waited for."),
+    ("kernels", "operations", "kernels", "List kernels by name: number and time."),
+    ("ranges", "ranges", "ranges", "List NVTX ranges by name: time on the GPU, and how busy it was."),
+    ("copies", "operations", "copies", "List copies and memsets by kind, memory and size: number and rate."),
+    ("calls", "calls", "calls", "List calls on the CPU: CUDA, operators of PyTorch, the system's libraries."),
+    ("gaps", "gaps", "gaps", "List the times when the GPU was idle, and what it waited for."),
     ("short", "gaps", "short_kernels", "List kernels below 10 µs, with the idle time before them."),
     ("projection", "ranges", "projection", "List every NVTX range with its time on the GPU."),
 ):
-    _add(_name, _one(_name, _module, _function), _help)
+    _add(_name, _single(_name, _module, _function), _help)
 for _name, _shown in OF_NSYS.items():
     _help = f"{_shown.title}, with the columns and rows of nsys."
-    _add(_name, _one(_name, "nsys_reports", _name), _help, "Reports of nsys stats, by its names")
+    _add(_name, _single(_name, "nsys_reports", _name), _help, "Reports of nsys stats, by its names")

@@ -1,4 +1,4 @@
-"""How the words of a command line are read."""
+"""Checks of the words of a command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labkit.system.bounds import BOUNDS, check_number
 from labkit.system.errors import UserError
 from labkit.system.shown import shown
 
-FORMER = {  # names that options had, or have as parameters of notebooks; no help shows them
+FORMER = {  # former names of options, and names of notebook parameters; help texts do not show them
     "--precision": "--dtype",
     "--precisions": "--dtype",
     "--cycles": "--rounds",
@@ -21,33 +21,33 @@ FORMER = {  # names that options had, or have as parameters of notebooks; no hel
 
 
 class Command(TyperCommand):
-    """A command whose numbers are within BOUNDS, and whose texts are UTF-8. Names of files may be any bytes."""
+    """A command that checks that its numbers are within BOUNDS and its texts are UTF-8. File names may be any bytes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {name for parameter in self.params for name in parameter.opts}
-        at = args.index("--") if "--" in args else len(args)  # another program's words follow
-        left = super().parse_args(ctx, [*(_present(word, own) for word in args[:at]), *args[at:]])
+        end = args.index("--") if "--" in args else len(args)  # another program's words follow
+        rest = super().parse_args(ctx, [*(_present(word, own) for word in args[:end]), *args[end:]])
         for name, value in ctx.params.items():
             if name == "command":  # of another program
                 continue
-            for each in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(each, str):
-                    check_text(each, name)
-                elif isinstance(each, int | float) and name in BOUNDS:
-                    check_number(name, each)
-        return left
+            for item in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(item, str):
+                    check_text(item, name)
+                elif isinstance(item, int | float) and name in BOUNDS:
+                    check_number(name, item)
+        return rest
 
 
 def _present(word: str, own: Collection[str]) -> str:
-    """A word with the present name of an option of the command that it calls by a former one."""
+    """The word with the present name of an option instead of a former name."""
     name, equals, value = word.partition("=")
     present = FORMER.get(name.replace("_", "-"), "")
     return f"{present}{equals}{value}" if present in own and name not in own else word
 
 
 def check_text(text: str, name: str) -> None:
-    """UserError for words that held bytes which are no UTF-8."""
+    """Raises UserError for a text from bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UserError(f"got {name} = {shown(text)}, which is no UTF-8; expected text in UTF-8") from None
+        raise UserError(f"got {name} = {shown(text)}, which is not UTF-8; expected text in UTF-8") from None

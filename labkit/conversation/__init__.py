@@ -1,4 +1,4 @@
-"""Talking to a model: text that is heard as it comes, and conversations that keep their KV cache from turn to turn."""
+"""Chat with a model: answers that arrive as they are generated, and conversations that keep their KV cache."""
 
 from typing import TYPE_CHECKING
 

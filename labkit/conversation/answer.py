@@ -1,4 +1,4 @@
-"""One text of a model, passed on while it is generated."""
+"""One generated text of a model, passed on while it is generated."""
 
 from __future__ import annotations
 
@@ -27,19 +27,14 @@ Ended: TypeAlias = Literal["stop", "length", "interrupted"]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said after `prompt_tokens` tokens, and how fast.
-
-    tokens: the new ones, a stop token included. text: the same without special tokens. ended: by a stop token, by the
-    number of tokens that was allowed, or by Ctrl-C. ttft_ms: from the call to the first token, None where none came.
-    decode_ms: of each token after it, with the time that it took to pass the text on.
-    """
+    """An answer of a model, and its speed."""
 
     prompt_tokens: int
-    tokens: tuple[int, ...]
-    text: str
-    ended: Ended
-    ttft_ms: float | None
-    decode_ms: tuple[float, ...]
+    tokens: tuple[int, ...]  # new tokens, including a stop token
+    text: str  # of the tokens, without special tokens
+    ended: Ended  # by a stop token, by the allowed number of tokens, or by Ctrl-C
+    ttft_ms: float | None  # from the call to the first token; None without a first token
+    decode_ms: tuple[float, ...]  # of each token after the first, including the time to pass the text on
 
     @property
     def context(self) -> int:
@@ -48,7 +43,7 @@ class Answer:
 
     @property
     def per_token_ms(self) -> float | None:
-        """Mean time of a token after the first; None where there is none."""
+        """Mean time of a token after the first; None for fewer than two tokens."""
         return float(np.mean(self.decode_ms)) if self.decode_ms else None
 
     @property
@@ -70,9 +65,11 @@ def speak(
 ) -> Answer:
     """Generates at most `new` tokens after `input_ids` [1, T] and calls `write` with each piece of text as it comes.
 
-    stops: tokens that end the text. with_prompt: whether `write` gets the prompt too, and special tokens. generation:
-    what else `engine.generate` takes. KeyboardInterrupt ends the generation and is not passed on: the answer is what
-    was said until then.
+    - stops: tokens that end the text.
+    - with_prompt: whether `write` also gets the prompt and special tokens.
+    - generation: further arguments of `engine.generate`.
+
+    KeyboardInterrupt ends the generation and is not passed on: the answer is the text so far.
     """
     listener = _Listener(tokenizer, write, with_prompt=with_prompt)
     ids, interrupted = input_ids.to(engine.device), False
@@ -102,16 +99,16 @@ def speak(
 
 
 def stop_tokens(engine: InferenceEngine, tokenizer: PreTrainedTokenizerBase | None = None) -> set[int]:
-    """What ends a text by the model's generation config; with a tokenizer also that one's own end of a text."""
+    """Stop tokens from the model's generation config, and with a tokenizer also its end-of-text token."""
     of_model = engine.generation_config.eos_token_id
-    found = set() if of_model is None else {of_model} if isinstance(of_model, int) else set(of_model)
+    stops = set() if of_model is None else {of_model} if isinstance(of_model, int) else set(of_model)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
-    return found
+        stops.add(tokenizer.eos_token_id)
+    return stops
 
 
 class _Listener(TextStreamer):
-    """Notes each new token and its time, and passes text on as whole words form."""
+    """Records each new token and its time, and passes text on in whole words."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Write, *, with_prompt: bool) -> None:
         super().__init__(tokenizer, skip_prompt=not with_prompt, skip_special_tokens=not with_prompt)

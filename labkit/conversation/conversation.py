@@ -1,4 +1,4 @@
-"""A conversation with a chat model, of which each turn reads only what is new."""
+"""A conversation with a chat model. Each turn reads only the new tokens."""
 
 from __future__ import annotations
 
@@ -21,15 +21,12 @@ class ContextFullError(UserError):
 
 
 class Conversation:
-    """Messages of a user and answers of a model, whose keys and values stay in a cache from turn to turn.
+    """Messages of a user and answers of a model. Their keys and values stay in a cache from turn to turn."""
 
-    messages: what was said, as the chat template takes it. context: tokens of it so far, the latest answer included.
-    """
-
-    messages: list[Message]
-    context: int
+    messages: list[Message]  # in the form that the chat template takes
+    context: int  # tokens so far, including the latest answer
     _cache: KVCache
-    _held: list[int]  # the tokens that the cache holds
+    _cached: list[int]  # the tokens in the cache
 
     def __init__(
         self,
@@ -40,8 +37,12 @@ class Conversation:
         new: int,
         **generation: Any,
     ) -> None:
-        """engine: a decoder on the fused kernels. system: what the model is told before the first message. new: tokens
-        of an answer at most. generation: what else `engine.generate` takes, as `do_sample=True, temperature=0.7`.
+        """Starts a conversation.
+
+        - engine: a decoder on the fused kernels.
+        - system: the system prompt.
+        - new: most tokens of an answer.
+        - generation: further arguments of `engine.generate`, such as `do_sample=True, temperature=0.7`.
 
         UserError for a tokenizer without a chat template, and for less than one new token.
         """
@@ -49,8 +50,8 @@ class Conversation:
         check_numbers(new=new, temperature=generation.get("temperature"))
         if not hasattr(engine, "new_cache"):
             raise UserTypeError(
-                f"got {type(engine).__name__}, which keeps no KV cache of labkit's; expected what init_inference "
-                "makes of a decoder that has kernels"
+                f"got {type(engine).__name__}, which has no KV cache of labkit's; expected an engine from "
+                "init_inference for a decoder with kernels"
             )
         self._engine, self._tokenizer = engine, tokenizer
         self._system, self._new, self._generation = system, new, generation
@@ -61,12 +62,12 @@ class Conversation:
 
     @property
     def positions(self) -> int | None:
-        """Tokens that the context may have; None where the model sets no limit."""
-        found: int | None = self._engine.model_config.max_positions
-        return found
+        """Most tokens of the context; None if the model sets no limit."""
+        positions: int | None = self._engine.model_config.max_positions
+        return positions
 
     def start_over(self) -> None:
-        """Forgets all that was said but the system prompt."""
+        """Forgets all messages except the system prompt."""
         self.messages = []
         if self._system is not None:
             self.messages.append({"role": "system", "content": self._system})
@@ -74,18 +75,18 @@ class Conversation:
         self._forget()
 
     def say(self, text: str, write: Write = silent) -> Answer:
-        """The model's answer to a message, which is passed to `write` piece by piece as it comes, and returned whole.
+        """Returns the model's answer to a message, and passes it to `write` piece by piece as it is generated.
 
-        It has at most as many tokens as there are positions left. Ctrl-C ends the answer, and what was said until then
-        stays in the conversation. ContextFullError where no position is left: nothing was said then. UserError for a
-        conversation that the chat template refuses.
+        The answer ends when no positions are left. After Ctrl-C the answer so far stays in the conversation.
+        ContextFullError: no position is left for an answer, and the conversation stays unchanged. UserError: the chat
+        template refuses the conversation.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         input_ids = render(self._tokenizer, messages)
         ids = input_ids[0].tolist()
         new = self._room(len(ids))
         cache = self._cache_before(ids)
-        self._forget()  # nobody knows what an answer that fails leaves in the cache
+        self._forget()  # the content of the cache after a failed answer is unknown
         answer = speak(
             self._engine,
             self._tokenizer,
@@ -97,33 +98,33 @@ class Conversation:
             **self._generation,
         )
         if answer.ended != "interrupted":
-            self._cache, self._held = cache, [*ids, *answer.tokens][: cache.length]
+            self._cache, self._cached = cache, [*ids, *answer.tokens][: cache.length]
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         self.context = answer.context
         return answer
 
     def _room(self, tokens: int) -> int:
-        """New tokens that may follow so many."""
+        """Number of new tokens allowed after `tokens` tokens."""
         if self.positions is None:
             return self._new
         if tokens >= self.positions:
             raise ContextFullError(
                 f"with this message the conversation has {tokens} tokens, and the model {self.positions} positions; "
-                "begin a new conversation, or say less"
+                "begin a new conversation, or shorten the message"
             )
         return min(self._new, self.positions - tokens)
 
     def _cache_before(self, ids: Sequence[int]) -> KVCache:
-        """The cache with what it holds of `ids`, of which one at least is left to read.
+        """The cache, cropped to the beginning that it shares with `ids`. At least one token of `ids` is left to read.
 
-        The template may render earlier turns otherwise than they were generated: what an answer's text is cut into
-        need not be the tokens that the model chose, and some templates leave out parts of earlier answers.
+        The template may render earlier turns differently than they were generated: tokenizing an answer's text need not
+        give the tokens that the model chose, and some templates leave out parts of earlier answers.
         """
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(self._held, ids[:-1], strict=False))
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(self._cached, ids[:-1], strict=False))
         common = sum(1 for _ in same)
-        self._cache.crop(common - len(self._held))
+        self._cache.crop(common - len(self._cached))
         return self._cache
 
     def _forget(self) -> None:
         self._cache = self._engine.new_cache()
-        self._held = []
+        self._cached = []

@@ -1,4 +1,4 @@
-"""How fast an answer came, and the share of what the memory of this machine allows."""
+"""The speed of an answer, and its share of the limit of this machine's memory or disk."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from labkit.harness.stored_weights import stored_by
 
 
 def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
-    """The least time of a token, bytes that it reads / the read bandwidth probed now, over the time that it took. Of a
-    model whose layers are streamed that is the time of the disk, where it is longer than that of the memory. Layers
-    that the first of these tokens found in the slots were not read for them.
+    """Share of the limit: least time of a token / measured time of a token.
 
-    None where the bandwidth cannot be probed, and for an answer of less than two tokens.
+    The least time is the bytes that a token reads / the read bandwidth, probed now. For a model with streamed layers it
+    is the time of the disk if that is longer; layers that were in the slots before the first of these tokens do not
+    count as read.
+
+    None if the bandwidth cannot be probed, and for an answer of fewer than two tokens.
     """
     if answer.per_token_ms is None:
         return None
@@ -33,14 +35,14 @@ def floor_share(engine: InferenceEngine, answer: Answer) -> float | None:
     )
     floor_ms = work.floor_ms(bandwidth)
     if (streamed := engine.streamed) is not None and streamed.file is not None:
-        found = streamed.stream.slots * streamed.stream.slot_bytes
-        read = max(0.0, streamed.bytes_per_step - found / len(answer.decode_ms))
+        in_slots = streamed.stream.slots * streamed.stream.slot_bytes
+        read = max(0.0, streamed.bytes_per_step - in_slots / len(answer.decode_ms))
         floor_ms = max(floor_ms, read / read_rate_gb_s(streamed.file) / 1e6)
     return floor_ms / answer.per_token_ms
 
 
 def speed_line(answer: Answer, share: float | None = None) -> str:
-    """The answer's speed on one line. share: of the physical limit, where it is known."""
+    """The answer's speed on one line. share: of the physical limit, if it is known."""
     parts = [f"{len(answer.tokens)} token{'' if len(answer.tokens) == 1 else 's'}"]
     if answer.per_token_ms is not None:
         parts += [f"{answer.tokens_per_s:.1f} tokens/s", f"{answer.per_token_ms:.2f} ms per token"]

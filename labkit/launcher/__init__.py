@@ -1,1 +1,1 @@
-"""Starting the ranks of a model: through torchrun from a shell, or as a function call from a notebook."""
+"""Starts the ranks of a model: with torchrun from a shell, or with a function call from a notebook."""

@@ -1,7 +1,8 @@
-"""Runs torchrun, and says last which rank failed first and why: `-m labkit.launcher.agent ARGUMENTS OF TORCHRUN`.
+"""Runs torchrun, and reports at the end which rank failed first and why:
+`-m labkit.launcher.agent ARGUMENTS OF TORCHRUN`.
 
-torchrun's own report is long and does not quote the rank, it waits for a rank that is stopped, and it knows nothing of
-other machines. The exit code is torchrun's: 0, or 1 where a rank failed; 130 after Ctrl-C, 143 after SIGTERM.
+torchrun's own report is long and does not quote the rank. torchrun also waits for a stopped rank, and knows nothing
+about other machines. The exit code is torchrun's: 0; 1 if a rank failed; 130 after Ctrl-C; 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ AT_ONCE_S = 1  # a rank that is killed later than this after the first failure w
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run torchrun to its end; returns the exit code."""
+    """Runs torchrun to its end and returns the exit code."""
     loopback.register()
     with owned_folder(FOLDERS) as folder:
         logs, pids = folder / "logs", folder / "pids"
         pids.mkdir()
         os.environ[PIDS] = str(pids)
-        wanted = torchrun.parse_args(["--log-dir", str(logs), "--tee", STDERR, *arguments])
-        machines = _machines(wanted)
-        logging.disable(logging.ERROR)  # what torchrun would log of failures is told below
+        options = torchrun.parse_args(["--log-dir", str(logs), "--tee", STDERR, *arguments])
+        machines = _machines(options)
+        logging.disable(logging.ERROR)  # failures are reported below instead of in torchrun's log
         try:
             with Watch(pids, machines) as watch:
-                torchrun.run(wanted)
+                torchrun.run(options)
         except ChildFailedError as failed:
             _say(_cause(watch.cause, blamed(logs, failed.failures), machines))
             return 1
@@ -69,23 +70,23 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _machines(wanted: Any) -> Machines | None:
-    """Those of the run; None where there is one."""
-    count = int(wanted.nnodes.rpartition(":")[2])
+def _machines(options: Any) -> Machines | None:
+    """The machines of the run; None if there is only this one."""
+    count = int(options.nnodes.rpartition(":")[2])
     if count == 1:
         return None
-    timeouts = dict(each.split("=") for each in wanted.rdzv_conf.split(",") if each)
-    if wanted.rdzv_backend == "static":
-        host, port, join_s = wanted.master_addr, wanted.master_port, timeouts["timeout"]
-        has_store = int(wanted.node_rank) == 0
+    timeouts = dict(pair.split("=") for pair in options.rdzv_conf.split(",") if pair)
+    if options.rdzv_backend == "static":
+        host, port, join_s = options.master_addr, options.master_port, timeouts["timeout"]
+        has_store = int(options.node_rank) == 0
     else:
-        host, _, port = wanted.rdzv_endpoint.rpartition(":")
+        host, _, port = options.rdzv_endpoint.rpartition(":")
         has_store, join_s = bool(int(timeouts["is_host"])), timeouts["join_timeout"]
     return Machines(host.strip("[]"), int(port), count, has_store=has_store, join_s=float(join_s))
 
 
 def _cause(cause: str | None, failure: RankFailure, machines: Machines | None) -> str:
-    """What ended the run, on whichever machine. cause: why it was ended from here, if it was."""
+    """The report of what ended the run, on any of the machines. cause: why this machine ended it, if it did."""
     if machines is None:
         return cause or _report(failure)
     report = cause or _report(failure, f" on {machines.name}")
@@ -95,44 +96,44 @@ def _cause(cause: str | None, failure: RankFailure, machines: Machines | None) -
 
 
 def blamed(logs: Path, failed: Mapping[int, Any]) -> RankFailure:
-    """The failure of this machine's ranks that caused the others, from torchrun's record and from what they wrote.
+    """The failure on this machine that caused the others, from torchrun's record and from the ranks' stderr.
 
-    failed: the `ProcessFailure` of each rank; torchrun puts the one that it saw first in front. Ranks that torchrun
-    ended itself are not to blame, unless they had raised an error of their own.
+    failed: the `ProcessFailure` of each rank, the one that torchrun saw first in front. Ranks that torchrun ended are
+    not to blame, unless they had raised an error before.
     """
     seen, first = next(iter(failed.items()))
     before = seen - first.local_rank  # ranks of other machines
-    codes = {rank: each.exitcode for rank, each in failed.items() if each is first or not _ended(each, first)}
+    codes = {rank: end.exitcode for rank, end in failed.items() if end is first or not _ended(end, first)}
     logs_by_rank = {before + int(log.parent.name): log for log in logs.glob("*/attempt_*/*/stderr.log")}
-    found = []
+    failures = []
     for rank, log in logs_by_rank.items():
-        said = log.read_text(errors="replace")
-        if rank in codes or TRACEBACK in said:
-            found.append(RankFailure(rank, codes.get(rank), _tail(said), log.stat().st_mtime))
-    return to_blame(found)
+        text = log.read_text(errors="replace")
+        if rank in codes or TRACEBACK in text:
+            failures.append(RankFailure(rank, codes.get(rank), _tail(text), log.stat().st_mtime))
+    return to_blame(failures)
 
 
 def _ended(later: Any, first: Any) -> bool:
-    """Whether torchrun ended a rank because the first had failed, by SIGTERM, or by SIGKILL if it stayed; it lists
-    those too.
+    """Whether torchrun ended a rank after the first failure: with SIGTERM, or with SIGKILL if the rank stayed. torchrun
+    lists such ranks as failed, too.
     """
     killed = later.exitcode == -signal.SIGKILL and later.timestamp > first.timestamp + AT_ONCE_S
     return bool(killed or later.exitcode == -signal.SIGTERM)
 
 
-def _tail(said: str) -> str:
+def _tail(text: str) -> str:
     """The last traceback, or the last lines."""
-    lines = [TORCH_PREFIX.sub("", line) for line in said[max(0, said.rfind(TRACEBACK)) :].rstrip().splitlines()]
+    lines = [TORCH_PREFIX.sub("", line) for line in text[max(0, text.rfind(TRACEBACK)) :].rstrip().splitlines()]
     return "\n".join(lines[-TAIL_LINES:])
 
 
 def _report(failure: RankFailure, where: str = "") -> str:
-    how = "" if failure.exit_code is None else f" ({how_it_ended(failure.exit_code)})"
-    said = "".join(f"\n    {line}" for line in failure.said.splitlines()) or " it said nothing on stderr"
+    end = "" if failure.exit_code is None else f" ({how_it_ended(failure.exit_code)})"
+    output = "".join(f"\n    {line}" for line in failure.said.splitlines()) or " it wrote nothing to stderr"
     remark = ""
     if failure.lost_connection:
         remark = "\nIt lost its connection to another rank: look for the cause on the other machines"
-    return f"error: rank {failure.rank} failed{where}{how}:{said}{remark}"
+    return f"error: rank {failure.rank} failed{where}{end}:{output}{remark}"
 
 
 def _say(text: str) -> None:
@@ -143,4 +144,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(code)  # a thread that waits for a store that is lost cannot be ended otherwise
+    os._exit(code)  # a thread that waits for a lost store cannot be ended otherwise

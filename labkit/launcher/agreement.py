@@ -1,4 +1,4 @@
-"""Ranks that do not compute the same model with the same software would give wrong tokens, or wait forever."""
+"""Checks that all ranks run the same model with the same software: else they give wrong tokens, or wait forever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_GIVEN = "not given"
 
 
 def versions() -> dict[str, object]:
-    """What has to be the same on every machine of a run: labkit with its kernels, torch, transformers and Python."""
+    """Versions that must be equal on all machines of a run: labkit, its kernels, torch, transformers and Python."""
     return {
         "labkit": version("labkit"),
         "kernels": sources_digest(),
@@ -29,20 +29,22 @@ def versions() -> dict[str, object]:
 
 
 def check_agreement(facts: Mapping[str, object], group: dist.ProcessGroup | None = None) -> None:
-    """Compare `facts`, plain JSON data, between the ranks of `group` (None: all), before they compute anything.
+    """Compares `facts`, plain JSON data, between the ranks of `group` (None: all), before they compute anything.
 
     Every rank has to call it, or to fail within `joining`. Nested facts are compared one by one.
 
-    Raises ValueError, on every rank alike, that names the first differences and the ranks that have them; TypeError for
-    facts that JSON can't hold; RankFailedError where a rank has failed before.
+    Raises ValueError on every rank, with the first differences and the ranks that have them; TypeError for facts that
+    JSON can't hold; RankFailedError if a rank has failed before.
     """
     mine = json.dumps(facts, sort_keys=True)
     gathered = join(mine, group)
     if len(set(gathered)) == 1:
         return
-    told = [dict(_leaves(json.loads(each))) for each in gathered]
-    differing = [name for name in dict.fromkeys(name for each in told for name in each) if _differs(name, told)]
-    lines = [_difference(name, told) for name in differing[:SHOWN]]
+    by_rank = [dict(_leaves(json.loads(text))) for text in gathered]
+    differing = [
+        name for name in dict.fromkeys(name for leaves in by_rank for name in leaves) if _differs(name, by_rank)
+    ]
+    lines = [_difference(name, by_rank) for name in differing[:SHOWN]]
     if more := len(differing) - SHOWN:
         lines += [f"and {more} more"] * (more > 0)
     raise UserError(
@@ -59,15 +61,15 @@ def _leaves(facts: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
             yield prefix + name, json.dumps(value)
 
 
-def _differs(name: str, told: list[dict[str, str]]) -> bool:
-    return len({each.get(name) for each in told}) > 1
+def _differs(name: str, by_rank: list[dict[str, str]]) -> bool:
+    return len({leaves.get(name) for leaves in by_rank}) > 1
 
 
-def _difference(name: str, told: list[dict[str, str]]) -> str:
-    ranks: dict[str, list[int]] = {}
-    for rank, each in enumerate(told):
-        ranks.setdefault(each.get(name, NOT_GIVEN), []).append(rank)
-    return f"{name} is {' and '.join(f'{value} on {_named(having)}' for value, having in ranks.items())}"
+def _difference(name: str, by_rank: list[dict[str, str]]) -> str:
+    ranks_by_value: dict[str, list[int]] = {}
+    for rank, leaves in enumerate(by_rank):
+        ranks_by_value.setdefault(leaves.get(name, NOT_GIVEN), []).append(rank)
+    return f"{name} is {' and '.join(f'{value} on {_named(ranks)}' for value, ranks in ranks_by_value.items())}"
 
 
 def _named(ranks: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""What `labkit launch` hands to torchrun: its arguments, and the environment of the ranks."""
+"""The arguments that `labkit launch` passes to torchrun, and the environment of the ranks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from labkit.launcher.shares import PIN, threads_each
 from labkit.launcher.start import START_TIMEOUT
 from labkit.system.errors import UserError
 
-LOOPBACK = "labkit-loopback"  # the rendezvous of one machine, which labkit.launcher.agent makes known to torchrun
+LOOPBACK = "labkit-loopback"  # the rendezvous of one machine, which labkit.launcher.agent registers with torchrun
 START = ("-P", "-m", "labkit.launcher.start_rank")
-FOLDERS = "labkit-launch-"  # how the temporary folders of runs begin
+FOLDERS = "labkit-launch-"  # prefix of the temporary folders of runs
 INTERFACE = "GLOO_SOCKET_IFNAME"
 SHUTDOWN_S = 5  # from Ctrl-C, or another rank's failure, until a rank that doesn't end is killed
 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a run and its machines: `pp` stages of `tp` ranks each, shared out evenly over `nodes` machines.
+    """The ranks of a run and its machines: `pp` stages of `tp` ranks each, spread evenly over `nodes` machines.
 
     node_rank: the number of this machine; None leaves the numbers to torchrun's c10d rendezvous.
 
-    Raises ValueError for what does not fit together.
+    Raises ValueError for settings that do not fit together.
     """
 
     tp: int
@@ -37,10 +37,12 @@ class World:
 
     def __post_init__(self) -> None:
         if self.tp < 1 or self.pp < 1:
-            raise UserError(f"got {self._asked}, expected at least 1 rank")
+            raise UserError(f"got {self._sizes}, expected at least 1 rank")
         if self.nodes < 1 or self.ranks % self.nodes:
-            what = "a --tp that --nodes divides" if self.pp == 1 else "--pp times --tp that --nodes divides"
-            raise UserError(f"got {self._asked} on --nodes {self.nodes}, expected as many ranks on each node: {what}")
+            remedy = "a --tp that --nodes divides" if self.pp == 1 else "--pp times --tp that --nodes divides"
+            raise UserError(
+                f"got {self._sizes} on --nodes {self.nodes}, expected the same number of ranks on each node: {remedy}"
+            )
         if self.node_rank is not None and not 0 <= self.node_rank < self.nodes:
             raise UserError(f"got --node-rank {self.node_rank}, expected 0 to {self.nodes - 1}, one for each node")
         if self.nodes > 1 and self.rendezvous is None:
@@ -53,7 +55,7 @@ class World:
 
     @property
     def ranks(self) -> int:
-        """On all machines."""
+        """Number of ranks on all machines."""
         return self.pp * self.tp
 
     @property
@@ -61,14 +63,14 @@ class World:
         return self.ranks // self.nodes
 
     @property
-    def _asked(self) -> str:
+    def _sizes(self) -> str:
         return f"--tp {self.tp}" if self.pp == 1 else f"--pp {self.pp} --tp {self.tp}"
 
 
 def program(command: Sequence[str], *, module: bool = False, no_python: bool = False) -> list[str]:
     """The command line of each rank: a Python script with its arguments, a `module`, or (`no_python`) any program.
 
-    Raises ValueError where there is no such script.
+    Raises ValueError if the script does not exist.
     """
     if no_python:
         return list(command)
@@ -85,7 +87,7 @@ def torchrun_arguments(world: World, command: Sequence[str], timeout_s: float) -
     """The arguments of `python -m torch.distributed.run`. timeout_s: how long node rank 0 waits for the others."""
     if world.rendezvous is None:
         where = ["--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-id=labkit", "--local-addr=127.0.0.1"]
-    elif world.node_rank is None:  # told what it would ask the machine's name for, which need not lead anywhere
+    elif world.node_rank is None:  # else c10d would resolve the machine's name, which may have no address
         where = [
             f"--nnodes={world.nodes}",
             "--rdzv-backend=c10d",
@@ -95,7 +97,7 @@ def torchrun_arguments(world: World, command: Sequence[str], timeout_s: float) -
             *(f"--local-addr={address}" for address in [world.rendezvous.own_address()] if address),
         ]
     else:
-        where = [  # c10d gives ranks out by address; this rendezvous heeds the node rank
+        where = [  # c10d numbers machines by address; the static rendezvous keeps the node rank
             f"--nnodes={world.nodes}",
             f"--node-rank={world.node_rank}",
             f"--master-addr={world.rendezvous.host}",
@@ -113,21 +115,21 @@ def environment(
     *,
     start_timeout_s: float | None = None,
 ) -> dict[str, str]:
-    """`base` with what the ranks need. What the user has set there stays, unless it was asked for otherwise.
+    """`base` with the variables that the ranks need. Variables of `base` override defaults; arguments override both.
 
-    On one machine gloo listens on the loopback interface alone. NCCL takes its interface from NCCL_SOCKET_IFNAME, which
+    On one machine gloo listens only on the loopback interface. NCCL takes its interface from NCCL_SOCKET_IFNAME, which
     is left to the user.
     """
-    found = loopback() if world.rendezvous is None else world.rendezvous.interface()
+    interface = loopback() if world.rendezvous is None else world.rendezvous.interface()
     defaults = {
         "OMP_NUM_THREADS": str(threads_each(world.ranks_here)),
         "PYTHONFAULTHANDLER": "1",  # a crash says where
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
     }
-    if found is not None:  # else gloo takes the address of the machine's name, which on many is 127.0.1.1
-        defaults[INTERFACE] = found
-    asked = ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | ({} if pin else {PIN: "0"})
+    if interface is not None:  # else gloo takes the address of the machine's name, which on many machines is 127.0.1.1
+        defaults[INTERFACE] = interface
+    overrides = ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | ({} if pin else {PIN: "0"})
     if start_timeout_s is not None:
-        asked[START_TIMEOUT] = str(start_timeout_s)
-    return defaults | dict(base) | asked
+        overrides[START_TIMEOUT] = str(start_timeout_s)
+    return defaults | dict(base) | overrides

@@ -1,4 +1,4 @@
-"""Which rank is to blame when several fail: the others mostly lost their connection to the first."""
+"""Finds the rank to blame when several fail: most of the others only lost their connection to it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ LOST_CONNECTION = re.compile(
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How a rank ended.
-
-    exit_code: None where the rank left its exception in a file, or torchrun ended it because of another. said: its
-    traceback or last lines. at: when, on a clock that is the same for all ranks of this machine.
-    """
+    """How a rank ended."""
 
     rank: int
-    exit_code: int | None
-    said: str
-    at: float
+    exit_code: int | None  # None: the rank left its exception in a file, or torchrun ended it because of another rank
+    said: str  # its traceback or last lines
+    at: float  # time, on a clock that all ranks of this machine share
 
     @property
     def was_killed(self) -> bool:
@@ -32,17 +28,17 @@ class RankFailure:
 
     @property
     def lost_connection(self) -> bool:
-        """Whether it failed because another rank was gone, or had failed."""
+        """Whether it failed because another rank had ended or failed."""
         return LOST_CONNECTION.search(last_line(self.said)) is not None
 
 
 def to_blame(failures: Iterable[RankFailure]) -> RankFailure:
     """The first cause: a rank that was killed or crashed, else the first that did not just lose its connection."""
-    return min(failures, key=lambda each: (not each.was_killed, each.lost_connection, each.at))
+    return min(failures, key=lambda failure: (not failure.was_killed, failure.lost_connection, failure.at))
 
 
 def how_it_ended(exit_code: int) -> str:
-    """ "exit code 3", or "killed by SIGSEGV"."""
+    """Returns "exit code 3" or "killed by SIGSEGV"."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:
@@ -52,5 +48,5 @@ def how_it_ended(exit_code: int) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last one that is not empty; of a traceback, the error."""
+    """The last line that is not empty; in a traceback this is the error."""
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")

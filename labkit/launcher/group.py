@@ -1,4 +1,4 @@
-"""The process group of a run's ranks, from what the launcher has put into their environment."""
+"""The process group of a run's ranks, from the environment that the launcher has set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.launcher.start import start_timeout
 from labkit.system.errors import RunError, UserError
 
 TIMEOUT_S = 600.0
-BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # on GPUs, what is said about the run stays off them
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # with GPUs, messages about the run stay on the CPU
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -32,17 +32,17 @@ def ensure_process_group(
     start_timeout_s: float | None = None,
     init_method: str = "env://",
 ) -> None:
-    """Initialise torch.distributed: with gloo on "cpu", with NCCL on "cuda" and gloo for tensors of the CPU.
+    """Initialises torch.distributed: with gloo on "cpu"; on "cuda" with NCCL, and with gloo for CPU tensors.
 
-    A group that has been initialised before is kept. A new one holds all processes that torchrun has started (RANK,
-    WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and is destroyed when the process ends; its collectives raise after
-    `timeout_s`. On a CPU each rank then keeps to its share of the processors (`labkit.launcher.shares`).
+    An existing group is kept. A new one holds all processes that torchrun has started (RANK, WORLD_SIZE, MASTER_ADDR,
+    MASTER_PORT) and is destroyed when the process ends; its collectives raise after `timeout_s`. On a CPU each rank
+    then keeps to its share of the processors (`labkit.launcher.shares`). If all ranks are on one machine, gloo listens
+    only on the loopback interface, unless GLOO_SOCKET_IFNAME names another one.
 
-    start_timeout_s: how long the ranks wait for each other here; by default LABKIT_START_TIMEOUT, else 60 s. Where all
-    are on one machine, gloo listens on its loopback interface alone, unless GLOO_SOCKET_IFNAME names another one.
+    start_timeout_s: how long the ranks wait for each other here; by default LABKIT_START_TIMEOUT, else 60 s.
 
-    Raises ValueError outside of torchrun, where pp_size * tp_size is not the number of processes, and without a GPU for
-    the rank; RunError that names the ranks that have not come in time.
+    Raises ValueError outside of torchrun, if pp_size * tp_size is not the number of processes, or if the rank has no
+    GPU; RunError with the ranks that have not come in time.
     """
     if device_type not in BACKENDS:
         raise UserError(f"got device_type {device_type!r}, expected one of {', '.join(BACKENDS)}")
@@ -50,11 +50,11 @@ def ensure_process_group(
         check_world(tp_size, pp_size, dist.get_world_size())
         return
     if missing := [name for name in TORCHRUN if name not in os.environ and init_method == "env://"]:
-        wanted = "several processes" if tp_size is None else f"{pp_size * tp_size} processes"
+        processes = "several processes" if tp_size is None else f"{pp_size * tp_size} processes"
         size = "N" if tp_size is None else pp_size * tp_size
-        asked = "tensor parallelism" if tp_size is None else _sizes(tp_size, pp_size)
+        request = "tensor parallelism" if tp_size is None else _sizes(tp_size, pp_size)
         raise UserError(
-            f"{asked} needs {wanted}, and this one was started alone ({', '.join(missing)} not set): start it by "
+            f"{request} needs {processes}, and this one was started alone ({', '.join(missing)} not set): start it by "
             f"labkit launch {_arguments(tp_size or 'N', pp_size)} -- script.py, by torchrun --nproc-per-node {size} "
             f"script.py, or from a notebook by labkit.launch(function, {_sizes(tp_size or 'N', pp_size)})"
         )
@@ -76,18 +76,18 @@ def ensure_process_group(
 
 
 def _keep_to_this_machine() -> None:
-    """Without this gloo takes the interface of the machine's name."""
+    """Has gloo use the loopback interface instead of the interface of the machine's name."""
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"] and (interface := loopback()):
         os.environ.setdefault(INTERFACE, interface)
 
 
 def _met(init_method: str, rank: int, ranks: int, timeout_s: float) -> dist.Store:
-    """The store of the run, at which all ranks are by now."""
+    """The store of the run, once all ranks have connected to it."""
     try:
         store, _, _ = next(dist.rendezvous(init_method, rank, ranks, timeout=timedelta(seconds=timeout_s)))
     except dist.DistError as error:
         raise RunError(
-            f"rank {rank} did not reach the store of the run within {timeout_s:g} s ({error}); look whether rank 0 and "
+            f"rank {rank} did not reach the store of the run within {timeout_s:g} s ({error}); check that rank 0 and "
             "the launcher that started it are running, or set a longer limit: labkit launch --start-timeout"
         ) from None
     meet(store, rank, ranks, timeout_s)
@@ -95,23 +95,24 @@ def _met(init_method: str, rank: int, ranks: int, timeout_s: float) -> dist.Stor
 
 
 def check_world(tp_size: int | None, pp_size: int, world_size: int) -> None:
-    """Raises ValueError where there are not as many processes as the sizes ask for. tp_size None: any number does."""
-    if tp_size is None or (wanted := pp_size * tp_size) == world_size:
+    """Raises ValueError unless the number of processes is pp_size * tp_size. tp_size None accepts any number."""
+    if tp_size is None or (processes := pp_size * tp_size) == world_size:
         return
-    either = f"pass tp_size={world_size}" if pp_size == 1 else f"pass sizes whose product is {world_size}"
+    remedy = f"pass tp_size={world_size}" if pp_size == 1 else f"pass sizes whose product is {world_size}"
     raise UserError(
-        f"got {_sizes(tp_size, pp_size)} in a run of {world_size} process{'es' * (world_size > 1)}, expected {wanted}: "
-        f"{either}, or start {wanted} processes (labkit launch {_arguments(tp_size, pp_size)} -- script.py)"
+        f"got {_sizes(tp_size, pp_size)} in a run of {world_size} process{'es' * (world_size > 1)}, "
+        f"expected {processes}: "
+        f"{remedy}, or start {processes} processes (labkit launch {_arguments(tp_size, pp_size)} -- script.py)"
     )
 
 
 def _sizes(tp_size: int | str, pp_size: int) -> str:
-    """As Python's arguments."""
+    """The sizes as arguments in Python."""
     return f"tp_size={tp_size}" if pp_size == 1 else f"pp_size={pp_size}, tp_size={tp_size}"
 
 
 def _arguments(tp_size: int | str, pp_size: int) -> str:
-    """As those of `labkit launch`."""
+    """The sizes as options of `labkit launch`."""
     return f"--tp {tp_size}" if pp_size == 1 else f"--pp {pp_size} --tp {tp_size}"
 
 
@@ -126,6 +127,6 @@ def _take_gpu(local_rank: int) -> None:
 
 
 def _leave() -> None:
-    failed = hasattr(sys, "last_value")  # then the others may wait in a collective, for which NCCL would wait too
+    failed = hasattr(sys, "last_value")  # then other ranks may wait in a collective, and NCCL would wait for it here
     if dist.is_initialized() and not failed:
         dist.destroy_process_group()

@@ -1,6 +1,6 @@
-"""Ranks that are about to share a model: each says in the store of the run what it brings, or why it does not come.
+"""Ranks that are about to share a model: each posts its data in the store of the run, or the reason why it failed.
 
-In a collective of torch.distributed the others would wait for a rank that has failed before it.
+In a collective of torch.distributed the other ranks would wait for a rank that failed before the collective.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ TIMEOUT_S = 600.0
 PAUSE_S, LOOK_S = 0.002, 0.2
 PROCESS = "labkit/process/{}"
 
-_calls: defaultdict[tuple[int, ...], int] = defaultdict(int)  # by the ranks of a group: how often they have joined
+_calls: defaultdict[tuple[int, ...], int] = defaultdict(int)  # number of joins so far, by the ranks of a group
 
 
 def reason_of(error: BaseException) -> str:
-    """What the other ranks are told, on one line. What another rank has said is passed on as it is."""
-    said = " ".join(str(error).split())
+    """The message for the other ranks, on one line. A message from another rank is passed on unchanged."""
+    message = " ".join(str(error).split())
     if isinstance(error, RankFailedError | LostRankError):
-        return said
-    return f"rank {dist.get_rank()}: {type(error).__name__}" + (f": {said}" if said else "")
+        return message
+    return f"rank {dist.get_rank()}: {type(error).__name__}" + (f": {message}" if message else "")
 
 
 def say_process() -> None:
-    """Leaves this process's number in the store of the run, so that others can tell when it has ended."""
+    """Posts this process's id in the store of the run, so that other ranks can check whether it has ended."""
     _store().set(PROCESS.format(dist.get_rank()), json.dumps([*system(), os.getpid()]))
 
 
 @contextmanager
 def joining(group: dist.ProcessGroup | None) -> Iterator[None]:
-    """What fails within, before this rank has joined the others of `group` (None: all), is raised on them, too."""
+    """An error inside this context is also raised on the other ranks of `group` (None: all), unless this rank has
+    joined them before.
+    """
     ranks = dist.get_process_group_ranks(group)
     before = _calls[tuple(ranks)]
     try:
@@ -54,8 +56,10 @@ def joining(group: dist.ProcessGroup | None) -> Iterator[None]:
 
 
 def join(brought: str, group: dist.ProcessGroup | None) -> list[str]:
-    """What every rank of `group` brings, once all are there. Raises RankFailedError with the reason of one that has
-    failed before it came, and LostRankError where one has ended or does not come.
+    """Posts `brought`, waits for the other ranks of `group`, and returns the texts of all, in order of the ranks.
+
+    Raises RankFailedError with the reason of a rank that failed before it joined; LostRankError if a rank has ended or
+    does not join in time.
     """
     ranks, me = dist.get_process_group_ranks(group), dist.get_rank()
     store = _of_call(ranks, _calls[tuple(ranks)])
@@ -92,4 +96,4 @@ def _of_call(ranks: list[int], number: int) -> dist.Store:
 
 
 def _store() -> dist.Store:
-    return dist.distributed_c10d._get_default_store()  # the only way to that of a group that somebody else made
+    return dist.distributed_c10d._get_default_store()  # the only access to the store of a group made elsewhere

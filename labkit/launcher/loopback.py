@@ -1,7 +1,7 @@
-"""Where the ranks of one machine meet under torchrun: at a store that listens on the loopback address alone.
+"""Rendezvous of the ranks of one machine under torchrun: a store that listens only on the loopback address.
 
-torchrun's own rendezvous listens on all interfaces, so that anyone who reaches the machine could speak to the store of
-a run. Several machines need that, and plain `torchrun` does it always; `labkit launch` on one machine does not.
+torchrun's own rendezvous listens on all interfaces, so that anyone who reaches the machine could connect to the store
+of a run. Several machines need that, and plain `torchrun` always does it; `labkit launch` on one machine does not.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class LoopbackRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """No other machine has to be told."""
+        """Does nothing: there are no other machines to notify."""
 
     def shutdown(self) -> bool:
         return True
 
 
 def loopback_store() -> TCPStore:
-    """A store on a free port. torch listens on all interfaces unless it is given a socket that listens already."""
+    """A store on a free port. torch would listen on all interfaces unless it gets a socket that already listens."""
     with socket.create_server((ADDRESS, 0), backlog=1024) as listener:
         port, descriptor = listener.getsockname()[1], listener.detach()  # the store closes it
     wait = timedelta(seconds=WAIT_S)
@@ -69,7 +69,7 @@ def loopback_store() -> TCPStore:
 
 
 def register() -> None:
-    """Make torchrun know the rendezvous by its name."""
+    """Registers the rendezvous with torchrun under its name."""
     rendezvous_handler_registry.register(LOOPBACK, _handler)
 
 

@@ -1,7 +1,7 @@
-"""The machines of a run tell each other why it ends, and that they are still there, at the store where they have met.
+"""The machines of a run tell each other that they are alive, and why the run ends, in the store of the rendezvous.
 
-Each has a pulse that the others listen to. While somebody has stopped `labkit launch` on a machine by Ctrl-Z its pulse
-is out, but its ranks go on; it says so before, and the others do not take it for lost.
+Each machine has a pulse that the others check. While `labkit launch` on a machine is stopped by Ctrl-Z it has no pulse,
+but its ranks go on. It announces this pause first, so that the others do not take it for lost.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 BEAT_S = 1.0
 SILENT_S = 8.0
-REACH_S = 3.0  # to reach the store where something is to be told, and for all machines to hear it
+REACH_S = 3.0  # to reach the store with a message, and for all machines to read it
 PAUSE_S = 0.05
 CAUSE, HEARD, COUNT = "cause", "heard", "machines"
 
 
 class Machines:
-    """This machine among `count`, whose store is at `host`:`port`. has_store: here. join_s: how long it may take until
-    that is there.
+    """This machine among the `count` machines of a run, whose store is at `host`:`port`.
+
+    has_store: whether the store is on this machine. join_s: how long to wait until the store exists.
     """
 
     def __init__(self, host: str, port: int, count: int, *, has_store: bool, join_s: float) -> None:
@@ -35,13 +36,13 @@ class Machines:
         self.is_pausing = False
         self._over, self._rounds = Event(), 0
         self._seen, self._still_s, self._somebody_pauses = 0, 0.0, False
-        self._heard: dict[int, tuple[int, float]] = {}  # the latest pulse of each machine, and for how long it is that
+        self._heard: dict[int, tuple[int, float]] = {}  # latest pulse of each machine, and seconds since it changed
         self._pulse = Thread(target=self._beat, daemon=True)
         self._pulse.start()
 
     def lost(self, since_s: float) -> str | None:
-        """Why this machine can't go on with the others, None where it can. Asked every `since_s` seconds, so that the
-        time in which this machine itself stood still does not count.
+        """The reason why this machine can't go on with the others; None if it can. The caller asks every `since_s`
+        seconds, so that time in which this machine itself was stopped does not count.
         """
         if self.told is not None or self._rounds != self._seen or self._rounds == 0 or self._somebody_pauses:
             self._seen, self._still_s = self._rounds, 0.0
@@ -53,42 +54,42 @@ class Machines:
         return f"error: the machine of the rendezvous {host}:{port} has not been heard of for {SILENT_S:.0f} s"
 
     def tell(self, cause: str) -> str:
-        """Tells the others why the run ends. Returns the cause that was told first, by whichever machine."""
-        return self._asked(lambda store: store.compare_set(CAUSE, "", cause)) or cause
+        """Tells the others why the run ends. Returns the cause that was told first, by any machine."""
+        return self._answer(lambda store: store.compare_set(CAUSE, "", cause)) or cause
 
     def hear(self) -> str | None:
-        """The cause that another machine tells, None if none does in time."""
+        """The cause that another machine tells; None if none does in time."""
 
-        def told(store: Store) -> bytes:
+        def awaited_cause(store: Store) -> bytes:
             _wait(lambda: store.check([CAUSE]))
             return store.get(CAUSE) if store.check([CAUSE]) else b""
 
-        return self._asked(told) or None
+        return self._answer(awaited_cause) or None
 
     def pause(self) -> None:
-        """Tells the others that the pulse of this machine will be out; returns when they know."""
+        """Tells the others that the pulse of this machine will pause; returns when they know."""
         self.is_pausing = True
         time.sleep(2.5 * BEAT_S)
 
     def leave(self) -> None:
         self._over.set()
 
-    def _asked(self, question: Callable[[Store], bytes]) -> str | None:
-        """The cause that the store answers with; None where it can't be reached. It goes with the machine that has it,
-        which waits until all have heard.
+    def _answer(self, question: Callable[[Store], bytes]) -> str | None:
+        """The cause that the store answers with; None if it can't be reached. The store ends with its machine, which
+        therefore waits until all machines have read the cause.
         """
         answers: list[str] = []
 
         def ask() -> None:
             with suppress(RuntimeError, OSError):
-                socket.create_connection(self._where, timeout=REACH_S).close()  # where torch would say a lot
+                socket.create_connection(self._where, timeout=REACH_S).close()  # torch would log a lot if it failed
                 store = self._store(REACH_S)
                 answers.append(question(store).decode())
                 store.add(HEARD, 1)
                 if self._has_store:
                     _wait(lambda: store.add(HEARD, 0) == self.count)
 
-        asking = Thread(target=ask, daemon=True)  # a store whose machine stands still keeps its callers for ever
+        asking = Thread(target=ask, daemon=True)  # a call to the store of a stopped machine never returns
         asking.start()
         asking.join(2 * REACH_S)
         return answers[0] if answers else None
@@ -99,7 +100,7 @@ class Machines:
         return PrefixStore("labkit/launch", TCPStore(host, port, None, False, limit, wait_for_workers=False))
 
     def _beat(self) -> None:
-        with suppress(RuntimeError):  # the store has gone with its machine: `lost` finds that nothing is heard any more
+        with suppress(RuntimeError):  # the store was lost with its machine: `lost` notices that no pulse arrives
             store = self._store(self._join_s)
             number = store.add(COUNT, 1) - 1
             while not self._over.wait(BEAT_S):
@@ -109,11 +110,11 @@ class Machines:
                     self.told = store.get(CAUSE).decode()
                 else:
                     self._listen(
-                        [json.loads(store.get(each)) for each in map(str, range(self.count)) if store.check([each])]
+                        [json.loads(store.get(key)) for key in map(str, range(self.count)) if store.check([key])]
                     )
 
     def _listen(self, pulses: list[tuple[int, bool, str]]) -> None:
-        """pulses: of the machines that are here, in the order in which they came."""
+        """Checks the pulses of the machines that have joined, in the order in which they joined."""
         self._somebody_pauses = any(is_pausing for _, is_pausing, _ in pulses)
         for place, (rounds, _, name) in enumerate(pulses):
             before, silent_s = self._heard.get(place, (0, 0.0))
@@ -123,8 +124,8 @@ class Machines:
                 self.told = f"error: the machine {name} has not been heard of for {SILENT_S:.0f} s"
 
 
-def _wait(until: Callable[[], bool]) -> None:
-    """For REACH_S at most."""
+def _wait(condition: Callable[[], bool]) -> None:
+    """Waits until the condition holds, REACH_S at most."""
     deadline = time.monotonic() + REACH_S
-    while not until() and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(PAUSE_S)

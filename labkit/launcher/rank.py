@@ -1,6 +1,6 @@
-"""One rank of `labkit.launch`: `-m labkit.launcher.rank FOLDER PARENT`, with its place in torchrun's variables.
+"""One rank of `labkit.launch`: `-m labkit.launcher.rank FOLDER PARENT`. torchrun's variables give its rank.
 
-FOLDER holds the pickled sys.path and call, and gets the result or the error.
+FOLDER holds the pickled sys.path and call, and receives the result or the error.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ POLL_S = 0.05
 
 
 def main(folder: Path, parent: int) -> None:
-    """Run the call, in the group of all ranks. What it raises is left as a file, and ends the process."""
+    """Runs the call in the group of all ranks. An error of the call is written to a file and ends the process."""
     end_with_parent(parent)
     if sys.version_info >= (3, 14):  # a crash says where
-        faulthandler.enable(c_stack=False)  # 40 lines after Python's own, which an error would no longer show
+        faulthandler.enable(c_stack=False)  # its 40 lines would push Python's own out of the error message
     else:
         faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)
@@ -39,7 +39,7 @@ def main(folder: Path, parent: int) -> None:
     try:
         _run(folder, folder / RESULT.format(rank))
     except BaseException as error:
-        frames = error.__traceback__.tb_next if error.__traceback__ else None  # without this one
+        frames = error.__traceback__.tb_next if error.__traceback__ else None  # without this frame
         record = {
             "type": type(error).__name__,
             "message": str(error),
@@ -73,7 +73,7 @@ def _run(folder: Path, target: Path) -> None:
         ) from None
     with whole_file(target) as path:
         path.write_bytes(pickled)
-    while not all((folder / RESULT.format(each)).exists() for each in range(ranks)):
+    while not all((folder / RESULT.format(other)).exists() for other in range(ranks)):
         time.sleep(POLL_S)  # another rank may still be connecting to this one, and would fail if it left
 
 

@@ -1,4 +1,4 @@
-"""One rank of `labkit.launch` as its caller sees it: what it prints, and the files that it leaves."""
+"""One rank of `labkit.launch` as its caller sees it: its output, and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ WAITING, MET, RESULT, ERROR = "rank-{}.waiting", "rank-{}.met", "rank-{}.result"
 
 
 class RankError(RunError):
-    """A rank raised, or its process ended. Of several ranks, it is the first cause.
+    """A rank raised, or its process ended. If several ranks failed, this is the first cause.
 
-    rank; error_type: the name of the exception's class, None where the process ended without one; reason: the
-    exception's message, or how the process ended; rank_traceback: of the rank, or the last lines that it printed.
+    - rank: the rank that failed.
+    - error_type: name of the exception's class; None if the process ended without an exception.
+    - reason: the exception's message, or how the process ended.
+    - rank_traceback: the rank's traceback, or the last lines that it printed.
     """
 
     def __init__(self, rank: int, error_type: str | None, reason: str, rank_traceback: str) -> None:
-        said = f"{error_type}: {reason}" if error_type else reason
-        super().__init__(f"rank {rank}: {said}" + (f"\n\n{rank_traceback}" if rank_traceback else ""))
+        cause = f"{error_type}: {reason}" if error_type else reason
+        super().__init__(f"rank {rank}: {cause}" + (f"\n\n{rank_traceback}" if rank_traceback else ""))
         self.rank, self.error_type, self.reason, self.rank_traceback = rank, error_type, reason, rank_traceback
 
 
 class RankProcess:
-    """A process of `labkit.launcher.rank`, in a session of its own: Ctrl-C reaches the caller alone."""
+    """A process of `labkit.launcher.rank`, in a session of its own, so that Ctrl-C reaches only the caller."""
 
     def __init__(
         self, rank: int, ranks: int, folder: Path, environment: Mapping[str, str], echo: Callable[[str], None]
@@ -75,12 +77,12 @@ class RankProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """By SIGSTOP or a debugger."""
+        """Whether SIGSTOP or a debugger has stopped it."""
         return process_state(self.process.pid) in (STOPPED, STOPPED.lower())
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has come to where the ranks meet."""
+        """Whether it has reached the point at which the ranks wait for each other."""
         return self._waiting.exists()
 
     @property
@@ -89,11 +91,11 @@ class RankProcess:
         return self._met.exists()
 
     def read(self) -> None:
-        """Pass on what it has printed since."""
+        """Passes on the lines that it has printed since the last call."""
         self._lines.read()
 
     def failure(self) -> RankFailure | None:
-        exit_code = self.process.poll()  # before the files are looked for, which are there when it ends
+        exit_code = self.process.poll()  # before the files are checked: they exist once the process has ended
         if self._error.exists():
             error = json.loads(self._error.read_text())
             return RankFailure(self.rank, None, f"{error['type']}: {error['message']}", error["at"])

@@ -1,4 +1,4 @@
-"""Where the machines of one run meet: an address of node rank 0, and a port there that is free."""
+"""Rendezvous of the machines of one run: an address of node rank 0, and a free port there."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ATTEMPT_S, PAUSE_S = 3.0, 0.3
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """HOST:PORT, as every node is given it."""
+    """HOST:PORT, the same on every node."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Rendezvous:
-        """ "node0:29500", "10.0.0.1:29500" or "[fd00::1]:29500". Raises ValueError for anything else."""
+        """Parses "node0:29500", "10.0.0.1:29500" or "[fd00::1]:29500". Raises ValueError for anything else."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise UserError(f"got --rendezvous {text}, expected HOST:PORT, an address of node rank 0 and a free port")
@@ -36,16 +36,16 @@ class Rendezvous:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def check_reachable(self) -> None:
-        """Raises ValueError for a name that leads to this machine's loopback, as Debian has it for its own name."""
+        """Raises ValueError for a name that resolves to the loopback address, as a Debian machine's own name does."""
         _, (address, _) = self._resolved()
         if self.host not in (address, "localhost") and ip_address(address).is_loopback:
             raise UserError(
-                f"got --rendezvous {self}: the name leads to {address} here, which other machines cannot reach; give "
-                "an IP address"
+                f"got --rendezvous {self}: the name resolves to {address} here, which other machines cannot reach; "
+                "give an IP address"
             )
 
     def check_here(self) -> None:
-        """Raises ValueError where node rank 0 can't listen: another machine's address, or a port that is in use."""
+        """Raises ValueError if node rank 0 can't listen: another machine's address, or a port in use."""
         try:
             for family, address in (self._resolved(), (socket.AF_INET, ("", self.port))):  # torch listens on all
                 with socket.socket(family) as trial:
@@ -64,10 +64,10 @@ class Rendezvous:
             raise
 
     def wait_until_open(self, timeout_s: float, say: Callable[[str], None]) -> None:
-        """Wait for node rank 0 to listen. Raises TimeoutError that says what was in the way."""
+        """Waits until node rank 0 listens. Raises TimeoutError with the last error of the connection."""
         _, address = self._resolved()
         deadline = time.monotonic() + timeout_s
-        said = False
+        announced = False
         while True:
             try:
                 socket.create_connection(address, timeout=ATTEMPT_S).close()
@@ -78,13 +78,13 @@ class Rendezvous:
                         f"the rendezvous {self} was not reached within {timeout_s:g} s ({error}); start node rank 0 "
                         "there, with the same --rendezvous, and check that its firewall lets this port through"
                     ) from None
-            if not said:
+            if not announced:
                 say(f"waiting for node rank 0 at {self}")
-                said = True
+                announced = True
             time.sleep(PAUSE_S)
 
     def own_address(self) -> str | None:
-        """The address that this machine has on its way to the rendezvous, None where that can't be told."""
+        """The address from which this machine reaches the rendezvous; None if it is unknown."""
         family, address = self._resolved()
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             try:
@@ -99,7 +99,7 @@ class Rendezvous:
         return self.own_address() == self._resolved()[1][0]
 
     def interface(self) -> str | None:
-        """The network interface by which this machine reaches the rendezvous, None where that can't be told."""
+        """The network interface by which this machine reaches the rendezvous; None if it is unknown."""
         mine = self.own_address()
         names = (
             name
@@ -119,5 +119,5 @@ class Rendezvous:
 
 
 def loopback() -> str | None:
-    """The interface that a machine talks to itself by, which needs no network."""
+    """The loopback interface, by which a machine talks to itself without a network."""
     return Rendezvous("127.0.0.1", 1).interface() if os.name == "posix" else None

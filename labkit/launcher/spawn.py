@@ -1,6 +1,6 @@
-"""A function as the ranks of a model: one call from a notebook or a script, the results by rank.
+"""Runs a function on all ranks of a model: one call from a notebook or a script, which returns the results by rank.
 
-Every rank is a fresh Python process that ends with the call. What goes wrong in one ends them all: no other rank can
+Every rank is a fresh Python process that ends with the call. A failure of one rank ends them all: the others cannot
 finish without it, and most would wait in a collective for ever.
 """
 
@@ -26,7 +26,7 @@ from labkit.system.pickled_call import pickle_call
 POLL_S = 0.05
 GRACE_S = 1.0  # for the cause of a lost connection to show
 LINGER_S = 5.0  # for a rank to end once its result is there
-STACK_S = 0.5  # for a rank to write where it stands
+STACK_S = 0.5  # for a rank to write its stack
 
 
 def launch(
@@ -42,20 +42,23 @@ def launch(
     echo: Callable[[str], None] | None = None,
     **kwargs: Any,
 ) -> list[Any]:
-    """Call `function(*args, **kwargs)` in new processes at once, and return what each returned, by rank.
+    """Calls `function(*args, **kwargs)` in several new processes at once, and returns their results by rank.
 
-    There are as many as tensor parallelism (tp_size) and pipeline parallelism (pp_size) take together: their product,
-    where one that is not given is 1; without either 2.
-    In each torch.distributed is initialised before the call, with NCCL where there is a GPU for every rank. Functions
-    of notebook cells and lambdas work; arguments and results are pickled, tensors exactly. threads: of each rank; by
-    default OMP_NUM_THREADS, else its share of the processors, to which it keeps unless `pin` is False. timeout_s: for
-    all of it; start_timeout_s: until the ranks have met. echo: is given each line that a rank prints, after
-    "[rank 0] "; by default they go to sys.stdout. Arguments of `function` with the names of these go in by
-    functools.partial.
+    The number of processes is tp_size * pp_size; one that is not given is 1. Without both there are 2 processes. Each
+    initialises torch.distributed before the call, with NCCL if there is a GPU for every rank. Functions of notebook
+    cells and lambdas work; arguments and results are pickled, tensors exactly. To pass `function` an argument with the
+    name of a parameter below, use functools.partial.
+
+    - tp_size, pp_size: sizes of tensor and pipeline parallelism.
+    - threads: of each rank; by default OMP_NUM_THREADS, else the rank's share of the processors.
+    - timeout_s: limit for the whole call.
+    - start_timeout_s: limit until the ranks have met.
+    - pin: keeps each rank on its share of the processors.
+    - echo: is called with each line that a rank prints, after "[rank 0] "; by default lines go to sys.stdout.
 
     Raises RankError for the rank that failed first, was stopped, or did not meet the others in time; TimeoutError after
-    `timeout_s`, with where each rank stood then; ValueError for sizes that cannot be, and for what cannot be pickled.
-    Whatever happens, Ctrl-C too, no process is left.
+    `timeout_s`, with the stack of each unfinished rank; ValueError for impossible sizes, and for a function that cannot
+    be pickled. No process is left, even after Ctrl-C.
     """
     check_numbers(tp_size=tp_size, pp_size=pp_size, threads=threads)
     for name, value in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
@@ -74,14 +77,14 @@ def launch(
             _wait(ranks, timeout_s, start_timeout_s)
             return [pickle.loads(rank.result.read_bytes()) for rank in ranks]
         finally:
-            for each in ranks:
-                each.kill()
-            for each in ranks:
-                each.close()
+            for process in ranks:
+                process.kill()
+            for process in ranks:
+                process.close()
 
 
 def _wait(ranks: Sequence[RankProcess], timeout_s: float | None, start_timeout_s: float) -> None:
-    """Returns when every rank has left its result and, given the time, ended."""
+    """Returns when every rank has left its result and has ended, or LINGER_S later."""
     began = looked = time.monotonic()
     stopped = StoppedRanks()
     while not all(rank.result.exists() for rank in ranks):
@@ -92,8 +95,8 @@ def _wait(ranks: Sequence[RankProcess], timeout_s: float | None, start_timeout_s
             ranks[first.rank].raise_error(first)
         if (now := time.monotonic()) - looked > LOOK_S:
             looked = now
-            if (which := stopped.look({each.rank: each.process.pid for each in ranks})) is not None:
-                raise RankError(which, None, stands_still(ranks[which].process.pid), ranks[which].last_lines)
+            if (still := stopped.look({rank.rank: rank.process.pid for rank in ranks})) is not None:
+                raise RankError(still, None, stands_still(ranks[still].process.pid), ranks[still].last_lines)
         waited = now - began
         if timeout_s is not None and waited > timeout_s:
             _raise_late(ranks, timeout_s)
@@ -110,7 +113,7 @@ def _failures(ranks: Sequence[RankProcess]) -> list[RankFailure]:
 
 
 def _cause(ranks: Sequence[RankProcess]) -> RankFailure:
-    """The first cause. A rank that others lost the connection to may not have ended yet."""
+    """The first cause. Waits up to GRACE_S for it: the rank to which others lost the connection may not have ended."""
     deadline = time.monotonic() + GRACE_S
     while (first := to_blame(_failures(ranks))).lost_connection and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -118,7 +121,9 @@ def _cause(ranks: Sequence[RankProcess]) -> RankFailure:
 
 
 def _raise_not_met(ranks: Sequence[RankProcess], start_timeout_s: float) -> None:
-    """Names the ranks that keep the others waiting: those that have not come at all, or have not met the others."""
+    """Raises RankError with the ranks that keep the others waiting: ranks that have not come to the meeting, else
+    ranks that have not met the others.
+    """
     missing = [rank for rank in ranks if not rank.is_waiting] or [rank for rank in ranks if not rank.has_met]
     _ask_where(missing)
     reason = not_met([rank.rank for rank in missing], start_timeout_s)
@@ -128,12 +133,12 @@ def _raise_not_met(ranks: Sequence[RankProcess], start_timeout_s: float) -> None
 def _raise_late(ranks: Sequence[RankProcess], timeout_s: float) -> None:
     late = [rank for rank in ranks if not rank.result.exists()]
     _ask_where(late)
-    stood = "\n".join(f"rank {rank.rank}:\n{rank.last_lines}" for rank in late)
-    raise TimeoutError(f"the ranks were ended after {timeout_s:g} s, and these had not returned:\n{stood}")
+    stacks = "\n".join(f"rank {rank.rank}:\n{rank.last_lines}" for rank in late)
+    raise TimeoutError(f"the ranks were ended after {timeout_s:g} s, and these had not returned:\n{stacks}")
 
 
 def _ask_where(ranks: Sequence[RankProcess]) -> None:
-    """Have the ranks write where they stand into their last lines."""
+    """Has the ranks write their stacks into their last lines."""
     for rank in ranks:
         rank.say_where_it_stands()
     time.sleep(STACK_S)

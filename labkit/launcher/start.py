@@ -1,4 +1,4 @@
-"""How long the ranks of a run may take to start and to meet, and what is said of those that take longer."""
+"""Time limit for the ranks of a run to start and to meet, and the message about ranks that exceed it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from labkit.system.errors import UserError
 
 START_S = 60.0
-START_TIMEOUT = "LABKIT_START_TIMEOUT"  # in seconds, instead
+START_TIMEOUT = "LABKIT_START_TIMEOUT"  # in seconds, instead of START_S
 
 
 def start_timeout(environment: Mapping[str, str] = os.environ) -> float:
-    """The limit that the environment sets, in seconds. Raises ValueError for what is no such number."""
+    """The limit from the environment, in seconds. Raises ValueError if it is not a number above 0."""
     text = environment.get(START_TIMEOUT)
     try:
         seconds = START_S if text is None else float(text)
@@ -24,7 +24,7 @@ def start_timeout(environment: Mapping[str, str] = os.environ) -> float:
 
 
 def not_met(missing: Sequence[int], timeout_s: float) -> str:
-    """What to say of ranks that the others have waited for in vain."""
+    """The message about ranks for which the others have waited in vain."""
     subject = f"ranks {', '.join(map(str, missing))} have" if len(missing) > 1 else f"rank {missing[0]} has"
     return (
         f"{subject} not met the others within {timeout_s:g} s: ended early, stopped, or slow to start; set the limit "

@@ -1,6 +1,6 @@
-"""Becomes one rank's program, on the rank's own processors: `-m labkit.launcher.start_rank COMMAND...`.
+"""Becomes one rank's program, pinned to the rank's processors: `-m labkit.launcher.start_rank COMMAND...`.
 
-As `taskset` does it: the program takes this process over, so that nothing stands between it and torchrun.
+The program replaces this process, as with `taskset`, so that it is a direct child of torchrun.
 """
 
 import os

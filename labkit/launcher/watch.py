@@ -1,4 +1,4 @@
-"""Ends a run that cannot go on while torchrun waits for it: a rank is stopped, or another machine has ended the run."""
+"""Ends a run that torchrun would wait for in vain: a rank is stopped, or another machine has ended the run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from labkit.launcher.stopped import LOOK_S, StoppedRanks, left_in, stands_still
 
 
 class Watch:
-    """Within it this machine's ranks are watched, whose processes are told in a folder. machines: of the run; None:
-    there is this one alone.
+    """Watches this machine's ranks inside its context.
 
-    cause: why a rank was killed from here, upon which torchrun ends the others; None: none was.
+    - pids: the folder with the process ids of the ranks.
+    - machines: the machines of the run; None if there is only this one.
+    - cause: why a rank was killed by this watch, after which torchrun ends the others; None if none was.
     """
 
     def __init__(self, pids: Path, machines: Machines | None) -> None:
@@ -57,7 +58,7 @@ class Watch:
             os.kill(pid, signal.SIGKILL)
 
     def _pause(self, *signalled: object) -> None:
-        """Ctrl-Z: the ranks are in sessions of their own and go on."""
+        """Handles Ctrl-Z: stops this process. The ranks go on, as they have sessions of their own."""
         assert self._machines is not None
         self._machines.pause()
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Notebooks as commands: typed parameters in, an executed notebook and one self-contained HTML report out."""
+"""Runs notebooks as commands: from typed parameters to an executed notebook and a self-contained HTML report."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The notebooks that labkit brings along, by name."""
+"""The notebooks that labkit includes, by name."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ ENDING = ".ipynb"
 
 
 def carried_notebooks() -> dict[str, Path]:
-    """The path of each by its name, "01_vanilla_vs_fused", or for one in a folder "workshop/01_first", in order."""
+    """The paths of the notebooks by name, in order. A name is "01_vanilla_vs_fused", or "workshop/01_first"."""
     root = carried("notebooks")
     paths = {path.relative_to(root): path for path in sorted(root.rglob(f"*{ENDING}"))}
     return {
         inside.with_suffix("").as_posix(): path
         for inside, path in paths.items()
-        if not any(part.startswith(".") for part in inside.parts)  # what JupyterLab keeps for itself
+        if not any(part.startswith(".") for part in inside.parts)  # JupyterLab's own files
     }
 
 
 def title(path: Path) -> str:
-    """The heading that a notebook begins with; empty where it has none."""
+    """The heading at the beginning of a notebook; empty if there is no heading."""
     cells = read_json(path, "a Jupyter notebook").get("cells", [])
     first = "".join(cells[0]["source"]) if cells and cells[0]["cell_type"] == "markdown" else ""
     return first.partition("\n")[0].removeprefix("# ").strip() if first.startswith("# ") else ""
 
 
 def find_notebook(name: str | Path) -> Path:
-    """The file of this name, with or without its ending, else the notebook of this name that labkit brings along.
+    """The file of this name, with or without its ending, else labkit's own notebook of this name.
 
-    NotebookError where there is neither.
+    NotebookError if neither exists.
     """
     path = Path(name)
     for candidate in (path, path.with_name(path.name + ENDING) if path.name else path):
         if candidate.is_file():
             return candidate
-    known, asked = carried_notebooks(), str(name).removesuffix(ENDING)
-    found = [known[asked]] if asked in known else [each for each in known.values() if each.stem == asked]
-    if len(found) == 1:
-        return found[0]
-    brought = f", or one that labkit brings along: {', '.join(known)}" if known else ""
-    raise NotebookError(f"no notebook at {name}{did_you_mean(path.stem, known)}; expected a file{brought}")
+    known, stem = carried_notebooks(), str(name).removesuffix(ENDING)
+    matches = [known[stem]] if stem in known else [path for path in known.values() if path.stem == stem]
+    if len(matches) == 1:
+        return matches[0]
+    names = f", or one of labkit's notebooks: {', '.join(known)}" if known else ""
+    raise NotebookError(f"no notebook at {name}{did_you_mean(path.stem, known)}; expected a file{names}")

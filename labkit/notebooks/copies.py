@@ -1,7 +1,7 @@
-"""Copies of the notebooks to work in, so that what a person types and measures never gets into labkit's own.
+"""Copies of the notebooks to work in, so that labkit's own notebooks stay unchanged.
 
-A copy is made again when labkit has another version of its notebook, but only as long as nobody has changed or run it:
-a file beside the copies says what was in each when it was made.
+A copy is replaced when labkit has a new version of the notebook, unless the user has changed or run it. A file next to
+the copies records a digest of each copy at the time when it was made.
 """
 
 from __future__ import annotations
@@ -24,16 +24,13 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Copies:
-    """What became of the copies in a folder, by name. written: new ones, and new versions of those that nobody had
-    changed. changed: by the user, and left alone. outdated: of these, the ones whose notebook labkit has another
-    version of by now.
-    """
+    """Result of copying the notebooks into a folder: names of copies."""
 
     folder: Path
-    names: tuple[str, ...]
-    written: tuple[str, ...]
-    changed: tuple[str, ...]
-    outdated: tuple[str, ...]
+    names: tuple[str, ...]  # of all notebooks
+    written: tuple[str, ...]  # new copies, and new versions of unchanged copies
+    changed: tuple[str, ...]  # by the user, and left alone
+    outdated: tuple[str, ...]  # changed copies of which labkit has a newer version
 
     def __str__(self) -> str:
         parts = [f"{len(self.names)} notebooks in {self.folder}"]
@@ -48,10 +45,10 @@ class Copies:
 
 
 def copy_notebooks(folder: str | Path) -> Copies:
-    """Copy labkit's notebooks into a folder, which may hold copies already; nothing that a person changed is replaced.
+    """Copies labkit's notebooks into a folder, which may hold copies already. Copies that the user changed stay.
 
-    What the copies write when they run goes to `runs` in that folder, or to the folder that it is in if that is called
-    `runs` (`labkit.system.output_folder`). UserError for a folder that cannot be written to, or is labkit's own.
+    Results of the copies go to `runs` in that folder, or to its parent if the parent is called `runs`
+    (`labkit.system.output_folder`). UserError: the folder is not writable, or holds labkit's own notebooks.
     """
     folder, own = Path(folder), carried("notebooks")
     if folder.resolve().is_relative_to(own.resolve()):
@@ -62,14 +59,14 @@ def copy_notebooks(folder: str | Path) -> Copies:
     sources = carried_notebooks()
     for name, source in sources.items():
         target, present = folder / f"{name}{ENDING}", _digest(source)
-        found = _digest(target) if target.exists() else made.get(name)
-        if found not in (present, made.get(name)):
+        current = _digest(target) if target.exists() else made.get(name)
+        if current not in (present, made.get(name)):
             changed.append(name)
             if made.get(name) != present:
                 outdated.append(name)
             continue
         digests[name] = present
-        if found != present or not target.exists():
+        if current != present or not target.exists():
             with whole_file(target) as path:
                 path.write_bytes(source.read_bytes())
             written.append(name)
@@ -81,9 +78,7 @@ def copy_notebooks(folder: str | Path) -> Copies:
 
 
 def _digest(path: Path) -> str:
-    """Of all that a person writes into a notebook or gets from it, without what JupyterLab notes down; empty for a
-    file that is no notebook.
-    """
+    """Digest of a notebook's cells and outputs, without JupyterLab's metadata; empty if the file is not a notebook."""
     try:
         cells = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4).cells
     except (ValueError, KeyError, AttributeError, nbformat.ValidationError):
@@ -93,10 +88,10 @@ def _digest(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """The digests of the copies when they were made; of a damaged file none, so that every copy counts as changed."""
+    """The digests of the copies when they were made. Empty for a damaged file: then every copy counts as changed."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        digests = found["digests"] if found["schema_version"] == SCHEMA_VERSION else {}
+        record = json.loads(path.read_text(encoding="utf-8"))
+        digests = record["digests"] if record["schema_version"] == SCHEMA_VERSION else {}
         return {str(name): str(digest) for name, digest in digests.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -1,4 +1,4 @@
-"""Run a notebook from start to end in a fresh kernel, and report how each run ended."""
+"""Runs a notebook from start to end in a fresh kernel, and reports how the run ended."""
 
 import asyncio
 import math
@@ -33,7 +33,7 @@ from labkit.system.output_folder import RUNS, check_output_folder, reason
 from labkit.system.progress import HEADLINE_MIME_TYPE, MIME_TYPE, Progress
 from labkit.system.whole_file import whole_file
 
-SECONDS_TO_END = 5.0  # that a cell has after an interrupt
+SECONDS_TO_END = 5.0  # for a cell to end after an interrupt
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RunReport:
     parameters: dict[str, Any]  # every parameter, defaults included
     seconds: float
     failure: Failure | None
-    headlines: tuple[str, ...]  # what the notebook's cells declared as their results, one line each
+    headlines: tuple[str, ...]  # results that the notebook's cells declared, one line each
 
 
 def run_notebook(
@@ -57,20 +57,20 @@ def run_notebook(
     *,
     timeout_s: float | None = None,
 ) -> RunReport:
-    """Execute the notebook at `path` with `parameters` and write OUTPUT_DIR/STEM.ipynb and OUTPUT_DIR/STEM.html.
+    """Executes the notebook at `path` with `parameters` and writes OUTPUT_DIR/STEM.ipynb and OUTPUT_DIR/STEM.html.
 
-    path: of a file, or the name of a notebook that labkit brings along, "01_vanilla_vs_fused".
-    progress: is told the cells that are done, of which a running one counts in part. timeout_s: for each cell; one
-    that takes longer is interrupted and fails the run.
+    - path: a file, or the name of one of labkit's notebooks, such as "01_vanilla_vs_fused".
+    - progress: receives the number of finished cells; a running cell counts in part.
+    - timeout_s: limit for each cell; a cell that exceeds it is interrupted and fails the run.
 
-    The kernel starts in the current directory. Both files are written at the end, each whole or not at all; those of
-    a failed run are called STEM.failed.*, so that a good report is never replaced by a broken one. The HTML file
-    holds everything it shows and loads nothing from a network.
+    The kernel starts in the current directory. Both files are written at the end, each whole or not at all. The files
+    of a failed run are called STEM.failed.*, so that they never replace a good report. The HTML file contains all that
+    it shows, and loads nothing from a network.
 
     Raises:
         NotebookError: not a notebook, no parameters cell, no such kernel, or an output that would replace the input.
         ParameterError: an unknown parameter or a value of the wrong type.
-        UserError: a timeout that is no positive number, or an output folder that cannot be written to.
+        UserError: a timeout that is not a positive number, or an output folder that is not writable.
         RunError: the report cannot be made or written; the message says where the executed notebook is kept.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the kernel is stopped and nothing is written.
     """
@@ -79,21 +79,21 @@ def run_notebook(
     path, output_dir = find_notebook(path), Path(output_dir)
     notebook = _read(path)
     declared = read_parameters(notebook)
-    given = checked_values(declared, parameters or {})
-    values = {parameter.name: parameter.default for parameter in declared} | given
+    chosen = checked_values(declared, parameters or {})
+    values = {parameter.name: parameter.default for parameter in declared} | chosen
     check_output_folder(output_dir)
     targets = {failed: _targets(path, output_dir, failed=failed) for failed in (False, True)}
     if any(target.exists() and target.samefile(path) for names in targets.values() for target in names):
         raise NotebookError(f"the output would replace {path}; choose an output folder other than {output_dir}")
-    if given:
-        notebook = parameterize_notebook(notebook, given, kernel_name="python3", language="python")
+    if chosen:
+        notebook = parameterize_notebook(notebook, chosen, kernel_name="python3", language="python")
 
     started = time.perf_counter()
     failure = _execute(notebook, progress, timeout_s)
     seconds = time.perf_counter() - started
     executed, html = targets[failure is not None]
     content = nbformat.writes(notebook)
-    with _kept_where_it_fails(executed.name, content):
+    with _kept_on_error(executed.name, content):
         page = html_report(notebook, title=path.stem, parameters=values, seconds=seconds, failure=failure)
         _write_whole({executed: content, html: page})
     status: Literal["passed", "failed"] = "failed" if failure else "passed"
@@ -105,7 +105,7 @@ def _read(path: Path) -> NotebookNode:
     try:
         content = parse_json(path.read_bytes(), path, expected)
         if not isinstance(content, dict) or not isinstance(content.get("nbformat"), int):
-            raise UserError(f"{path} is not {expected}: it does not say which version of the format it has")
+            raise UserError(f"{path} is not {expected}: it does not state the version of its format")
         if content["nbformat"] >= 4 and not isinstance(content.get("cells"), list):
             raise UserError(f"{path} is not {expected}: it has no list of cells")
         notebook = load_notebook_node(str(path))
@@ -113,13 +113,13 @@ def _read(path: Path) -> NotebookNode:
     except UserError as error:
         raise NotebookError(str(error)) from None
     except (ValueError, KeyError, AttributeError, TypeError, nbformat.ValidationError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise NotebookError(f"{path} is not {expected}: {said}") from error
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise NotebookError(f"{path} is not {expected}: {cause}") from error
     return notebook
 
 
 class _Client(NotebookClient):
-    """Tells which cell runs, what progress it shows, and ends one that takes too long."""
+    """Reports the running cell and its progress, and ends a cell that takes too long."""
 
     def __init__(self, notebook: NotebookNode, report: Progress | None, timeout_s: float | None) -> None:
         kernel = notebook.metadata.get("kernelspec", {}).get("name", "python3")
@@ -150,9 +150,9 @@ class _Client(NotebookClient):
     async def async_execute_cell(
         self, cell: NotebookNode, cell_index: int, execution_count: int | None = None, store_history: bool = True
     ) -> NotebookNode:
-        """Raises TimeoutError for a cell that takes too long, after the time that it has to clean up.
+        """Interrupts a cell that takes too long, gives it time to clean up, and raises TimeoutError.
 
-        nbclient's own limit would kill the kernel with what the cell has started.
+        nbclient's own limit would kill the kernel, and leave processes that the cell has started.
         """
         running = asyncio.ensure_future(super().async_execute_cell(cell, cell_index, execution_count, store_history))
         done, _ = await asyncio.wait({running}, timeout=self.timeout_s)
@@ -170,7 +170,7 @@ class _Client(NotebookClient):
         await super().async_start_new_kernel(**options)
 
     async def _async_cleanup_kernel(self) -> None:
-        """nbclient calls it again when the process ends, if it was cut short: then there may be no kernel any more."""
+        """Cleans up the kernel if it still exists: nbclient calls this again at exit after an interrupted cleanup."""
         self._cleaning_up = True
         if self.km is not None:
             await super()._async_cleanup_kernel()
@@ -178,7 +178,10 @@ class _Client(NotebookClient):
     _cleanup_kernel = run_sync(_async_cleanup_kernel)
 
     def _take_signals(self) -> None:
-        """Interrupt the running cell, so that it can clean up, and end. nbclient's handlers just kill the kernel."""
+        """Handles SIGINT and SIGTERM: interrupts the running cell, so that it can clean up, and ends the run.
+
+        nbclient's own handlers would kill the kernel.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         loop, run = asyncio.get_running_loop(), asyncio.current_task()
@@ -193,7 +196,7 @@ class _Client(NotebookClient):
             loop.call_later(SECONDS_TO_END, give_up)
 
         def give_up() -> None:
-            if not self._cleaning_up:  # cut short, that would leave a kernel
+            if not self._cleaning_up:  # an interrupted cleanup would leave a kernel
                 run.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -210,7 +213,7 @@ def _execute(notebook: NotebookNode, progress: Progress | None, timeout_s: float
         asyncio.run(client.async_execute(env=os.environ | {"PLOTLY_RENDERER": "plotly_mimetype"}))
     except NoSuchKernel as error:
         raise NotebookError(
-            f"no kernel named {error.name!r} is installed; 'jupyter kernelspec list' shows those that are"
+            f"no kernel named {error.name!r} is installed; 'jupyter kernelspec list' shows the installed ones"
         ) from error
     except CellExecutionError as error:
         reason = f"{error.ename}: {error.evalue}".strip()
@@ -247,12 +250,12 @@ def _targets(path: Path, folder: Path, *, failed: bool) -> tuple[Path, Path]:
 
 
 @contextmanager
-def _kept_where_it_fails(name: str, content: str) -> Iterator[None]:
-    """What took hours to run is not lost by its last write: the executed notebook stays in a temporary folder."""
+def _kept_on_error(name: str, content: str) -> Iterator[None]:
+    """Keeps the executed notebook, which may have taken hours, in a temporary folder if the block fails."""
     try:
         yield
     except Exception as error:
-        said = (
+        cause = (
             f"{reason(error)} ({error.filename})" if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         )
         try:
@@ -260,11 +263,11 @@ def _kept_where_it_fails(name: str, content: str) -> Iterator[None]:
             kept.write_text(content, encoding="utf-8")
         except OSError:
             raise error from None
-        raise RunError(f"the report could not be written: {said}; the executed notebook is kept as {kept}") from error
+        raise RunError(f"the report could not be written: {cause}; the executed notebook is kept as {kept}") from error
 
 
 def _write_whole(files: Mapping[Path, str]) -> None:
-    """Each file appears under its name only when all of them are complete."""
+    """Writes the files. Each appears under its name only when all are complete."""
     with ExitStack() as written:
         for target, text in files.items():
             written.enter_context(whole_file(target)).write_text(text, encoding="utf-8")

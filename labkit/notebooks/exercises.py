@@ -1,7 +1,7 @@
-"""Checks for the notebooks' exercises: which answers are right, and which mistake a wrong one suggests.
+"""Checks for the notebooks' exercises: whether an answer is right, and which mistake a wrong one suggests.
 
-An answer may be anything that somebody types into a cell. One that is no number is told so like any other wrong answer,
-without an exception; settings such as the name of a model raise a UserError.
+An answer may be any value that a user types into a cell. An answer of the wrong type gets a remark like any wrong
+answer, not an exception. A wrong setting, such as the name of a model, raises a UserError.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
     from labkit.studies.precision import PrecisionStudy
     from labkit.studies.traces import CapturePair
 
-GROWN = 8  # sequences of the exercise on the batch
-YOURS = "yours"  # the name of the model that was run, in the exercise on sums
-BATCH, CONTEXT = 8, 1024  # of the exercise on the limit: sequences, and tokens that each attends to
-BUDGET_BITS = 4.6  # of a number in the layers, scales included, in the exercise on groups
-AS_GOOD = 1.02  # an error so many times the least is as good
+GROWN = 8  # sequences in the exercise on the batch
+YOURS = "yours"  # stands for the model of the run in the exercise on sums
+BATCH, CONTEXT = 8, 1024  # in the exercise on the limit: sequences, and tokens that each attends to
+BUDGET_BITS = 4.6  # bits per number of the layers, scales included, in the exercise on groups
+AS_GOOD = 1.02  # an error up to this factor above the least counts as equally good
 WHY_SUMS = {
-    1: "its attention and its MLP start from the same rows and are both added to the residual, so a rank adds up its "
-    "own two parts first",
-    2: "its MLP starts from rows that attention was added to, so these must be whole first, and the MLP's own parts "
-    "are summed behind it",
+    1: "its attention and its MLP start from the same rows and are both added to the residual, so a rank adds its own "
+    "two parts first",
+    2: "its MLP starts from the rows after attention, so these must be summed first, and the MLP's own parts are "
+    "summed after it",
 }
 WRONG_SUMS = {
     0: "a rank has only its heads' part of each output, and the next norm needs the whole",
-    1: "what does its MLP start from, and is that whole on every rank by then?",
-    2: "two sums can be one where nothing in between needs the first; what does its MLP start from?",
+    1: "which rows does its MLP start from, and are they whole on every rank by then?",
+    2: "two sums can be one if nothing in between needs the first; which rows does its MLP start from?",
     4: "a matrix cut by rows has whole outputs, and each rank needs only its own; which ones are cut by columns?",
 }
 
 
 def model_shape(name: str) -> Markdown:
-    """What a model is made of, and where its weights come from: the numbers that every exercise starts with."""
+    """The shape of a model and the origin of its weights: the numbers from which the exercises start."""
     from labkit.models.policies import model_config_of
     from labkit.weights.resolve import resolve
 
@@ -71,42 +71,42 @@ def check_limit(comparison: Comparison, read_mb: object, limit_ms: object) -> Ma
     """The verdicts on two answers about a case that was not measured: the comparison's model in bfloat16, with BATCH
     sequences that attend to CONTEXT tokens each. How many MB does a decode step read, and how many ms does that take?
 
-    An answer is right within 1 %, the time also within what rounding the bandwidth to whole GB/s changes.
+    An answer is right within 1 %. The time may also differ by the effect of rounding the bandwidth to whole GB/s.
     """
     bandwidth = comparison.read_bandwidth_gb_s
     if bandwidth is None:
-        return Markdown("This record has no bandwidth probe: there is nothing to check against.")
-    one, all_of_them, in_float32 = _read_mb(comparison.case.model)
-    cache = (all_of_them - one) / (BATCH - 1)
+        return Markdown("This record has no bandwidth probe, so the answers cannot be checked.")
+    single, batched, in_float32 = _read_mb(comparison.case.model)
+    cache = (batched - single) / (BATCH - 1)
     mistakes = {
-        one - cache: "these are the weights; every sequence has keys and values of its own",
-        one: f"this is one sequence; there are {BATCH}, each with keys and values of its own",
-        one * BATCH: "a step reads the weights once for all sequences",
-        in_float32: "a number of bfloat16 has two bytes",
+        single - cache: "these are the weights; every sequence has keys and values of its own",
+        single: f"this is one sequence; there are {BATCH}, each with keys and values of its own",
+        single * BATCH: "a step reads the weights once for all sequences",
+        in_float32: "a bfloat16 number has two bytes",
     }
-    bytes_verdict = checked(read_mb, all_of_them, mistakes)
-    least_ms = all_of_them / bandwidth
+    bytes_verdict = checked(read_mb, batched, mistakes)
+    least_ms = batched / bandwidth
     units = {least_ms / 1e3: "these are seconds", least_ms * 1e3: "these are microseconds"}
     time_verdict = checked(limit_ms, least_ms, units, tolerance=TOLERANCE + 0.5 / bandwidth)
     return Markdown(f"- MB read per step: {bytes_verdict}\n- least ms per step: {time_verdict}")
 
 
 def _read_mb(model: str) -> tuple[float, float, float]:
-    """MB that a step of the exercise on the limit reads: for one sequence, for all, and for all in float32."""
+    """MB that a step in the exercise on the limit reads: for one sequence, for BATCH, and for BATCH in float32."""
     import torch
 
     from labkit.harness.roofline import decode_bytes
 
     config = _config(model)
     cases = ((torch.bfloat16, 1), (torch.bfloat16, BATCH), (torch.float32, BATCH))
-    one, all_of_them, in_float32 = (decode_bytes(config, dtype, batch, CONTEXT) / 1e6 for dtype, batch in cases)
-    return one, all_of_them, in_float32
+    single, batched, in_float32 = (decode_bytes(config, dtype, batch, CONTEXT) / 1e6 for dtype, batch in cases)
+    return single, batched, in_float32
 
 
 def try_kernel(region: str, dtype: str = "float32") -> Markdown:
-    """Compiles the kernels as their sources are now, compares `region` with the unfused ops, and times it.
+    """Compiles the kernels from their current sources, compares `region` with the unfused ops, and times it.
 
-    The C++ of a region is in kernels/, in the folder of its op; edit it, and run the cell again.
+    The C++ of a region is in kernels/, in the folder of its op. Edit it, and run the cell again.
     """
     from labkit.harness.regions.trial import try_kernel as trial
     from labkit.harness.regions.vocabulary import OP_OF
@@ -115,20 +115,20 @@ def try_kernel(region: str, dtype: str = "float32") -> Markdown:
 
     _require_text("region", region)
     _require_text("dtype", dtype)
-    found = trial(region, dtype=dtype)
+    result = trial(region, dtype=dtype)
     source = SOURCES / OP_OF[Stage(region)] / "cpp_impl.cpp"
-    if found.problem is not None:
-        return Markdown(f"**not yet**: `{region}`: {found.problem}\n\nIts source: `{source}`")
-    assert found.fused_us is not None
-    assert found.unfused_us is not None
-    times = f"{number(found.fused_us)} µs, the torch ops {number(found.unfused_us)} µs"
-    return Markdown(f"**right**: `{region}` computes what the unfused ops do. A call takes {times} (gpt2, batch 1).")
+    if result.problem is not None:
+        return Markdown(f"**not yet**: `{region}`: {result.problem}\n\nIts source: `{source}`")
+    assert result.fused_us is not None
+    assert result.unfused_us is not None
+    times = f"{number(result.fused_us)} µs, the torch ops {number(result.unfused_us)} µs"
+    return Markdown(f"**right**: `{region}` gives the result of the unfused ops. A call takes {times} (gpt2, batch 1).")
 
 
 def check_gap(pair: CapturePair, stage: object, share: object) -> Markdown:
     """The verdicts on two answers: the stage that fusing changed most, and its share of the vanilla step in percent.
 
-    The share is right within 1 percentage point of the stage table.
+    The share is right within 1 percentage point.
     """
     stages = pair.difference.by_stage
     most = str(stages["ms"].abs().idxmax())
@@ -161,7 +161,7 @@ def _check_percent(answer: object, right: float) -> str:
 
 
 def model_cut(name: str, ranks: int) -> go.Figure:
-    """What each of `ranks` ranks holds of the model called `name`. Its weights are not needed for it."""
+    """A figure of the parts of the model `name` on each of `ranks` ranks. The model's weights are not loaded."""
     from labkit.figures.parallel import cut_figure
 
     if not isinstance(ranks, int) or ranks < 1:
@@ -170,8 +170,8 @@ def model_cut(name: str, ranks: int) -> go.Figure:
 
 
 def check_batches(study: KernelStudy, mlp_times: object, attention_times: object) -> Markdown:
-    """The verdicts on two predictions for the model, type and context of a run: how many times the bytes that one
-    sequence needs do `mlp` and `attention` have to read for GROWN sequences?
+    """The verdicts on two predictions for the model, type and context of a run. For GROWN sequences, how many times the
+    bytes of one sequence do `mlp` and `attention` read?
 
     An answer is right within 5 %.
     """
@@ -187,16 +187,17 @@ def check_batches(study: KernelStudy, mlp_times: object, attention_times: object
     }
     lines = []
     for region, answer in ((Stage.MLP, mlp_times), (Stage.ATTENTION, attention_times)):
-        one, many = (region_bytes(config, region, dtype, batch, case.context) for batch in (1, GROWN))
-        lines.append(f"- `{region}`: {checked(answer, many / one, mistakes[region], tolerance=0.05)}")
+        few, many = (region_bytes(config, region, dtype, batch, case.context) for batch in (1, GROWN))
+        lines.append(f"- `{region}`: {checked(answer, many / few, mistakes[region], tolerance=0.05)}")
     return Markdown("\n".join(lines))
 
 
 def check_sums(model: str, all_reduces: object, kb_per_token: object) -> Markdown:
     """The verdicts on two answers about sums over the ranks.
 
-    all_reduces: how many a layer of a model needs, by the model's name, or "yours" for `model`. kb_per_token: the KB
-    (of 1,000 bytes) that a rank of `model` brings to the sums of all layers in one decode step at batch 1.
+    - all_reduces: number of sums in a layer, by the model's name; "yours" stands for `model`.
+    - kb_per_token: KB (1,000 bytes) that a rank of `model` contributes to the sums of all layers in one decode step at
+      batch 1.
 
     Every model is judged by its own architecture.
     """
@@ -209,10 +210,10 @@ def check_sums(model: str, all_reduces: object, kb_per_token: object) -> Markdow
     layer_kb = sums_per_layer(config) * config.hidden_size * 4 / 1e3
     right = config.num_layers * layer_kb
     mistakes = {
-        layer_kb: "this is one layer's; a step has all of them",
-        right / 2: "these are half of it: two bytes each? The parts are summed in float32, whatever the weights are",
+        layer_kb: "this is for one layer; a step has all layers",
+        right / 2: "this is half of it: two bytes each? The parts are summed in float32, whatever the weights' type is",
         right / 1.024: "a KB of 1,024 bytes; here it has 1,000",
-        right / 4: "these are numbers; of float32, each has four bytes",
+        right / 4: "this counts numbers; each has four bytes in float32",
     }
     return Markdown(
         "\n".join([*verdicts, f"- KB per rank and token of {model}: {checked(kb_per_token, right, mistakes)}"])
@@ -220,12 +221,12 @@ def check_sums(model: str, all_reduces: object, kb_per_token: object) -> Markdow
 
 
 def sums_per_layer(config: ModelConfig) -> int:
-    """How many sums over the ranks a layer needs: one where attention and MLP start from the same rows, else two."""
+    """Number of sums over the ranks in a layer: one if attention and MLP start from the same rows, else two."""
     return 1 if config.parallel_residual else 2
 
 
 def byte_budget(study: PrecisionStudy) -> Markdown:
-    """What the matrices of the layers may take in the exercise on groups, and the ways to store them."""
+    """The byte budget for the matrices of the layers in the exercise on groups, and the ways to store them."""
     names = ", ".join(f"`{name}`" for name in _choices(study))
     model = study.first.measurement.case.model
     return Markdown(
@@ -235,10 +236,10 @@ def byte_budget(study: PrecisionStudy) -> Markdown:
 
 
 def check_groups(study: PrecisionStudy, precision: object, layer_mb: object) -> Markdown:
-    """The verdicts on two answers: the precision of the layers that fits the byte budget and loses least of the
-    model's own weights, and the MB that it takes.
+    """The verdicts on two answers: the precision of the layers that fits the byte budget and is closest to the model's
+    own weights, and its size in MB.
 
-    An error within 2 % of the least is right too.
+    A precision whose error is within 2 % of the least is right, too.
     """
     verdict = _check_choice(study, precision)
     chosen = _choices(study).get(precision.strip()) if isinstance(precision, str) else None
@@ -248,11 +249,11 @@ def check_groups(study: PrecisionStudy, precision: object, layer_mb: object) -> 
     right = chosen.layer_bytes / 1e6
     scales = right - codes
     mistakes = {
-        codes: "these are the codes alone; each group has a scale, and an asymmetric one a minimum too",
-        codes + scales / 2: "half of what groups have is missing: a minimum beside the scale, or two bytes for each",
+        codes: "this counts only the codes; each group has a scale, and an asymmetric group also a minimum",
+        codes + scales / 2: "half of the groups' scales and minima is missing: a minimum, or the second byte of each",
         codes + 2 * scales: "scales and minima are float16: two bytes each; and a symmetric group has no minimum",
         right / 1.048576: "a MB of 1,024 x 1,024 bytes; here it has 10^6",
-        right / _config(study.first.measurement.case.model).num_layers: "this is one layer's; count all of them",
+        right / _config(study.first.measurement.case.model).num_layers: "this is for one layer; count all layers",
     }
     return Markdown(f"- precision: {verdict}\n- MB of the layers in it: {checked(layer_mb, right, mistakes)}")
 
@@ -264,30 +265,32 @@ def _check_choice(study: PrecisionStudy, answer: object) -> str:
     if not isinstance(answer, str):
         return f"not yet: got {shown(answer)}, expected its name as text, such as `int8-32`"
     if (chosen := choices.get(answer.strip())) is None:
-        more = "; the LM head is not asked for" if "+" in answer else ""
-        return f"not yet: got {shown(answer)}, expected one of {', '.join(f'`{name}`' for name in choices)}{more}"
+        remark = "; leave the LM head out" if "+" in answer else ""
+        return f"not yet: got {shown(answer)}, expected one of {', '.join(f'`{name}`' for name in choices)}{remark}"
     if chosen.layer_bytes > budget:
         if _layer_numbers(study) * _bits(chosen.precision) / 8 > budget:
             return "not yet: its codes alone are more than the budget"
-        return "not yet: its codes alone would fit; with what each group has beside them they do not"
-    better = [each for each in choices.values() if each.layer_bytes <= budget and each.error * AS_GOOD < chosen.error]
+        return "not yet: its codes alone would fit, but not with the scales and minima of the groups"
+    better = [
+        choice for choice in choices.values() if choice.layer_bytes <= budget and choice.error * AS_GOOD < chosen.error
+    ]
     if not better:
-        return "**right**: it fits, and nothing else that fits is closer to the model's own weights"
-    if all(each.layer_bytes > chosen.layer_bytes for each in better):
-        return "not yet: it fits, but leaves bytes that would bring the weights closer to the model's own"
-    return "not yet: it fits, but its bytes can be spent better: do they buy smaller groups, or a minimum for each?"
+        return "**right**: it fits, and no other choice that fits is closer to the model's own weights"
+    if all(choice.layer_bytes > chosen.layer_bytes for choice in better):
+        return "not yet: it fits, but leaves bytes unused that would bring the weights closer to the model's own"
+    return "not yet: it fits, but its bytes can be spent better: on smaller groups, or on a minimum for each?"
 
 
 def _choices(study: PrecisionStudy) -> dict[str, StoredMatrices]:
-    """The ways to store the layers that the model can have, of those in the exercise."""
+    """The choices of the exercise that the model supports, by precision."""
     from labkit.studies.precision import CHOICES
 
-    stored = {each.precision: each for each in study.stored}
+    stored = {matrices.precision: matrices for matrices in study.stored}
     return {name: stored[name] for name in CHOICES if name in stored}
 
 
 def _layer_numbers(study: PrecisionStudy) -> int:
-    """Of the matrices of all layers."""
+    """Number of weights in the matrices of all layers."""
     config = _config(study.first.measurement.case.model)
     return config.num_layers * sum(math.prod(shape) for shape in config.layer_shapes().values() if len(shape) == 2)
 
@@ -309,7 +312,7 @@ def _check_count(config: ModelConfig, answer: object) -> str:
     if count in WRONG_SUMS:
         return f"not yet: {WRONG_SUMS[int(count)]}"
     if count == right * config.num_layers:
-        return "not yet: these are those of all layers"
+        return "not yet: this is the number for all layers"
     return "not yet: which of its matrices leave every rank with a part of every output?"
 
 
@@ -323,6 +326,6 @@ def _config(name: str) -> ModelConfig:
     return model_config_of(hf_config)
 
 
-def _require_text(what: str, value: object) -> None:
+def _require_text(setting: str, value: object) -> None:
     if not isinstance(value, str):
-        raise UserTypeError(f"{what}: got {shown(value)}, expected its name as text")
+        raise UserTypeError(f"{setting}: got {shown(value)}, expected its name as text")

@@ -1,4 +1,4 @@
-"""Why a notebook cannot be run, or why its run failed."""
+"""Errors of notebooks that cannot be run, and of runs that failed."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from labkit.system.errors import UserError
 
 
 class NotebookError(UserError):
-    """The notebook itself cannot be run as asked."""
+    """A notebook that cannot be run as requested."""
 
 
 @dataclass(frozen=True)

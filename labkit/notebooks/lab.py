@@ -15,8 +15,8 @@ from labkit.system.output_folder import runs_of
 def lab_command(
     folder: Path, *, browser: bool = True, port: int | None = None, ip: str | None = None, more: Sequence[str] = ()
 ) -> list[str]:
-    """The command that opens the start page in a folder of copies. The server sees the folder that the copies' `runs`
-    is in; one Ctrl-C ends it with its kernels. more: further words for `jupyter lab`.
+    """The command that opens the start page in a folder of copies. The server's root is the folder that contains the
+    copies' `runs`. One Ctrl-C ends the server with its kernels. more: further words for `jupyter lab`.
     """
     root = runs_of(folder.resolve()).parent
     inside = "".join(f"{part}/" for part in folder.resolve().relative_to(root).parts)

@@ -27,7 +27,7 @@ class ParameterError(UserError):
 
 
 class Expression(str):
-    """The source of a default that is computed where the notebook runs, such as `Path("runs")`."""
+    """The source of a default that is computed when the notebook runs, such as `Path("runs")`."""
 
     __repr__ = str.__str__
 
@@ -35,8 +35,8 @@ class Expression(str):
 @dataclass(frozen=True)
 class Parameter:
     name: str
-    types: tuple[str, ...]  # alternatives, "Literal['a', 'b']" among them; empty: not stated, so any literal
-    default: Any  # an Expression where it is no literal
+    types: tuple[str, ...]  # alternatives, such as "Literal['a', 'b']"; empty: not stated, so any literal
+    default: Any  # an Expression if it is not a literal
     help: str
 
     @property
@@ -47,12 +47,12 @@ class Parameter:
         return f"{self.name}: {self.type} = {self.default!r}" + (f"  # {self.help}" if self.help else "")
 
     def convert(self, value: object) -> Any:
-        """`value` as this parameter's type; text, as a command line gives it, is parsed.
+        """Converts `value` to this parameter's type. Text from a command line is parsed.
 
         Raises:
-            ValueError: the value is of none of the parameter's types.
+            ValueError: the value fits none of the parameter's types.
         """
-        # A text is anything, so that it comes last: `str | None` takes "none" for None.
+        # Every value is a text, so `str` is tried last: `str | None` takes "none" for None.
         for name in sorted(self.types, key="str".__eq__):
             try:
                 return _convert(value, name)
@@ -66,25 +66,25 @@ class Parameter:
 def read_parameters(notebook: NotebookNode) -> tuple[Parameter, ...]:
     """The parameters of the first cell tagged `parameters`, in order.
 
-    Each is a top-level assignment; the annotation (else the default) gives the type and a trailing comment the help.
+    Each is a top-level assignment. The annotation (else the default) gives its type, and a trailing comment its help.
 
     Raises:
-        NotebookError: no such cell, or one that is not Python.
+        NotebookError: there is no such cell, or it is not Python.
     """
     cell = next((c for c in notebook.cells if c.cell_type == "code" and TAG in c.metadata.get("tags", [])), None)
     if cell is None:
         raise NotebookError(
             "the notebook has no cell tagged 'parameters'; add that tag to the cell that holds the defaults "
-            "(JupyterLab: property inspector, 'Cell Tags'), or an empty one if it takes none"
+            "(JupyterLab: property inspector, 'Cell Tags'), or to an empty cell if it takes none"
         )
     try:
         statements = ast.parse(cell.source).body
     except SyntaxError as error:
         raise NotebookError(f"the parameters cell is not valid Python: line {error.lineno}: {error.msg}") from error
-    except (ValueError, MemoryError, RecursionError) as error:  # a null byte; brackets by the thousand
+    except (ValueError, MemoryError, RecursionError) as error:  # a null byte; thousands of brackets
         raise NotebookError(f"the parameters cell is not valid Python: {error}") from error
     comments = _trailing_comments(cell.source)
-    found = []
+    parameters = []
     for node in statements:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
@@ -99,15 +99,15 @@ def read_parameters(notebook: NotebookNode) -> tuple[Parameter, ...]:
             default = Expression(ast.unparse(value))
         if not types and default is not None and not isinstance(default, Expression):
             types = (type(default).__name__,)
-        found.append(Parameter(name, types, default, comments.get(node.end_lineno or node.lineno, "")))
-    return tuple(found)
+        parameters.append(Parameter(name, types, default, comments.get(node.end_lineno or node.lineno, "")))
+    return tuple(parameters)
 
 
 def checked_values(parameters: Sequence[Parameter], values: Mapping[str, object]) -> dict[str, Any]:
     """`values` converted to the types of `parameters`.
 
     Raises:
-        ParameterError: a name is unknown or a value of the wrong type; the text lists what there is.
+        ParameterError: a name is unknown, or a value has the wrong type; the message lists all parameters.
     """
     known = {parameter.name: parameter for parameter in parameters}
     problems, checked = [], {}
@@ -132,8 +132,8 @@ def _convert(value: object, type_name: str) -> Any:
         raise UserError(value)
     if type_name.startswith("Literal["):
         choices = ast.literal_eval(f"({type_name[len('Literal[') : -1]},)")
-        same = [each for each in choices if type(each) is type(value) and each == value]
-        for choice in same or [each for each in choices if isinstance(value, str) and str(each) == value]:
+        same = [choice for choice in choices if type(choice) is type(value) and choice == value]
+        for choice in same or [choice for choice in choices if isinstance(value, str) and str(choice) == value]:
             return choice
         raise UserError(value)
     kind = _TYPES.get(type_name)
@@ -155,7 +155,7 @@ def _convert(value: object, type_name: str) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """The value that a text writes out, or the text."""
+    """The value of a text that is a literal, else the text itself."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -163,8 +163,8 @@ def _literal(text: str) -> Any:
 
 
 def _type_names(annotation: ast.expr) -> tuple[str, ...]:
-    """Alternatives of an annotation: `int | None`, `Optional[int]` and `Union[int, None]` give ("int", "None"),
-    `list[int]` ("list",), `Literal["a", "b"]` ("Literal['a', 'b']",), `Annotated[int, ...]` ("int",).
+    """The alternatives of an annotation: `int | None`, `Optional[int]` and `Union[int, None]` give ("int", "None"),
+    `list[int]` gives ("list",), `Literal["a", "b"]` gives ("Literal['a', 'b']",), `Annotated[int, ...]` gives ("int",).
     """
     match annotation:
         case ast.Constant(value=None):
@@ -177,16 +177,16 @@ def _type_names(annotation: ast.expr) -> tuple[str, ...]:
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return _type_names(left) + _type_names(right)
         case ast.Subscript(value=outer, slice=inner):
-            inside = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            members = inner.elts if isinstance(inner, ast.Tuple) else [inner]
             match _plain(outer):
                 case "Optional":
                     return (*_type_names(inner), "None")
                 case "Union":
-                    return tuple(name for each in inside for name in _type_names(each))
+                    return tuple(name for member in members for name in _type_names(member))
                 case "Annotated":
-                    return _type_names(inside[0])
-                case "Literal" if all(isinstance(each, ast.Constant) for each in inside):
-                    return (f"Literal[{', '.join(map(ast.unparse, inside))}]",)
+                    return _type_names(members[0])
+                case "Literal" if all(isinstance(member, ast.Constant) for member in members):
+                    return (f"Literal[{', '.join(map(ast.unparse, members))}]",)
             return _type_names(outer)
     return (_plain(annotation),)
 

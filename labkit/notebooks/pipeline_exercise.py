@@ -1,7 +1,7 @@
 """The exercise of the notebook on pipelines: which order of work removes a bubble, and what a barrier costs.
 
-An order is a text with a letter for each turn, so it can be checked by running it: stages take the micro-batches in
-that order, each as early as it can. Whatever order leaves no more bubble than filling and draining is right.
+An order is a text with a letter for each turn. It is checked by simulation: the stages take the micro-batches in that
+order, each as early as possible. Any order is right whose bubble is only filling and draining.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ LONG, SHORT, SHORTS = 6, 2, 3  # tokens of the two long micro-batches and of the
 TOKENS = {"A": LONG, "B": LONG, **{chr(ord("C") + place): SHORT for place in range(SHORTS)}}
 TURNS = sum(TOKENS.values())
 LEAST = (STAGES - 1) / (TURNS + STAGES - 1)  # the bubble of filling and draining
-MORE_STAGES = 2  # than were measured are asked about
+MORE_STAGES = 2  # the question is about this many stages more than were measured
 MOST_BUBBLE = 0.1
 
 
 def pipeline_puzzle(study: PipelineStudy) -> Markdown:
-    """What the exercise starts from."""
+    """The table of facts from which the exercise starts."""
     queue = simulate("queue", [1] * STAGES, list(TOKENS.values()), len(TOKENS))
     rounds = simulate("rounds", [1] * STAGES, list(TOKENS.values()), len(TOKENS))
     tokens = ", ".join(f"{name} {count}" for name, count in TOKENS.items())
     rows = {
         "stages of the barrier's pipeline": f"{_stages(study)}, equal",
-        "bubble that it may have": f"at most {MOST_BUBBLE:.0%}",
+        "its allowed bubble": f"at most {MOST_BUBBLE:.0%}",
         "stages of the puzzle": f"{STAGES}, equal: each takes 1 for a step",
         "tokens of its micro-batches": tokens,
-        "what `rounds` makes of them": f"{_wall(rounds):g} stage times, bubble {simulated_bubble(rounds):.0%}",
-        "what `queue` makes of them": f"{_wall(queue):g} stage times, bubble {simulated_bubble(queue):.0%}",
+        "the puzzle with `rounds`": f"{_wall(rounds):g} stage times, bubble {simulated_bubble(rounds):.0%}",
+        "the puzzle with `queue`": f"{_wall(queue):g} stage times, bubble {simulated_bubble(queue):.0%}",
     }
     return Markdown(markdown_table(("", ""), rows.items()))
 
 
 def check_pipeline(study: PipelineStudy, micro_batches: object, order: object) -> Markdown:
     """The verdicts on two answers: the least number of micro-batches with which `barrier` has a bubble of at most
-    MOST_BUBBLE on the study's stages and two more, and an order of work for the puzzle with the least bubble there is.
+    MOST_BUBBLE on two stages more than in the study, and an order of work for the puzzle with the least bubble.
     """
     stages = _stages(study)
     right = next(m for m in range(1, 10_000) if bubble("barrier", stages, m, 1) <= MOST_BUBBLE + 1e-9)
     mistakes = {
-        float(right + 1): "one fewer is enough: at most means that it may be just as much",
-        float(right - 1): "with so many the bubble is still a little larger",
-        float(stages): "so many fill the stages once, but each token fills and drains them again",
+        float(right + 1): "one fewer is enough: the bubble may be equal to the limit",
+        float(right - 1): "with this number the bubble is still slightly above the limit",
+        float(stages): "this number fills the stages once, but each token fills and drains them again",
         float(
             (study.measured.case.stages - 1) * round(1 / MOST_BUBBLE - 1)
         ): "this is for the stages that were measured",
-        float((stages - 1) * round(1 / MOST_BUBBLE)): "the time is m + P - 1 stage times, of which m are work",
-        float(stages * round(1 / MOST_BUBBLE - 1)): "of P stages P - 1 wait while the first micro-batch comes",
+        float((stages - 1) * round(1 / MOST_BUBBLE)): "the time is m + P - 1 stage times, and m of them are work",
+        float(stages * round(1 / MOST_BUBBLE - 1)): "P - 1 of the P stages wait while the first micro-batch passes",
     }
     mistakes.pop(float(right), None)
     wrong = _problem(order)
@@ -73,15 +73,15 @@ def check_pipeline(study: PipelineStudy, micro_batches: object, order: object) -
 
 
 def drawn_order(study: PipelineStudy, order: object) -> go.Figure | Markdown:
-    """The run of an order, or of the queue while there is none."""
-    del study  # the puzzle is the same for all
+    """The simulated run of an order, or of the queue while `order` is None."""
+    del study  # the puzzle is the same for all studies
     if order is None:
         spans = simulate("queue", [1] * STAGES, list(TOKENS.values()), len(TOKENS))
-        return order_figure(spans, "The puzzle, as the queue does it", _told(simulated_bubble(spans)))
+        return order_figure(spans, "The puzzle, in the order of the queue", _bubble_text(simulated_bubble(spans)))
     if wrong := _problem(order):
         return Markdown(f"Nothing to draw: {wrong}")
     spans = in_order(_places(str(order)), [1] * STAGES)
-    return order_figure(spans, "Your order of work", _told(simulated_bubble(spans)))
+    return order_figure(spans, "Your order of work", _bubble_text(simulated_bubble(spans)))
 
 
 def _stages(study: PipelineStudy) -> int:
@@ -89,15 +89,15 @@ def _stages(study: PipelineStudy) -> int:
 
 
 def _wall(spans: Sequence[StageSpan]) -> float:
-    return max(each.end_ms for each in spans)
+    return max(span.end_ms for span in spans)
 
 
-def _told(share: float) -> str:
+def _bubble_text(share: float) -> str:
     return f"simulated: bubble {share:.1%}; filling and draining alone {LEAST:.1%}"
 
 
 def _problem(order: object) -> str:
-    """What is wrong with the order of turns itself; nothing where it can be run."""
+    """The problem with an order of turns that cannot be run; empty for one that can."""
     if order is None:
         return "not answered yet"
     if not isinstance(order, str):
@@ -105,8 +105,8 @@ def _problem(order: object) -> str:
     count = Counter(_letters(order))
     if unknown := [name for name in count if name not in TOKENS]:
         return f"not yet: got {shown(unknown[0])}, expected letters of {', '.join(TOKENS)}"
-    if off := [name for name in TOKENS if count[name] != TOKENS[name]]:
-        name = off[0]
+    if wrong := [name for name in TOKENS if count[name] != TOKENS[name]]:
+        name = wrong[0]
         return f"not yet: {name} has {count[name]} turns, expected {TOKENS[name]}: one for each of its tokens"
     return ""
 
@@ -123,8 +123,8 @@ def _places(order: str) -> list[int]:
 def _verdict(order: str) -> str:
     share = simulated_bubble(in_order(_places(order), [1] * STAGES))
     if share <= LEAST + 1e-9:
-        return f"**right**: bubble {share:.1%}, no more than filling and draining the stages takes"
+        return f"**right**: bubble {share:.1%}, only filling and draining the stages"
     return (
-        f"not yet: it runs with a bubble of {share:.1%}, and {LEAST:.1%} are possible; in which stretch do fewer than "
-        f"{STAGES} micro-batches have tokens left?"
+        f"not yet: its bubble is {share:.1%}, and {LEAST:.1%} is possible; in which stretch do fewer than {STAGES} "
+        "micro-batches have tokens left?"
     )

@@ -1,4 +1,4 @@
-"""An executed notebook as one HTML file that needs no network and no other file."""
+"""Converts an executed notebook to one HTML file that needs no network and no other file."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,13 +18,13 @@ from labkit.system.progress import OUTCOME_MIME_TYPE
 from labkit.widgets.controls import setting_words
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
-# The template shows nothing for the last two: a page without a kernel cannot run them.
+# The template does not show the kinds in _LIVE_KINDS: a page without a kernel cannot run them.
 _KINDS = (PLOTLY_MIME_TYPE, "text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain")
 _LIVE_KINDS = ("application/javascript", "application/vnd.jupyter.widget-view+json")
 
 
 class _Exporter(HTMLExporter):
-    """Turns cells of text into HTML that stays within its cell."""
+    """Converts Markdown cells to HTML that stays within its cell."""
 
     @pass_context
     def markdown2html(self, context: Any, source: str) -> str:
@@ -39,9 +39,9 @@ def html_report(
     seconds: float,
     failure: Failure | None = None,
 ) -> str:
-    """`notebook` as a page that begins with its results; figures are drawn by the page, and widgets are left out.
+    """`notebook` as a page that begins with its results. The page draws the figures; widgets are left out.
 
-    The page's Content-Security-Policy lets a browser load nothing from outside, whatever the outputs hold.
+    With the page's Content-Security-Policy a browser loads nothing from outside, even if outputs ask for it.
     """
     exporter = _Exporter(
         config=Config(NbConvertBase={"display_data_priority": [*_KINDS, *_LIVE_KINDS]}),
@@ -53,11 +53,11 @@ def html_report(
     figures = Figures()
     exporter.register_filter("place", figures.place)
     exporter.register_filter("contained", contained)
-    slot = f"figures-{uuid4().hex}"  # what draws them is known last; no notebook holds this text
+    slot = f"figures-{uuid4().hex}"  # replaced by the figures' script at the end; unique
     heading, notebook = split_heading(notebook)
     outcomes = _outcomes(notebook)
-    of = {name: value for outcome in outcomes for name, value in outcome.get("of", {}).items() if name in parameters}
-    parameters = {**parameters, **of}
+    used = {name: value for outcome in outcomes for name, value in outcome.get("of", {}).items() if name in parameters}
+    parameters = {**parameters, **used}
     facts = {
         "title": heading or title,
         "outcomes": outcomes,
@@ -79,7 +79,7 @@ def html_report(
 
 
 def split_heading(notebook: NotebookNode) -> tuple[str | None, NotebookNode]:
-    """The heading that the notebook begins with, if it does, and the notebook without it: a page has it on top."""
+    """The heading at the beginning of the notebook, or None, and the notebook without it: the page shows it on top."""
     first = notebook.cells[0] if notebook.cells else None
     if first is None or first.cell_type != "markdown" or not first.source.startswith("# "):
         return None, notebook

@@ -1,6 +1,6 @@
-"""What is said of an answer that should be a number: right within 1 %, or which mistake it suggests.
+"""Verdicts on numeric answers: right within 1 %, or the mistake that a wrong answer suggests.
 
-An answer may be anything that somebody types into a cell.
+An answer may be any value that a user types into a cell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TOLERANCE = 0.01
 
 
 def number_or_remark(answer: object) -> float | str:
-    """The answer as a number, or what to say of one that is missing or is no number."""
+    """The answer as a number, or a remark if it is missing or not a number."""
     if answer is None:
         return "not answered yet"
     if not isinstance(answer, Real) or isinstance(answer, bool):
@@ -29,15 +29,17 @@ def number_or_remark(answer: object) -> float | str:
 
 
 def shown(value: object) -> str:
-    """A value of any type in a few words on one line."""
+    """A value of any type, shortened to one line."""
     return f"`{' '.join(reprlib.repr(value).split())}` ({type(value).__name__})"
 
 
-def checked(given: object, right: float, mistakes: Mapping[float, str], *, tolerance: float = TOLERANCE) -> str:
-    """The verdict on an answer. mistakes: what to say of one that is close to such a wrong value. tolerance: a fraction
-    by which a right answer may differ, such as what rounding left in the figures that it was worked out from.
+def checked(reply: object, right: float, mistakes: Mapping[float, str], *, tolerance: float = TOLERANCE) -> str:
+    """The verdict on an answer.
+
+    - mistakes: remarks by wrong value, for an answer that is close to it.
+    - tolerance: fraction by which a right answer may differ, for instance because it starts from rounded figures.
     """
-    answer = number_or_remark(given)
+    answer = number_or_remark(reply)
     if isinstance(answer, str):
         return answer
     if close(answer, right, tolerance):

@@ -1,4 +1,4 @@
-"""From raw samples to figures that say how sure they are, and whether they are to be trusted at all."""
+"""Figures from raw samples, with their intervals and a grade of trust."""
 
 from labkit.statistics.means import Mean, mean_of_groups
 from labkit.statistics.ratios import (

@@ -1,4 +1,4 @@
-"""The mean of values that come in groups, with an interval that treats each group as one observation."""
+"""The mean of grouped values, with an interval that treats each group as one observation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from labkit.statistics.ratios import CONFIDENCE
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean and its interval of 95 %; `low` and `high` are None where there is one group only."""
+    """A mean and its 95 % interval; `low` and `high` are None if there is only one group."""
 
     value: float
     low: float | None
     high: float | None
 
     def map(self, function: Callable[[float], float]) -> Mean:
-        """Of a function of the mean that never falls."""
+        """The mean and interval after a monotonically increasing function."""
         ends = (None if end is None else float(function(end)) for end in (self.low, self.high))
         return Mean(float(function(self.value)), *ends)
 
@@ -30,7 +30,7 @@ def mean_of_groups(means: Sequence[float], sizes: Sequence[int]) -> Mean:
     The interval is Student's, from the spread of the groups' means, weighted by their sizes (Cochran, Sampling
     Techniques, 3rd edition, 6.3: the variance of a ratio estimate).
     """
-    from scipy.stats import t  # slow to import, and of no use to those who only read records
+    from scipy.stats import t  # slow to import, and not needed to read records
 
     values, weights = np.asarray(means, dtype=float), np.asarray(sizes, dtype=float)
     mean = float(np.average(values, weights=weights))

@@ -1,8 +1,8 @@
-"""Ratios of two sides that ran in the same rounds, or of one side at two times, with their interval, the noise they
-stand against, and a verdict.
+"""Ratios of two sides that ran in the same rounds, or of one side at two times, with an interval, the noise and a
+verdict.
 
-A round holds one run of each side, seconds apart, and its samples stay together: the bootstrap draws whole rounds. To
-treat the tokens of a run as independent would make every interval too narrow.
+A round holds one run of each side, seconds apart. The bootstrap draws whole rounds, so that the samples of a round stay
+together: treating the tokens of a run as independent would make every interval too narrow.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from enum import StrEnum
 from itertools import product
 
 import numpy as np
-import scipy  # loads scipy.stats when it is first asked for it
+import scipy  # loads scipy.stats on first use
 
 from labkit.system.errors import UserError
 
 CONFIDENCE = 0.95
 RESAMPLES = 4999
-INDIFFERENCE = 0.01  # smaller differences are the same to a user, however quiet the machine is
-LARGEST_SAME = 0.05  # where noise hides more than this, nothing can be called the same
+INDIFFERENCE = 0.01  # a user does not notice smaller differences, even on a quiet machine
+LARGEST_SAME = 0.05  # if noise hides larger differences, SAME is never claimed
 
 
 class Verdict(StrEnum):
-    """What a comparison may claim about its candidate."""
+    """The claim of a comparison about its candidate."""
 
     FASTER = "FASTER"
     SLOWER = "SLOWER"
@@ -34,24 +34,20 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Ratio:
-    """Baseline / candidate, above 1 where the candidate is faster, with its interval and the noise it stands against.
-
-    `noise`: how far from 1 the ratio of a side to itself gets on this machine, as a fraction. `same`: how far from 1
-    the whole interval may reach for the sides to be called the same; None: as far as the noise, and 5 % at most.
-    """
+    """Time of the baseline / time of the candidate, above 1 if the candidate is faster, with its interval."""
 
     value: float
-    low: float
-    high: float
-    noise: float
-    same: float | None = None
+    low: float  # lower end of the interval
+    high: float  # upper end of the interval
+    noise: float  # how far from 1 the ratio of a side to itself gets on this machine, a fraction
+    same: float | None = None  # SAME: the whole interval is this close to 1; None: the noise, 5 % at most
 
     @property
     def verdict(self) -> Verdict:
-        """FASTER or SLOWER when the whole interval lies beyond the noise; SAME when it lies within `same`.
+        """FASTER or SLOWER if the whole interval lies beyond the noise; SAME if it lies within `same`.
 
-        It follows from the interval alone. Whether the machine let the interval mean something is a question of
-        `labkit.statistics.trust`, which the verdicts of records have passed.
+        It follows from the interval alone. Whether the interval can be trusted on this machine is decided by
+        `labkit.statistics.trust`; verdicts in records have passed that test.
         """
         if self.low > 1 + self.noise:
             return Verdict.FASTER
@@ -67,14 +63,14 @@ class Ratio:
 
 
 def ratio(baseline: Sequence[float], candidate: Sequence[float], *, seed: int = 0) -> Ratio:
-    """Ratio of the medians of two sides that ran in the same rounds, `baseline[i]` beside `candidate[i]`.
+    """Ratio of the medians of two sides; `baseline[i]` and `candidate[i]` ran in the same round.
 
-    The 95 % interval comes from drawing whole rounds with replacement. ValueError below two rounds.
+    The 95 % interval comes from drawing whole rounds with replacement. ValueError for fewer than two rounds.
     """
     if len(baseline) != len(candidate) or len(baseline) < 2:
         raise UserError(
             f"got {len(baseline)} rounds of the baseline and {len(candidate)} of the candidate; "
-            "an interval needs as many of each and at least 2"
+            "an interval needs the same number of each, at least 2"
         )
     low, high = _interval(baseline, candidate, CONFIDENCE, paired=True, seed=seed)
     return Ratio(
@@ -86,14 +82,14 @@ def ratio(baseline: Sequence[float], candidate: Sequence[float], *, seed: int = 
 
 
 def median_ratio(rounds: Sequence[float], *, seed: int = 0) -> Ratio:
-    """The median of one side's rounds over itself, so 1, with its 95 % interval: how far the median may be off.
+    """The ratio 1 with the relative 95 % interval of the median of one side's rounds.
 
-    The interval of fewer than two rounds reaches from nothing to infinity.
+    With fewer than two rounds the interval is 0 to infinity.
     """
     low, high, noise = 0.0, float("inf"), float("inf")
     if len(rounds) > 1:
         samples, middle = np.asarray(rounds, dtype=float), float(np.median(rounds))
-        found = scipy.stats.bootstrap(
+        interval = scipy.stats.bootstrap(
             (samples,),
             np.median,
             method="percentile",
@@ -101,20 +97,20 @@ def median_ratio(rounds: Sequence[float], *, seed: int = 0) -> Ratio:
             n_resamples=RESAMPLES,
             random_state=np.random.default_rng(seed),
         ).confidence_interval
-        low, high, noise = float(found.low) / middle, float(found.high) / middle, noise_floor(rounds)
+        low, high, noise = float(interval.low) / middle, float(interval.high) / middle, noise_floor(rounds)
     return Ratio(value=1.0, low=low, high=high, noise=noise)
 
 
 def unpaired_ratio(
     before: Sequence[float], after: Sequence[float], *, tolerance: float, ratios: int = 1, seed: int = 0
 ) -> Ratio:
-    """Ratio of the medians of one side at two times, before / after: above 1 where it became faster.
+    """Ratio of the medians of one side at two times, before / after: above 1 if it became faster.
 
-    Nothing pairs the rounds of two times, so they are drawn from each by itself. The intervals of so many `ratios` hold
-    with 95 % all at once (Bonferroni); one of fewer than two rounds of either reaches from nothing to infinity.
+    The rounds of two times are not paired, so the bootstrap draws them independently. `ratios`: the number of intervals
+    that hold together with 95 % (Bonferroni). With fewer than two rounds at either time the interval is 0 to infinity.
 
-    What lasts for as long as a process or a day does, no interval over rounds can know. So a change counts only beyond
-    `tolerance`, a fraction, or beyond the noise of either time where that is more; within `tolerance` it is the same.
+    An interval over rounds cannot see an effect that lasts as long as a process or a day. So a change counts only if it
+    exceeds `tolerance`, a fraction, and the noise at both times; a change within `tolerance` is SAME.
     """
     low, high = 0.0, float("inf")
     if min(len(before), len(after)) > 1:
@@ -127,7 +123,7 @@ def unpaired_ratio(
 def _interval(
     baseline: Sequence[float], candidate: Sequence[float], confidence: float, *, paired: bool, seed: int
 ) -> tuple[float, float]:
-    found = scipy.stats.bootstrap(
+    interval = scipy.stats.bootstrap(
         (np.asarray(baseline), np.asarray(candidate)),
         lambda a, b, axis: np.median(a, axis=axis) / np.median(b, axis=axis),
         paired=paired,
@@ -137,16 +133,16 @@ def _interval(
         n_resamples=RESAMPLES,
         random_state=np.random.default_rng(seed),
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(interval.low), float(interval.high)
 
 
 def noise_floor(rounds: Sequence[float]) -> float:
-    """How far from 1 an A/A comparison made of one side's own rounds gets, as a fraction.
+    """How far from 1 an A/A comparison of one side's own rounds gets, a fraction.
 
-    Neighbouring rounds are taken as one round of A against A: of each pair either one may be the baseline. The floor
-    is the 95th percentile of `|log(ratio of medians)|` over all such assignments. Neighbours share the state of the
-    machine as the two sides of a round do, but they are further apart in time and half as many, so the floor is rather
-    too wide than too narrow. Two rounds alone may agree by chance, so their distance counts double.
+    Two neighbouring rounds serve as one round of A against A; either one may be the baseline. The floor is the 95th
+    percentile of `|log(ratio of medians)|` over all such assignments. Neighbours share the state of the machine like
+    the two sides of a round, but they are further apart in time and half as many, so the floor is too wide rather than
+    too narrow. With only two rounds, which may agree by chance, the distance counts double.
     """
     pairs = np.asarray(rounds[: len(rounds) // 2 * 2], dtype=float).reshape(-1, 2)
     if len(pairs) > 10:

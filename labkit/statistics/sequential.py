@@ -1,15 +1,14 @@
-"""Rounds that are added until a comparison is decided, with an interval that holds however often it is looked at.
+"""Rounds that are added until a comparison is decided, with an interval that holds at every look.
 
-Who looks at a 95 % interval after every round and stops when it excludes 1 finds a difference between a side and
-itself sooner or later. So each look gets a share of one budget of error, which all looks together never exceed:
-`ERROR / (k * (k + 1))` for the k-th, which adds up to `ERROR` over any number of looks (alpha spending, after Lan and
+A test that checks a 95 % interval after every round, and stops when it excludes 1, sooner or later finds a difference
+between a side and itself. So each look spends a share of one budget of error: the k-th look spends
+`ERROR / (k * (k + 1))`, which adds up to `ERROR` at most over any number of looks (alpha spending, after Lan and
 DeMets, Biometrika 70, 1983, with a union bound instead of the joint distribution of the looks).
 
-The interval of a look is that of Hodges and Lehmann for the logarithm of the ratio of a round, from Wilcoxon's signed
-ranks (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3.4). All that it assumes of a side against
-itself is that the sign of a round's logarithm is a fair coin, and that holds by construction: the order of the sides in
-a round is drawn. Heavy tails, drift, and moods of the machine that last for many rounds change how wide the interval
-is, not how often it is wrong.
+A look uses the Hodges-Lehmann interval of the logarithm of a round's ratio, from Wilcoxon's signed ranks (Hollander,
+Wolfe and Chicken, Nonparametric Statistical Methods, 3.4). For a side against itself it assumes only that the sign of a
+round's logarithm is a fair coin. This holds by construction: the order of the sides in a round is random. Heavy tails,
+drift, and states of the machine that last for many rounds change the width of the interval, not its error rate.
 """
 
 from __future__ import annotations
@@ -19,37 +18,35 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-import scipy  # loads scipy.stats when it is first asked for it
+import scipy  # loads scipy.stats on first use
 from numpy.typing import ArrayLike, NDArray
 
 from labkit.statistics.ratios import LARGEST_SAME, Ratio
 from labkit.statistics.trust import FEWEST_ROUNDS, WIDEST
 
 ERROR = 0.02  # of all looks together
-FIRST_LOOK = 8  # rounds: the fewest whose range holds the ratio with the first look's confidence
-GROWTH = 1.3  # rounds at a look over those at the look before
-PROCESS_LUCK = (
-    0.02  # two processes of one side may differ by so much for as long as they live: no round averages it out
-)
-EXACT_RANKS = 60  # beyond so many rounds the normal approximation of the signed-rank statistic errs on the wide side
+FIRST_LOOK = 8  # rounds: the smallest number whose range holds the ratio with the first look's confidence
+GROWTH = 1.3  # number of rounds at a look / number at the previous look
+PROCESS_LUCK = 0.02  # two processes of one side may differ by this for their whole life: no round averages it out
+EXACT_RANKS = 60  # rounds; above, the normal approximation of the signed-rank statistic errs on the wide side
 MANY_ROUNDS = 1000
 
 
 def error_of(look: int) -> float:
-    """The probability with which the interval of this look, counted from 1, may miss."""
+    """The probability that the interval of this look, counted from 1, misses."""
     return ERROR / (look * (look + 1))
 
 
 def next_look(rounds: int) -> int:
-    """After how many rounds to look again."""
+    """The number of rounds at the next look."""
     return max(FIRST_LOOK, math.ceil(rounds * GROWTH))
 
 
 def sequential_ratio(baseline: Sequence[float], candidate: Sequence[float], look: int) -> Ratio:
-    """Ratio of two sides at the `look`-th look at their rounds; the intervals of all looks hold at once with 98 %.
+    """Ratio of two sides at the `look`-th look at their rounds; the intervals of all looks hold together with 98 %.
 
-    `value` is the typical ratio of a round, the middle of the averages of all pairs of rounds. A claim needs an
-    interval beyond 2 %, and SAME one within 5 %.
+    `value` is the typical ratio of a round: the median of the averages of all pairs of rounds. FASTER and SLOWER need
+    an interval beyond 2 %, SAME needs one within 5 %.
     """
     logs = np.log(np.asarray(baseline, dtype=float) / np.asarray(candidate, dtype=float))
     middle, low, high = (float(np.exp(end)) for end in hodges_lehmann(logs, error_of(look)))
@@ -61,7 +58,7 @@ def hodges_lehmann(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Estimate and interval of the centre of samples [..., n] that are symmetric about it.
 
-    The interval misses with probability `error` at most, half of it at each end; it is infinite where n is too small.
+    The interval misses with probability `error` at most, half of it at each end. It is infinite if n is too small.
     """
     values = np.asarray(samples, dtype=float)
     first, second = np.triu_indices(values.shape[-1])
@@ -73,16 +70,16 @@ def hodges_lehmann(
     return np.median(averages, axis=-1), averages[..., outside], averages[..., -1 - outside]
 
 
-def more_rounds(found: Ratio, rounds: int) -> int | None:
-    """About how many rounds it would take in addition to decide; None where `rounds` say too little about it.
+def more_rounds(ratio: Ratio, rounds: int) -> int | None:
+    """Estimated further rounds until a verdict; None if `rounds` are too few for an estimate.
 
-    The interval shrinks with the square root of the rounds, and is a little wider at a later look. It decides when it
-    is so narrow that, around the value found, it lies on one side of `PROCESS_LUCK` or within `LARGEST_SAME`, and no
-    wider than what is trusted. Fewer than `FEWEST_ROUNDS` are not trusted at all.
+    The interval shrinks with the square root of the number of rounds, and is a little wider at a later look. A verdict
+    needs an interval around the present value that lies outside `PROCESS_LUCK` or within `LARGEST_SAME`, and that is
+    narrow enough to be trusted. Fewer than `FEWEST_ROUNDS` rounds are never trusted.
     """
-    if not 0 < found.low <= found.high < math.inf:
+    if not 0 < ratio.low <= ratio.high < math.inf:
         return None
-    half, distance = math.log(found.high / found.low) / 2, abs(math.log(found.value))
+    half, distance = math.log(ratio.high / ratio.low) / 2, abs(math.log(ratio.value))
     needed = max(distance - math.log1p(PROCESS_LUCK), math.log1p(LARGEST_SAME) - distance)
     later = scipy.stats.norm.isf(error_of(4) / 2) / scipy.stats.norm.isf(error_of(2) / 2)
     total = rounds * (later * half / min(needed, math.log(WIDEST) / 2)) ** 2
@@ -90,7 +87,7 @@ def more_rounds(found: Ratio, rounds: int) -> int | None:
 
 
 def more_rounds_text(more: int | None) -> str:
-    """What `more_rounds` found, for a message."""
+    """The result of `more_rounds` in words."""
     if more is None:
         return "too few rounds to say how many more would decide it"
     if more > MANY_ROUNDS:
@@ -100,7 +97,7 @@ def more_rounds_text(more: int | None) -> str:
 
 @cache
 def _left_out(rounds: int, error: float) -> int | None:
-    """How many of the averages of pairs may be left out at each end; None where not even the outermost ones suffice."""
+    """Number of averages of pairs to leave out at each end; None if even the outermost ones do not suffice."""
     if rounds > EXACT_RANKS:
         mean, deviation = rounds * (rounds + 1) / 4, math.sqrt(rounds * (rounds + 1) * (2 * rounds + 1) / 24)
         return int(mean - 0.5 - scipy.stats.norm.isf(error) * deviation)

@@ -1,4 +1,4 @@
-"""The distribution of raw samples of one kind, and what a reader must know before trusting their median."""
+"""The distribution of raw samples of one kind, and remarks for a reader of their median."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy  # loads scipy.stats when it is first asked for it
+import scipy  # loads scipy.stats on first use
 from numpy.typing import NDArray
 
 OUTLIER_Z = 14.8  # |x - median| / MAD, about ten standard deviations of a normal distribution
-OUTLIER_SAMPLES = 10  # the deviation of fewer says little
-P95_SAMPLES = 59  # the fewest with a distribution-free 95 % bound on the 95th percentile: 0.95 ** 59 < 0.05
+OUTLIER_SAMPLES = 10  # outliers among fewer samples are not reported
+P95_SAMPLES = 59  # smallest n with a distribution-free 95 % bound on the 95th percentile: 0.95 ** 59 < 0.05
 WIDE_SPREAD = 0.10
 
 
@@ -37,7 +37,7 @@ class Summary:
 
 
 def summarise(samples: Sequence[float]) -> Summary:
-    """Summary of at least one sample; the standard deviation is that of the sample, as in the articles' protocol."""
+    """Summary of at least one sample. `std` is the deviation of the sample itself (divisor n), as in the articles."""
     q1, median, q3, p95 = np.quantile(samples, (0.25, 0.5, 0.75, 0.95))
     return Summary(
         n=len(samples),
@@ -51,22 +51,24 @@ def summarise(samples: Sequence[float]) -> Summary:
 
 
 def outliers(samples: Sequence[float]) -> NDArray[np.bool_]:
-    """Which samples have a modified z, `|x - median| / MAD`, above 14.8. They are reported and stay in every figure."""
+    """Marks samples whose modified z, `|x - median| / MAD`, is above 14.8. They are reported, and figures keep them."""
     distance = np.abs(np.asarray(samples, dtype=float) - np.median(samples))
     return distance > OUTLIER_Z * scipy.stats.median_abs_deviation(samples)
 
 
 def remarks(name: str, samples: Sequence[float]) -> list[str]:
-    """What a reader must know about these samples before trusting their median."""
+    """Warnings that a reader needs before trusting the median of these samples."""
     summary = summarise(samples)
-    found = []
+    warnings = []
     if summary.spread > WIDE_SPREAD:
-        found.append(f"{name}: interquartile range is {summary.spread:.0%} of the median; the machine is not quiet")
+        warnings.append(f"{name}: interquartile range is {summary.spread:.0%} of the median; the machine is not quiet")
     if summary.outliers and summary.n >= OUTLIER_SAMPLES:
-        found.append(f"{name}: {summary.outliers} of {summary.n} samples are outliers (modified z > {OUTLIER_Z}), kept")
-    return found
+        warnings.append(
+            f"{name}: {summary.outliers} of {summary.n} samples are outliers (modified z > {OUTLIER_Z}), kept"
+        )
+    return warnings
 
 
 def first_is_slow(rounds: Sequence[float]) -> bool:
-    """Whether the first round took a quarter longer than the slowest of the others: too little warm-up."""
+    """Whether the first round took over a quarter longer than the slowest other round: too little warm-up."""
     return len(rounds) > 2 and rounds[0] > 1.25 * max(rounds[1:])

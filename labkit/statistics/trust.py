@@ -1,11 +1,11 @@
-"""Whether a ratio is to be trusted: the grade that every headline, verdict and figure carries.
+"""Trust in a ratio: the grade that every headline, verdict and figure carries.
 
-An interval tells how far the rounds of one run scatter. It knows nothing of a machine that was busy all the time, and
-a figure that may be wrong by half is no figure to quote, whatever its verdict. So a ratio below one of these thresholds
-keeps its place in tables but loses its verdict: it is UNDECIDED, with the reason and the remedy beside it.
+An interval shows how far the rounds of one run scatter. It cannot show that the machine was busy all the time, and a
+figure that may be wrong by half must not be quoted, even with a verdict. So a ratio that fails one of these thresholds
+stays in tables but loses its verdict: it is UNDECIDED, with the reason and the remedy.
 
-The thresholds stand between what quiet and what busy machines gave: tests/statistics/test_trust.py holds them against
-the reference results in profiles/ and against simulated machines.
+The thresholds lie between the results of quiet and of busy machines: tests/statistics/test_trust.py checks them with
+the reference results in profiles/ and with simulated machines.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from labkit.statistics.ratios import Ratio, Verdict
 from labkit.system.asked_from import on_command_line, setting
 
 FEWEST_ROUNDS = 6  # the range of n rounds holds the ratio with probability 1 - 2 * 0.5 ** n: 97 % of 6, 94 % of 5
-WIDEST = 1.25  # upper end of the interval over its lower end: beyond, the figure may be off by an eighth either way
-MOST_TAKEN = 0.1  # processors: a step that waits for one thread is slowed by a tenth where other programs take this
-SHARE_ERROR, MOST_SHARE_ERROR = 0.10, 0.25  # how far past 100 % of the limit noise of the probes may lead
+WIDEST = 1.25  # upper end of the interval / lower end; above, the figure may be off by an eighth either way
+MOST_TAKEN = 0.1  # processors of other programs: this many slow a step that waits for one thread by a tenth
+SHARE_ERROR, MOST_SHARE_ERROR = 0.10, 0.25  # by how much noise of the probes may exceed 100 % of the limit
 
 MORE_ROUNDS = "measure more rounds"
 QUIET = "close other programs, or wait until they are done"
@@ -32,16 +32,16 @@ OPTIONS = {MORE_ROUNDS: ("rounds", "budget_s"), QUIET: ("wait_quiet",)}
 
 @dataclass(frozen=True)
 class ShareOfLimit:
-    """The share of the memory's limit that a side reached, and how far the probes beside a run differ, a fraction."""
+    """The share of the memory's limit that a side reached."""
 
     side: str
-    share: float
-    probe_noise: float = 0.0
+    share: float  # a fraction
+    probe_noise: float = 0.0  # how far the probes of the run differ, a fraction
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """One reason not to trust a ratio, and what may mend it."""
+    """One reason not to trust a ratio, and its remedies."""
 
     why: str
     remedies: tuple[str, ...]
@@ -59,7 +59,7 @@ class Trust:
 
     @property
     def mended_by_rounds(self) -> bool:
-        """Whether more rounds, as they are, would take all doubts away."""
+        """Whether more rounds alone would remove all doubts."""
         return all(MORE_ROUNDS in doubt.remedies for doubt in self.doubts)
 
     @property
@@ -69,13 +69,13 @@ class Trust:
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """What to do about them, each thing once."""
+        """The remedies for all doubts, each once."""
         return tuple(dict.fromkeys(remedy for doubt in self.doubts for remedy in doubt.remedies))
 
     @property
     def remedy(self) -> str:
-        """The same in one line."""
-        return "; ".join(map(_told, self.remedies))
+        """The remedies in one line."""
+        return "; ".join(map(_with_setting, self.remedies))
 
     @property
     def sentence(self) -> str:
@@ -84,40 +84,40 @@ class Trust:
 
     @property
     def short(self) -> str:
-        """The grade beside figures whose result says why it has it; empty for a trustworthy ratio."""
+        """The grade for figures of a result that states the reasons itself; empty for a trustworthy ratio."""
         return "" if self.trustworthy else "not trustworthy, for the reasons that stand with the result"
 
-    def verdict(self, found: Verdict) -> Verdict:
-        """`found`, or UNDECIDED where it is withheld."""
-        return found if self.trustworthy else Verdict.UNDECIDED
+    def verdict(self, claimed: Verdict) -> Verdict:
+        """`claimed` for a trustworthy ratio, else UNDECIDED."""
+        return claimed if self.trustworthy else Verdict.UNDECIDED
 
     def graded(self, claim: str) -> str:
-        """`claim` for a headline: as it is, or with the whole grade behind it."""
+        """`claim` for a headline: unchanged for a trustworthy ratio, else followed by the whole grade."""
         return claim if self.trustworthy else f"{claim}; {self.sentence}"
 
     def explained(self, claim: str) -> str:
-        """`claim`, which says itself that it is not trustworthy where it is not, with the reasons and the remedy."""
+        """`claim` with the reasons and the remedy. The claim itself already says that it is not trustworthy."""
         return claim if self.trustworthy else f"{claim}. The reason: {self.why}. To mend it: {self.remedy}."
 
 
-def _told(remedy: str) -> str:
-    """With what can be given for it from where it is read: notebooks have a parameter for the rounds alone."""
+def _with_setting(remedy: str) -> str:
+    """The remedy with its setting on the command line or in a notebook. Notebooks have only a parameter for rounds."""
     names = (OPTIONS if on_command_line() else SETTINGS).get(remedy, ())
     return f"{remedy} ({setting(*names)})" if names else remedy
 
 
 def taken_cores(others: float, *, needed: int, cores: int) -> float:
-    """How many of the `needed` processors are taken when other programs keep `others` of a machine's `cores` busy."""
+    """Number of the `needed` processors that are taken when other programs keep `others` of `cores` processors busy."""
     return max(0.0, min(others - max(0, cores - needed), float(needed)))
 
 
 def busy(taken_cores: Sequence[float]) -> bool:
-    """Whether other programs took more of the processors than a figure bears, in the median round."""
+    """Whether other programs took more than MOST_TAKEN processors in the median round."""
     return len(taken_cores) > 0 and float(np.median(taken_cores)) > MOST_TAKEN
 
 
 def load_doubts(taken_cores: Sequence[float], remedy: str) -> list[Doubt]:
-    """The doubt about a figure that other programs took processors from, if they took too many."""
+    """The doubt about a figure, if other programs took too many processors during its measurement."""
     if not busy(taken_cores):
         return []
     taken = float(np.median(taken_cores))
@@ -125,19 +125,19 @@ def load_doubts(taken_cores: Sequence[float], remedy: str) -> list[Doubt]:
 
 
 def grade(
-    found: Ratio, rounds: int, *, taken_cores: Sequence[float] = (), shares: Iterable[ShareOfLimit] = ()
+    ratio: Ratio, rounds: int, *, taken_cores: Sequence[float] = (), shares: Iterable[ShareOfLimit] = ()
 ) -> Trust:
-    """The grade of a ratio over so many rounds.
+    """The grade of a ratio over `rounds` rounds.
 
-    `taken_cores`: by round, how many of the processors that a side needed other programs kept busy; empty where nobody
-    looked. `shares`: of the limit, of the sides that it applies to.
+    `taken_cores`: by round, the number of the side's processors that other programs kept busy; empty if not observed.
+    `shares`: of the limit, for the sides that have one.
     """
     doubts = []
     if rounds < FEWEST_ROUNDS:
         count = f"{rounds} {'round' if rounds == 1 else 'rounds'}"
         doubts.append(Doubt(f"{count}, fewer than {FEWEST_ROUNDS}", (MORE_ROUNDS,)))
-    if rounds > 1 and not found.high <= WIDEST * found.low:
-        doubts.append(Doubt(f"the interval [{found.low:.2f}, {found.high:.2f}] is wide", (MORE_ROUNDS, QUIET)))
+    if rounds > 1 and not ratio.high <= WIDEST * ratio.low:
+        doubts.append(Doubt(f"the interval [{ratio.low:.2f}, {ratio.high:.2f}] is wide", (MORE_ROUNDS, QUIET)))
     doubts += load_doubts(taken_cores, QUIET)
     for side in shares:
         if side.share > 1 + min(max(SHARE_ERROR, side.probe_noise), MOST_SHARE_ERROR):

@@ -1,1 +1,1 @@
-"""All that a notebook needs in one call: measurements, captures, and the frames made of them."""
+"""Studies: all measurements, captures and frames of a notebook in one call."""

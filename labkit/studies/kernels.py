@@ -1,4 +1,4 @@
-"""All that a notebook shows of the kernels of one shape: its regions, the ladder, the timeline of a layer, the roof."""
+"""The study of the kernels of one shape: its regions, the ladder, the timeline of a layer, the roofline."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ PEAK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Span:
-    """A region that ran, or a torch op within it (`op` is None for the region itself). Times are in microseconds."""
+    """A run of a region, or of a torch op within it."""
 
     lane: str
     region: str
-    op: str | None
+    op: str | None  # None: the region itself
     start_us: float
     took_us: float
 
 
 @dataclass(frozen=True, repr=False)
 class KernelStudy(Study):
-    """What `study_kernels` found. `timeline`: one layer, unfused and fused. `peak_gflop_s`: of a large product."""
+    """Result of `study_kernels`."""
 
     regions: tuple[RegionMeasurement, ...]
     ladder: LadderMeasurement
-    timeline: tuple[Span, ...]
-    peak_gflop_s: float
+    timeline: tuple[Span, ...]  # of one layer, unfused and fused
+    peak_gflop_s: float  # of a large matrix product
 
     def case(self) -> dict[str, Any]:
         return self.ladder.case.model_dump()
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each way to run each region, and for each rung of the ladder, in microseconds of a layer."""
+        """A row for each side of each region, and for each rung of the ladder, in microseconds of a layer."""
         measured = {row.region: row for row in self.regions} | {"layer": self.ladder}
         return [
             {
@@ -74,15 +74,15 @@ class KernelStudy(Study):
 
     @property
     def claim(self) -> str:
-        """What fusing gives a layer, with its interval, and the share of the limit."""
+        """The gain of fusing a layer, with its interval, and the share of the limit."""
         case, last = self.ladder.case, self.ladder.rungs[-1]
         reached = self.ladder.floor_share
         share = "" if reached is None else f", {reached:.0%} of the limit"
-        how = "in the one-call step"
+        mode = "in the one-call step"
         if case.impl == "triton":
-            how = "in a CUDA graph" if self.ladder.environment.gpu else "interpreted, so that no time means anything,"
+            mode = "in a CUDA graph" if self.ladder.environment.gpu else "interpreted, so that no time means anything,"
         return (
-            f"{case.model}, {case.dtype}, batch {case.batch}: a layer fused {how} against unfused torch ops: "
+            f"{case.model}, {case.dtype}, batch {case.batch}: a layer fused {mode} against unfused torch ops: "
             f"{self.ladder.ratio(last)}{share}"
         )
 
@@ -99,9 +99,13 @@ class KernelStudy(Study):
 def study_kernels(
     model: str = "gpt2", *, rounds: int = ROUNDS, progress: Progress | None = None, show: Show = unseen, **case: Any
 ) -> KernelStudy:
-    """Measures `layer_case(model, **case)`, which says what a case has, region by region and rung by rung.
+    """Measures the case `layer_case(model, **case)`, region by region and rung by rung.
 
-    `show` is given the study of what is measured so far.
+    - model: a preset, a checkpoint folder or a hub id.
+    - rounds: interleaved rounds.
+    - progress: receives the progress.
+    - show: receives the study with the parts that are measured so far.
+    - case: further arguments of `layer_case`.
     """
     check_rounds(rounds)
     follow = progress or unheard
@@ -109,27 +113,27 @@ def study_kernels(
     follow(0, total, "building the layers")
     bench = LayerBench(layer_case(model, **case))
 
-    def part(begin: int, what: str) -> Progress:
-        return lambda done, _, label: follow(begin + done, total, f"{what}: {label}")
+    def part(begin: int, subject: str) -> Progress:
+        return lambda done, _, label: follow(begin + done, total, f"{subject}: {label}")
 
     regions = bench.regions(rounds=rounds, progress=part(1, "regions"))
     show(so_far(KernelStudy, regions=regions))
     ladder = bench.ladder(rounds=rounds, progress=part(rounds + 2, "one region after another"))
     show(so_far(KernelStudy, regions=regions, ladder=ladder))
     device = bench.stack.sides[0].hidden_NH.device
-    found = KernelStudy(regions, ladder, layer_timeline(bench), peak_gflop_s(bench.case.dtype, device))
+    study = KernelStudy(regions, ladder, layer_timeline(bench), peak_gflop_s(bench.case.dtype, device))
     follow(total, total, "done")
-    return found
+    return study
 
 
 def layer_timeline(bench: LayerBench) -> tuple[Span, ...]:
-    """A typical layer of the unfused and of the fused side, as torch.profiler saw it; each starts at 0."""
+    """A typical layer of the unfused and of the fused side, from torch.profiler; each starts at 0."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once; else each profile writes lines to stderr
     return tuple(span for name in (UNFUSED, FUSED) for span in _spans(bench.stack.side(name)))
 
 
 def peak_gflop_s(dtype: str, device: torch.device) -> float:
-    """GFLOP/s of the best of several products of square matrices with torch; int8 counts as bfloat16."""
+    """GFLOP/s of the fastest of several products of square matrices with torch; int8 counts as bfloat16."""
     size = PEAK_SIZE_ON_GPU if device.type == "cuda" else PEAK_SIZE
     a, b = (torch.randn(size, size).to(device, float_dtype(dtype_of(dtype))) for _ in range(2))
     best, until = float("inf"), perf_counter_ns() + PEAK_SECONDS * 1e9

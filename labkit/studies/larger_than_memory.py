@@ -1,4 +1,4 @@
-"""What a notebook shows of a model that is larger than memory: what batch pays, what hides what, who is faster."""
+"""The study of a model larger than memory: speed by batch size, overlap of reading and computing, and baselines."""
 
 from __future__ import annotations
 
@@ -42,35 +42,30 @@ from labkit.system.progress import Progress, unheard
 from labkit.system.validation import first_problem
 
 BASELINES = f"{ACCELERATE_DISK}, {HF_DISK}"
-COMPARED_NEW = 3  # tokens that each side generates: a baseline may take seconds for each
-REASON = 200  # letters of the reason why a side was left out
-WARM_UP = 2  # new tokens of the run that is not timed
-MEASURED, ALL = 60, 100  # of the work in percent: when all batches have run
+COMPARED_NEW = 3  # new tokens of each side: a baseline may take seconds per token
+REASON = 200  # most characters of the reason why a side was left out
+WARM_UP = 2  # new tokens of the untimed run
+MEASURED, ALL = 60, 100  # percent of the work: after all batches, at the end
 
 
 class LeftOut(FrozenRecord):
-    """A side that could not be measured, and why."""
+    """A side that could not be measured, and the reason."""
 
     side: str
     reason: str
 
 
 class StreamingStudy(Study, FrozenRecord):
-    """What `study_larger_than_memory` found.
-
-    plan: predicted, with the measured batches as its points. too_large: batches that were asked for and do not fit.
-    memory: of the engine's process over time. comparisons: each baseline against the streamed engine, in the same
-    memory, in rounds of their own. left_out: baselines that could not be measured.
-    """
+    """Result of `study_larger_than_memory`."""
 
     kind: Literal["streaming_study"] = "streaming_study"
     schema_version: Literal[1] = SCHEMA_VERSION
     created: datetime = Field(default_factory=lambda: datetime.now(UTC))
-    plan: StreamingPlan
-    too_large: tuple[int, ...] = ()
-    memory: tuple[MemorySample, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    plan: StreamingPlan  # predicted, with the measured batches as its points
+    too_large: tuple[int, ...] = ()  # requested batches that do not fit
+    memory: tuple[MemorySample, ...] = ()  # of the engine's process over time
+    comparisons: tuple[Comparison, ...] = ()  # of each baseline with the streamed engine, in the same memory
+    left_out: tuple[LeftOut, ...] = ()  # baselines that could not be measured
 
     @property
     def points(self) -> tuple[BatchPoint, ...]:
@@ -78,30 +73,30 @@ class StreamingStudy(Study, FrozenRecord):
 
     @property
     def shown(self) -> BatchPoint:
-        """The batch whose timeline is shown: the one with the most tokens per second."""
+        """The batch whose timeline is shown: the batch with the most tokens per second."""
         assert self.plan.best_point is not None
         return self.plan.best_point
 
     @property
     def hidden(self) -> float | None:
-        """How much of the shorter of reading and computing ran under the other, in the steps that are shown."""
+        """Overlap of reading and computing in the shown steps, as a share of the shorter of the two."""
         return hidden_share(self.shown.spans)
 
     @property
     def free_sentence(self) -> str:
-        """From how many sequences on streaming costs nothing, as predicted."""
+        """The predicted number of sequences from which on streaming costs no time, as a sentence."""
         return free_sentence(self.plan)
 
     @property
     def times_larger(self) -> float:
-        """The weights over the memory that there is for everything."""
+        """The bytes of the weights / the whole memory budget."""
         return self.plan.footprint.weights / self.plan.memory
 
     def case(self) -> dict[str, Any]:
         return self.plan.case.model_dump()
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each batch, and for each baseline at the batch that it was compared at."""
+        """A row for each batch, and for each baseline at the batch of its comparison."""
         plan = self.plan
         of_engine = [
             _row(
@@ -115,16 +110,16 @@ class StreamingStudy(Study, FrozenRecord):
             for point in self.points
         ]
         of_others = [
-            _row(side.name, side.case.batch, side.per_token_ms, side.tokens_per_s, found.trust())
+            _row(side.name, side.case.batch, side.per_token_ms, side.tokens_per_s, comparison.trust())
             | {"resident_layers": None, "share_of_disk": None}
-            for found in self.comparisons
-            for side in (found.baseline,)
+            for comparison in self.comparisons
+            for side in (comparison.baseline,)
         ]
         return of_engine + of_others
 
     @property
     def claim(self) -> str:
-        """What batch pays, and how much of the disk that takes."""
+        """The speed of the smallest and of the best batch, and the share of the disk's rate."""
         case, first, best = self.plan.case, self.points[0], self.shown
         hidden, share = self.hidden, best.share_of_disk
         streamed = "" if share is None else f"; its steps read at {share:.0%} of the disk's rate"
@@ -137,7 +132,7 @@ class StreamingStudy(Study, FrozenRecord):
 
     @property
     def headline(self) -> str:
-        """The claim, and what weakens it."""
+        """The claim, and its grade."""
         return self.plan.trust.graded(self.claim)
 
     @property
@@ -172,19 +167,24 @@ def study_larger_than_memory(
     progress: Progress | None = None,
     show: Show = unseen,
 ) -> StreamingStudy:
-    """Lets the engine generate with each batch in `memory_gb` GB, in a process of its own, with the rates of disk and
-    processor probed beside each, and measures baselines against it in the same memory, at the first batch.
+    """Measures the streamed engine at each batch size within `memory_gb` GB, in its own process, and probes the rates
+    of disk and processor for each. Then compares it with baselines in the same memory, at the first batch size.
 
-    batches: numbers, separated by commas; those that do not fit are left out, and named. baselines: sides of
-    `labkit compare`, separated by commas, or none; one that cannot run is left out with the reason. path: a folder on
-    the disk that layers are read from, where the packed weights stay; empty: a temporary one in labkit's folder for
-    caches. The rest is as for `plan_streaming`. The record is written under `output`, a file for `load_study`.
-    show: given the study of what is measured so far.
+    - model, precision, memory_gb, prompt, new, slots, threads: as for `plan_streaming`.
+    - batches: batch sizes, separated by commas; sizes that do not fit are left out and named.
+    - baselines: sides of `labkit compare`, separated by commas, or none; a side that cannot run is left out with the
+      reason.
+    - rounds: runs of each batch size and baseline.
+    - path: a folder on the disk for offloaded layers, where the packed weights stay; empty: a temporary folder in
+      labkit's cache.
+    - output: folder for the record, which `load_study` reads.
+    - progress: receives the progress.
+    - show: receives the study with the parts that are measured so far.
 
-    UserError as from `plan_streaming`, where no batch fits, and for a path that is not there.
+    UserError as from `plan_streaming`, if no batch fits, and if the path does not exist.
     """
     check_numbers(rounds=rounds)
-    wanted, follow = parse_batches(batches), progress or unheard
+    requested, follow = parse_batches(batches), progress or unheard
     check_output_folder(output)
     with _folder(path) as folder:
         follow(0, ALL, "probing the disk and the processor")
@@ -192,7 +192,7 @@ def study_larger_than_memory(
             model, memory_gb=memory_gb, precision=precision, prompt=prompt, new=new, slots=slots, threads=threads,
             path=folder,
         )  # fmt: skip
-        fitting = tuple(batch for batch in wanted if batch <= plan.largest_batch)
+        fitting = tuple(batch for batch in requested if batch <= plan.largest_batch)
         if not fitting:
             raise UserError(
                 f"got batches = {batches!r} in {memory_gb:g} GB, expected one of at most {plan.largest_batch:,}; allow "
@@ -201,20 +201,21 @@ def study_larger_than_memory(
         plan, memory = measured_plan(
             plan, batches=fitting, path=folder, rounds=rounds, progress=_part(follow, 2, MEASURED)
         )
-        known = {"plan": plan, "too_large": tuple(batch for batch in wanted if batch not in fitting), "memory": memory}
+        too_large = tuple(batch for batch in requested if batch not in fitting)
+        known = {"plan": plan, "too_large": too_large, "memory": memory}
         show(so_far(StreamingStudy, **known))
         comparisons, left_out = _compared(plan, fitting[0], parse_sides(baselines), rounds, folder, follow)
-    found = StreamingStudy(**known, comparisons=comparisons, left_out=left_out)
+    study = StreamingStudy(**known, comparisons=comparisons, left_out=left_out)
     try:
-        save_study(found, output)
+        save_study(study, output)
     except SaveError as error:
         warnings.warn(str(error), stacklevel=2)
     follow(ALL, ALL, "done")
-    return found
+    return study
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """The numbers in "1, 4, 16", each once, from the smallest on. UserError for none, and for what is no number."""
+    """The numbers in "1, 4, 16", each once, in increasing order. UserError for an empty list, and for other text."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise UserError(f"got batches = {text!r}, expected numbers of sequences, such as '1, 4, 16'")
@@ -227,18 +228,21 @@ def parse_sides(text: str) -> tuple[str, ...]:
 
 
 def save_study(study: StreamingStudy, folder: str | os.PathLike[str]) -> Path:
-    """Writes it as a file of its own under `folder`, whole or not at all; returns its path. SaveError as for `save`."""
+    """Writes the study to a new file under `folder`, whole or not at all, and returns its path.
+
+    SaveError as for `save`.
+    """
     model = Path(study.plan.case.model).name
     return save_lines(Path(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}{OF_LARGER}", [study])
 
 
 def load_study(path: str | os.PathLike[str]) -> StreamingStudy:
-    """What `save_study` wrote. UserError for a file that holds no such record."""
+    """The study in a file from `save_study`. UserError if the file holds no such record."""
     try:
         return StreamingStudy.model_validate_json(Path(path).read_text(encoding="utf-8"))
     except ValidationError as error:
         raise UserError(
-            f"{path} is no study of streaming of schema version {SCHEMA_VERSION}: {first_problem(error, 'the file')}; "
+            f"{path} is no streaming study of schema version {SCHEMA_VERSION}: {first_problem(error, 'the file')}; "
             "run the notebook again"
         ) from None
 
@@ -246,18 +250,18 @@ def load_study(path: str | os.PathLike[str]) -> StreamingStudy:
 def _compared(
     plan: StreamingPlan, batch: int, baselines: Sequence[str], rounds: int, folder: Path, follow: Progress
 ) -> tuple[tuple[Comparison, ...], tuple[LeftOut, ...]]:
-    """Each baseline beside the streamed engine, in rounds of their own: where one cannot run, the others still do.
-    folder: on the disk that their models are read from.
+    """Compares each baseline with the streamed engine, in separate rounds: if one cannot run, the others still do.
+    folder: on the disk from which their models are read.
     """
-    found, left_out = list[Comparison](), list[LeftOut]()
+    comparisons, left_out = list[Comparison](), list[LeftOut]()
     for index, name in enumerate(baselines):
         part = _part(follow, *(MEASURED + (ALL - MEASURED) * done / len(baselines) for done in (index, index + 1)))
         try:
-            found.append(_against(plan, batch, name, rounds, folder, part))
+            comparisons.append(_against(plan, batch, name, rounds, folder, part))
         except (UserError, WorkerError) as error:
             reason = shorten(str(error).partition("\n")[0], REASON, placeholder=" …")
             left_out.append(LeftOut(side=name, reason=reason))
-    return tuple(found), tuple(left_out)
+    return tuple(comparisons), tuple(left_out)
 
 
 def _against(plan: StreamingPlan, batch: int, name: str, rounds: int, folder: Path, follow: Progress) -> Comparison:
@@ -270,7 +274,7 @@ def _against(plan: StreamingPlan, batch: int, name: str, rounds: int, folder: Pa
 
 
 def compared_case(plan: StreamingPlan, batch: int) -> Case:
-    """What each side of a comparison generates, in the memory of the plan."""
+    """The case of each side of a comparison, within the memory of the plan."""
     case = plan.case
     return comparison_case(
         model=case.model, dtype=case.precision, batch=batch, prompt=case.prompt_tokens, new=COMPARED_NEW,
@@ -281,13 +285,13 @@ def compared_case(plan: StreamingPlan, batch: int) -> Case:
 @contextmanager
 def _folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     if os.fspath(path):
-        given = expanded(path)
-        if not given.is_dir():
+        folder = expanded(path)
+        if not folder.is_dir():
             raise UserError(
-                f"got path = {os.fspath(path)!r}, which is no folder; expected one on the disk that layers are to be "
-                "read from, or nothing for a temporary one"
+                f"got path = {os.fspath(path)!r}, which is no folder; expected a folder on the disk for offloaded "
+                "layers, or nothing for a temporary one"
             )
-        yield given
+        yield folder
         return
     parent = check_output_folder(folder_for(None), what="streamed weights", option=setting("path"))
     with owned_folder("study-", parent) as folder:
@@ -295,5 +299,5 @@ def _folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _part(follow: Progress, begin: float, end: float) -> Progress:
-    """Who follows a part of the work that goes from `begin` to `end` percent."""
+    """The progress of a part of the work that goes from `begin` to `end` percent."""
     return lambda done, total, label: follow(begin + (end - begin) * done / max(total, 1), ALL, label)

@@ -1,4 +1,4 @@
-"""The last result of each kind of study, kept with the records of a folder, so that a notebook can show it again."""
+"""The last result of each kind of study, kept in the folder of the records, so that a notebook can show it again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FOLDER = "last"
 
 @dataclass(frozen=True)
 class Last(Generic[Result]):
-    """A result, the settings that it was measured with, and when."""
+    """A result that is kept."""
 
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # of the measurement
     measured: datetime
     result: Result
 
@@ -32,9 +32,7 @@ def now() -> datetime:
 
 
 def keep_last(last: Last[Result], kind: type[Result], name: str, runs: str | os.PathLike[str]) -> None:
-    """Writes it in the place of the one before, as a file of the folder `runs`. A folder that it cannot be written to
-    is a warning.
-    """
+    """Writes the result to the folder `runs`, in place of the previous one. Warns if the folder is not writable."""
     file = _file(name, runs)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +42,7 @@ def keep_last(last: Last[Result], kind: type[Result], name: str, runs: str | os.
 
 
 def read_last(kind: type[Result], name: str, runs: str | os.PathLike[str]) -> Last[Result] | None:
-    """What `keep_last` wrote; None where there is nothing, and where it is of another version of labkit."""
+    """The result from `keep_last`; None if nothing was kept, or if another version of labkit wrote it."""
     try:
         last: Last[Result] = _adapter(kind).validate_json(_file(name, runs).read_bytes())
     except (OSError, ValidationError):

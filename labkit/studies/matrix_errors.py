@@ -1,4 +1,4 @@
-"""How far stored matrices are from the model's own, matrix by matrix, and where in a matrix the large numbers are.
+"""Errors of stored matrices relative to the model's own, matrix by matrix, and the spread of numbers in a matrix.
 
 Only one matrix of the model is in memory at a time.
 """
@@ -28,52 +28,46 @@ from labkit.weights.precision import STORED, Precision, precision_of
 from labkit.weights.quantise import HEAD, LAYER, Quantization, Scheme, check_schemes
 from labkit.weights.source import ModelSource
 
-GROUP = 32  # inputs of the groups that are drawn beside whole rows
+GROUP = 32  # inputs of the groups that are drawn next to whole rows
 BINS = 121
 READ = Heap(torch.device("cpu"))
-AT_ONCE = 1 << 24  # numbers that are stored and read back at once
+AT_ONCE = 1 << 24  # numbers that are stored and read back at a time
 
 
 class MatrixError(FrozenRecord):
-    """What storing one matrix lost. `lost` and `norm`: sums of the squares of the differences and of the numbers.
+    """The error of one stored matrix."""
 
-    layer: None outside the layers. matrix: its canonical role, such as "qkv".
-    """
-
-    layer: int | None
-    matrix: str
-    lost: float
-    norm: float
+    layer: int | None  # None: not in a layer
+    matrix: str  # canonical role, such as "qkv"
+    lost: float  # sum of the squares of the differences
+    norm: float  # sum of the squares of the numbers
 
     @property
     def error(self) -> float:
-        """The Frobenius norm of the difference over that of the matrix."""
+        """Frobenius norm of the difference / Frobenius norm of the matrix."""
         return error_of([self])
 
 
 class StoredMatrices(FrozenRecord):
-    """A way to store the matrices of the layers, by its name in `labkit.weights.precision`, without the LM head.
+    """The matrices of all layers in one precision, without the LM head."""
 
-    layer_bytes: of these matrices, scales included. errors: layer by layer.
-    """
-
-    precision: str
-    layer_bytes: int
-    errors: tuple[MatrixError, ...] = Field(min_length=1)
+    precision: str  # name in `labkit.weights.precision`
+    layer_bytes: int  # of these matrices, scales included
+    errors: tuple[MatrixError, ...] = Field(min_length=1)  # layer by layer
 
     @property
     def error(self) -> float:
-        """Of all matrices together, as for one."""
+        """The relative Frobenius error of all matrices together."""
         return error_of(self.errors)
 
     @property
     def exact(self) -> bool:
-        """Whether every number came back, because the weights were such codes before."""
-        return not any(each.lost for each in self.errors)
+        """Whether every number was restored exactly, because the weights were such codes before."""
+        return not any(matrix.lost for matrix in self.errors)
 
 
 class Histogram(FrozenRecord):
-    """Counts of numbers in bins of one width, from `begin` on."""
+    """Counts of numbers in bins of equal width, starting at `begin`."""
 
     begin: float
     width: float
@@ -85,28 +79,28 @@ class Histogram(FrozenRecord):
 
 
 class Spread(FrozenRecord):
-    """The numbers of one matrix in its standard deviations, and the largest magnitude in each row and in each group of
-    `group` inputs, which a scale has to reach.
+    """The spread of the numbers of one matrix, in units of their standard deviation. A scale has to cover the largest
+    magnitude of its row or group.
     """
 
     layer: int
     matrix: str
-    group: int
+    group: int  # inputs of a group
     numbers: Histogram
-    rows: Histogram
-    groups: Histogram
-    row_median: float
-    group_median: float
+    rows: Histogram  # of the largest magnitudes in rows
+    groups: Histogram  # of the largest magnitudes in groups
+    row_median: float  # of the largest magnitudes in rows
+    group_median: float  # of the largest magnitudes in groups
 
 
 def error_of(errors: Sequence[MatrixError]) -> float:
-    """The relative Frobenius error of matrices together; 0 for matrices of zeros."""
-    norm = math.fsum(each.norm for each in errors)
-    return math.sqrt(math.fsum(each.lost for each in errors) / norm) if norm else 0.0
+    """The relative Frobenius error of several matrices together; 0 for matrices of zeros."""
+    norm = math.fsum(matrix.norm for matrix in errors)
+    return math.sqrt(math.fsum(matrix.lost for matrix in errors) / norm) if norm else 0.0
 
 
 def reason_against(source: ModelSource, name: str) -> str | None:
-    """Why this model cannot have the precision of this name; None: it can. UserError for an unknown name."""
+    """The reason why this model cannot have the precision `name`; None if it can. UserError for an unknown name."""
     precision = precision_of(name)
     if name == STORED and not has_codes(source):
         return "the model's file holds no codes"
@@ -121,8 +115,8 @@ def reason_against(source: ModelSource, name: str) -> str | None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Ops of torch run on one thread inside: matrices of this size gain little by more, and where other programs have
-    some of the processors, the threads of an op wait for each other far longer than they compute.
+    """Runs torch's ops on one thread inside this context. Matrices of this size gain little from more threads, and if
+    other programs use some of the processors, the threads of an op wait for each other far longer than they compute.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -136,40 +130,42 @@ def one_thread() -> Iterator[None]:
 def matrix_errors(
     source: ModelSource, names: Sequence[str], progress: Progress | None = None
 ) -> tuple[StoredMatrices, ...]:
-    """What each precision of these names, which the model can have, loses in the matrices of the layers."""
+    """The errors of the layers' matrices in each of these precisions. The model can have all of them."""
     config, weights, follow = _config(source), _weights(source), progress or unheard
     precisions = {name: precision_of(name) for name in names}
-    found: dict[str, list[MatrixError]] = {name: [] for name in names}
+    errors_by_name: dict[str, list[MatrixError]] = {name: [] for name in names}
     for layer in range(config.num_layers):
         follow(layer, config.num_layers, f"errors of layer {layer + 1} of {config.num_layers}")
         tensors = weights.layer(layer, READ.empty)
         for matrix in LAYER:
             rows = _matrix(tensors[matrix]).whole()
             for name, precision in precisions.items():
-                found[name].append(_error(precision, matrix, RowBlocks.of(rows), layer))
+                errors_by_name[name].append(_error(precision, matrix, RowBlocks.of(rows), layer))
     follow(config.num_layers, config.num_layers, "errors of the LM head")
     return tuple(
         StoredMatrices(precision=name, layer_bytes=layer_bytes(config, precisions[name]), errors=tuple(errors))
-        for name, errors in found.items()
+        for name, errors in errors_by_name.items()
     )
 
 
 @one_thread()
 def head_error(source: ModelSource, name: str) -> MatrixError:
-    """What the precision of this name loses in the LM head, which may be the embedding too."""
+    """The error of the LM head, which may also be the embedding, in the precision `name`."""
     top = _weights(source).top(READ.empty)
     head = next(role for role in reversed(HEAD) if role in top)
     return _error(precision_of(name), head, _matrix(top[head]), None)
 
 
 def layer_bytes(config: ModelConfig, precision: Precision) -> int:
-    """Bytes of the matrices of all layers with their scales, without what a layout pads."""
+    """Bytes of the matrices of all layers with their scales, without the padding of a layout."""
     shapes = config.layer_shapes()
     return config.num_layers * sum(_bytes(precision, name, shapes[name]) for name in LAYER)
 
 
 def spread_of(source: ModelSource, layer: int, matrix: str, group: int = GROUP) -> Spread:
-    """Where the large numbers of a matrix are. `matrix`: its canonical role; `group`: inputs, the last may be fewer."""
+    """The spread of a matrix's numbers. `matrix`: its canonical role; `group`: inputs of a group (the last may have
+    fewer).
+    """
     numbers = _matrix(_weights(source).layer(layer, READ.empty)[f"{matrix}.weight"]).whole()
     deviations = numbers / numbers.std()
     magnitudes = deviations.abs()
@@ -207,7 +203,7 @@ def _scheme(precision: Precision, name: str) -> Scheme | None:
 
 
 def _stored(precision: Precision, name: str, rows: Tensor) -> Tensor:
-    """Some rows of a matrix, in float32, as they are read back."""
+    """Rows of a matrix in float32, after storing them and reading them back."""
     scheme = _scheme(precision, name)
     if scheme is None:
         return rows.to(float_dtype(precision.dtype or torch.float32)).float()

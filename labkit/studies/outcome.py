@@ -1,6 +1,4 @@
-"""What a run came to, in the three lines that everything else explains: the result, its grade, and the machine; and
-below them a row for each thing that was measured.
-"""
+"""The outcome of a run in three lines, the result, its grade and the machine, and a row for each measurement."""
 
 from __future__ import annotations
 
@@ -20,16 +18,13 @@ MOST_ROWS = 20  # of a table
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result in a line, how far it can be trusted, in words and as a yes or no, and what it was measured on.
+    """The outcome of a run."""
 
-    `of`: the settings of the result, as far as the request had others.
-    """
-
-    claim: str
-    grade: str
+    claim: str  # the result in one line
+    grade: str  # of trust, in words
     trusted: bool
     machine: str
-    of: Mapping[str, Any] = field(default_factory=dict)
+    of: Mapping[str, Any] = field(default_factory=dict)  # settings of the result that differ from the request
 
     @classmethod
     def graded(cls, claim: str, trust: Trust, machine: str) -> Outcome:
@@ -38,7 +33,7 @@ class Outcome:
 
 
 class Study(Tabular):
-    """What a notebook shows. Its frame has a row for each thing that was measured, its table the same and the claim."""
+    """A result that a notebook shows. Its frame has a row for each measurement; its table also has the claim."""
 
     @property
     @abstractmethod
@@ -47,21 +42,21 @@ class Study(Tabular):
 
     @abstractmethod
     def case(self) -> dict[str, Any]:
-        """What all rows have in common: model, dtype, batch, prompt and so on."""
+        """The settings that all rows share: model, dtype, batch, prompt and so on."""
 
     @abstractmethod
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each thing that was measured, all of the same columns."""
+        """A row for each measurement, all with the same columns."""
 
     def to_frame(self) -> pd.DataFrame:
         """The rows, each with the case and the machine."""
-        import pandas as pd  # half a second, which is not for every process that measures
+        import pandas as pd  # takes half a second, and not every measuring process needs it
 
         head = {"machine": self.outcome.machine, **self.case()}
         return pd.DataFrame([head | row for row in self.rows()])
 
     def table(self) -> ResultTable:
-        """The first rows, and what may be claimed of them."""
+        """The first rows, and the claim."""
         rows, outcome = self.rows(), self.outcome
         more = [f"{len(rows) - MOST_ROWS:,} more rows in to_frame()"] if len(rows) > MOST_ROWS else []
         title = ", ".join(f"{name} {value}" if name != "model" else str(value) for name, value in self.case().items())

@@ -1,4 +1,4 @@
-"""What a notebook shows of tensor parallelism: the times of one rank and of more, and how ranks wait in a step."""
+"""The study of tensor parallelism: the times of one rank and of several, and how ranks wait in a step."""
 
 from __future__ import annotations
 
@@ -27,29 +27,26 @@ from labkit.system.progress import Progress, unheard
 from labkit.weights.resolve import resolve
 
 STEPS = 8  # of the capture
-CAPTURE_S = 600.0  # after which a capture that hangs is given up
+CAPTURE_S = 600.0  # limit for a capture that hangs
 
 
 @dataclass(frozen=True, repr=False)
 class ParallelStudy(Study):
-    """What `study_parallel` found. `comparisons`: one rank against each number of ranks, in their order.
-
-    `capture`: of the most ranks; None where nothing could be captured, for the reason in `remarks`.
-    """
+    """Result of `study_parallel`."""
 
     config: ModelConfig
-    comparisons: tuple[Comparison, ...]
-    capture: Capture | None
+    comparisons: tuple[Comparison, ...]  # of one rank with each number of ranks, in increasing order
+    capture: Capture | None  # of the most ranks; None if the capture failed, for the reason in `remarks`
     remarks: tuple[str, ...] = ()
 
     @property
     def sides(self) -> tuple[Measurement, ...]:
-        """By number of ranks, from one on."""
+        """The sides by number of ranks, starting with one."""
         return (self.comparisons[0].baseline, *(comparison.candidate for comparison in self.comparisons))
 
     @property
     def most(self) -> Comparison:
-        """The one with most ranks."""
+        """The comparison with the most ranks."""
         return self.comparisons[-1]
 
     @cached_property
@@ -58,7 +55,7 @@ class ParallelStudy(Study):
 
     @cached_property
     def collectives(self) -> Collectives | None:
-        """Who waited for whom, in the capture."""
+        """The collectives of the capture, with the waits of the ranks."""
         return None if self.trace is None else collectives(self.trace)
 
     def case(self) -> dict[str, Any]:
@@ -66,34 +63,34 @@ class ParallelStudy(Study):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each number of ranks."""
-        ratios = [None, *(found.ratio("per_token") for found in self.comparisons)]
-        trusted = [None, *(found.trust().trustworthy for found in self.comparisons)]
+        ratios = [None, *(comparison.ratio("per_token") for comparison in self.comparisons)]
+        grades = [None, *(comparison.trust().trustworthy for comparison in self.comparisons)]
         return [
             {
                 "ranks": side.case.tp,
                 "threads": side.case.threads,
                 "per_token_ms": side.per_token_ms,
                 "first_token_ms": side.ttft_ms,
-                "times_faster": found and found.value,
-                "low": found and found.low,
-                "high": found and found.high,
-                "trustworthy": graded,
+                "times_faster": ratio and ratio.value,
+                "low": ratio and ratio.low,
+                "high": ratio and ratio.high,
+                "trustworthy": trustworthy,
                 "share_of_limit": side.floor_share,
                 "most_waiting": max(side.communication_shares, default=0.0),
             }
-            for side, found, graded in zip(self.sides, ratios, trusted, strict=True)
+            for side, ratio, trustworthy in zip(self.sides, ratios, grades, strict=True)
         ]
 
     @property
     def claim(self) -> str:
-        """What the most ranks gain over one, with the interval, and what the memory allows."""
-        found, case = self.most, self.most.case
-        limit = found.limit_ratio
+        """The gain of the most ranks over one, with the interval, and the gain that the memory allows."""
+        comparison, case = self.most, self.most.case
+        limit = comparison.limit_ratio
         allowed = "" if limit is None else f"; the memory allows {limit:.2f}x"
-        waits = max(found.candidate.communication_shares)
+        waits = max(comparison.candidate.communication_shares)
         return (
             f"{case.model}, {case.dtype}: {case.tp} ranks of {_threads(case.threads)} against one, per token: "
-            f"{found.claim()}{allowed}; they wait for each other in at most {waits:.0%} of a step"
+            f"{comparison.claim()}{allowed}; they wait for each other in at most {waits:.0%} of a step"
         )
 
     @property
@@ -119,22 +116,30 @@ def study_parallel(
     progress: Progress | None = None,
     show: Show = unseen,
 ) -> ParallelStudy:
-    """Measures the fused engine on one rank and on each number of ranks in `tp_sizes`, "1,2,4", in the same rounds, and
-    captures some steps of the most ranks.
+    """Measures the fused engine on one rank and on several numbers of ranks, in the same rounds, and captures some
+    steps of the most ranks.
 
-    threads: of each rank; None: the cores shared out among the most. Records and capture are written under `output`.
-    show: given the study of what is measured so far.
-    ValueError as from `take_turns`, and for a `tp_sizes` without a number above 1.
+    - model: a preset, a checkpoint folder or a hub id.
+    - tp_sizes: numbers of ranks, such as "1,2,4".
+    - dtype: type of weights and activations.
+    - prompt, new: tokens of the prompt, and tokens to generate.
+    - rounds: runs of each number of ranks, interleaved.
+    - threads: of each rank; None: the cores are divided among the largest number of ranks.
+    - output: folder for the records and the capture.
+    - progress: receives the progress.
+    - show: receives the study with the parts that are measured so far.
+
+    ValueError as from `take_turns`, and for `tp_sizes` without a number above 1.
     """
     sizes = parse_sizes(tp_sizes)
     threads = max(1, len(os.sched_getaffinity(0)) // sizes[-1]) if threads is None else threads
     hf_config = resolve(model).hf_config
     config = model_config_of(hf_config)
     follow = progress or unheard
-    captured: list[float] = []  # the steps of the runs are known when the first of them begins
+    totals: list[float] = []  # the number of steps is known when the first run begins
 
-    def runs(done: float, total: float, label: str) -> None:
-        captured[:] = [total]
+    def follow_runs(done: float, total: float, label: str) -> None:
+        totals[:] = [total]
         follow(done, total + 1, label)
 
     turns = take_turns(
@@ -142,13 +147,13 @@ def study_parallel(
         comparison_case(model=model, dtype=dtype, batch=1, prompt=prompt, new=new, threads=threads),
         Schedule(rounds=rounds),
         output=output,
-        progress=runs,
+        progress=follow_runs,
     )
-    comparisons = tuple(turns.comparison(0, which) for which in range(1, len(sizes)))
+    comparisons = tuple(turns.comparison(0, candidate) for candidate in range(1, len(sizes)))
     for comparison in comparisons:
         save_or_warn(comparison, output)
     show(so_far(ParallelStudy, config=config, comparisons=comparisons))
-    (total,) = captured
+    (total,) = totals
     follow(total, total + 1, f"capturing {sizes[-1]} ranks")
     capture, remarks = None, tuple[str, ...]()
     try:
@@ -169,7 +174,7 @@ def study_parallel(
 
 
 def parse_sizes(text: str) -> list[int]:
-    """The numbers of ranks in "1,2,4", one among them, in their order. ValueError for anything else."""
+    """The numbers of ranks in "1,2,4" in increasing order, always with 1. ValueError for anything else."""
     try:
         sizes = sorted({1, *(int(part) for part in text.split(","))})
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a notebook shows of a pipeline: the bubble of each schedule, and what micro-batches and other ways give."""
+"""The study of a pipeline: the bubble of each schedule, and the effect of micro-batches and of tensor parallelism."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from labkit.system.partly import Show, unseen
 from labkit.system.progress import Progress
 
 ALL_SCHEDULES = ", ".join(SCHEDULES)
-FEW_ROWS = 8  # of a batch between one row for each stage and all rows
+FEW_ROWS = 8  # rows of a batch between one row per stage and all rows
 CORES = "give each rank cores of its own: fewer stages, or fewer threads"
-GROWS = 1.05  # times the least time of a row, from which on reading weights is the limit
+GROWS = 1.05  # reading weights is the limit if it takes this many times the rows' time in the smallest micro-batch
 
 
 @dataclass(frozen=True, repr=False)
 class PipelineStudy(Study):
-    """A measurement, and what follows from it."""
+    """Result of `study_pipeline`: a measurement, and figures derived from it."""
 
     measured: PipelineMeasurement
 
     @property
     def shown(self) -> tuple[ScheduleRun, ...]:
-        """A run of each schedule, the one whose number of micro-batches is closest to that of the stages; from the
-        least tokens per second by the formula on.
+        """One run of each schedule, with the number of micro-batches closest to the number of stages. The schedule that
+        is slowest by its formula comes first.
         """
-        stages, found = self.measured.case.stages, dict[str, ScheduleRun]()
+        stages, runs = self.measured.case.stages, dict[str, ScheduleRun]()
         for run in sorted(self.measured.runs, key=lambda run: abs(run.micro_batches - stages)):
-            found.setdefault(run.schedule, run)
-        return tuple(found[name] for name in reversed(SCHEDULES) if name in found)
+            runs.setdefault(run.schedule, run)
+        return tuple(runs[name] for name in reversed(SCHEDULES) if name in runs)
 
     def ideal(self, run: ScheduleRun, tokens: int | None = None) -> tuple[StageSpan, ...]:
-        """The simulated run with the measured times of its stages, of all tokens or so many."""
+        """The simulated run with the measured times of its stages, over `tokens` tokens or all."""
         return simulate(run.schedule, run.step_ms, tokens or run.tokens, run.micro_batches)
 
     def unequal(self, run: ScheduleRun) -> float:
-        """The bubble that is left in the ideal run, because stages are not equal."""
+        """The bubble that remains in the ideal run because the stages are not equal."""
         return simulated_bubble(self.ideal(run))
 
     @cached_property
     def law(self) -> StepLaw | None:
-        """t(r) through the steps that were measured while all stages worked; None where only naive was measured."""
+        """t(r) fitted to the steps that were measured while all stages worked; None if only naive was measured."""
         runs = [run for run in self.measured.runs if run.schedule != NAIVE]
         first = next((run.schedule for run in runs if run.schedule == "queue"), runs[0].schedule if runs else "")
         times = {run.batch / run.micro_batches: sum(run.step_ms) / run.stages for run in runs if run.schedule == first}
@@ -63,7 +63,7 @@ class PipelineStudy(Study):
 
     @property
     def most_parts(self) -> float | None:
-        """The number of micro-batches from which on reading weights is the limit; None where no step showed that."""
+        """The number of micro-batches from which on reading weights is the limit; None if no step shows it."""
         law, batch = self.law, self.measured.case.batch
         if law is None or self._fewest_rows * law.ms_per_row * GROWS > law.weights_ms:
             return None
@@ -80,13 +80,13 @@ class PipelineStudy(Study):
 
     @property
     def gains(self) -> dict[str, float]:
-        """Tokens per second of each run over those of naive, or of the first run where naive was left out."""
+        """Tokens per second of each run / tokens per second of naive, or of the first run if naive was left out."""
         runs = self.measured.runs
         base = next((run for run in runs if run.schedule == NAIVE), runs[0])
         return {run.name: run.tokens_per_s / base.tokens_per_s for run in runs}
 
     def against_tensor_parallel(self) -> dict[int, float]:
-        """Tokens per second of the queue over those of tensor parallelism, by batch."""
+        """Tokens per second of the queue / tokens per second of tensor parallelism, by batch."""
         rates = {(point.way, point.batch): point.tokens_per_s for point in self.measured.ways}
         return {
             batch: rates["queue", batch] / rate
@@ -125,14 +125,14 @@ class PipelineStudy(Study):
 
     @property
     def best(self) -> ScheduleRun:
-        """The run of the most tokens per second."""
+        """The run with the most tokens per second."""
         return max(self.measured.runs, key=lambda run: run.tokens_per_s)
 
     def gain(self, run: ScheduleRun) -> Ratio | None:
-        """Tokens per second of a run over naive's, with the interval over rounds. None: naive was not measured, the run
-        is naive's own, or the record is an older one without its rounds.
+        """Tokens per second of a run / tokens per second of naive, with the interval over rounds. None: naive was not
+        measured, the run is naive's own, or the record is an older one without rounds.
         """
-        names = [each.name for each in self.measured.runs]
+        names = [measured_run.name for measured_run in self.measured.runs]
         if NAIVE not in names or run.name == NAIVE or not self.measured.rates or len(self.measured.rates[0]) < 2:
             return None
         base, rates = (self.measured.rates[names.index(name)] for name in (NAIVE, run.name))
@@ -140,21 +140,21 @@ class PipelineStudy(Study):
 
     @property
     def trust(self) -> Trust:
-        """The grade of what the best schedule gains."""
+        """The grade of the best schedule's gain."""
         measured, best = self.measured, self.best
         case, environment = measured.case, measured.environment
         needed, others = case.stages * case.threads, measured.others_cores
         taken = () if others is None else (taken_cores(others, needed=needed, cores=environment.cores),)
         own = median_ratio([1 / rate for rate in measured.rates[measured.runs.index(best)]] if measured.rates else ())
-        found = grade(self.gain(best) or own, len(measured.bubbles[0]), taken_cores=taken)
+        trust = grade(self.gain(best) or own, len(measured.bubbles[0]), taken_cores=taken)
         if measured.pinned:
-            return found
+            return trust
         why = f"{case.stages} ranks had no cores of their own, so they waited for cores too"
-        return Trust((*found.doubts, Doubt(why, (CORES,))))
+        return Trust((*trust.doubts, Doubt(why, (CORES,))))
 
     @property
     def claim(self) -> str:
-        """What the best schedule gains, with its interval, and how far bubbles are from their formulas."""
+        """The gain of the best schedule, with its interval, and the bubble that differs most from its formula."""
         best, far = self.best, self.farthest
         gained = f"{best.name} makes the most tokens"
         if (gain := self.gain(best)) is not None:
@@ -192,19 +192,31 @@ def study_pipeline(
     progress: Progress | None = None,
     show: Show = unseen,
 ) -> PipelineStudy:
-    """Generates with each schedule, a rank for each stage, and holds the queue against tensor parallelism on as many.
+    """Generates with each schedule, one rank per stage, and compares the queue with tensor parallelism on the same
+    number of ranks.
 
-    schedules, micro_batches: names and numbers, separated by commas. threads: of each rank; None: its share of the
-    processors. The record is written under `output`, a file for `load_study`. UserError as for `measure_pipeline`, and
-    for what is no list. show: given the study of what is measured so far.
+    - model: a preset, a checkpoint folder or a hub id.
+    - dtype: type of weights and activations.
+    - stages: ranks that each have some of the layers.
+    - batch: sequences in a batch.
+    - prompt, new: tokens of each prompt, and tokens to generate.
+    - schedules: names of schedules, separated by commas.
+    - micro_batches: numbers of micro-batches, separated by commas.
+    - rounds: runs of each schedule and number of micro-batches.
+    - threads: of each rank; None: its share of the processors.
+    - output: folder for the record, which `load_study` reads.
+    - progress: receives the progress.
+    - show: receives the study with the parts that are measured so far.
+
+    UserError as for `measure_pipeline`, and for a text that is not a list.
     """
     names, parts = parse_schedules(schedules), parse_parts(micro_batches)
     settings_of(names, parts, batch, stages)
     check_output_folder(output)
-    beside = sorted({min(each, batch) for each in (stages, FEW_ROWS, batch)})
+    batches = sorted({min(rows, batch) for rows in (stages, FEW_ROWS, batch)})
     measured = measure_pipeline(
         model, dtype=dtype, stages=stages, batch=batch, prompt=prompt, new=new, schedules=names, micro_batches=parts,
-        beside=beside, rounds=rounds, threads=threads, progress=progress,
+        beside=batches, rounds=rounds, threads=threads, progress=progress,
         show=lambda measured: show(PipelineStudy(measured)),
     )  # fmt: skip
     try:
@@ -215,7 +227,7 @@ def study_pipeline(
 
 
 def parse_schedules(text: str) -> tuple[str, ...]:
-    """The names in "queue, naive", each once. UserError for none, and for unknown ones."""
+    """The names in "queue, naive", each once. UserError for an empty list, and for unknown names."""
     names = tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
     if not names or not set(names) <= set(SCHEDULES):
         raise UserError(f"got schedules = {text!r}, expected some of {ALL_SCHEDULES}")
@@ -223,7 +235,7 @@ def parse_schedules(text: str) -> tuple[str, ...]:
 
 
 def parse_parts(text: str) -> tuple[int, ...]:
-    """The numbers in "2, 4", each once, from the smallest on. UserError for none, and for what is no number."""
+    """The numbers in "2, 4", each once, in increasing order. UserError for an empty list, and for other text."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise UserError(f"got micro_batches = {text!r}, expected numbers of micro-batches, such as '2, 4'")
@@ -231,7 +243,7 @@ def parse_parts(text: str) -> tuple[int, ...]:
 
 
 def save_study(study: PipelineStudy, folder: str | os.PathLike[str]) -> Path:
-    """Writes its record as a file of its own under `folder`, whole or not at all; returns its path.
+    """Writes the record to a new file under `folder`, whole or not at all, and returns its path.
 
     SaveError as for `save`.
     """
@@ -241,8 +253,8 @@ def save_study(study: PipelineStudy, folder: str | os.PathLike[str]) -> Path:
 
 
 def load_study(path: str | os.PathLike[str]) -> PipelineStudy:
-    """What `save_study` wrote. UserError for a file that holds no such record."""
-    found = [record for record in load_records(path) if isinstance(record, PipelineMeasurement)]
-    if not found:
-        raise UserError(f"{path} holds no pipeline that was measured; run the notebook again")
-    return PipelineStudy(found[-1])
+    """The study in a file from `save_study`. UserError if the file holds no such record."""
+    measurements = [record for record in load_records(path) if isinstance(record, PipelineMeasurement)]
+    if not measurements:
+        raise UserError(f"{path} holds no measured pipeline; run the notebook again")
+    return PipelineStudy(measurements[-1])

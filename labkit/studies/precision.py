@@ -1,4 +1,4 @@
-"""What a notebook shows of precisions: what a token costs in each, what it is worth, and where the error sits."""
+"""The study of precisions: time and quality of a token in each, and where the error comes from."""
 
 from __future__ import annotations
 
@@ -45,30 +45,30 @@ PRECISIONS = (
     "float32, bfloat16, int8+head, int8-32+head, int4-32+head8, int4-64+head8, int4-128+head8, "
     "int4-32-symmetric+head8, int4-64+head"
 )
-CHOICES = (  # those of the exercise
+CHOICES = (  # of the exercise
     "int8", "int8-32", "int4-32", "int4-32-symmetric", "int4-64", "int4-64-symmetric", "int4-128", "int4-128-symmetric",
     "int4-row",
 )  # fmt: skip
-WHOLE_ROWS = "int8"  # the choice that shows which matrix has the largest outliers
+WHOLE_ROWS = "int8"  # with this choice the matrix with the largest outliers loses most
 EXACT = "float32"
-CLOSE = 0.01  # nats a token: a precision that moved the answers no further is close to float32
+CLOSE = 0.01  # nats per token: a precision with at most this KL divergence is close to float32
 PROMPT = 64  # tokens
-WINDOW, WINDOWS = 256, 8  # tokens of a window at most, and how many windows of a short text there are instead
-ERRORS, TURNS, ALL = 15, 55, 100  # of the work in percent: when the errors are known, and when all sides have run
+WINDOW, WINDOWS = 256, 8  # most tokens of a window, and least number of windows of a short text
+ERRORS, TURNS, ALL = 15, 55, 100  # percent of the work: after the errors, after the runs of all sides, at the end
 
 
 class PrecisionSide(FrozenRecord):
-    """What was found of one precision. first_difference: from the first side's tokens; None: there is none."""
+    """The measurements of one precision."""
 
     precision: str
     measurement: Measurement
     evaluation: Evaluation
-    head: MatrixError | None  # None: nothing is lost, because it is stored as the model has it
-    first_difference: int | None
+    head: MatrixError | None  # None: no error, because the head is stored as in the model
+    first_difference: int | None  # position of the first token that differs from the first side's; None: no difference
 
     @property
     def layers(self) -> str:
-        """The name of how the layers' matrices are stored."""
+        """The name of the precision of the layers' matrices."""
         return _layers(self.precision)
 
 
@@ -80,19 +80,15 @@ class Refused(FrozenRecord):
 
 
 class PrecisionStudy(Study, FrozenRecord):
-    """What `study_precision` found.
-
-    sides: in the order that was asked for; the others' ratios are against the first. stored: how much the ways to store
-    the layers lose, those of the sides and those of the exercise. spread: of the matrix that loses most in whole rows.
-    """
+    """Result of `study_precision`."""
 
     kind: Literal["precision_study"] = "precision_study"
     schema_version: Literal[1] = SCHEMA_VERSION
     created: datetime = Field(default_factory=lambda: datetime.now(UTC))
-    sides: tuple[PrecisionSide, ...] = Field(min_length=2)
+    sides: tuple[PrecisionSide, ...] = Field(min_length=2)  # in the requested order; the first is the baseline
     refused: tuple[Refused, ...] = ()
-    stored: tuple[StoredMatrices, ...] = Field(min_length=1)
-    spread: Spread
+    stored: tuple[StoredMatrices, ...] = Field(min_length=1)  # precisions of the sides' layers and of the exercise
+    spread: Spread  # of the matrix with the largest error in whole rows
 
     @property
     def first(self) -> PrecisionSide:
@@ -100,7 +96,7 @@ class PrecisionStudy(Study, FrozenRecord):
 
     @property
     def trained(self) -> bool:
-        """Whether perplexity means anything."""
+        """Whether the model is trained, so that its perplexity is meaningful."""
         return self.first.evaluation.trained
 
     @property
@@ -110,20 +106,20 @@ class PrecisionStudy(Study, FrozenRecord):
 
     @property
     def front(self) -> tuple[PrecisionSide, ...]:
-        """The sides than which none is both faster and closer to the reference, the fastest first."""
-        found: list[PrecisionSide] = []
+        """The sides that no other side beats on both speed and closeness to the reference, the fastest first."""
+        front: list[PrecisionSide] = []
         for side in self.by_time:
-            if not found or side.evaluation.kl.value < found[-1].evaluation.kl.value:
-                found.append(side)
-        return tuple(found)
+            if not front or side.evaluation.kl.value < front[-1].evaluation.kl.value:
+                front.append(side)
+        return tuple(front)
 
     @property
     def comparisons(self) -> dict[str, Comparison]:
-        """Each side but the first against it, by precision."""
+        """The comparison of each other side with the first, by precision."""
         return {side.precision: self.comparison(side) for side in self.sides[1:]}
 
     def comparison(self, side: PrecisionSide) -> Comparison:
-        """A side against the first one."""
+        """The comparison of a side with the first."""
         return Comparison(
             baseline=self.first.measurement,
             candidate=side.measurement,
@@ -132,17 +128,17 @@ class PrecisionStudy(Study, FrozenRecord):
         )
 
     def matrices(self, side: PrecisionSide) -> StoredMatrices | None:
-        """What its layers lose; None: nothing, because they are stored as the model has them."""
-        return next((each for each in self.stored if each.precision == side.layers), None)
+        """The errors of a side's layers; None: no error, because they are stored as in the model."""
+        return next((matrices for matrices in self.stored if matrices.precision == side.layers), None)
 
     @property
     def exact(self) -> tuple[str, ...]:
-        """The ways to store the layers in fewer bits that lose nothing on these weights."""
-        return tuple(each.precision for each in self.stored if each.exact)
+        """The precisions that store these weights in fewer bits without an error."""
+        return tuple(matrices.precision for matrices in self.stored if matrices.exact)
 
     @property
     def recommended(self) -> PrecisionSide:
-        """The fastest precision that is close to float32, or of all where none is; the first is not among them."""
+        """The fastest precision that is close to float32; if none is close, the fastest. Never the first side."""
         others = [side for side in self.by_time if side is not self.first]
         return next((side for side in others if side.evaluation.kl.value <= CLOSE), others[0])
 
@@ -153,8 +149,8 @@ class PrecisionStudy(Study, FrozenRecord):
         """A row for each precision."""
         rows = []
         for side in self.sides:
-            found = None if side is self.first else self.comparison(side)
-            speed = None if found is None else found.ratio("per_token")
+            comparison = None if side is self.first else self.comparison(side)
+            speed = None if comparison is None else comparison.ratio("per_token")
             rows.append(
                 {
                     "precision": side.precision,
@@ -162,7 +158,7 @@ class PrecisionStudy(Study, FrozenRecord):
                     "times_faster": speed and speed.value,
                     "low": speed and speed.low,
                     "high": speed and speed.high,
-                    "trustworthy": found and found.trust().trustworthy,
+                    "trustworthy": comparison and comparison.trust().trustworthy,
                     "weight_mb": side.evaluation.weight_bytes / 1e6,
                     "kl": side.evaluation.kl.value,
                     "perplexity": side.evaluation.perplexity.value if self.trained else None,
@@ -173,13 +169,13 @@ class PrecisionStudy(Study, FrozenRecord):
 
     @property
     def claim(self) -> str:
-        """What the recommended precision gains over the first, with the interval, and what that costs."""
+        """The gain of the recommended precision over the first, with the interval, and its cost in quality."""
         side = self.recommended
-        found, scores, case = self.comparison(side), side.evaluation, side.measurement.case
-        worth = f"KL {scores.kl.value:.2g}"
+        claim, scores, case = self.comparison(side).claim(), side.evaluation, side.measurement.case
+        cost = f"KL {scores.kl.value:.2g}"
         if self.trained:
-            worth = f"perplexity {scores.perplexity.value:.2f}, {scores.case.against} {_reference(scores):.2f}; {worth}"
-        return f"{case.model}: {side.precision} against {self.first.precision}, per token: {found.claim()}; {worth}"
+            cost = f"perplexity {scores.perplexity.value:.2f}, {scores.case.against} {_reference(scores):.2f}; {cost}"
+        return f"{case.model}: {side.precision} against {self.first.precision}, per token: {claim}; {cost}"
 
     @property
     def headline(self) -> str:
@@ -205,12 +201,20 @@ def study_precision(
     progress: Progress | None = None,
     show: Show = unseen,
 ) -> PrecisionStudy:
-    """Measures the fused engine in each precision of a list such as "float32, int8-32+head", all in the same rounds,
-    lets each predict `tokens` tokens of a text beside float32, and finds what storing each matrix loses.
+    """Measures the speed of the fused engine in several precisions, in the same rounds, the quality of each relative to
+    float32, and the error of each stored matrix.
 
-    threads: None: as many as torch would use. question: each side answers it once, if the model holds conversations.
-    A precision that the model cannot have is reported with the reason. The record is written under `output`, a file
-    for `load_study`. show: given the study of what is measured so far.
+    - model: a preset, a checkpoint folder or a hub id.
+    - precisions: names such as "float32, int8-32+head"; a precision that the model cannot have is reported with the
+      reason.
+    - tokens: tokens of the text that each precision predicts.
+    - new: tokens to generate.
+    - rounds: runs of each precision, interleaved.
+    - threads: None: the number that torch would use.
+    - question: a question that each side answers once, if the model is a chat model.
+    - output: folder for the record, which `load_study` reads.
+    - progress: receives the progress.
+    - show: receives the study with the parts that are measured so far.
 
     UserError as from `take_turns` and `evaluate`, and for a list without two precisions that the model can have.
     """
@@ -242,7 +246,7 @@ def study_precision(
         }
         for index, name in enumerate(possible)
     ]
-    show(so_far(PrecisionStudy, sides=tuple(so_far(PrecisionSide, **each) for each in timed), **known))
+    show(so_far(PrecisionStudy, sides=tuple(so_far(PrecisionSide, **fields) for fields in timed), **known))
     sides = []
     for index, name in enumerate(possible):
         begin, end = (TURNS + (ALL - TURNS) * done / len(possible) for done in (index, index + 1))
@@ -251,17 +255,17 @@ def study_precision(
             progress=_part(follow, begin, end, f"{name}: "),
         )  # fmt: skip
         sides.append(PrecisionSide(evaluation=scores, **timed[index]))
-    found = PrecisionStudy(sides=tuple(sides), **known)
+    study = PrecisionStudy(sides=tuple(sides), **known)
     try:
-        save_study(found, output)
+        save_study(study, output)
     except SaveError as error:
         warnings.warn(str(error), stacklevel=2)
     follow(ALL, ALL, "done")
-    return found
+    return study
 
 
 def parse_precisions(text: str) -> tuple[str, ...]:
-    """The names in "float32, int8-32+head", each once. UserError for fewer than two, and for one that is unknown."""
+    """The names in "float32, int8-32+head", each once. UserError for fewer than two names, and for unknown names."""
     names = tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
     for name in names:
         precision_of(name)
@@ -271,23 +275,26 @@ def parse_precisions(text: str) -> tuple[str, ...]:
 
 
 def window_of(tokens: int) -> int:
-    """Tokens of a window of a text: of a short one less, so that there are enough windows for an interval."""
+    """Tokens of a window of a text: fewer for a short text, so that there are enough windows for an interval."""
     return max(2, min(WINDOW, tokens // WINDOWS))
 
 
 def save_study(study: PrecisionStudy, folder: str | os.PathLike[str]) -> Path:
-    """Writes it as a file of its own under `folder`, whole or not at all; returns its path. SaveError as for `save`."""
+    """Writes the study to a new file under `folder`, whole or not at all, and returns its path.
+
+    SaveError as for `save`.
+    """
     model = Path(study.first.measurement.case.model).name
     return save_lines(Path(folder) / f"{study.created:%Y%m%dT%H%M%S%f}-{model}{OF_PRECISIONS}", [study])
 
 
 def load_study(path: str | os.PathLike[str]) -> PrecisionStudy:
-    """What `save_study` wrote. UserError for a file that holds no such record."""
+    """The study in a file from `save_study`. UserError if the file holds no such record."""
     try:
         return PrecisionStudy.model_validate_json(Path(path).read_text(encoding="utf-8"))
     except ValidationError as error:
         raise UserError(
-            f"{path} is no study of precisions of schema version {SCHEMA_VERSION}: {first_problem(error, 'the file')}; "
+            f"{path} is no precision study of schema version {SCHEMA_VERSION}: {first_problem(error, 'the file')}; "
             "run the notebook again"
         ) from None
 
@@ -297,8 +304,10 @@ def _possible(source: ModelSource, names: Sequence[str]) -> tuple[list[str], tup
     possible = [name for name, reason in reasons.items() if reason is None]
     refused = tuple(Refused(precision=name, reason=reason) for name, reason in reasons.items() if reason)
     if len(possible) < 2:
-        why = "; ".join(f"{each.precision}: {each.reason}" for each in refused)
-        raise UserError(f"got precisions of which {source.name} can have {len(possible)}, expected two or more ({why})")
+        reasons_text = "; ".join(f"{refusal.precision}: {refusal.reason}" for refusal in refused)
+        raise UserError(
+            f"got {len(possible)} precisions that {source.name} can have, expected two or more ({reasons_text})"
+        )
     return possible, refused
 
 
@@ -307,8 +316,8 @@ def _layers(precision: str) -> str:
 
 
 def _spread(source: ModelSource, stored: Sequence[StoredMatrices]) -> Spread:
-    (rows,) = (each for each in stored if each.precision == WHOLE_ROWS)
-    worst = max(rows.errors, key=lambda each: each.error)
+    (rows,) = (matrices for matrices in stored if matrices.precision == WHOLE_ROWS)
+    worst = max(rows.errors, key=lambda matrix: matrix.error)
     assert worst.layer is not None
     return spread_of(source, worst.layer, worst.matrix)
 
@@ -318,5 +327,5 @@ def _reference(scores: Evaluation) -> float:
 
 
 def _part(follow: Progress, begin: float, end: float, prefix: str = "") -> Progress:
-    """Who follows a part of the work that goes from `begin` to `end` percent."""
+    """The progress of a part of the work that goes from `begin` to `end` percent."""
     return lambda done, total, label: follow(begin + (end - begin) * done / max(total, 1), ALL, prefix + label)

@@ -1,4 +1,4 @@
-"""A capture of the ranks of one model, each in a report of its own, all on one clock."""
+"""A capture of the ranks of one model, with one report per rank, all on one clock."""
 
 from __future__ import annotations
 
@@ -28,10 +28,18 @@ def capture_ranks(
     timeout_s: float | None = None,
     progress: Progress | None = None,
 ) -> Capture:
-    """Capture `steps` decode steps of the fused engine, cut for `ranks` ranks of `threads` threads each.
+    """Captures decode steps of the fused engine on several ranks.
 
-    `labkit launch` starts them, each on processors of its own where there are enough. source: as for `profile`, which
-    says what is raised.
+    `labkit launch` starts the ranks, each on its own processors if there are enough.
+
+    - ranks, threads: number of ranks, and threads of each.
+    - steps: decode steps.
+    - prompt: tokens of the prompt.
+    - source: as for `profile`.
+    - output: folder for the capture.
+    - timeout_s: limit for the capture.
+
+    Raises the errors of `profile`.
     """
     check_numbers(ranks=ranks, steps=steps, prompt=prompt, threads=threads)
     case = {"impl": "fused", "model": model, "dtype": dtype, "prompt": prompt, "new": steps + 1}

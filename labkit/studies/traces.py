@@ -1,4 +1,4 @@
-"""Two captures of the same work, vanilla and fused, taken one after the other, or those that come with labkit."""
+"""Two captures of the same work, vanilla and fused: taken one after the other, or the captures that labkit includes."""
 
 from __future__ import annotations
 
@@ -35,15 +35,12 @@ BUNDLED_SIDES = ("gpt2-hf-eager", "gpt2-fused")
 
 @dataclass(frozen=True)
 class CapturePair:
-    """The captures of both sides. `remarks`: what a reader of their figures has to know.
-
-    `of`: what was captured, by the names of a notebook's parameters, where it is not what was asked for.
-    """
+    """The captures of both sides."""
 
     vanilla: Capture
     fused: Capture
-    remarks: tuple[str, ...] = ()
-    of: Mapping[str, Any] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()  # for a reader of their figures
+    of: Mapping[str, Any] = field(default_factory=dict)  # captured settings that differ from the request
 
     @cached_property
     def traces(self) -> tuple[Trace, Trace]:
@@ -51,7 +48,7 @@ class CapturePair:
 
     @property
     def names(self) -> tuple[str, str]:
-        """What each side is called; the same side twice is told apart by its place."""
+        """The names of the sides; if both are the same side, they are numbered."""
         vanilla, fused = (str(side.record.case.get("impl", "capture")) for side in (self.vanilla, self.fused))
         return (vanilla, fused) if vanilla != fused else (f"{vanilla}, first", f"{fused}, second")
 
@@ -61,23 +58,23 @@ class CapturePair:
 
     @property
     def decode_steps(self) -> int:
-        """How many both sides have."""
+        """Number of decode steps that both sides have."""
         return min(table.step_count.get(Phase.DECODE, 0) for table in self.tables)
 
     @cached_property
     def tables(self) -> tuple[StageTable, StageTable]:
-        """Where the time of each side goes, by phase and stage."""
+        """The time of each side by phase and stage."""
         vanilla, fused = (stage_table(trace, ("phase", "stage")) for trace in self.traces)
         return vanilla, fused
 
     @cached_property
     def difference(self) -> Difference:
-        """Why a decode step of one is faster than the other's."""
+        """The difference of a decode step, explained stage by stage."""
         return explain(*self.traces, names=self.names)
 
     @property
     def trust(self) -> Trust:
-        """The grade of both captures' times, by the load of the machine when they were taken."""
+        """The grade of both captures' times, from the load of the machine during the captures."""
         doubts = [
             replace(doubt, why=f"{name}: {doubt.why}")
             for name, side in zip(self.names, (self.vanilla, self.fused), strict=True)
@@ -92,7 +89,7 @@ class CapturePair:
 
     @property
     def outcome(self) -> Outcome:
-        """The difference, and how far captures carry."""
+        """The difference, with the limits of captures in its grade."""
         decided = self.difference.verdict is not Verdict.UNDECIDED
         grade = f"{'decided' if decided else 'undecided'} over the steps of one capture of each side; {PROFILED}"
         if not self.trust.trustworthy:
@@ -120,15 +117,23 @@ def capture_pair(
     progress: Progress | None = None,
     show: Show = unseen,
 ) -> CapturePair:
-    """Capture `steps` decode steps of both sides after a prompt of `prompt` random tokens, each in its own process.
+    """Captures decode steps of both sides, each in its own process.
 
-    vanilla, fused: names of `labkit.harness.compare.baselines`. source: "nsys", "torch", "bundled" for the captures
-    that come with labkit, or "auto": nsys where it is installed, else torch.profiler, and the bundled captures, with a
-    remark, where neither can capture here. tax: run each side once more, unprofiled, to tell what profiling costs.
-    show: given the pair of what is captured so far.
+    - model: a preset, a checkpoint folder or a hub id.
+    - vanilla, fused: names of `labkit.harness.compare.baselines`.
+    - steps: decode steps of each side.
+    - prompt: random tokens of the prompt.
+    - dtype: type of weights and activations.
+    - threads: None: one for each core.
+    - source: "nsys", "torch", "bundled" (captures that labkit includes) or "auto": nsys if it is installed, else
+      torch.profiler; if neither can capture here, the bundled captures with a remark.
+    - tax: runs each side once more, unprofiled, to measure the cost of profiling.
+    - output: folder for the captures.
+    - progress: receives the progress.
+    - show: receives the pair with the captures so far.
 
-    Raises ValueError for a request that cannot be served, CommandFailedError where a side's own command fails,
-    CaptureError where "nsys" or "torch" captured nothing.
+    Raises ValueError for a request that cannot be served, CommandFailedError if a side's own command fails, and
+    CaptureError if "nsys" or "torch" captured nothing.
     """
     if source not in SOURCES:
         raise UserError(f"got source = {source!r}, expected one of {', '.join(SOURCES)}")
@@ -136,7 +141,7 @@ def capture_pair(
     if source == "bundled":
         return bundled_pair()
     threads = threads or len(os.sched_getaffinity(0))
-    say = progress or unheard
+    follow = progress or unheard
 
     def take(place: int, side: str) -> Capture:
         case = {"impl": side, "model": model, "dtype": dtype, "prompt": prompt, "new": steps + 1, "threads": threads}
@@ -148,7 +153,7 @@ def capture_pair(
             source=cast(CaptureSource, source),
             tax=tax,
             environment={"OMP_NUM_THREADS": str(threads)},
-            progress=lambda done, total, label: say(place * total + done, 2 * total, f"{side}: {label}"),
+            progress=lambda done, total, label: follow(place * total + done, 2 * total, f"{side}: {label}"),
         )
 
     try:
@@ -164,13 +169,13 @@ def capture_pair(
 
 
 def own_command(model: str, side: str, **options: object) -> list[str]:
-    """The command that generates with one side, warm, under the ranges of its stages."""
+    """The command that generates with one side after a warm-up, with ranges around its stages."""
     command = [sys.executable, "-u", "-P", "-m", "labkit.harness.profiled", model, side]
     return [*command, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
 
 
 def bundled_pair() -> CapturePair:
-    """The captures of gpt2 in profiles/captures. UserError where labkit was installed without them."""
+    """The captures of gpt2 in profiles/captures. UserError if labkit was installed without them."""
     taken = []
     for name in BUNDLED_SIDES:
         record_file = BUNDLED / f"{name}.json"

@@ -1,1 +1,1 @@
-"""Files, processes and the terminal: what the other rooms share and what knows nothing of models."""
+"""Files, processes and the terminal: helpers that all rooms share and that know nothing about models."""

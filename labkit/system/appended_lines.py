@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 CHUNK = 1 << 20  # bytes
 LONGEST = 1 << 16  # characters: a longer line comes in pieces
-FREED = 16 << 20  # bytes that are read before their room in the file is given back
+FREED = 16 << 20  # bytes that are read before their disk space is freed
 KEEP_SIZE, PUNCH_HOLE = 1, 2  # of fallocate
 
 
 class AppendedLines:
-    """Follows a file: `hear` is called with each line, without its end. What was read is kept nowhere: on Linux the
-    file gives its room back, too.
+    """Follows a file and calls `hear` with each line, without its line end. Nothing that was read is kept: on Linux
+    its disk space is freed, too.
     """
 
     def __init__(self, descriptor: int, hear: Callable[[str], None]) -> None:
@@ -26,7 +26,7 @@ class AppendedLines:
         self._decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
 
     def read(self, *, last: bool = False) -> None:
-        """Take in what has come until now; a line without an end waits for it until the `last` time."""
+        """Reads what was appended so far. A line without its end is held back until the `last` call."""
         until = os.fstat(self._descriptor).st_size
         while self._at < until and (data := os.pread(self._descriptor, min(CHUNK, until - self._at), self._at)):
             self._at += len(data)

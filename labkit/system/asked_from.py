@@ -11,7 +11,7 @@ _on_command_line = ContextVar("on_command_line", default=False)
 
 @contextmanager
 def from_command_line() -> Iterator[None]:
-    """Inside, `setting` names options."""
+    """Inside this context `setting` names command-line options."""
     token = _on_command_line.set(True)
     try:
         yield
@@ -20,13 +20,13 @@ def from_command_line() -> Iterator[None]:
 
 
 def on_command_line() -> bool:
-    """Whether a command of labkit's runs."""
+    """Whether a labkit command is running."""
     return _on_command_line.get()
 
 
 def setting(*parameters: str) -> str:
-    """The names of these parameters where they can be given: "--rounds or --budget-s", elsewhere "the parameters rounds
-    or budget_s".
+    """The names of these parameters: "--rounds or --budget-s" on the command line, "the parameters rounds or budget_s"
+    in a notebook or a function.
     """
     if on_command_line():
         return " or ".join(f"--{name.replace('_', '-')}" for name in parameters)
@@ -34,5 +34,5 @@ def setting(*parameters: str) -> str:
 
 
 def given(parameter: str, value: str) -> str:
-    """A parameter with its value, a word, as it is given: "--source torch", elsewhere "source='torch'"."""
+    """A parameter with its value, a word: "--source torch" on the command line, else "source='torch'"."""
     return f"--{parameter.replace('_', '-')} {value}" if on_command_line() else f"{parameter}={value!r}"

@@ -1,6 +1,6 @@
 """Bounds of numbers by the names of their settings: one table for the command line, functions and notebooks.
 
-What a model or a machine allows besides is said where it is known.
+Narrower bounds of a model or a machine are checked where the model or the machine is known.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from labkit.system.errors import UserError
 
 
 class SettingBounds(NamedTuple):
-    """The least and the most of a setting. whole: only whole numbers. above: the least itself is too small."""
+    """The smallest and the largest value of a setting."""
 
     least: float
     most: float
-    whole: bool = True
-    above: bool = False
+    whole: bool = True  # only whole numbers
+    above: bool = False  # `least` itself is too small
 
 
 MOST_RANKS = 10_000
@@ -28,7 +28,7 @@ AMOUNT = SettingBounds(0, 1_000_000_000, whole=False)
 POSITIVE = AMOUNT._replace(above=True)
 BOUNDS = {
     "threads": SettingBounds(1, max(256, 4 * (os.cpu_count() or 1))),
-    "seed": SettingBounds(0, 2**32 - 2),  # NumPy's generators take no more, and prompts have the next one
+    "seed": SettingBounds(0, 2**32 - 2),  # NumPy's generators take up to 2**32 - 1, and prompts use seed + 1
     "temperature": SettingBounds(0, 1000, whole=False),
     "batch": SettingBounds(1, 65_536),
     "warmup": SettingBounds(0, COUNT.most),
@@ -42,16 +42,17 @@ BOUNDS = {
 
 
 def check_numbers(**numbers: object) -> None:
-    """Checks each number by its name, see `check_number`. None stands for a default and passes."""
+    """Checks each number with `check_number` under its name. None stands for a default and passes."""
     for name, number in numbers.items():
         if number is not None:
             check_number(name, number)
 
 
 def check_number(name: str, number: Any, *, least: float | None = None, why: str = "") -> None:
-    """UserError for a number beyond BOUNDS, for NaN, for part of a whole number, and for what is no number.
+    """Raises UserError for a number outside BOUNDS, for NaN, for a fraction where a whole number is due, and for
+    anything that is not a number.
 
-    least: a higher lower bound of this use, and `why` it is higher.
+    least: a higher lower bound for this use; `why`: the reason for it.
     """
     bounds = BOUNDS[name]
     least = bounds.least if least is None else least

@@ -1,4 +1,4 @@
-"""The folder for what labkit keeps from one process to the next and can make again: compiled kernels, read traces."""
+"""The folder of labkit's cache: compiled kernels and read traces, kept between processes and made again if lost."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ CACHE = "LABKIT_CACHE"
 def cache_root() -> Path | None:
     """The folder that LABKIT_CACHE names, else `labkit` in XDG_CACHE_HOME or ~/.cache; None for a user without a home.
 
-    An empty variable counts as none. The folder need not be there, and perhaps it can't be written.
+    An empty variable counts as not set. The folder may not exist yet, and may not be writable.
     """
-    if wanted := os.environ.get(CACHE):
-        return Path(wanted)
+    if own := os.environ.get(CACHE):
+        return Path(own)
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared, "labkit")
     try:

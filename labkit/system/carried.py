@@ -1,4 +1,4 @@
-"""What labkit brings along beside its modules, in a checkout as in a wheel: the notebooks, and captures to look at."""
+"""Files that labkit ships with its modules, in a checkout and in a wheel: the notebooks, and example captures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def carried(folder: str) -> Path:
-    """The folder "notebooks" or "profiles/captures": the checkout's, or where a wheel has put it in the package."""
+    """The folder "notebooks" or "profiles/captures": in the checkout, or inside the package where a wheel puts it."""
     inside = PACKAGE / "carried" / folder
     return inside if inside.is_dir() else PACKAGE.parent / folder

@@ -1,4 +1,4 @@
-"""The control groups of this process, by which Linux limits its memory and its processors."""
+"""The control groups of this process, with which Linux limits its memory and its processors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ VERSIONS = {"cgroup": 1, "cgroup2": 2}
 
 
 def own_groups(controller: str, proc: Path = PROC) -> Iterator[tuple[Path, int]]:
-    """The folders of the groups that this process is in, its own first and the root last, with the version of cgroups.
+    """The folders of this process's groups, its own first and the root last, each with its version of cgroups.
 
-    controller: "memory" or "cpu". A container sees the groups from its own on.
+    controller: "memory" or "cpu". A container sees only its own group and those below it.
     """
     own: dict[int, Path] = {}
     with suppress(OSError):

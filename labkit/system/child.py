@@ -1,4 +1,4 @@
-"""A command that is run to its end, for what it prints."""
+"""Commands that run to their end, and their output."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ LOOK_S = 0.2  # between two looks at whether this thread was interrupted
 def finished(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`command` at its end, with what it has printed; it gets `environment`, or this process's.
+    """Runs `command` to its end and returns it with its output. It gets `environment`, or this process's.
 
-    Unlike `subprocess.run`, which a thread leaves only when the command does, it ends the command where the thread is
-    interrupted.
+    An interrupted thread ends the command. In `subprocess.run` the thread would first wait for the command.
     """
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -31,37 +30,38 @@ def finished(
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
-                    said, complained = process.communicate(timeout=LOOK_S)
-                    return subprocess.CompletedProcess(command, process.returncode, said, complained)
+                    stdout, stderr = process.communicate(timeout=LOOK_S)
+                    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
         except BaseException:
             process.kill()
-            process.wait()  # leaving the context does not, after a KeyboardInterrupt
+            process.wait()  # after a KeyboardInterrupt the context would not wait
             raise
 
 
 def run_child(command: Sequence[str], failed: str, *, environment: Mapping[str, str] | None = None) -> str:
-    """The stdout of `command`, which gets `environment`, or this process's. RunError, which begins with `failed` and
-    ends with the last lines of its stderr, where it fails.
+    """Returns the stdout of `command`, which gets `environment`, or this process's.
+
+    RunError if it fails: the message is `failed` and the last lines of stderr.
     """
-    done = finished(command, environment=environment)
-    if done.returncode:
-        last = "\n".join(done.stderr.splitlines()[-LAST_LINES:])
+    completed = finished(command, environment=environment)
+    if completed.returncode:
+        last = "\n".join(completed.stderr.splitlines()[-LAST_LINES:])
         raise RunError(f"{failed}\n{last}")
-    return done.stdout
+    return completed.stdout
 
 
 def child_lines(
     command: Sequence[str], failed: str, *, given: str = "", environment: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """The lines that `command` prints, as it prints them; it reads `given` from its stdin.
+    """Yields the lines that `command` prints, as it prints them. `given` is its stdin.
 
-    RunError as from `run_child`. The command is ended where nobody takes more lines, or the thread is interrupted.
+    RunError as from `run_child`. The command is ended when nobody takes more lines, or the thread is interrupted.
     """
-    with tempfile.TemporaryFile("w+") as complaints, tempfile.TemporaryFile("w+") as stdin:
+    with tempfile.TemporaryFile("w+") as stderr, tempfile.TemporaryFile("w+") as stdin:
         stdin.write(given)
         stdin.seek(0)
         process = subprocess.Popen(
-            command, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=complaints, start_new_session=True
+            command, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
         )
         try:
             yield from _lines(process)
@@ -71,8 +71,8 @@ def child_lines(
             assert process.stdout is not None
             process.stdout.close()
         if code:
-            complaints.seek(0)
-            last = "\n".join(complaints.read().splitlines()[-LAST_LINES:])
+            stderr.seek(0)
+            last = "\n".join(stderr.read().splitlines()[-LAST_LINES:])
             raise RunError(f"{failed}{_cause(code)}\n{last}".rstrip())
 
 
@@ -84,10 +84,10 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
         while True:
             if not waiting.select(LOOK_S):
                 continue
-            got = os.read(process.stdout.fileno(), 1 << 16)
-            if not got:
+            chunk = os.read(process.stdout.fileno(), 1 << 16)
+            if not chunk:
                 return
-            *lines, rest = (rest + got).split(b"\n")
+            *lines, rest = (rest + chunk).split(b"\n")
             yield from (line.decode() for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""A command line whose expected errors are one line and an exit code."""
+"""A command line that reports expected errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ UsageError = cast(type[Exception], BadParameter.__mro__[1])  # typer gives it no
 
 
 def run_command(command: Callable[[], object]) -> None:
-    """Runs `command`, and ends the process with an exit code and one line on stderr where it raises an expected error.
+    """Runs `command` and ends the process. An expected error becomes one line on stderr and an exit code:
 
-    Exit code 2: the request cannot be served as it stands, or a file cannot be used. Exit code 1: it failed on the way,
-    or what it said could not be written. Exit code 130: Ctrl-C. A number that `command` returns is the exit code.
-    Any other error is a defect of labkit and keeps its traceback.
+    - 2: the request cannot be served as it stands, or a file cannot be used;
+    - 1: the command failed on the way, or its output could not be written;
+    - 130: Ctrl-C.
+
+    A number that `command` returns is the exit code. Any other error is a defect of labkit and keeps its traceback.
     """
     try:
         code = command()
@@ -43,7 +45,7 @@ def run_command(command: Callable[[], object]) -> None:
         _leave(INTERRUPTED)
     except MemoryError as error:
         _end(f"the memory of this machine does not suffice{f': {error}' if str(error) else ''}", FAILED)
-    except BrokenPipeError:  # nobody reads on
+    except BrokenPipeError:  # the reader has closed the pipe
         _leave(FAILED)
     except OSError as error:
         if error.filename is not None:
@@ -55,16 +57,16 @@ def run_command(command: Callable[[], object]) -> None:
 
 
 def _misused(error: Exception) -> None:
-    """Words that are no command line of labkit's."""
+    """Reports a command line that labkit does not accept."""
     call = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]
         sys.exit(REFUSED)
     cause = error.__cause__
-    if cause is not None and hasattr(cause, "errors"):  # what pydantic found, by which typer reads values
+    if cause is not None and hasattr(cause, "errors"):  # from pydantic, with which typer parses values
         error.message = _value(cause.errors()[0])  # type: ignore[attr-defined]
-    said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-    _end(f"{said}; {call.command_path} --help shows what it takes" if call else said, REFUSED)
+    message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    _end(f"{message}; {call.command_path} --help shows what it takes" if call else message, REFUSED)
 
 
 def _value(problem: Any) -> str:
@@ -72,14 +74,16 @@ def _value(problem: Any) -> str:
 
 
 def _end(message: str, code: int) -> None:
-    with suppress(OSError):  # a stderr that is full, too
+    with suppress(OSError):  # stderr may be full, too
         console = terminal(stderr=True, highlight=False)
         console.print(f"error: {escape(shown_lines(message))}", style="red", soft_wrap=True)
     _leave(code)
 
 
 def _leave(code: int) -> None:
-    """Ends the process. Python does not try again to write what could not be written, which would end with code 120."""
+    """Ends the process with `code`. Output that could not be written is dropped: a second try of Python's would end
+    the process with code 120.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

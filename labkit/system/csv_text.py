@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a text that begins so is computed by a spreadsheet
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a text that begins with one of these
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """The whole frame as CSV. A text that a spreadsheet would compute gets an apostrophe before it."""
+    """The whole frame as CSV. A text that a spreadsheet would compute gets an apostrophe in front."""
     safe = frame.copy()
     for name in safe.columns:
         if safe[name].dtype.kind not in "biufM":

@@ -1,12 +1,12 @@
-"""The errors that labkit raises on purpose. Everything else that ends a run is a defect, and keeps its traceback."""
+"""The errors that labkit raises on purpose. Any other error is a defect of labkit, and keeps its traceback."""
 
 
 class UserError(ValueError):
-    """A request that cannot be served as it stands. The message says what was given, what is expected, what to do."""
+    """A request that cannot be served as it stands. The message says what it got, what it expected and what to do."""
 
 
 class UserTypeError(UserError, TypeError):
-    """A request with a value of another type than expected."""
+    """A request with a value of the wrong type."""
 
 
 class UnsupportedError(UserError, NotImplementedError):
@@ -14,4 +14,4 @@ class UnsupportedError(UserError, NotImplementedError):
 
 
 class RunError(RuntimeError):
-    """A run that could not be brought to its end: a process died, a compiler failed. The message is the whole story."""
+    """A run that could not finish: a process died, a compiler failed. The message says all that a user needs."""

@@ -1,4 +1,4 @@
-"""Paths that begin with `~`, as people type them."""
+"""Paths that begin with `~`."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """The path with the home folder in the place of `~` or `~name`; as it is where nobody has that name."""
+    """The path with the home folder instead of `~` or `~name`; unchanged if there is no user of that name."""
     return Path(os.path.expanduser(path))

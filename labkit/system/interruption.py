@@ -1,4 +1,4 @@
-"""Ending what another thread does, as Ctrl-C ends what the main thread does."""
+"""Interrupting another thread, as Ctrl-C interrupts the main thread."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import threading
 
 
 def interrupt(thread: threading.Thread, error: type[BaseException] | None) -> None:
-    """Raises `error` in a thread as soon as it executes Python again; None takes back one that was not raised yet.
+    """Raises `error` in a thread as soon as it executes Python again. None cancels an error that was not raised yet.
 
-    A thread that waits for a process notices it at its next look at the clock (`labkit.system.child.finished`).
+    A thread in `labkit.system.child.finished` notices it within 0.2 s.
     """
     if thread.ident is not None:
         raised = ctypes.py_object(error) if error else None

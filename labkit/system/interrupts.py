@@ -1,7 +1,7 @@
-"""Ctrl-C that waits for imports and finalizers to end.
+"""Ctrl-C that waits until imports and finalizers have ended.
 
-A library that is interrupted while it loads may catch the KeyboardInterrupt, and Python drops one that is raised in a
-finalizer: the command would go on, or fail for another reason.
+A library may catch a KeyboardInterrupt while it is imported, and Python drops one that is raised in a finalizer. The
+command would then go on, or fail for another reason.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ INTERRUPTED = 130
 
 @contextmanager
 def interrupts_after_imports() -> Iterator[None]:
-    """Within the block Ctrl-C raises KeyboardInterrupt as soon as no import or finalizer runs; a second one before that
-    ends the process with exit code 130. Nothing changes outside of the main thread, and where a program has handlers of
-    its own for SIGINT or SIGALRM.
+    """Inside this context Ctrl-C raises KeyboardInterrupt as soon as no import or finalizer runs. A second Ctrl-C
+    before that ends the process with exit code 130. Nothing changes outside of the main thread, or if the program has
+    its own handlers for SIGINT or SIGALRM.
     """
     if (
         threading.current_thread() is not threading.main_thread()

@@ -1,4 +1,4 @@
-"""JSON that others wrote: read in linear time, and refused where it is damaged or larger than any such file is."""
+"""JSON files of strangers: read in linear time, and refused if they are damaged or implausibly large."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from labkit.system.errors import UserError
 
-MOST_BYTES = 64 << 20  # the index of the largest published checkpoints has less than a tenth of that
-MOST_LEVELS = 32  # objects and lists within each other; configs, indices and manifests have four at most
-BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)  # a string is matched whole, and so skipped
+MOST_BYTES = 64 << 20  # ten times the index of the largest published checkpoints
+MOST_LEVELS = 32  # of nested objects and lists; configs, indices and manifests have four at most
+BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)  # matches a string as a whole, to skip it
 
 
 def read_json(path: Path, expected: str) -> Any:
-    """What the JSON file at `path` holds. `expected`: what it should be, for the error.
+    """The content of the JSON file at `path`. `expected`: what the file should be, for the error message.
 
-    Raises UserError, naming the file, for one that is no JSON, has more than MOST_BYTES or nests deeper than
-    MOST_LEVELS; OSError for one that cannot be read.
+    UserError, which names the file: it is not JSON, has more than MOST_BYTES, or nests deeper than MOST_LEVELS.
+    OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        data = file.read(MOST_BYTES + 1)  # a device may have no end, and says nothing of its size
+        data = file.read(MOST_BYTES + 1)  # a device may have no end, and reports no size
     if len(data) > MOST_BYTES:
         size = path.stat().st_size
         raise UserError(f"{path} has {size or 'more'} bytes; expected at most {MOST_BYTES} of {expected}")
@@ -29,12 +29,12 @@ def read_json(path: Path, expected: str) -> Any:
 
 
 def parse_json(data: bytes, path: Path, expected: str) -> Any:
-    """As `read_json`, of bytes that were read from `path` already."""
+    """Like `read_json`, for bytes that were already read from `path`."""
     try:
         text = data.decode()
         deep = _too_deep(text)
         values = None if deep else json.loads(text)
-    except ValueError as error:  # no UTF-8, no JSON, or a number of thousands of digits
+    except ValueError as error:  # not UTF-8, not JSON, or a number of thousands of digits
         raise UserError(f"{path} is not JSON ({error}); expected {expected}") from None
     if deep:
         raise UserError(f"{path} nests deeper than {MOST_LEVELS} levels; expected {expected}")

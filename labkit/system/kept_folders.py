@@ -1,4 +1,4 @@
-"""Folders that are kept because making them anew takes long, within bounds of number, size and age."""
+"""Folders that are kept because making them again is slow, within bounds on their number, size and age."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ DAY_S = 86_400
 
 @dataclass(frozen=True)
 class Bounds:
-    """What may be kept in one place: the number of folders, their bytes in all, and the days that one may be unused."""
+    """Bounds on the kept folders of one parent."""
 
     folders: int = 100
-    size_bytes: int = 8 << 30
-    unused_days: int = 30
+    size_bytes: int = 8 << 30  # of all folders together
+    unused_days: int = 30  # of one folder
 
 
 def used(folder: Path) -> None:
-    """Notes that a kept folder was used now."""
-    with suppress(OSError):  # of another user, or on a file system that is read only
+    """Records that a kept folder was used now."""
+    with suppress(OSError):  # it belongs to another user, or the file system is read-only
         os.utime(folder)
 
 
 def remove_old(parent: Path, bounds: Bounds, *, keep: Path) -> None:
-    """Removes folders of `parent` until the others are within `bounds`, those first that were unused for the longest.
+    """Removes folders of `parent`, the longest unused first, until the rest is within `bounds`.
 
-    `keep` stays whatever its size. Folders whose names begin with a dot, which somebody may be writing, stay too.
+    `keep` stays, however large it is. Folders whose names begin with a dot stay too: somebody may be writing them.
     """
     now, count, size = time.time(), 1, _size_bytes(keep)
     for when, folder in sorted(_dated(parent, keep), reverse=True):
@@ -41,10 +41,10 @@ def remove_old(parent: Path, bounds: Bounds, *, keep: Path) -> None:
 
 
 def _dated(parent: Path, keep: Path) -> list[tuple[float, Path]]:
-    """The folders but `keep`, with the time of their last use."""
+    """The folders except `keep`, each with the time of its last use."""
     dated = []
     for folder in parent.glob("[!.]*"):
-        with suppress(OSError):  # somebody else removed it
+        with suppress(OSError):  # another process removed it
             if folder != keep and folder.is_dir():
                 dated.append((folder.stat().st_mtime, folder))
     return dated

@@ -1,4 +1,4 @@
-"""Packages whose parts are loaded when they are first asked for."""
+"""Packages that load their parts on first use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def lazy_parts(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and the `__dir__` of a package: `homes` says for each of its names which module has it, or is
-    it. `dir` has all of them before any is loaded, which is what completion shows.
+    """The `__getattr__` and the `__dir__` of a package. `homes` maps each name to the module that has it, or that is
+    it. `dir` lists all names before any is loaded, so that completion shows them.
     """
 
     def part(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Processes that do not outlive who started them."""
+"""Processes that do not outlive the process that started them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Have the system kill this process when the thread that started it ends, in whatever way; Linux only.
+    """Has the system kill this process when the thread that started it ends for any reason. Linux only.
 
-    parent: its process id, for a process that may have lost it before this call.
+    parent: the process id of the parent, in case the parent may have ended before this call.
     """
     if sys.platform != "linux":
         return
     parent = os.getppid() if parent is None else parent
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before it could be asked for
+    if os.getppid() != parent:  # the parent ended before the call above
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_session(process: subprocess.Popen[Any]) -> None:
-    """Kill a process that leads a session, with what it started there, and wait for its end."""
+    """Kills a process that leads a session, with all processes of the session, and waits for its end."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

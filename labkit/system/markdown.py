@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from labkit.system.shown import shown
 
-# What begins markup in a text of one line. Brackets alone do not, and neither does an underscore within a word.
+# Characters that begin markup in a text of one line. Brackets alone do not, and an underscore within a word does not.
 MARKUP = re.compile(r"[\\|<*`~$]|\](?=[(\[:])|(?<!\w)_|_(?!\w)|&(?=#?\w+;)|^(?:#+|>|[-+](?= ))")
 
 
 def as_text(text: str) -> str:
-    """A text of anybody's in one line, in which nothing is markup of Markdown or HTML or ends a cell of a table."""
+    """`text` in one line, escaped so that no part of it is Markdown or HTML markup, or ends a table cell."""
     return MARKUP.sub(r"\\\g<0>", shown(re.sub(r"[ \t\r\n]+", " ", text).strip(" ")))
 
 
 def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown with these titles and lines, whose cells are Markdown: a text of anybody's is `as_text`."""
+    """A Markdown table of a header and lines. Cells are Markdown: pass a stranger's text through `as_text`."""
     return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))

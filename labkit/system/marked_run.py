@@ -1,8 +1,8 @@
 """Runs whose processes carry a mark in their environment, and end when the process that started the run ends.
 
-A child process can end with its parent, but nsys starts a daemon, and that starts the program: no signal of the parent
-reaches them. So a watcher, a process of its own, waits at a pipe until the owner of the run is done or dead, and in the
-second case ends every process that has the mark and removes the folders of the run.
+A child process can end with its parent, but nsys starts a daemon, and the daemon starts the program: no signal of the
+parent reaches them. So a watcher process waits at a pipe until the owner of the run is done or dead. If the owner died,
+the watcher ends every process that has the mark and removes the folders of the run.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import psutil
 
 MARK = "LABKIT_RUN"  # in the environment of a run's processes
 DONE = b"done"
-ASK_S = 2.0  # for a process to end that was asked to
-KILL_S = 10.0  # for a killed process to be gone
+ASK_S = 2.0  # for a process to end after SIGTERM
+KILL_S = 10.0  # for a process to end after SIGKILL
 
 
 @contextmanager
 def ended_with_owner(mark: str, folders: Sequence[Path] = ()) -> Iterator[None]:
-    """Inside, the death of this process ends all processes with LABKIT_RUN=`mark` and removes `folders`.
+    """Inside this context the death of this process ends all processes with LABKIT_RUN=`mark` and removes `folders`.
 
-    An exception that leaves it ends the processes too.
+    An exception that leaves the context ends the processes too.
     """
     watcher = subprocess.Popen(
         [sys.executable, "-P", "-m", "labkit.system.marked_run", mark, *map(str, folders)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # what is sent to this process's group does not reach it
+        start_new_session=True,  # signals to this process's group do not reach it
     )
     try:
         yield
@@ -48,30 +48,30 @@ def ended_with_owner(mark: str, folders: Sequence[Path] = ()) -> Iterator[None]:
 
 
 def end_marked(mark: str) -> None:
-    """End every process with LABKIT_RUN=`mark` and what it started, until none is left.
+    """Ends every process with LABKIT_RUN=`mark` and its children, until none is left.
 
-    They are asked first and killed only if they do not end: an nsys that is killed while it holds a lock in shared
-    memory keeps every later nsys from starting.
+    Processes get SIGTERM first and are killed only if they do not end: an nsys that is killed while it holds a lock in
+    shared memory keeps every later nsys from starting.
     """
     asked_until = time.monotonic() + ASK_S
-    while left := _marked(mark):
+    while running := _marked(mark):
         ask = time.monotonic() < asked_until
-        for process in left:
+        for process in running:
             with suppress(psutil.NoSuchProcess):
                 process.terminate() if ask else process.kill()
-        _, alive = psutil.wait_procs(left, ASK_S if ask else KILL_S)
-        if alive and not ask:  # in the hands of the system: a process that waits for a device ends when it answers
+        _, alive = psutil.wait_procs(running, ASK_S if ask else KILL_S)
+        if alive and not ask:  # it waits for a device, and ends when the device answers
             return
 
 
 def _marked(mark: str) -> set[psutil.Process]:
-    found = set()
+    processes = set()
     for process in psutil.process_iter(["environ", "status"]):
         if (process.info["environ"] or {}).get(MARK) == mark and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.add(process)
+            processes.add(process)
             with suppress(psutil.Error):
-                found.update(process.children(recursive=True))
-    return found
+                processes.update(process.children(recursive=True))
+    return processes
 
 
 def _watch(mark: str, folders: Sequence[str]) -> None:

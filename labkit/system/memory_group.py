@@ -1,4 +1,4 @@
-"""Memory cgroups: groups of processes whose memory Linux limits together, the files that they map included."""
+"""Memory cgroups: groups of processes whose memory, including mapped files, Linux limits together."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ KILLED = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Files:
-    """What the files of a memory cgroup are called in a version of cgroups. The swap is set behind the limit."""
+    """Names of the files of a memory cgroup in one version of cgroups."""
 
     limit: str
-    swap: str
-    without_swap: int | None  # what forbids it; None: the limit, which then counts memory and swap
+    swap: str  # set after the limit
+    without_swap: int | None  # the value that forbids swap; None: the limit itself, as it counts memory and swap
     peak: str
     events: str
 
@@ -44,12 +44,12 @@ V2 = Files("memory.max", "memory.swap.max", 0, "memory.peak", "memory.events")
 
 
 class MemoryGroup:
-    """A memory cgroup of this process's own. It is a context, at whose end the group is removed, so its processes must
-    have ended by then.
+    """A memory cgroup that this process owns. It is a context whose end removes the group, so its processes must have
+    ended by then.
 
-    What processes take from the moment on at which they are added counts: anonymous memory, and pages of files that
-    they are the first to read. Where it would exceed the limit, pages of files are dropped; where that is not enough,
-    a process is killed, and nothing is swapped.
+    Memory counts from the moment at which a process is added: anonymous memory, and pages of files that it is the
+    first to read. At the limit the system drops pages of files; if that is not enough, it kills a process. Nothing is
+    swapped.
     """
 
     def __init__(self, folder: Path, files: Files) -> None:
@@ -60,10 +60,10 @@ class MemoryGroup:
 
     @classmethod
     def make(cls, limit: int) -> Self | None:
-        """A group that may have `limit` bytes, below the one that this process is in, else beside or above it; None
-        where the system has none that this user can make.
+        """A group with a limit of `limit` bytes: below this process's group, else next to or above it. None: this user
+        cannot make a group on this system.
 
-        What processes of the past that were killed have left is removed.
+        Also removes groups that killed processes have left.
         """
         for parent, files in _parents():
             _remove_abandoned(parent)
@@ -81,16 +81,16 @@ class MemoryGroup:
     def _limit(self, size: int) -> None:
         files = self._files
         (self.folder / files.limit).write_text(str(size))
-        with suppress(FileNotFoundError, PermissionError):  # a system that counts no swap
+        with suppress(FileNotFoundError, PermissionError):  # this system counts no swap
             (self.folder / files.swap).write_text(str(size if files.without_swap is None else files.without_swap))
 
     def add(self, pid: int) -> None:
-        """OSError for a process that has ended, or that this user may not move."""
+        """Adds a process. OSError: it has ended, or this user may not move it."""
         (self.folder / "cgroup.procs").write_text(str(pid))
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most that the group has held, pages of files included; None where the system does not keep it."""
+        """The group's peak of memory, including pages of files; None if the system does not record it."""
         try:
             return int((self.folder / self._files.peak).read_text())
         except OSError:
@@ -99,11 +99,11 @@ class MemoryGroup:
     @property
     def has_killed(self) -> bool:
         """Whether a process of the group was killed because memory ran out."""
-        found = KILLED.search((self.folder / self._files.events).read_text())
-        return found is not None and int(found[1]) > 0
+        match = KILLED.search((self.folder / self._files.events).read_text())
+        return match is not None and int(match[1]) > 0
 
     def remove(self) -> None:
-        """Remove the group as soon as its processes have ended. Where they do not, the next `make` removes it."""
+        """Removes the group as soon as its processes have ended. If they do not end, the next `make` removes it."""
         deadline = time.monotonic() + EMPTY_S
         while not _removed(self.folder) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -117,15 +117,15 @@ class MemoryGroup:
 
 
 def _parents() -> Iterator[tuple[Path, Files]]:
-    """Where a group may be made: in the cgroup of this process, then in those that it is in. One of version 2 that
-    holds processes has no memory control to give away, so that the next one is tried.
+    """Candidates for the parent of a new group: the cgroup of this process, then its ancestors. A version-2 cgroup that
+    holds processes cannot pass memory control on; then the next candidate is tried.
     """
     for folder, version in own_groups("memory"):
         yield folder, V1 if version == 1 else V2
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove the groups whose owners have died; the system gives up their locks."""
+    """Removes the groups of dead owners: the system has released their locks."""
     for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

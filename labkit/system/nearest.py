@@ -1,4 +1,4 @@
-"""What a mistyped name may have meant."""
+"""Suggestions for a mistyped name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ MOST, LIKENESS = 3, 0.5
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The names of `known` that are most like `name`, the nearest first, to stand behind it in an error's message:
-    " (did you mean 'gpt2' or 'gpt2-xl'?)". Nothing where none is like it.
+    """The names of `known` that are most like `name`, the nearest first, as the end of an error message:
+    " (did you mean 'gpt2' or 'gpt2-xl'?)". Empty if no name is like it.
     """
-    of_key = {each.casefold(): str(each) for each in known}
+    of_key = {known_name.casefold(): str(known_name) for known_name in known}
     near = [repr(of_key[key]) for key in get_close_matches(name.casefold(), of_key, MOST, LIKENESS)]
     if not near:
         return ""

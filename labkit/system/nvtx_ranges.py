@@ -1,7 +1,8 @@
-"""Push and pop ranges of one NVTX domain, so that they arrive whatever the versions of nvtx and of the tool are.
+"""Push and pop ranges of one NVTX domain, which work with every version of nvtx and of the profiling tool.
 
-From 0.2.12 on nvtx asks the tool whether a domain is enabled and else hands out a dummy that drops every range. Nsight
-Systems 2022 and 2023 answer no and would record them all the same, so the real domain is made without asking.
+nvtx 0.2.12 and later ask the tool whether a domain is enabled, and return a dummy that drops every range if it is not.
+Nsight Systems 2022 and 2023 answer no although they would record the ranges. So labkit makes the real domain without
+asking.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from nvtx._lib import Domain
 from nvtx._lib.lib import DomainHandle, mark, pop_range, push_range
 
 DOMAIN = "labkit"
-RANK_MARK = "rank."  # begins the mark with which a process of torchrun says which one it is
+RANK_MARK = "rank."  # prefix of the mark with which a torchrun process records its rank
 
 
 def push(text: str) -> None:
-    """Open a range on this thread."""
+    """Opens a range on this thread."""
     push_range(_attributes(text), _domain().handle)
 
 
 def pop() -> None:
-    """Close the range that was opened last on this thread."""
+    """Closes the range that was opened last on this thread."""
     pop_range(_domain().handle)
 
 
@@ -35,8 +36,8 @@ def _domain() -> Any:
     domain = nvtx.get_domain(DOMAIN)
     if not isinstance(domain, Domain):
         warnings.warn(
-            f"nvtx {version('nvtx')} would drop every range under this tool; labkit's own ranges go around that, those "
-            "of other code are lost: pip install nvtx==0.2.11",
+            f"nvtx {version('nvtx')} drops every range under this tool; labkit's own ranges avoid that, the ranges of "
+            "other code are lost: pip install nvtx==0.2.11",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -44,13 +45,11 @@ def _domain() -> Any:
         domain.handle = DomainHandle(DOMAIN)
         domain.__init__(DOMAIN)
     if (rank := os.environ.get("RANK")) is not None:
-        mark(
-            domain.get_event_attributes(f"{RANK_MARK}{rank}", None, None, None), domain.handle
-        )  # whose process this is
+        mark(domain.get_event_attributes(f"{RANK_MARK}{rank}", None, None, None), domain.handle)
     return domain
 
 
 @cache
 def _attributes(text: str) -> Any:
-    """A registered string, so that a range costs half a microsecond and a report holds each text once."""
+    """Attributes with a registered string: a range costs half a microsecond, and a report holds each text once."""
     return _domain().get_event_attributes(text, None, None, None)

@@ -1,7 +1,7 @@
-"""What other programs take of the processors.
+"""Processors that other programs kept busy.
 
 The system counts the time that its processors were busy, or taken away by a host of virtual machines, and the time that
-each process ran. The first without the time of the processes that measure is what others took.
+each process ran. The busy time minus the time of the measuring processes is the time of the other programs.
 """
 
 from __future__ import annotations
@@ -15,26 +15,31 @@ import psutil
 
 IDLE = ("idle", "iowait")
 CONTAINED = ("guest", "guest_nice")  # Linux counts them in user and nice too
-SPENT = ("user", "system", "children_user", "children_system")  # of a process, and of children that it has waited for
-SHORTEST_S = 1.0  # the system counts in hundredths of a second, so a shorter time says little
+SPENT = (
+    "user",
+    "system",
+    "children_user",
+    "children_system",
+)  # of a process, and of children that it has waited for
+SHORTEST_S = 1.0  # the system counts in hundredths of a second, so a shorter lap is imprecise
 
 
 class LoadLap(NamedTuple):
-    """Processors that others kept busy, and processors that nobody did."""
+    """Average use of the processors over a lap."""
 
-    others: float
-    idle: float
+    others: float  # processors that other programs kept busy
+    idle: float  # processors that no program used
 
     @property
     def taken(self) -> float:
-        """Processors of others that the measurement could have had: those for which no idle one stood in."""
+        """Processors that others took from the measurement: busy with others, and not made up for by idle ones."""
         return max(0.0, self.others - self.idle)
 
 
 class OthersClock:
-    """Tells how many processors other processes kept busy, from one call to the next.
+    """Measures how many processors other programs kept busy between two calls.
 
-    `ours` are the ids of the processes that measure. This process counts as ours too, whether or not it is among them.
+    `ours`: the ids of the measuring processes. This process always counts as one of them.
     """
 
     def __init__(self, ours: Iterable[int] = ()) -> None:
@@ -42,16 +47,16 @@ class OthersClock:
         self._last = self._read()
 
     def add(self, process: psutil.Process) -> None:
-        """Counts a process that has begun since the last lap as ours, too."""
+        """Adds a process that has started since the last lap to ours."""
         self._ours[process.pid] = process
 
     def lap(self, shortest_s: float = SHORTEST_S) -> float | None:
-        """Processors since the last lap; None, and the lap goes on, where it has been shorter than `shortest_s`."""
-        found = self.whole_lap(shortest_s)
-        return None if found is None else found.others
+        """Processors of others since the last lap. None, and the lap goes on, if it is shorter than `shortest_s`."""
+        lap = self.whole_lap(shortest_s)
+        return None if lap is None else lap.others
 
     def whole_lap(self, shortest_s: float = SHORTEST_S) -> LoadLap | None:
-        """As `lap`, with the idle processors."""
+        """Like `lap`, with the idle processors."""
         now, last = self._read(), self._last
         seconds = now.at - last.at
         if seconds < shortest_s:
@@ -68,16 +73,16 @@ class OthersClock:
 
 
 class _Counted(NamedTuple):
-    """The clock, and seconds of processors: busy, idle, and busy with our processes."""
+    """Counters of the system, in seconds."""
 
-    at: float
-    busy: float
-    idle: float
-    own: float
+    at: float  # of the clock
+    busy: float  # of all processors
+    idle: float  # of all processors
+    own: float  # of processors, for our processes
 
 
 def _seconds(process: psutil.Process) -> float:
-    """Processor time of a process and of the children that it has waited for; what has ended spends no more."""
+    """Processor time of a process and of the children that it has waited for; 0 once it has ended."""
     try:
         return float(sum(getattr(process.cpu_times(), name, 0.0) for name in SPENT))
     except psutil.Error:

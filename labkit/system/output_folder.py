@@ -1,4 +1,4 @@
-"""Folders that results go to: looked at before the work begins, since it may take hours."""
+"""Folders for results. They are checked before the work begins, since the work may take hours."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from labkit.system.asked_from import setting
 from labkit.system.errors import UserError
 
-COPIES = ".labkit-copies.json"  # marks a folder as one of copies of the notebooks
-ROOM_BYTES = 16 << 20  # for the records of a run and what is written beside them
+COPIES = ".labkit-copies.json"  # marks a folder with copies of the notebooks
+ROOM_BYTES = 16 << 20  # for the records of a run and the files next to them
 REMEDIES = {
     errno.ENOSPC: "make room there, or name a folder on another disk",
     errno.EDQUOT: "make room there, or name a folder on another disk",
-    errno.EROFS: "the file system can only be read; name a folder elsewhere",
+    errno.EROFS: "the file system is read-only; name another folder",
     errno.EACCES: "name a folder that you may write to, or change its permissions",
     errno.EPERM: "name a folder that you may write to, or change its permissions",
     errno.EEXIST: "there is a file of that name; name another folder, or move the file",
@@ -25,13 +25,13 @@ REMEDIES = {
 
 
 class RunsFolder(os.PathLike[str]):
-    """Where results go that nobody has named a folder for: `runs` in the current folder, or for work in copies of the
-    notebooks, whose kernels start beside them, the `runs` of the copies. It is looked up whenever it is used.
+    """The default folder for results: `runs` in the current folder. Kernels of copied notebooks start in the folder of
+    the copies, and use the `runs` of the copies instead. The folder is looked up at every use.
     """
 
     def __fspath__(self) -> str:
-        here = Path.cwd()
-        copies = next((folder for folder in (here, *here.parents) if (folder / COPIES).is_file()), None)
+        current = Path.cwd()
+        copies = next((folder for folder in (current, *current.parents) if (folder / COPIES).is_file()), None)
         return "runs" if copies is None else str(runs_of(copies))
 
     def __str__(self) -> str:
@@ -44,17 +44,16 @@ RUNS = RunsFolder()
 
 
 def runs_of(copies: Path) -> Path:
-    """The folder for the results of a folder of copies: the `runs` that it lies in, else one in it."""
+    """The results folder of a folder of copies: the `runs` that contains it, else a `runs` inside it."""
     return copies.parent if copies.parent.name == str(RUNS) else copies / str(RUNS)
 
 
 def check_output_folder(
     folder: str | os.PathLike[str], *, room_bytes: int = ROOM_BYTES, what: str = "results", option: str = ""
 ) -> Path:
-    """The folder, which exists from now on, can be written to, and has room for `what`. option: what named it, by
-    default the parameter output.
+    """Makes the folder if needed, checks that it is writable and has room for `what`, and returns it.
 
-    UserError names what is in the way.
+    option: the setting that named the folder, by default the parameter output. UserError names the obstacle.
     """
     path, option = Path(folder), option or setting("output")
     try:
@@ -72,7 +71,7 @@ def check_output_folder(
 
 
 def reason(error: OSError) -> str:
-    """What the system says, and what to do about it where that is known."""
-    said = os.strerror(error.errno) if error.errno else str(error)
+    """The system's message, and the remedy if one is known."""
+    message = os.strerror(error.errno) if error.errno else str(error)
     remedy = REMEDIES.get(error.errno or 0)
-    return f"{said}; {remedy}" if remedy else said
+    return f"{message}; {remedy}" if remedy else message

@@ -1,4 +1,4 @@
-"""Temporary folders whose owner holds a lock on them, so that what a killed process left can be told and removed."""
+"""Temporary folders that their owner locks, so that the folders of a killed process can be recognised and removed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def owned_folder(
 ) -> Iterator[Path]:
     """A new folder in `parent` (default: the folder for temporary files) that is removed at the end.
 
-    First the folders of the same prefix and user there whose owner has died are removed; `before_removal` is called
-    with each of them. The system gives up the lock of an owner that ends in any way, so a folder that is in use is
-    never removed. On a file system without locks nothing is removed but the folder itself.
+    First removes folders with the same prefix and user whose owner has died, and calls `before_removal` with each. The
+    system releases the lock of an owner that ends for any reason, so a folder in use is never removed. On a file system
+    without locks only the new folder itself is removed.
     """
     parent = Path(tempfile.gettempdir()) if parent is None else parent
     remove_abandoned(prefix, parent, before_removal)
-    # The folder gets its prefix when it is locked: nobody can take it for abandoned in between.
+    # The folder gets its prefix once it is locked: until then nobody can take it for abandoned.
     new = Path(tempfile.mkdtemp(prefix=".labkit-new-", dir=parent))
     lock = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -39,7 +39,7 @@ def owned_folder(
 
 
 def remove_abandoned(prefix: str, parent: Path, before_removal: Callable[[Path], object] | None = None) -> None:
-    """Remove the folders of this prefix in `parent` that belong to this user and that no process holds."""
+    """Removes the folders with this prefix in `parent` that belong to this user and that no process has locked."""
     for folder in sorted(parent.glob(f"{prefix}*")):
         with suppress(OSError):
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,4 +1,4 @@
-"""What of a file is in the page cache, and how it leaves it."""
+"""The part of a file that is in the page cache, and how to drop it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class CCacheStat(ctypes.Structure):
 
 
 def cached_bytes(file: Path) -> int | None:
-    """Bytes of a file that are in the page cache; None where the system does not tell."""
+    """Bytes of a file that are in the page cache; None if the system does not tell."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
-        found = CCacheStat()
+        counts = CCacheStat()
         whole, system = CRange(0, 0), ctypes.CDLL(None, use_errno=True)
-        refused = system.syscall(CACHESTAT, descriptor, ctypes.byref(whole), ctypes.byref(found), 0)
-        return None if refused else int(found.cached) * mmap.PAGESIZE
+        refused = system.syscall(CACHESTAT, descriptor, ctypes.byref(whole), ctypes.byref(counts), 0)
+        return None if refused else int(counts.cached) * mmap.PAGESIZE
     finally:
         os.close(descriptor)
 
 
 def make_cold(file: Path) -> int | None:
-    """Drops a file from the page cache, as far as nobody maps it. Returns `cached_bytes` afterwards."""
+    """Drops the pages of a file that no process maps from the page cache. Returns `cached_bytes` afterwards."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # what is not written yet would stay
+        os.fsync(descriptor)  # unwritten pages would stay
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

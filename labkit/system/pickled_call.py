@@ -12,14 +12,14 @@ from labkit.system.errors import UserError
 
 
 def pickle_call(function: Callable[[], Any], name: str | None = None) -> bytes:
-    """The pickle of `function`, which is called without arguments there. name: what the error calls it.
+    """The pickle of `function`, which the other process calls without arguments. name: its name in the error message.
 
-    Raises ValueError for what cannot be pickled.
+    Raises ValueError if it cannot be pickled.
     """
     try:
         return cloudpickle.dumps(function)
     except (TypeError, pickle.PicklingError) as error:
         raise UserError(
             f"{name or getattr(function, '__name__', function)!r} cannot be sent to the process that runs it "
-            f"({error}); let it make what it needs itself: load models and open files inside the function"
+            f"({error}); load models and open files inside the function instead"
         ) from None

@@ -1,4 +1,4 @@
-"""What a check of pydantic's found wrong with a value, in the words of labkit's errors."""
+"""Problems that pydantic reports, in the words of labkit's error messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# By pydantic's name of the kind of problem; names in braces are of its context.
+# By pydantic's type of the problem; the names in braces come from its context.
 EXPECTED = {
     "missing": "is missing",
     "extra_forbidden": "is not known here; leave it out",
@@ -29,7 +29,7 @@ EXPECTED = {
     "date_from_datetime_parsing": "expected a date",
     "path_type": "expected a path",
 }
-KINDS = {  # of a value, by the beginning of pydantic's name
+KINDS = {  # of a value, by the beginning of pydantic's type
     "int": "an integer",
     "float": "a number",
     "bool": "true or false",
@@ -47,13 +47,13 @@ KIND = re.compile(rf"({'|'.join((*KINDS, *OBJECTS))})_\w+")
 
 
 def problem_words(problem: Mapping[str, Any], *, an_object: str = "an object") -> str:
-    """The words for one of the `errors()` of a ValidationError. an_object: the reader's word for an object of JSON."""
+    """The message for one of the `errors()` of a ValidationError. an_object: the reader's word for a JSON object."""
     name, context = problem["type"], problem.get("ctx", {})
-    if "error" in context and name in ("value_error", "assertion_error"):  # raised by a check of labkit's own
+    if "error" in context and name in ("value_error", "assertion_error"):  # raised by one of labkit's own checks
         return str(context["error"])
     if name in EXPECTED:
         return EXPECTED[name].format_map(context)
     if kind := KIND.fullmatch(name):
         return f"expected {KINDS.get(kind[1], an_object)}"
-    said = str(problem["msg"])
-    return said[:1].lower() + said[1:]
+    message = str(problem["msg"])
+    return message[:1].lower() + message[1:]

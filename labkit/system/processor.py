@@ -1,4 +1,4 @@
-"""What Linux tells of this machine's processor."""
+"""Facts about this machine's processor, from Linux."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @cache
 def cpu_field(name: str) -> str:
-    """The value of a field of the first CPU in /proc/cpuinfo; empty where there is no such field or file."""
+    """The value of a field of the first CPU in /proc/cpuinfo; empty if there is no such field or file."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -20,12 +20,12 @@ def cpu_field(name: str) -> str:
 
 def cpu_flags() -> frozenset[str]:
     """The instruction sets that Linux reports for this CPU."""
-    return frozenset((cpu_field("flags") or cpu_field("Features")).split())  # on x86, on ARM
+    return frozenset((cpu_field("flags") or cpu_field("Features")).split())  # the field's name on x86, on ARM
 
 
 def cpu_name() -> str:
-    """What this machine's processor calls itself, with its family and model where the name has no number: virtual
-    machines call processors of different generations "AMD EPYC".
+    """The name of this machine's processor. A name without a number gets its family and model, since virtual machines
+    call processors of different generations "AMD EPYC".
     """
     name = cpu_field("model name") or platform.processor() or platform.machine()
     family, model = cpu_field("cpu family"), cpu_field("model")

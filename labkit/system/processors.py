@@ -1,4 +1,4 @@
-"""How many processors this process may use at a time, by its affinity mask and by its CPU quota."""
+"""The number of processors that this process may use at a time, from its affinity mask and its CPU quota."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ BINDINGS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 
 
 def usable_processors() -> int:
-    """At least 1. A part of a processor in a quota counts as one."""
+    """Number of processors that this process may use, at least 1. A quota is rounded up to whole processors."""
     quota = _quota_here()
     allowed = _allowed()
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
 def cpu_quota(groups: Iterable[tuple[Path, int]]) -> float | None:
-    """Processors that the narrowest of the control groups may use at a time; None: no group has a quota.
+    """The smallest CPU quota of the control groups, in processors; None: no group has a quota.
 
-    groups: their folders, with the version of cgroups.
+    groups: the folder and the version of cgroups of each.
     """
     quotas = [quota for folder, version in groups if (quota := _quota_of(folder, version)) is not None]
     return min(quotas, default=None)
@@ -50,7 +50,7 @@ def _allowed() -> int:
 
 @cache
 def _mask_misleads() -> bool:
-    """OpenMP, which reads its variables once, can bind the main thread to one processor; the mask of that thread then
-    does not tell where the others run.
+    """Whether the affinity mask of this thread says nothing about the other threads: OpenMP, which reads its variables
+    once, can bind the main thread to one processor.
     """
     return any(name in os.environ for name in BINDINGS) or not hasattr(os, "sched_getaffinity")

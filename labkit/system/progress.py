@@ -1,4 +1,4 @@
-"""The progress of a long piece of work: as a bar in the terminal, and as an output of a notebook cell."""
+"""The progress of long work: a bar in the terminal, and an output of a notebook cell."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,28 +12,28 @@ from labkit.system.shown import shown
 MIME_TYPE = "application/vnd.labkit.progress+json"
 HEADLINE_MIME_TYPE = "application/vnd.labkit.headline"
 OUTCOME_MIME_TYPE = "application/vnd.labkit.outcome+json"
-Progress = Callable[[float, float, str], None]  # done, of how much in all, what runs now
+Progress = Callable[[float, float, str], None]  # done, total, label of what runs now
 
 
 def unheard(done: float, total: float, label: str) -> None:
-    """The progress of work that nobody follows."""
+    """Ignores the progress, for work without a viewer."""
 
 
 def as_output(done: float, total: float, label: str) -> dict[str, Any]:
-    """A display output, by MIME type: the state for a program, one line of text for everybody else."""
+    """A display output by MIME type: the state for labkit's own programs, one line of text for other readers."""
     return {MIME_TYPE: {"done": done, "total": total, "label": label}, "text/plain": label}
 
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Progress]:
-    """A bar that moves with the work only: a thread that redraws it would cost the runs being timed."""
+    """A bar that is redrawn only when the work reports: a thread that redraws it would slow the timed runs."""
     columns = (
         bars.BarColumn(),
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
         bars.TextColumn("{task.description}", markup=False),
     )
-    shows = console.is_terminal or console.is_jupyter  # elsewhere it would leave an empty line
+    shows = console.is_terminal or console.is_jupyter  # a file would get an empty line
     with bars.Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not shows) as bar:
         task = bar.add_task("starting", total=None)
 

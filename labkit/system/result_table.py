@@ -1,5 +1,5 @@
-"""What is shown of a result, wherever it is shown: as a table of text in a terminal and in a notebook, and as rows of
-figures in a frame and in a CSV file.
+"""How a result is shown: as a table of text in a terminal and in a notebook, and as rows of figures in a frame and in
+a CSV file.
 """
 
 from __future__ import annotations
@@ -25,33 +25,30 @@ from labkit.system.whole_file import write_whole
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"  # classes of what is no formula, whatever dollar signs are in it
-PLAIN_WIDTH = 100  # columns of the text that `str` gives
+PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"  # CSS classes that keep MathJax from reading dollar signs as formulas
+PLAIN_WIDTH = 100  # columns of the text from `str`
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A line below a table: its first words, which are set off in a style of rich's, and the rest."""
+    """A line below a table."""
 
-    words: str
-    style: str
+    words: str  # the first words, which are set off
+    style: str  # of the first words, a style of rich's
     rest: str
 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Rows of text under their columns, of which the first `names` tell the rows apart; then what may be claimed of
-    them, and in a small voice where they come from. Nothing in any text is markup. `styles`: of cells with such a text,
-    in a terminal.
-    """
+    """A table of text with a claim and notes below it. No text is read as markup."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    claim: Claim | None = None
-    notes: tuple[str, ...] = ()
-    names: int = 1
-    styles: Mapping[str, str] = field(default_factory=dict)
+    claim: Claim | None = None  # what the rows show
+    notes: tuple[str, ...] = ()  # where the rows come from, in small print
+    names: int = 1  # number of leading columns that identify a row
+    styles: Mapping[str, str] = field(default_factory=dict)  # style of a cell in a terminal, by the cell's text
 
     def __rich__(self) -> RenderableType:
         title = Text(self.title, style="table.title") if self.title else None
@@ -70,7 +67,7 @@ class ResultTable:
         return shown_lines("\n".join(line.rstrip() for line in captured.get().split("\n")).rstrip("\n"))
 
     def html(self) -> str:
-        """A table without a colour of its own, so that it has those of the page around it, light or dark."""
+        """The table in HTML, without colours of its own, so that it takes the colours of a light or a dark page."""
         title = f"<p><strong>{_html(self.title)}</strong></p>" if self.title else ""
         claim = f"<p><strong>{_html(self.claim.words)}</strong> {_html(self.claim.rest)}</p>" if self.claim else ""
         notes = "<br>".join(map(_html, self.notes))
@@ -97,22 +94,20 @@ class ResultTable:
 
 
 class Tabular(ABC):
-    """A result that shows itself as a table, in a terminal with rich, in a notebook and as text, and that gives what it
-    holds as a frame.
-    """
+    """A result that shows itself as a table in a terminal, in a notebook and as text, and converts to a frame."""
 
     @abstractmethod
     def table(self) -> ResultTable:
-        """What is shown of it."""
+        """The table that shows this result."""
 
     @abstractmethod
     def to_frame(self) -> pd.DataFrame:
-        """What it holds, one figure or one sample a row."""
+        """The result as a frame: one figure or one sample per row."""
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_frame` as a CSV file, whole or not at all; returns its path.
+        """Writes `to_frame` as a CSV file, whole or not at all, and returns its path.
 
-        Text that a spreadsheet would take for a formula gets an apostrophe before it.
+        Text that a spreadsheet would take for a formula gets an apostrophe in front.
         """
         write_whole(Path(path), csv_text(self.to_frame()))
         return Path(path)
@@ -121,7 +116,7 @@ class Tabular(ABC):
         return self.table()
 
     def __repr__(self) -> str:
-        """In a line: what holds figures may hold thousands of samples."""
+        """Title and claim in one line: the result itself may hold thousands of samples."""
         table = self.table()
         claim = f": {table.claim.words} {table.claim.rest.partition(chr(10))[0]}" if table.claim else ""
         return f"<{type(self).__name__} {table.title}{claim}>"
@@ -133,7 +128,7 @@ class Tabular(ABC):
         return self.table().html()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What IPython shows in a terminal, and where a notebook shows text alone."""
+        """Shows the table as text, in IPython's terminal and in notebooks that show only text."""
         printer.text(str(self.table()))
 
 

@@ -1,4 +1,4 @@
-"""The `repr` of records, which may hold thousands of samples: all of their fields, of long ones the beginning."""
+"""The `repr` of records, which may hold thousands of samples: all fields, long ones cut short."""
 
 from __future__ import annotations
 

@@ -1,26 +1,27 @@
-"""Text that strangers wrote, as a terminal may show it."""
+"""Strangers' text, made safe for a terminal."""
 
 from __future__ import annotations
 
 import re
 
-# C0 and DEL, C1, the marks and overrides of text's direction, and the two separators that some terminals take for ends
-# of lines. A lone surrogate cannot be encoded: it stands for a byte of a file's name that is no UTF-8.
+# C0 and DEL, C1, the marks and overrides of text direction, and the two separators that some terminals take for line
+# ends. Lone surrogates, which cannot be encoded, stand for bytes of a file name that are not UTF-8.
 CONTROLS = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 CONTROL = re.compile(f"[{CONTROLS}]")
 CONTROL_OF_LINES = re.compile(f"(?![\n\t])[{CONTROLS}]")
 
 
 def shown(text: str) -> str:
-    r"""`text` in one line without control characters: each is written as Python writes it, as in `\x1b[2J` and `\n`.
+    r"""`text` in one line, with control characters escaped as Python writes them, such as `\x1b[2J` and `\n`.
 
-    For names: of files, tensors, kernels, ranges, metadata. What a terminal would take for a command is then read.
+    For names of files, tensors, kernels, ranges and metadata: a terminal then prints a control sequence instead of
+    obeying it.
     """
     return CONTROL.sub(_escape, text)
 
 
 def shown_lines(text: str) -> str:
-    """As `shown`, but line feeds and tabs stay: for text of several lines, such as messages and answers."""
+    """Like `shown`, but line feeds and tabs stay: for text of several lines, such as messages and answers."""
     return CONTROL_OF_LINES.sub(_escape, text)
 
 

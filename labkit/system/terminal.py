@@ -1,4 +1,4 @@
-"""Consoles that write no control character of the text that they are given."""
+"""Consoles that escape the control characters of their text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rich.segment import Segment
 
 from labkit.system.shown import shown_lines
 
-LEAST_WIDTH = 60  # columns of a table of names and numbers; a terminal that is narrower breaks its lines itself
+LEAST_WIDTH = 60  # columns that a table of names and numbers needs; a narrower terminal breaks the lines itself
 
 
 def terminal(*, stderr: bool = False, **options: Any) -> Console:
-    """A console for stdout, or for stderr. Names that strangers wrote reach it as they are: it writes their control
-    characters out (`labkit.system.shown`). Tables show cells before, so that columns have the width of what is shown.
+    """A console for stdout or stderr. It escapes control characters in strangers' names (`labkit.system.shown`). Tables
+    escape their cells earlier, so that columns have the width of the escaped text.
     """
     console = Console(stderr=stderr, **options)
     if console.width < LEAST_WIDTH:
@@ -27,7 +27,7 @@ def terminal(*, stderr: bool = False, **options: Any) -> Console:
 
 class _Shown(RenderHook):
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_WithoutControls(each) for each in renderables]
+        return [_WithoutControls(renderable) for renderable in renderables]
 
 
 @dataclass(frozen=True)

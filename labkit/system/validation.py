@@ -1,4 +1,4 @@
-"""What pydantic checks in options, and what it finds wrong with data, in words for the error that a reader raises."""
+"""Pydantic models for options, and its validation errors in labkit's words."""
 
 from collections.abc import Iterable
 
@@ -11,14 +11,14 @@ OF_PYDANTIC = frozenset(name for name in dir(BaseModel) if not name.startswith("
 
 
 class ListedType(ModelMetaclass):
-    """A class whose `dir()` has what it declares, without the 30 names that pydantic adds."""
+    """A class whose `dir()` lists the names that it declares, without the 30 names that pydantic adds."""
 
     def __dir__(cls) -> list[str]:
         return without_pydantic([*super().__dir__(), *getattr(cls, "__pydantic_fields__", {})])
 
 
 class Listed(BaseModel, metaclass=ListedType):
-    """A model of pydantic whose `dir()`, which completion in a notebook shows, has what it declares."""
+    """A pydantic model whose `dir()` lists only its own names, for completion in a notebook."""
 
     def __dir__(self) -> list[str]:
         return without_pydantic([*super().__dir__(), *type(self).model_fields])
@@ -29,19 +29,19 @@ def without_pydantic(names: Iterable[str]) -> list[str]:
 
 
 class Strict(Listed):
-    """Options: values have the very types that are declared, and other names than the declared ones are refused."""
+    """Options: values must have exactly the declared types, and undeclared names are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, strict=True)
 
 
 def first_problem(error: ValidationError, whole: str) -> str:
-    """The field and what is wrong with it; `whole`: what to name where no field is to blame."""
+    """The first problem with its field. `whole`: the name to use if the problem concerns no single field."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc'])) or whole}: {problem_words(first)}"
 
 
 def all_problems(error: ValidationError) -> str:
-    """Every field of options that Python gives, what was got and what is wrong with it."""
+    """Every problem with its field and the value that it got, for options passed from Python."""
     return "; ".join(
         f"{'.'.join(map(str, item['loc']))}: "
         + ("" if item["type"] == "missing" else f"got {item['input']!r}, ")

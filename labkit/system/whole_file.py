@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """A path to write to: its content becomes `target` at the end, and is removed where anything goes wrong.
+    """A temporary path to write to. It becomes `target` at the end, and is removed after an error.
 
-    A link stays, and the file that it leads to is replaced. A replaced file keeps its mode, a new one has what the
-    umask leaves. A device, a pipe and a descriptor of this process, such as /dev/stdout, get the content at the end.
+    A symbolic link stays, and the file that it leads to is replaced. A replaced file keeps its mode; a new file has the
+    mode that the umask leaves. A device, a pipe and a descriptor of this process, such as /dev/stdout, get the content
+    at the end.
 
-    A process that is killed leaves the unfinished file behind, beside `target`. The file is locked while it is written,
-    so that `remove_unfinished` can tell.
+    A killed process leaves the unfinished file next to `target`. The file is locked while it is written, so that
+    `remove_unfinished` can recognise it.
 
-    UserError: a folder. OSError, naming the target: it cannot be written.
+    UserError: the target is a folder. OSError, which names the target: it cannot be written.
     """
     present = _present(target)
     if _is_stream(target, present):
@@ -53,35 +54,35 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 
 def write_whole(target: Path, text: str) -> None:
-    """Write `text` to `target`: nobody ever sees half of it."""
+    """Writes `text` to `target`, whole or not at all."""
     with whole_file(target) as path:
         path.write_text(text, encoding="utf-8")
 
 
 def check_no_input(output: Path, inputs: Iterable[Path], option: str = "--output") -> None:
-    """UserError for an output that is one of the inputs, by whatever name or link: it would be replaced."""
+    """Raises UserError if the output is one of the inputs, by any name or link: the input would be replaced."""
     for path in inputs:
-        with suppress(OSError):  # one that is not there
+        with suppress(OSError):  # one of the files does not exist
             if output.samefile(path) and not _is_stream(output, output.stat()):
                 raise UserError(f"got {option} {output}, which is the input {path}; name another file")
 
 
 def check_two_outputs(**outputs: Path | None) -> None:
-    """UserError where two outputs of a command, by the names of their options, are one file: the second would replace
-    the first. None: not asked for.
+    """Raises UserError if two outputs of a command are one file: the second would replace the first. The keywords are
+    the options' names; None: the option was not used.
     """
     seen: dict[str, str] = {}
     for name, output in outputs.items():
         if output is None or (output.exists() and _is_stream(output, output.stat())):
             continue
-        if (other := seen.setdefault(os.path.realpath(output), name)) != name:
-            raise UserError(f"got {output} as --{other} and as --{name}; name two files")
+        if (first := seen.setdefault(os.path.realpath(output), name)) != name:
+            raise UserError(f"got {output} as --{first} and as --{name}; name two files")
 
 
 def remove_unfinished(folder: Path, suffix: str) -> None:
-    """Removes the files with this suffix that `whole_file` was writing in a folder when its process was killed.
+    """Removes the unfinished files with this suffix that killed processes have left in a folder.
 
-    A file that a living process writes is locked, and stays; so does every file where the file system has no locks.
+    A file that a living process writes is locked, and stays. On a file system without locks every file stays.
     """
     for path in folder.glob(f".*.tmp{suffix}"):
         with suppress(OSError):
@@ -94,8 +95,8 @@ def remove_unfinished(folder: Path, suffix: str) -> None:
 
 
 def _present(target: Path) -> os.stat_result | None:
-    """What is there under the name, at the end of all links. UserError: a folder; OSError: nothing that may be written
-    to.
+    """The status of the present file, after all links; None if it does not exist. UserError: it is a folder. OSError:
+    it is not writable.
     """
     try:
         present = target.stat()
@@ -115,7 +116,7 @@ def _is_stream(target: Path, present: os.stat_result | None) -> bool:
 
 
 def _own_descriptor(target: Path) -> int | None:
-    """The number of the descriptor of this process that the path or a link on its way stands for."""
+    """The number of this process's descriptor if the path, or a link on its way, is one (/proc/PID/fd/N); else None."""
     while True:
         folder = os.path.realpath(target.parent)
         if folder == f"/proc/{os.getpid()}/fd" and target.name.isdecimal():
@@ -127,7 +128,7 @@ def _own_descriptor(target: Path) -> int | None:
 
 @contextmanager
 def _content_for(target: Path) -> Iterator[Path]:
-    """A file in the folder for temporary files that is copied to the stream `target` once it is complete."""
+    """A temporary file that is copied to the stream `target` once it is complete."""
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         path = Path(folder, f"content{target.suffix}")
         yield path
@@ -142,13 +143,13 @@ def _opened(target: Path) -> BinaryIO:
     number = _own_descriptor(target)
     if number is None:
         return target.open("wb")
-    for stream in (sys.stdout, sys.stderr):  # what was printed before comes before
+    for stream in (sys.stdout, sys.stderr):  # earlier output has to come first
         stream.flush()
     return os.fdopen(os.dup(number), "wb")
 
 
 def _locked_file(target: Path, present: os.stat_result | None) -> tuple[Path, int]:
-    """An empty file beside `target` with the mode and the owner of the present file, and the descriptor of its lock."""
+    """An empty file next to `target`, with the mode and owner of the present file, and the descriptor of its lock."""
     mode = 0o666 if present is None else stat.S_IMODE(present.st_mode)
     while True:
         path = target.with_name(f".{token_hex(4)}.tmp{target.suffix}")
@@ -158,14 +159,14 @@ def _locked_file(target: Path, present: os.stat_result | None) -> tuple[Path, in
             continue
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(target)) from None
-        with suppress(OSError):  # without locks nothing is ever removed as unfinished
+        with suppress(OSError):  # without locks no file is ever removed as unfinished
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_nlink:  # else it was taken for a dead one before it was locked
+        if os.fstat(descriptor).st_nlink:  # else another process removed it before it was locked
             break
         os.close(descriptor)
     if present is not None:
-        with suppress(OSError):  # only root gives files away
+        with suppress(OSError):  # only root may change the owner
             os.fchown(descriptor, present.st_uid, present.st_gid)
-        with suppress(OSError):  # a file system without modes
+        with suppress(OSError):  # the file system has no modes
             os.fchmod(descriptor, mode)
     return path, descriptor

@@ -1,4 +1,4 @@
-"""Controls for live notebooks; the same calls show static output when nobody sits at the kernel."""
+"""Controls for live notebooks. In a batch run the same calls show static output."""
 
 from labkit.widgets.kernel_bench import KernelBench
 from labkit.widgets.live import is_live

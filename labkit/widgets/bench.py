@@ -1,4 +1,4 @@
-"""One measurement under controls: choose, run, and see every figure follow."""
+"""A measurement with controls for its settings. Every figure follows the latest run."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ NO_CHECKS: Mapping[str, Callable[[str], object]] = {}
 
 @dataclass(frozen=True)
 class View:
-    """Content that follows the runs. `cell`: that showed it, by id and by execution."""
+    """Content that follows the runs."""
 
-    cell: Execution
+    cell: Execution  # that showed the content
     slot: Slot
     draw: Callable[[], Any]
 
 
 class Bench(ABC, Generic[Result]):
-    """Measures with settings that controls change, and keeps every view up to date.
+    """Measures with the settings of its controls, and keeps every view up to date.
 
-    Live, showing it gives the controls, whose Run button measures, and nothing is measured before it is pressed;
-    without anybody at the kernel it gives the table of the settings, and `run` measures. Live, the last result
-    is kept in `runs`, and offered while nothing has been measured yet.
+    In a live notebook a bench shows its controls, and only their Run button measures. The last result is kept in
+    `runs`, and offered until something is measured. In a batch run a bench shows the table of its settings, and `run`
+    measures.
     """
 
-    kind: ClassVar[type]  # of its results
-    _newest: ClassVar[dict[str, Bench[Any]]] = {}  # of each class, which a run that outlives its cells hands over to
+    kind: ClassVar[type]  # class of the results
+    _newest: ClassVar[dict[str, Bench[Any]]] = {}  # newest bench by class: a run that outlives its cells informs it
 
     def __init__(
         self,
@@ -52,7 +52,11 @@ class Bench(ABC, Generic[Result]):
         choices: Mapping[str, Iterable[str]],
         checks: Mapping[str, Callable[[str], object]] = NO_CHECKS,
     ) -> None:
-        """choices: what may be chosen of a setting. checks: what raises UserError for the text of a setting."""
+        """Takes the settings by name.
+
+        - choices: values of a setting to choose from.
+        - checks: functions that raise UserError for an invalid text of a setting.
+        """
         self.settings = settings = {name: _as_control(name, value) for name, value in settings.items()}
         for name, value in settings.items():
             expected = int if name in SIZES else float if name in AMOUNTS else str
@@ -73,28 +77,28 @@ class Bench(ABC, Generic[Result]):
 
     @abstractmethod
     def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> Result:
-        """The result of these settings; `follow` is told how far it is, `show` is given what is measured so far."""
+        """Measures with these settings and returns the result. `follow` gets the progress, `show` partial results."""
 
     @abstractmethod
-    def headline(self, found: Result) -> str:
-        """The result in a line."""
+    def headline(self, result: Result) -> str:
+        """The result in one line."""
 
     @abstractmethod
-    def outcome(self, found: Result) -> Outcome:
+    def outcome(self, result: Result) -> Outcome:
         """The result, its grade and the machine."""
 
     @property
     def found(self) -> Result:
-        """The latest result, or what is measured of it so far. Raises RuntimeError before the first run."""
+        """The latest result, or the parts of it that are measured so far. Raises RuntimeError before the first run."""
         if self._partly is not None:
             return self._partly
         if self._last is None or self._busy:
-            then = "press Run" if self._controls else "run the cell that calls run() first"
-            raise NotMeasuredError(f"nothing has been measured yet; {then}")
+            remedy = "press Run" if self._controls else "run the cell that calls run() first"
+            raise NotMeasuredError(f"nothing has been measured yet; {remedy}")
         return self._last.result
 
     def run(self) -> None:
-        """In batch, measure, showing progress. Live, offer to: the Run button, and below it the outcome of each run."""
+        """In a batch run, measures and shows the progress. Live, shows the Run button and the outcome of each run."""
         if self._controls:
             self._controls.show_buttons()
             self._show(self._outcome)
@@ -105,18 +109,18 @@ class Bench(ABC, Generic[Result]):
         slot.replace(self._outcome())
 
     def view(self, draw: Callable[[Result], Any]) -> None:
-        """Show `draw(found)`, a figure, Markdown text or anything that a notebook can show, of the latest run.
+        """Shows `draw(result)` of the latest run: a figure, Markdown text or anything else that a notebook can show.
 
-        Raises RuntimeError in batch before the run.
+        Raises RuntimeError in a batch run before `run`.
         """
         self._show(lambda: draw(self.found))
 
     def check(self, verdict: Callable[..., Any], *answers: object) -> None:
-        """Show `verdict(found, *answers)`, as a view of the latest run."""
-        self.view(lambda found: verdict(found, *answers))
+        """Shows `verdict(result, *answers)` as a view of the latest run."""
+        self.view(lambda result: verdict(result, *answers))
 
     def of_model(self, draw: Callable[..., Any], *more: object) -> None:
-        """Show `draw(model, *more)` for the model of the settings, and after each run for the one that it was of."""
+        """Shows `draw(model, *more)` for the model of the settings, and after each run for the model of that run."""
         self._show(lambda: draw(self.settings["model"], *more))
 
     def _show(self, draw: Callable[[], Any]) -> None:
@@ -128,7 +132,7 @@ class Bench(ABC, Generic[Result]):
         self._views.append(View(cell, Slot(self._drawn(draw)), draw))
 
     def _drawn(self, draw: Callable[[], Any]) -> Any:
-        """What a view shows now: live, where its part is not measured, that."""
+        """The present content of a view. Live, it is a remark while the view's part is not measured."""
         try:
             return draw()
         except NotMeasuredError:
@@ -138,7 +142,7 @@ class Bench(ABC, Generic[Result]):
         except Exception as error:
             if self._partly is None:
                 raise
-            return f"*This is drawn when the run has ended ({type(error).__name__}).*"  # the run goes on
+            return f"*This is drawn when the run has ended ({type(error).__name__}).*"  # an error must not end the run
 
     def _redraw(self) -> None:
         for view in self._views:
@@ -168,13 +172,13 @@ class Bench(ABC, Generic[Result]):
             self._newest[self._name]._offer()
 
     def _show_part(self, partly: Result) -> None:
-        """Every figure whose part of a run is measured shows it, while the rest goes on."""
+        """Redraws the figures whose part of the run is measured, while the run goes on."""
         if self._controls:
             self._partly = partly
             self._redraw()
 
     def _offer(self) -> None:
-        """Offers the last result of `runs` in the place of none."""
+        """Offers the last result from `runs` while nothing is measured."""
         if not self._controls or self._last or self._busy:
             return
         last: Last[Result] | None = read_last(self.kind, self._name, RUNS)
@@ -182,30 +186,30 @@ class Bench(ABC, Generic[Result]):
             self._controls.offer(lambda: self._take(last), f"Show last shows the result of {_when(last.measured)}.")
 
     def _take(self, last: Last[Result]) -> None:
-        """Shows a kept result as what it is."""
+        """Shows a kept result, and says that it is from an earlier time."""
         assert self._controls
         before = self.settings, self._last
         self.settings, self._last = last.settings, last
         try:
             self._redraw()
-        except (OSError, UserError, RunError) as error:  # such as captures that are gone
+        except (OSError, UserError, RunError) as error:  # for instance because its captures were deleted
             self.settings, self._last = before
             self._redraw()
             self._controls.say(f"the last result cannot be shown: {error}")
             return
         self._controls.settings = last.settings
-        self._controls.say(f"the result of {_when(last.measured)}, kept in {RUNS}; Run measures anew")
+        self._controls.say(f"the result of {_when(last.measured)}, kept in {RUNS}; Run measures again")
 
     def _outcome(self) -> dict[str, Any]:
         if self._last is None or self._busy:
             return {"text/plain": ""}
         result, measured = self._last.result, self._last.measured
         line, outcome = self.headline(result), self.outcome(result)
-        told = f"**{outcome.claim}**\n\n- Trust: {outcome.grade}\n- Machine: {outcome.machine}"
+        summary = f"**{outcome.claim}**\n\n- Trust: {outcome.grade}\n- Machine: {outcome.machine}"
         return {
             HEADLINE_MIME_TYPE: line,
             OUTCOME_MIME_TYPE: asdict(outcome),
-            "text/markdown": f"{told}\n- Measured: {_when(measured)}",
+            "text/markdown": f"{summary}\n- Measured: {_when(measured)}",
             "text/plain": line,
         }
 
@@ -224,8 +228,8 @@ def _when(moment: datetime) -> str:
 
 
 def _as_control(name: str, value: object) -> object:
-    """A value that papermill gave, as the control of that setting has it: `-p batches 4` is a number there, and
-    `-p memory_gb 1` no float.
+    """A value from papermill in the type of the setting's control: papermill passes `-p batches 4` as a number, and
+    `-p memory_gb 1` as an integer.
     """
     if isinstance(value, bool) or name in SIZES:
         return value

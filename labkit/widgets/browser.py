@@ -1,4 +1,4 @@
-"""JupyterLab, or a page, in a Chromium without a window, for measurements and tests of what a reader would see."""
+"""JupyterLab, or a page, in a headless Chromium, to test and measure what a reader sees."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ START_S = 60
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run")
 DARK, LIGHT = "JupyterLab Dark", "JupyterLab Light"
 SETTINGS = {
-    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},  # asks before it does either
+    "apputils-extension/notification": {
+        "fetchNews": "false",
+        "checkForUpdates": False,
+    },  # else it asks the user about both
     "notebook-extension/tracker": {"windowingMode": "none", "autoStartDefaultKernel": True},
 }
 IDLE = """() => {
@@ -40,12 +43,12 @@ RUN = """(command) => {
   window.labkitRan = false;
   window.jupyterapp.commands.execute(command).then(() => (window.labkitRan = true));
 }"""
-# What JupyterLab itself logs as errors, in a folder of its own and without a network.
+# JupyterLab's own error messages with a new settings folder and without a network.
 NOISE = ("Failed to load resource: the server responded with a status of 404 (Not Found)",)
 
 
 def missing() -> str | None:
-    """What has to be installed before `jupyterlab` can work; None if nothing is missing."""
+    """The message about a missing installation for `jupyterlab`; None if nothing is missing."""
     if importlib.util.find_spec("playwright") is None:
         return "got no playwright; install it with: pip install playwright"
     if chromium() is None:
@@ -54,17 +57,17 @@ def missing() -> str | None:
 
 
 def chromium() -> str | None:
-    return next((found for name in CHROMIUMS if (found := shutil.which(name))), None)
+    return next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
 
 
 @dataclass
 class Lab:
-    """A page with JupyterLab. errors: what it has logged as errors so far. patience_s: how long a cell may take."""
+    """A page with JupyterLab."""
 
     page: Any  # playwright's
     url: str
-    errors: list[str] = field(default_factory=list)
-    patience_s: float = 60
+    errors: list[str] = field(default_factory=list)  # that the page has logged so far
+    patience_s: float = 60  # limit for a cell
 
     def open(self, notebook: str) -> None:
         """Opens a notebook of the server's folder and waits for its kernel."""
@@ -76,7 +79,7 @@ class Lab:
         self._run("notebook:run-all-cells")
 
     def run_next(self) -> None:
-        """Runs the cell that is selected, at first the first one, and selects the next."""
+        """Runs the selected cell, at first the first one, and selects the next."""
         self._run("notebook:run-cell-and-select-next")
 
     def _run(self, command: str) -> None:
@@ -98,11 +101,11 @@ def jupyterlab(
     scale: float = 1,
     theme: str = LIGHT,
 ) -> Iterator[Lab]:
-    """A server on `folder`, with settings of its own, and a page; both are gone afterwards.
+    """A server on `folder`, with its own settings, and a page. Both end with this context.
 
-    home: where the server keeps its settings and which notebooks it trusts; None: a temporary folder.
+    home: folder for the server's settings and its list of trusted notebooks; None: a temporary folder.
 
-    Raises RuntimeError where something is missing or the server does not start.
+    Raises RuntimeError if something is not installed or the server does not start.
     """
     if reason := missing():
         raise RunError(reason)
@@ -116,7 +119,7 @@ def jupyterlab(
 
 @contextlib.contextmanager
 def opened_page(*, width: int = 1280, height: int = 1000, scale: float = 1) -> Iterator[tuple[Any, list[str]]]:
-    """An empty page, playwright's, and what it has logged as errors so far. RuntimeError where something is missing."""
+    """An empty page of playwright's, and the errors that it has logged. RuntimeError: something is not installed."""
     if reason := missing():
         raise RunError(reason)
     errors: list[str] = []
@@ -172,11 +175,11 @@ def _server(folder: Path, home: Path, theme: str) -> Iterator[str]:
 
 
 def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
-    """The address of the server, once it listens there: its file comes a moment earlier."""
+    """The address of the server, once it listens there. Its file appears a moment earlier."""
     until = time.monotonic() + START_S
     while time.monotonic() < until and server.poll() is None:
         for file in runtime.glob(f"jpserver-{server.pid}.json"):
-            with contextlib.suppress(json.JSONDecodeError, ConnectionRefusedError):  # the first while it is written
+            with contextlib.suppress(json.JSONDecodeError, ConnectionRefusedError):  # the file may be incomplete
                 address = str(json.loads(file.read_text())["url"]).rstrip("/")
                 parts = urlsplit(address)
                 socket.create_connection((parts.hostname, parts.port)).close()

@@ -1,4 +1,4 @@
-// The time of a run, which the browser counts while it goes on.
+// The time of a run. The browser counts it while the run goes on.
 function text(seconds) {
   const whole = Math.max(0, Math.round(seconds));
   const two = (number) => String(number).padStart(2, "0");

@@ -21,29 +21,29 @@ Measure = Callable[[dict[str, Any], Progress], object]
 
 HELP = {
     "model": "a preset, a checkpoint folder or a hub id",
-    "dtype": "of weights and activations",
-    "baseline": "what the fused engine is compared with",
-    "batch": "sequences at once",
+    "dtype": "type of weights and activations",
+    "baseline": "the side with which the fused engine is compared",
+    "batch": "sequences in a batch",
     "prompt_tokens": "tokens of each prompt",
     "new_tokens": "tokens to generate",
     "context": "tokens in the KV cache of each sequence",
-    "impl": "of the fused kernels",
+    "impl": "language of the fused kernels",
     "threads": "0: chosen for this machine",
     "rounds": "runs of each side, interleaved; fewer than 6 are not trusted",
-    "candidate": "the side that is held against the baseline",
-    "tp_sizes": "numbers of ranks, separated by commas; one is always among them",
-    "precisions": "names as of `labkit evaluate --dtype`, separated by commas; the first is the yardstick",
-    "tokens": "of the text that each precision predicts",
+    "candidate": "the side that is compared with the baseline",
+    "tp_sizes": "numbers of ranks, separated by commas; 1 is always measured",
+    "precisions": "names as for `labkit evaluate --dtype`, separated by commas; the first is the baseline",
+    "tokens": "tokens of the text that each precision predicts",
     "steps": "decode steps of each side",
-    "question": "answered by each side, if the model holds conversations",
-    "precision": "a name as of `labkit evaluate --dtype`",
+    "question": "a question for each side, if the model is a chat model",
+    "precision": "a name as for `labkit evaluate --dtype`",
     "memory_gb": "GB (1e9 bytes) for weights, slots, caches and workspace together",
-    "batches": "numbers of sequences, separated by commas",
+    "batches": "batch sizes, separated by commas",
     "baselines": "sides of `labkit compare`, separated by commas; or none",
-    "path": "a folder on the disk that layers are read from; empty: a temporary one",
+    "path": "a folder on the disk for offloaded layers; empty: a temporary one",
     "stages": "ranks that each have some of the layers",
     "schedules": "some of queue, rounds, barrier and naive, separated by commas",
-    "micro_batches": "into how many parts a batch is divided: numbers, separated by commas",
+    "micro_batches": "numbers of micro-batches, separated by commas",
     "source": "nsys, torch (torch.profiler), bundled (captures that come with labkit), or auto",
 }
 SIZES = {
@@ -58,26 +58,26 @@ SIZES = {
     "steps": (1, 512),
 }
 AMOUNTS = {"memory_gb": (0.001, 100_000.0)}
-OUTSIDE = "a run is under way; wait for its end, or press Stop where it was begun"
+OUTSIDE = "another run is under way; wait for its end, or press Stop at its own controls"
 BUTTON = {"width": "96px", "flex": "0 0 auto"}
 BAR = {"width": "240px", "flex": "0 1 auto"}
-OFFER = "Nothing has been measured yet: Run takes the settings as they are."
-STOPPED = "Stopped; what is shown is from the run before, if there was one."
+OFFER = "Nothing has been measured yet: Run measures with these settings."
+STOPPED = "Stopped; the figures show the previous run, if there was one."
 
 
 def setting_words(name: str, value: object) -> str:
-    """The value of a setting or a parameter for people, who would read 0 threads as none."""
+    """The value of a setting or a parameter in words: "0 threads" would be misleading."""
     return "chosen for this machine" if name == "threads" and value == 0 else str(value)
 
 
 class Stopped(BaseException):
-    """The Stop button was pressed. Like KeyboardInterrupt it is no Exception, so that nothing on its way keeps it."""
+    """The Stop button was pressed. Like KeyboardInterrupt it is not an Exception, so that no handler catches it."""
 
 
 class Controls:
-    """`box` holds everything; `measure` is called with the settings, on a thread, when Run is pressed.
+    """The controls of a bench, in `box`. When Run is pressed, `measure` is called with the settings on a thread.
 
-    There is one run at a time, whichever controls it was begun with: a second one would disturb its times.
+    Only one run is possible at a time, also with several controls: a second run would disturb the first one's times.
     """
 
     _running = threading.Lock()
@@ -101,7 +101,7 @@ class Controls:
         self._end.on_click(lambda _: self.stop())
         columns = {"grid_template_columns": "repeat(auto-fit, minmax(min(400px, 100%), 400px))", "grid_gap": "4px 24px"}
         grid = ipw.GridBox(list(self._inputs.values()), layout=columns)
-        # The words have a line of their own: beside the buttons, a long message would squeeze them.
+        # The label has its own line: next to the buttons a long message would squeeze them.
         row = ipw.HBox([self._run, self._end, self._last, self._bar, self._clock])
         self._buttons = ipw.VBox([row, self._label])
         self._buttons.add_class(OWN)
@@ -119,26 +119,26 @@ class Controls:
             control.value = settings[name]
 
     def offer(self, show: Callable[[], None], words: str) -> None:
-        """Offers a result of an earlier time next to Run, in these words, until something is measured or shown."""
+        """Offers an earlier result with a button next to Run, in these words, until something is measured or shown."""
         self._last.on_click(lambda _: show())
         self._last.layout.display = None
         self.say(f"{OFFER} {words}")
 
     def show_buttons(self) -> None:
-        """Shows the buttons and the progress bar once more, in the cell that runs now."""
+        """Shows the buttons and the progress bar again, in the running cell."""
         display(self._buttons)
 
     def say(self, text: str) -> None:
-        """Shows words under the buttons."""
+        """Shows text under the buttons."""
         self._label.value = html.escape(text)
 
     def start(self) -> None:
         """Measures with the settings, on a thread."""
-        self._thread = threading.Thread(target=self._run_here, daemon=True, name="labkit-run")
+        self._thread = threading.Thread(target=self._run_on_thread, daemon=True, name="labkit-run")
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the run, and says so at once: what it waits for is ended, too."""
+        """Ends the run, and says so at once. A process that the run waits for is ended, too."""
         if self._stop.is_set():
             return
         self._end.disabled = True
@@ -150,7 +150,9 @@ class Controls:
 
     @contextmanager
     def busy(self) -> Iterator[Progress]:
-        """Controls are locked inside; yields what to call with the progress. One run at a time, else RuntimeError."""
+        """Locks the controls inside this context, and yields the function that takes the progress. RuntimeError:
+        another run is under way.
+        """
         if not self._running.acquire(blocking=False):
             raise RunError(OUTSIDE)
         self._stop.clear()
@@ -175,17 +177,17 @@ class Controls:
             self._disable(inputs=False, stop=True)
             self._running.release()
 
-    def _run_here(self) -> None:
-        # There is no cell to raise in; busy() has shown what went wrong.
+    def _run_on_thread(self) -> None:
+        # There is no cell to raise in; busy() has shown the error.
         with suppress(Exception, Stopped), self.busy() as follow:
             self._interruptible = True
             try:
                 self._measure(self.settings, follow)
             finally:
-                self._settle()
+                self._ignore_stop()
 
-    def _settle(self) -> None:
-        """From here on Stop comes too late: an interrupt would hit the code that unlocks the controls."""
+    def _ignore_stop(self) -> None:
+        """Makes Stop do nothing from now on: an interrupt would hit the code that unlocks the controls."""
         with self._ending:
             self._interruptible = False
             interrupt(threading.current_thread(), None)
@@ -193,7 +195,7 @@ class Controls:
     def _follow(self, done: float, total: float, label: str) -> None:
         if self._stop.is_set():
             raise Stopped
-        self._bar.max, self._bar.value = total, done or total  # nothing done yet: the whole bar waits
+        self._bar.max, self._bar.value = total, done or total  # without progress the whole bar pulses
         (self._bar.remove_class if done else self._bar.add_class)(WAITING)
         self._clock.follow(done, total)
         self.say(label)

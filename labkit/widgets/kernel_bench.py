@@ -1,4 +1,4 @@
-"""The regions of a layer, with controls for the settings and a way to step through them."""
+"""The regions of a layer, with controls for the settings and buttons to step through the regions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from labkit.widgets.bench import Bench
 from labkit.widgets.live import is_live
 
 
-def _drawing(index: int, found: KernelStudy) -> go.Figure:
-    return fusion_figure(found.regions[index])
+def _region_figure(index: int, study: KernelStudy) -> go.Figure:
+    return fusion_figure(study.regions[index])
 
 
 class KernelBench(Bench[KernelStudy]):
@@ -41,42 +41,51 @@ class KernelBench(Bench[KernelStudy]):
         threads: int = 0,
         rounds: int = 15,
     ) -> None:
-        """With `threads` 0 there are as many as torch would use."""
+        """Takes the settings of `study_kernels`.
+
+        - model: a preset, a checkpoint folder or a hub id.
+        - dtype: type of weights and activations.
+        - batch: sequences in a batch.
+        - context: tokens of each sequence in the KV cache.
+        - impl: language of the fused kernels.
+        - threads: 0: the number that torch would use.
+        - rounds: interleaved rounds.
+        """
         settings = {"model": model, "dtype": dtype, "batch": batch, "context": context, "impl": impl}
         super().__init__(settings | {"threads": threads, "rounds": rounds}, {"dtype": DTYPES, "impl": IMPLS})
 
     def measure(self, settings: dict[str, Any], follow: Progress, show: Show) -> KernelStudy:
         return study_kernels(**settings | {"threads": settings["threads"] or None}, progress=follow, show=show)
 
-    def headline(self, found: KernelStudy) -> str:
-        return found.headline
+    def headline(self, result: KernelStudy) -> str:
+        return result.headline
 
-    def outcome(self, found: KernelStudy) -> Outcome:
-        return found.outcome
+    def outcome(self, result: KernelStudy) -> Outcome:
+        return result.outcome
 
     def step_through(self) -> None:
-        """Show region by region what is fused, and the timeline of a layer with it. Buttons step through the regions
-        where somebody is at the kernel; otherwise all are shown.
+        """Shows for each region the ops that are fused, and the timeline of a layer with these regions fused. Live,
+        buttons step through the regions; in a batch run all are shown.
         """
         regions = len(FUSED_REGIONS)
         if not is_live():
             for index in range(regions):
-                self.view(partial(_drawing, index))
+                self.view(partial(_region_figure, index))
             self.view(partial(layer_figure, regions=regions))
             return
         buttons = {-1: ipw.Button(description="previous", icon="arrow-left"), 1: ipw.Button(description="next")}
-        where = ipw.Label()
-        display(ipw.HBox([*buttons.values(), where]))
-        at = 0
-        self.view(lambda found: _drawing(at, found))
-        self.view(lambda found: layer_figure(found, at + 1))
+        label = ipw.Label()
+        display(ipw.HBox([*buttons.values(), label]))
+        index = 0
+        self.view(lambda study: _region_figure(index, study))
+        self.view(lambda study: layer_figure(study, index + 1))
         shown = self._views[-2:]
 
         def step(by: int) -> None:
-            nonlocal at
-            at += by
-            buttons[-1].disabled, buttons[1].disabled = at == 0, at == regions - 1
-            where.value = f"region {at + 1} of {regions}: {FUSED_REGIONS[at]}"
+            nonlocal index
+            index += by
+            buttons[-1].disabled, buttons[1].disabled = index == 0, index == regions - 1
+            label.value = f"region {index + 1} of {regions}: {FUSED_REGIONS[index]}"
             for view in shown if by else ():
                 view.slot.replace(view.draw())
 

@@ -1,4 +1,4 @@
-"""Whether a notebook is live, that is, somebody sits at it; and content that can be replaced after it was shown."""
+"""Live notebooks, which have a user at the page, and content that can be replaced after it was shown."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from labkit.figures.theme import CONFIG
 from labkit.widgets.page import OWN
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
-FIGURE_CONFIG = CONFIG | {"responsive": False}  # JupyterLab itself tells a figure of a new width
+FIGURE_CONFIG = CONFIG | {"responsive": False}  # JupyterLab resizes figures itself
 UNSEEN = "This part of a live notebook is shown once the notebook is trusted: File > Trust Notebook."
 
 
 def is_live() -> bool:
-    """Whether the cell that runs now was sent by somebody who could answer an input prompt.
+    """Whether the running cell was sent by a user who could answer an input prompt.
 
-    JupyterLab, Notebook and VS Code say so with every cell; papermill, nbconvert and nbclient say that they cannot.
+    JupyterLab, Notebook and VS Code allow prompts with every cell; papermill, nbconvert and nbclient do not.
     """
     kernel = getattr(get_ipython(), "kernel", None)
     if kernel is None:
@@ -32,29 +32,29 @@ def is_live() -> bool:
 
 @dataclass(frozen=True)
 class Execution:
-    """A cell that ran: which one, empty where the page does not tell, and which time."""
+    """One execution of a cell."""
 
-    cell: str
-    message: str
+    cell: str  # id of the cell; empty if the page does not tell it
+    message: str  # id of the message that started the execution
 
     @classmethod
     def now(cls) -> Execution:
-        """Of the cell that runs now."""
+        """The execution of the running cell."""
         kernel = getattr(get_ipython(), "kernel", None)
         parent = {} if kernel is None else kernel.get_parent("shell")
         return cls(parent.get("metadata", {}).get("cellId", ""), parent.get("header", {}).get("msg_id", ""))
 
     def replaced_by(self, other: Execution) -> bool:
-        """Whether `other` is the same cell, run again, so that the outputs of this run are gone."""
+        """Whether `other` is a later execution of the same cell, which removed the outputs of this one."""
         return bool(self.cell) and self.cell == other.cell and self.message != other.message
 
 
 class Slot:
-    """Content of a cell, shown now and replaced whenever there is something newer, also from a thread.
+    """Content of a cell that can be replaced by newer content, also from a thread.
 
-    Live, it is in a widget, which lives as long as the kernel: a page that is opened again shows the latest content.
-    In batch it is an output of the cell. A widget that is replaced is closed, since the kernel and the page would else
-    keep it, with all that it holds.
+    Live, the content is in a widget, which lives as long as the kernel: a page that is opened again shows the latest
+    content. In a batch run it is an output of the cell. A widget that is replaced is closed, since the kernel and the
+    page would otherwise keep it with all its data.
     """
 
     def __init__(self, content: Any) -> None:
@@ -78,7 +78,7 @@ class Slot:
             before.close()
 
     def close(self) -> None:
-        """Takes the content off the page, with its widgets."""
+        """Removes the content and its widgets from the page."""
         for widget in (self._content, self._widget):
             if isinstance(widget, Widget):
                 widget.close()
@@ -89,7 +89,7 @@ def _as_output(content: Any) -> dict[str, Any]:
 
 
 def as_bundle(content: Any) -> dict[str, Any]:
-    """A figure, Markdown text, a table or a ready bundle as data by MIME type."""
+    """The data by MIME type of a figure, Markdown text, a table or a bundle that is ready."""
     if isinstance(content, go.Figure):
         figure = json.loads(content.to_json())
         return {PLOTLY_MIME_TYPE: figure | {"config": FIGURE_CONFIG}, "text/plain": content.layout.title.text}

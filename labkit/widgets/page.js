@@ -1,8 +1,8 @@
-// The page of a live notebook: it saves what its widgets show with the notebook, so that a page that is opened again
-// without their kernel shows it, too.
+// The page of a live notebook: it saves the content of its widgets with the notebook, so that the notebook shows it
+// even when it is opened again without the kernel.
 const STATE = "application/vnd.jupyter.widget-state+json";
 
-// The models that cells show, and the models that these name, by their ids.
+// The widget models that cells show, and the models that these refer to, by their ids.
 function shown(state, cells) {
   const kept = {};
   const waiting = [JSON.stringify(cells)];
@@ -18,7 +18,7 @@ function shown(state, cells) {
 
 function initialize({ model }) {
   const manager = model.widget_manager;
-  const context = manager?.context; // of JupyterLab's; other pages keep what they keep
+  const context = manager?.context; // only in JupyterLab; other pages save widgets in their own way
   if (!context?.saveState) return;
   const keep = (_, begun) => {
     if (begun !== "started") return;
@@ -27,7 +27,7 @@ function initialize({ model }) {
     context.model.setMetadata("widgets", { [STATE]: { ...all, state } });
   };
   const save = () => context.save();
-  // What was measured while no page was open is saved by the first page that sees it.
+  // Results that were measured while no page was open are saved by the first page that sees them.
   const saveUnsaved = () => {
     const saved = Object.values(context.model.getMetadata("widgets")?.[STATE]?.state ?? {});
     if (!saved.some((known) => known.state.results === model.get("results"))) save();

@@ -1,4 +1,4 @@
-"""What the page of a live notebook does by itself: the colours of figures in the dark, what is saved, and a clock."""
+"""Helpers in the page of a live notebook: dark colours of figures, saving of results, and a clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.figures.dark import dark_rules
 
 HERE = Path(__file__).parent
 DARK_PAGE = 'body[data-jp-theme-light="false"] .js-plotly-plot'
-WAITING = "labkit-waiting"  # a bar before the first part is done
+WAITING = "labkit-waiting"  # class of a progress bar without progress yet
 PULSE = f"""
 @keyframes {WAITING} {{ 50% {{ opacity: 0.25; }} }}
 .{WAITING} .progress-bar {{ animation: {WAITING} 1.6s ease-in-out infinite; }}
@@ -30,11 +30,11 @@ DEAD = f"""
   content: "This was saved with the notebook. To measure, run its cells again: Run > Run All Cells.";
 }}
 """
-KNOWN = 0.05  # of the work: from here on the rest is estimated
+KNOWN = 0.05  # fraction of the work after which the remaining time is estimated
 
 
 class Page(anywidget.AnyWidget):
-    """A widget without looks of its own. `results` counts what is worth saving: the page saves when it grows."""
+    """An invisible widget. `results` counts the results: the page saves the notebook when it grows."""
 
     _esm = HERE / "page.js"
     _css = dark_rules(DARK_PAGE, "var(--jp-layout-color0)") + PULSE + DEAD
@@ -42,24 +42,24 @@ class Page(anywidget.AnyWidget):
 
 
 class Clock(anywidget.AnyWidget):
-    """The time since a run began, and about how much it still takes. The browser counts the seconds: a thread of the
-    kernel that did would disturb what is timed.
+    """The time since a run began, and an estimate of the rest. The browser counts the seconds: a thread of the kernel
+    would disturb the timed runs.
 
-    Times are in seconds: `begun` and `estimated`, when `left` was true, since 1970. 0 or less: unknown.
+    Times are in seconds; 0 or less means unknown.
     """
 
     _esm = HERE / "clock.js"
-    begun = traitlets.Float(0).tag(sync=True)
-    estimated = traitlets.Float(0).tag(sync=True)
-    left = traitlets.Float(-1).tag(sync=True)
-    took = traitlets.Float(-1).tag(sync=True)
+    begun = traitlets.Float(0).tag(sync=True)  # start of the run, since 1970
+    estimated = traitlets.Float(0).tag(sync=True)  # time of the estimate `left`, since 1970
+    left = traitlets.Float(-1).tag(sync=True)  # estimated rest of the run
+    took = traitlets.Float(-1).tag(sync=True)  # duration of a run that has ended
 
     def start(self) -> None:
         with self.hold_sync():
             self.begun, self.left, self.took = time(), -1.0, -1.0
 
     def follow(self, done: float, total: float) -> None:
-        """So much of the total is done."""
+        """Updates the estimate: `done` of `total` is done."""
         if KNOWN * total <= done <= total:
             with self.hold_sync():
                 self.estimated = time()

@@ -30,7 +30,16 @@ class ParallelBench(Bench[ParallelStudy]):
         rounds: int = 6,
         threads: int = 0,
     ) -> None:
-        """Each rank has `threads` threads; with 0, the cores are shared out among the largest number of ranks."""
+        """Takes the settings of `study_parallel`.
+
+        - model: a preset, a checkpoint folder or a hub id.
+        - tp_sizes: numbers of ranks, separated by commas.
+        - dtype: type of weights and activations.
+        - prompt_tokens: tokens of each prompt.
+        - new_tokens: tokens to generate.
+        - rounds: runs of each number of ranks, interleaved.
+        - threads: of each rank; 0: the cores are divided among the largest number of ranks.
+        """
         texts = {"model": model, "tp_sizes": tp_sizes, "dtype": dtype}
         sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
         choices = {"dtype": FLOAT_DTYPES, "tp_sizes": SIZES}
@@ -49,8 +58,8 @@ class ParallelBench(Bench[ParallelStudy]):
             show=show,
         )
 
-    def headline(self, found: ParallelStudy) -> str:
-        return found.headline
+    def headline(self, result: ParallelStudy) -> str:
+        return result.headline
 
-    def outcome(self, found: ParallelStudy) -> Outcome:
-        return found.outcome
+    def outcome(self, result: ParallelStudy) -> Outcome:
+        return result.outcome

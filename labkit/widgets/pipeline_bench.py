@@ -37,7 +37,19 @@ class PipelineBench(Bench[PipelineStudy]):
         rounds: int = 3,
         threads: int = 0,
     ) -> None:
-        """Each rank has `threads` threads; with 0, the cores are shared out among the stages."""
+        """Takes the settings of `study_pipeline`.
+
+        - model: a preset, a checkpoint folder or a hub id.
+        - dtype: type of weights and activations.
+        - stages: ranks that each have some of the layers.
+        - batch: sequences in a batch.
+        - prompt_tokens: tokens of each prompt.
+        - new_tokens: tokens to generate.
+        - schedules: some of queue, rounds, barrier and naive, separated by commas.
+        - micro_batches: numbers of micro-batches, separated by commas.
+        - rounds: runs of each schedule and number of micro-batches.
+        - threads: of each rank; 0: the cores are divided among the stages.
+        """
         texts = {"model": model, "dtype": dtype, "schedules": schedules, "micro_batches": micro_batches}
         sizes = {"stages": stages, "batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
         checks = {"schedules": parse_schedules, "micro_batches": parse_parts}
@@ -59,8 +71,8 @@ class PipelineBench(Bench[PipelineStudy]):
             show=show,
         )
 
-    def headline(self, found: PipelineStudy) -> str:
-        return found.headline
+    def headline(self, result: PipelineStudy) -> str:
+        return result.headline
 
-    def outcome(self, found: PipelineStudy) -> Outcome:
-        return found.outcome
+    def outcome(self, result: PipelineStudy) -> Outcome:
+        return result.outcome

@@ -1,4 +1,4 @@
-"""Precisions beside each other, with controls for the settings."""
+"""Several precisions of a model, with controls for the settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ class PrecisionBench(Bench[PrecisionStudy]):
         threads: int = 0,
         question: str = "",
     ) -> None:
-        """With `threads` 0 there are as many as torch would use. question: for models that hold conversations."""
+        """Takes the settings of `study_precision`.
+
+        - model: a preset, a checkpoint folder or a hub id.
+        - precisions: names as for `labkit evaluate --dtype`, separated by commas; the first is the baseline.
+        - tokens: tokens of the text that each precision predicts.
+        - new_tokens: tokens to generate.
+        - rounds: runs of each precision, interleaved.
+        - threads: 0: the number that torch would use.
+        - question: for chat models.
+        """
         texts = {"model": model, "precisions": precisions, "question": question}
         sizes = {"tokens": tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
         super().__init__(texts | sizes, {}, {"precisions": parse_precisions})
@@ -45,8 +54,8 @@ class PrecisionBench(Bench[PrecisionStudy]):
             show=show,
         )
 
-    def headline(self, found: PrecisionStudy) -> str:
-        return found.headline
+    def headline(self, result: PrecisionStudy) -> str:
+        return result.headline
 
-    def outcome(self, found: PrecisionStudy) -> Outcome:
-        return found.outcome
+    def outcome(self, result: PrecisionStudy) -> Outcome:
+        return result.outcome

@@ -1,4 +1,4 @@
-"""A model that is larger than memory, with controls for the settings."""
+"""A model larger than memory, with controls for the settings."""
 
 from __future__ import annotations
 
@@ -38,8 +38,18 @@ class StreamingBench(Bench[StreamingStudy]):
         path: str = "",
         threads: int = 0,
     ) -> None:
-        """With `threads` 0 there are as many as torch would use. rounds: of each batch and baseline. path: a folder on
-        the disk that layers are read from; empty: a temporary one.
+        """Takes the settings of `study_larger_than_memory`.
+
+        - model: a preset, a checkpoint folder or a hub id.
+        - precision: a name as for `labkit evaluate --dtype`.
+        - memory_gb: GB (1e9 bytes) for weights, slots, caches and workspace together.
+        - batches: batch sizes, separated by commas.
+        - prompt_tokens: tokens of each prompt.
+        - new_tokens: tokens to generate.
+        - baselines: sides of `labkit compare`, separated by commas; or none.
+        - rounds: runs of each batch size and baseline.
+        - path: a folder on the disk for offloaded layers; empty: a temporary one.
+        - threads: 0: the number that torch would use.
         """
         texts = {"model": model, "precision": precision, "batches": batches, "baselines": baselines, "path": path}
         sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds, "threads": threads}
@@ -62,8 +72,8 @@ class StreamingBench(Bench[StreamingStudy]):
             show=show,
         )
 
-    def headline(self, found: StreamingStudy) -> str:
-        return found.headline
+    def headline(self, result: StreamingStudy) -> str:
+        return result.headline
 
-    def outcome(self, found: StreamingStudy) -> Outcome:
-        return found.outcome
+    def outcome(self, result: StreamingStudy) -> Outcome:
+        return result.outcome

@@ -52,7 +52,7 @@ class TimelineView extends View {
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.closest?.("input")) return; // which has keys of its own, as buttons have Enter
+    if (event.target.closest?.("input")) return; // an input has its own keys, as buttons have Enter
     if (event.key === "Enter" && event.target.closest?.("button, summary")) return;
     const far = this.room * 0.15;
     const keys = {
@@ -87,7 +87,7 @@ class TimelineView extends View {
   }
 
   wheel(event) {
-    if (!this.focused && !event.ctrlKey) return; // else nobody could scroll past the timeline
+    if (!this.focused && !event.ctrlKey) return; // else the user could not scroll past the timeline
     event.preventDefault();
     const size = event.deltaMode === 1 ? 16 : event.deltaMode === 2 ? this.room : 1;
     const [x, y] = [event.deltaX * size, event.deltaY * size];
@@ -137,7 +137,7 @@ class TimelineView extends View {
     if (found.row && !found.row.heading) this.change({ lane: found.row.lane });
   }
 
-  /** A word on what the mouse is over. */
+  /** The tip for the event under the mouse. */
   hint(point) {
     const found = point && this.perPixel ? this.painter.at(this, point.x, point.y) : {};
     let lines = null;
@@ -168,7 +168,7 @@ function render({ model, el }) {
   const root = element("div", { class: "labkit-timeline" });
   el.append(root);
   const view = new TimelineView(model, root);
-  root.timeline = view; // for tests and for whoever is curious in the browser's console
+  root.timeline = view; // for tests and for the browser's console
   return () => view.stop();
 }
 

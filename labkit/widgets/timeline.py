@@ -1,4 +1,4 @@
-"""A timeline to pan and zoom: Python computes tiles, and the browser draws those that it has and asks for the rest."""
+"""A timeline to pan and zoom. Python computes tiles; the browser draws the tiles that it has and requests others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from labkit.nsys.trace import Trace
 from labkit.widgets.live import Slot, is_live
 
 HERE = Path(__file__).parent
-PARTS = ("tiles", "scene", "frame", "canvas", "panel", "view")  # each of them needs earlier ones only
+PARTS = ("tiles", "scene", "frame", "canvas", "panel", "view")  # in the order of their imports
 WIDGET = (*(f"timeline_{part}.js" for part in PARTS), "timeline.js")
 BUFFERS = {  # of a tile, as timeline_tiles.js expects them
     "start": np.float64,
@@ -36,21 +36,21 @@ BUFFERS = {  # of a tile, as timeline_tiles.js expects them
     "columnShade": np.uint8,
     "columnFill": np.uint8,
 }
-LIKELY_PIXELS = 1400  # of the first view, whose tiles are sent along with the widget
-NAMED = 400  # of a tile's events, the longest ones, have their names sent along
+LIKELY_PIXELS = 1400  # assumed width of the first view, whose tiles are sent with the widget
+NAMED = 400  # longest events of a tile, whose names are sent with it
 TEXT = 160  # characters of such a name
-MARKS = 4000  # places of search results that are sent
+MARKS = 4000  # positions of search results that are sent
 
 
 @cache
 def script(files: tuple[str, ...] = WIDGET) -> str:
-    """Modules as one, because a widget can have only one."""
+    """Several modules joined into one, because a widget can have only one."""
     sources = ((HERE / name).read_text(encoding="utf-8") for name in files)
     return "\n".join(re.sub(r"^import [^;]*;\n", "", source, flags=re.MULTILINE) for source in sources)
 
 
 def traces_of(trace: Traces, other: Trace | None) -> Mapping[str, Trace]:
-    """The traces that `trace` and `other` stand for, by name."""
+    """The traces of `trace` and `other`, by name."""
     if other is None:
         return named_traces(trace)
     several = list(trace.values()) if isinstance(trace, Mapping) else [trace] if isinstance(trace, Trace) else trace
@@ -58,9 +58,9 @@ def traces_of(trace: Traces, other: Trace | None) -> Mapping[str, Trace]:
 
 
 class Timeline(anywidget.AnyWidget):
-    """One trace, or several under each other on one axis, each from its own zero.
+    """One trace, or several below each other on one axis, each from its own zero.
 
-    It opens on everything, on a `window` in milliseconds, or on some decode `steps`. Raises TraceError where there is
+    It opens on all events, on a `window` in milliseconds, or on some decode `steps`. Raises TraceError if there is
     nothing to draw.
     """
 
@@ -79,13 +79,13 @@ class Timeline(anywidget.AnyWidget):
     ) -> None:
         self._lanes = build_lanes(traces_of(trace, other))
         self._tiles = Tiles(self._lanes)
-        self._found: tuple[str, np.ndarray, int] = ("", np.zeros(0, np.int64), 0)
+        self._search_state: tuple[str, np.ndarray, int] = ("", np.zeros(0, np.int64), 0)  # text, matches, position
         first = view(self._lanes, window, steps)
         super().__init__(scene=scene_of(self._lanes, self._tiles, first), tiles=self._first_tiles(*first))
         self.on_msg(self._answer)
 
     def _first_tiles(self, begin: int, end: int) -> list[dict[str, Any]]:
-        """The tiles of the first view, so that it shows even while the kernel is busy with something else."""
+        """The tiles of the first view, so that it is drawn even while the kernel is busy."""
         column_ns = max((end - begin) / LIKELY_PIXELS, 1.0)
         level = min(max(self._tiles.exponent - int(np.log2(column_ns)), 0), self._tiles.levels - 1)
         wide = COLUMNS << (self._tiles.exponent - level)
@@ -93,8 +93,8 @@ class Timeline(anywidget.AnyWidget):
             [begin - self._tiles.origin, end - self._tiles.origin], 0, (COLUMNS << self._tiles.exponent) - 1
         )
         indices = range(int(edges[0]) // wide, int(edges[1]) // wide + 1)
-        wanted = dict.fromkeys([(0, 0), *((level, index) for index in indices)])
-        return [content | {"buffers": buffers} for content, buffers in (self._packed(*each) for each in wanted)]
+        keys = dict.fromkeys([(0, 0), *((level, index) for index in indices)])
+        return [content | {"buffers": buffers} for content, buffers in (self._packed(*key) for key in keys)]
 
     def _packed(self, level: int, index: int) -> tuple[dict[str, Any], list[bytes]]:
         """A tile as a message: content and buffers."""
@@ -111,7 +111,7 @@ class Timeline(anywidget.AnyWidget):
         return content, [columns[name].astype(dtype).tobytes() for name, dtype in BUFFERS.items()]
 
     def _answer(self, _: Any, message: dict[str, Any], __: Any) -> None:
-        """Answers a question of the browser. The answer carries the token of the view that asked, one of several."""
+        """Answers a request of the browser. The answer carries the token of the view that sent it."""
         kind, reply = message.get("kind"), {"view": message.get("view"), "reveal": message.get("reveal", False)}
         if kind == "tiles":
             for level, index in message["tiles"]:
@@ -130,23 +130,23 @@ class Timeline(anywidget.AnyWidget):
         return events.details(self._lanes, event) if event >= 0 else None
 
     def _search(self, message: dict[str, Any], reply: dict[str, Any]) -> None:
-        """The next match after the last one found, or with a new text the first that begins in the view or after it."""
+        """Sends the match after the last one, or for a new text the first match that begins in the view or after it."""
         text, by = message["text"], message["by"]
-        known, matches, at = self._found
-        if text != known:
+        last_text, matches, position = self._search_state
+        if text != last_text:
             matches = events.search(self._lanes, text)
-            at = int(np.searchsorted(self._lanes.start[matches], message["time"])) - max(by, 0)
-        at = (at + by) % len(matches) if len(matches) else 0
-        self._found = (text, matches, at)
+            position = int(np.searchsorted(self._lanes.start[matches], message["time"])) - max(by, 0)
+        position = (position + by) % len(matches) if len(matches) else 0
+        self._search_state = (text, matches, position)
         marks = self._lanes.start[matches]
         marks = marks[np.linspace(0, len(marks) - 1, min(len(marks), MARKS)).astype(np.int64)].astype(np.float64)
-        details = self._details(int(matches[at])) if len(matches) else None
-        content = {"kind": "found", "text": text, "count": len(matches), "at": at + 1, "details": details}
+        details = self._details(int(matches[position])) if len(matches) else None
+        content = {"kind": "found", "text": text, "count": len(matches), "at": position + 1, "details": details}
         self.send(reply | content, [marks.tobytes()])
 
 
 def scene_of(lanes: Lanes, tiles: Tiles, first: tuple[int, int]) -> dict[str, Any]:
-    """What the browser needs before it can ask for anything."""
+    """The data that the browser needs before it can request tiles."""
     begin, end = lanes.span
     colors = shade_colors(lanes)
     strips = [
@@ -179,7 +179,7 @@ def show_timeline(
     window: tuple[float, float] | None = None,
     steps: int | range | None = None,
 ) -> None:
-    """Shows a Timeline in a live notebook, and in a batch run the static figure of the same traces."""
+    """Shows a Timeline in a live notebook, and a static figure of the same traces in a batch run."""
     traces = traces_of(trace, other)
     if is_live():
         display(Timeline(traces, window=window, steps=steps))

@@ -1,12 +1,12 @@
-// The events of a view, drawn from the tiles that are there, and the whole time in small.
+// The events of a view, drawn from the tiles at hand, and an overview of the whole time.
 
 import { FONT, Frame, HEAD, OVERVIEW } from "./timeline_frame.js";
 
-const FADED = 0.16; // opacity of what is not emphasised
-const DENSEST = 0.8; // opacity of columns full of short events, which are no bar
+const FADED = 0.16; // opacity of events that are not emphasised
+const DENSEST = 0.8; // opacity of columns full of short events, to tell them from bars
 
 export class Painter extends Frame {
-  /** Draws `view` (begin, perPixel, top, selected, lane, emphasised); returns whether no tile was missing. */
+  /** Draws `view` (begin, perPixel, top, selected, lane, emphasised); returns whether all tiles were there. */
   paint(view, inks) {
     const { context: c, width, height, gutter, ratio } = this;
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -111,7 +111,7 @@ export class Painter extends Frame {
   paintEvents(tile, places, left, right, view, inks, labels) {
     const c = this.context;
     const { ratio } = this;
-    const gaps = []; // so that neighbours are never one bar
+    const gaps = []; // so that neighbours never look like one bar
     let shade = -1;
     for (let at = 0; at < tile.start.length; at++) {
       const row = places.get(tile.lane[at]);
@@ -184,7 +184,7 @@ export class Painter extends Frame {
     outline(view.selected, 2, inks.ink);
   }
 
-  /** The whole time in a strip: which part is shown, and where the search found something. */
+  /** The overview strip of the whole time: the part that is shown, and the search results. */
   paintOverview(view, inks) {
     const c = this.context;
     const { gutter, width } = this;
@@ -218,7 +218,7 @@ export class Painter extends Frame {
     c.strokeRect(Math.round(left) + 0.5, 3.5, Math.max(Math.round(right - left) - 1, 2), high - 1);
   }
 
-  /** What is at a point: its row, the time, and of a wide event the tile and place; of columns how busy they are. */
+  /** The row and the time at a point, with tile and index of a wide event, or with the load of a column. */
   at(view, x, y) {
     const found = { time: view.begin + (x - this.gutter) * view.perPixel, row: null, tile: null };
     const down = y - HEAD + view.top;

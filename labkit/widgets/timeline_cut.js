@@ -1,9 +1,9 @@
-// Tiles cut from the events of a page; what a tile is, tiles.py says.
+// Tiles cut from the events of a page; tiles.py describes a tile.
 
-const WIDE = 2; // the least number of columns of an event that is drawn by itself
-const FAINTEST = 48; // of 255, for a column that holds anything at all
+const WIDE = 2; // least width in columns of an event that is drawn by itself
+const FAINTEST = 48; // of 255, for a column that is not empty
 
-/** The columns of one lane of a tile: how long each shade runs in each of them, and which shades begin there. */
+/** The columns of one lane of a tile: the time of each shade in each column, and the shades that begin there. */
 class Columns {
   constructor(scene, begin, width) {
     Object.assign(this, { columns: scene.columns, shades: scene.shades.length, begin, width });
@@ -28,14 +28,14 @@ class Columns {
     }
   }
 
-  /** Writes the shade that takes most of each column, and how busy the column is. */
+  /** Writes the shade with the most time in each column, and the load of the column. */
   write(shade, fill) {
     for (let at = 0; at < this.columns; at++) {
       if (!this.touched[at]) continue;
       let [most, sum] = [0, 0];
       for (let each = at * this.shades; each < (at + 1) * this.shades; each++) {
         sum += this.time[each];
-        const weight = this.time[each] + this.begun[each]; // an event of no length counts too
+        const weight = this.time[each] + this.begun[each]; // an event without length counts, too
         if (weight > most) [most, shade[at]] = [weight, each - at * this.shades];
       }
       fill[at] = Math.min(Math.max(Math.floor((sum * 255) / this.width), FAINTEST), 255);
@@ -51,7 +51,7 @@ function firstFrom(events, lane, time) {
   return event;
 }
 
-/** The tile of a level and index. It costs as much as it has events, so that all tiles of a level cost the same. */
+/** The tile of a level and index. Its cost grows with its events, so that every level costs the same in total. */
 export function cutTile(events, level, index) {
   const { scene } = events;
   const { columns } = scene;

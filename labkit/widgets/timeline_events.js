@@ -1,9 +1,9 @@
-// All events of a timeline on a page of its own: unpacked, and asked about as Python is asked elsewhere.
+// All events of a timeline on its own page: unpacks them, and answers the requests that Python answers in a notebook.
 
-const LINKED = 50; // events that an event is said to have launched
-const MARKS = 4000; // places of search results
+const LINKED = 50; // most launched events in the details of an event
+const MARKS = 4000; // positions of search results
 
-/** Numbers whose planes of bytes, the lowest first, lie behind each other from `at` on. */
+/** Numbers from planes of bytes, the lowest plane first, which follow each other from `at`. */
 function column(bytes, at, count, planes) {
   const numbers = new Float64Array(count);
   for (let plane = 0, size = 1; plane < planes; plane++, size *= 256) {
@@ -13,14 +13,14 @@ function column(bytes, at, count, planes) {
   return numbers;
 }
 
-/** Undoes the writing of differences: even numbers are twice a difference, odd ones twice its size below zero, less 1. */
+/** Sums up zigzag-coded differences: 2 d stands for the difference d, and 2 d - 1 for -d. */
 function summed(changes) {
   let sum = 0;
   return changes.map((change) => (sum += change % 2 ? -(change + 1) / 2 : change / 2));
 }
 
 export class Events {
-  /** `header` and `planes` are what packing.py made of the events; `scene` is the timeline's. */
+  /** `header` and `planes`: the events, packed by packing.py; `scene`: of the timeline. */
   constructor(scene, header, planes) {
     Object.assign(this, header, { scene, size: header.events });
     const columns = {};
@@ -51,12 +51,12 @@ export class Events {
     this.strips = scene.strips.flatMap((strip) => Array(strip.lanes).fill(strip)); // of each lane
   }
 
-  /** How a timeline writes the name of a row of `texts` on an event. */
+  /** The name on an event for a row of `texts`. */
   short(name) {
     return this.shorts[name] ?? this.texts[name];
   }
 
-  /** The first event of a lane that begins after `time`; where there is none, the first of the next lane. */
+  /** The first event of a lane that begins after `time`; if there is none, the first event of the next lane. */
   after(lane, time) {
     let [low, high] = [this.bounds[lane], this.bounds[lane + 1]];
     while (low < high) {
@@ -82,7 +82,7 @@ export class Events {
     return Math.min(Math.max(event + by, this.bounds[lane]), this.bounds[lane + 1] - 1);
   }
 
-  /** The events whose name holds `text`, upper or lower case, in the order of their starts. */
+  /** The events whose name contains `text`, in any case, in the order of their starts. */
   search(text) {
     if (!text) return [];
     const wanted = text.toLowerCase();
@@ -92,7 +92,7 @@ export class Events {
     return found.sort((a, b) => this.start[a] - this.start[b] || a - b);
   }
 
-  /** The places in time of some events that a search has found. */
+  /** The start times of some search results. */
   marks(found) {
     const count = Math.min(found.length, MARKS);
     return Float64Array.from({ length: count }, (_, at) => this.start[found[Math.floor((at * found.length) / count)]]);
@@ -110,7 +110,7 @@ export class Events {
     };
   }
 
-  /** What is known about an event; what a field means, events.py says. */
+  /** The details of an event; events.py describes the fields. */
   details(event) {
     const strip = this.strips[this.lane[event]];
     const about = this.abouts[this.about[event]];
@@ -145,7 +145,7 @@ export class Events {
     return found.sort((a, b) => this.start[a] - this.start[b] || a - b).slice(0, LINKED);
   }
 
-  /** The ranges that hold a range or a call on its thread, the outermost first. */
+  /** The ranges around a range or a call on its thread, the outermost first. */
   around(event) {
     const own = this.strips[this.lane[event]];
     const of = (strip) => ["trace", "process", "thread"].every((name) => strip[name] === own[name]);
@@ -163,7 +163,7 @@ export class Events {
     return found;
   }
 
-  /** Phase, layer and stage that a range says; null where it is not labkit's. */
+  /** Phase, layer and stage of a range; null if it is not labkit's. */
   label(range) {
     const known = this.labels[this.name[range]];
     return known && this.abouts[this.about[range]].facts.domain === this.domain ? known : null;

@@ -1,4 +1,4 @@
-// What frames the events: bands and names of the lanes, and the time axis.
+// The frame around the events: bands and names of the lanes, and the time axis.
 
 import { UNITS, layOut, moment } from "./timeline_scene.js";
 
@@ -23,12 +23,12 @@ export class Frame {
     this.width = width;
     this.height = height;
     this.ratio = ratio;
-    this.gutter = Math.min(width < 620 ? 96 : 176, Math.floor(width / 2)); // so that there is room for time
+    this.gutter = Math.min(width < 620 ? 96 : 176, Math.floor(width / 2)); // leaves room for the time axis
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
   }
 
-  /** Where a row of the layout begins. */
+  /** The top of a row of the layout. */
   top(row, view) {
     return row.y + HEAD - view.top;
   }
@@ -54,7 +54,7 @@ export class Frame {
     for (const { x } of ticks) c.fillRect(x, HEAD, 1, this.height);
   }
 
-  /** `text`, or of a path as much of its end as there is room for, or its beginning; "" where that says nothing. */
+  /** `text`, or the part of it that fits: the end of a path, else the beginning; "" if too little fits. */
   fit(text, room) {
     if (room < 16) return "";
     if (this.measure(text) <= room) return text;
@@ -118,7 +118,7 @@ export class Frame {
       return { unit, size, decimals: Math.max(Math.round(Math.log10(size)) - Math.floor(Math.log10(step) + 1e-9), 0) };
     };
     let form = written(Math.max(Math.abs(begin), Math.abs(end)));
-    this.base = 0; // from which the ticks count, where they are so close that their times had too many digits
+    this.base = 0; // zero of the ticks, if they are so close that full times would have too many digits
     if (form.decimals > DECIMALS) {
       const apart = 10 ** Math.ceil(Math.log10(end - begin));
       this.base = Math.floor(begin / apart) * apart;

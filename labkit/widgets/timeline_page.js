@@ -1,9 +1,9 @@
-// A timeline on a page of its own: what the view asks of Python in a notebook is answered by the page's own events.
+// A timeline on its own page: the page's events answer the requests that Python answers in a notebook.
 
 import { cutTile } from "./timeline_cut.js";
 import { Events } from "./timeline_events.js";
 
-/** Has the methods of a widget's model that the view uses. */
+/** Stands for a widget's model: has the methods that the view uses. */
 class PageModel {
   constructor(scene, events) {
     this.scene = scene;
@@ -13,7 +13,7 @@ class PageModel {
   }
 
   get(name) {
-    return name === "scene" ? this.scene : []; // no tile comes along: each is cut when it is asked for
+    return name === "scene" ? this.scene : []; // no tiles are sent: each is cut on request
   }
 
   on(_, receive) {
@@ -24,7 +24,7 @@ class PageModel {
     this.receive = () => {};
   }
 
-  /** The answer comes later, as it would from Python, so that a frame is drawn in between. */
+  /** Answers later, as Python would, so that a frame is drawn in between. */
   send(message) {
     setTimeout(() => this.answer(message));
   }
@@ -47,7 +47,7 @@ class PageModel {
     }
   }
 
-  /** The next match after the last one found, or with a new text the first one that begins in the view or after it. */
+  /** The match after the last one, or for a new text the first match that begins in the view or after it. */
   search({ text, by, time }) {
     if (text !== this.found.text) {
       const found = this.events.search(text);
@@ -63,7 +63,7 @@ class PageModel {
 }
 
 const FRAME = 150; // pixels of a window around the lanes
-const SHEET = "680px"; // of paper, whichever it is
+const SHEET = "680px"; // width that fits every paper size
 const place = document.getElementById("timeline");
 
 /** The widget's rules have the colours of JupyterLab's themes; on paper everything is light. */
@@ -77,7 +77,7 @@ dark.addEventListener("change", () => colour(dark.matches));
 
 const drawn = unpackedFrom("packed").then(
   (bytes) => {
-    const end = bytes.indexOf(10); // of a line of JSON; the columns are behind it
+    const end = bytes.indexOf(10); // of the JSON line; the columns follow it
     const { scene, ...header } = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
     scene.tallest = Math.max(window.innerHeight - FRAME, 320);
     const events = new Events(scene, header, bytes.subarray(end + 1));
@@ -88,11 +88,11 @@ const drawn = unpackedFrom("packed").then(
       colour(isDark);
       timeline.stage.style.width = width;
       timeline.resize();
-      timeline.draw(); // at once: a browser prints what is there
+      timeline.draw(); // at once: a browser prints the present content
     };
     addEventListener("beforeprint", () => repaint(false, SHEET));
     addEventListener("afterprint", () => repaint(dark.matches, ""));
-    addEventListener("keydown", (event) => timeline.key(event)); // wherever the focus is
+    addEventListener("keydown", (event) => timeline.key(event)); // with any focus
     timeline.canvas.focus({ preventScroll: true });
     document.documentElement.dataset.drawn = "yes";
   },

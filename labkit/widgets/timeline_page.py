@@ -1,4 +1,4 @@
-"""A timeline as a page that opens without a network and without Python: the widget itself, with all of its events."""
+"""A timeline as a page that works without a network and without Python: the widget with all its events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PAGE = """<!DOCTYPE html>
 </head>
 <body>
 <main><h1>{title}</h1>{about}
-<div id="timeline">The timeline is being unpacked; without scripts it stays so.</div></main>
+<div id="timeline">The timeline is being unpacked; this needs scripts.</div></main>
 {packed}
 <script type="module">
 {script}
@@ -57,44 +57,48 @@ def timeline_page(
     lane: str | None = None,
     steps: int | range | None = None,
 ) -> str:
-    """The page of one trace, or of several under each other on one axis, each from its own zero.
+    """The page of one trace, or of several below each other on one axis, each from its own zero.
 
-    It holds every event that `selection` asks about on the threads and streams that match `lane`, a regular expression,
-    and opens on all of them or on some decode `steps`. Names are text, whatever is in them. TraceError where nothing is
-    left.
+    - selection: the events on the page.
+    - lane: a regular expression that the threads and streams on the page match.
+    - steps: decode steps on which the page opens; by default it opens on all events.
+
+    Names are shown as text, never as markup. TraceError if no event is left.
     """
     lanes = narrowed(build_lanes(traces), selection, lane)
     first = view(lanes, None, steps) if steps is not None or selection.window_ns is None else _within(lanes, selection)
     scene = scene_of(lanes, Tiles(lanes), first)
     header, planes = pack(lanes)
-    told = json.dumps({"scene": scene, **header}, separators=(",", ":"))
-    lines = [f"{name}: {line}" for name, trace in zip(lanes.names, lanes.traces, strict=True) for line in _left(trace)]
+    facts = json.dumps({"scene": scene, **header}, separators=(",", ":"))
+    lines = [
+        f"{name}: {line}" for name, trace in zip(lanes.names, lanes.traces, strict=True) for line in _omitted(trace)
+    ]
     about = "".join(f'<p class="about">{html.escape(line)}</p>' for line in lines)
     return PAGE.format(
         policy=POLICY,
         title=html.escape(f"Timeline: {' above '.join(lanes.names)}"),
         style=stylesheet() + (HERE / "timeline.css").read_text(encoding="utf-8") + STYLE,
         about=about,
-        packed=packed_element(told.encode() + b"\n" + planes),
+        packed=packed_element(facts.encode() + b"\n" + planes),
         script=unpack_script() + script(PAGE_PARTS),
     )
 
 
 def write_timeline_page(traces: Traces, path: str | os.PathLike[str], **options: Any) -> Path:
-    """Write `timeline_page(traces, **options)` as a file, whole or not at all; returns its path."""
+    """Writes `timeline_page(traces, **options)` to a file, whole or not at all, and returns its path."""
     write_whole(Path(path), timeline_page(traces, **options))
     return Path(path)
 
 
 def _within(lanes: Lanes, selection: Selection) -> tuple[int, int]:
-    """The window on the first trace's clock as begin and end of a view, which goes no further than the events."""
+    """Begin and end of a view for the window on the first trace's clock, limited to the events."""
     begin, end = lanes.span
     opens, closes = (time - lanes.zeros_ns[0] for time in selection.window_ns or (begin, end))
     return max(opens, begin), min(closes, end)
 
 
-def _left(trace: Trace) -> Iterator[str]:
-    """What a trace does not show."""
+def _omitted(trace: Trace) -> Iterator[str]:
+    """Lines about the parts of a trace that the page does not show."""
     yield from (f"skipped: {line}" for line in trace.source.skipped)
     if trace.source.unread:
         yield f"not read: {', '.join(trace.source.unread)}"

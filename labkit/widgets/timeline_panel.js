@@ -1,4 +1,4 @@
-// What surrounds the canvas: search, zoom buttons, legend, details.
+// The controls around the canvas: search, zoom buttons, legend, details.
 
 import { duration, moment } from "./timeline_scene.js";
 
@@ -122,7 +122,7 @@ export class Panel {
     this.shown.textContent = `${duration(ns)} in view, ${events} in all${left}`;
   }
 
-  /** The details of an event, or of none. */
+  /** Shows the details of an event, or a hint if no event is selected. */
   say(chosen) {
     if (!chosen) {
       this.details.replaceChildren(

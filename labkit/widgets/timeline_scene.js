@@ -1,4 +1,4 @@
-// What the timeline shows apart from events: its rows, its colours, and how times are written.
+// The parts of the timeline other than events: rows, colours, and the format of times.
 
 const HEIGHTS = { heading: 22, ranges: 18, ops: 15, api: 13, os: 13, gpu: 22 };
 const GAP = 3; // after the lanes of a thread or stream
@@ -17,12 +17,12 @@ export function duration(ns) {
   return `${value.toFixed(Math.min(digits, 2))} ${unit}`;
 }
 
-/** A time from the zero, in milliseconds, as exact as it is known. */
+/** A time from the zero in milliseconds, with all known digits. */
 export function moment(ns) {
   return `${(ns / 1e6).toLocaleString("en", { minimumFractionDigits: 3, maximumFractionDigits: 6 })} ms`;
 }
 
-/** Rows from top to bottom, headings and lanes, each with its `y` and `height`; and the height of all. */
+/** Rows from top to bottom, headings and lanes, each with its `y` and `height`; and the total height. */
 export function layOut(scene) {
   const rows = [];
   let y = 0;

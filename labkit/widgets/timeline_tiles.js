@@ -1,7 +1,7 @@
-// Tiles: what Python computed of the timeline, kept by level and index, and asked for where missing.
+// Tiles: parts of the timeline from Python, kept by level and index, and requested if missing.
 
 const KEPT = 300; // tiles
-const ASKED = 4; // at once, so that what is wanted next is decided late
+const ASKED = 4; // requests at a time, so that the next request fits the latest view
 
 const BUFFERS = {
   start: Float64Array,
@@ -11,7 +11,7 @@ const BUFFERS = {
   shade: Uint8Array,
   name: Int32Array,
   rows: Uint16Array, // lanes that have columns
-  columnShade: Uint8Array, // a row of columns for each of these
+  columnShade: Uint8Array, // a row of columns for each of these lanes
   columnFill: Uint8Array,
 };
 
@@ -19,7 +19,7 @@ const BUFFERS = {
 export function decodeTile(content, buffers) {
   const tile = { level: content.level, index: content.index, texts: new Map(content.texts), image: null, inks: -1 };
   Object.entries(BUFFERS).forEach(([name, Type], at) => {
-    const view = buffers[at]; // a DataView at any offset, while typed arrays want theirs aligned
+    const view = buffers[at]; // a DataView may have any offset, while typed arrays need an aligned one
     const bytes = ArrayBuffer.isView(view)
       ? view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)
       : view;
@@ -34,7 +34,7 @@ export class TileStore {
     this.scene = scene;
     this.ask = ask;
     this.tiles = new Map();
-    this.asked = new Map(); // key: when
+    this.asked = new Map(); // time of the request by key
     this.wanted = [];
   }
 
@@ -69,13 +69,13 @@ export class TileStore {
     const key = this.key(level, index);
     const tile = this.tiles.get(key);
     if (tile) {
-      this.tiles.delete(key); // so that the first of the map is the one unused for longest
+      this.tiles.delete(key); // so that the first entry of the map is the longest unused one
       this.tiles.set(key, tile);
     }
     return tile;
   }
 
-  /** The tile, or the finest of those we have that cover its time. */
+  /** The tile, or the finest tile at hand that covers its time. */
   nearest(level, index) {
     for (let up = 0; up <= level; up++) {
       const tile = this.get(level - up, Math.floor(index / 2 ** up));
@@ -95,7 +95,7 @@ export class TileStore {
     this.next();
   }
 
-  /** From now on these are wanted, the most urgent first. */
+  /** Sets the tiles to request, the most urgent first. */
   want(list) {
     this.wanted = list;
     this.next();

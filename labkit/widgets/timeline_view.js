@@ -1,4 +1,4 @@
-// The timeline's view: what is shown and selected, and what is asked of Python.
+// The timeline's view: the visible part, the selection, and the requests to Python.
 
 import { TileStore, decodeTile } from "./timeline_tiles.js";
 import { Painter } from "./timeline_canvas.js";
@@ -7,7 +7,7 @@ import { Panel, element } from "./timeline_panel.js";
 import { Inks } from "./timeline_scene.js";
 
 const NARROWEST = 0.02; // ns per pixel
-const TALLEST = 520; // pixels, to begin with, where the scene says nothing else
+const TALLEST = 520; // pixels at the beginning, unless the scene sets another height
 
 export class View {
   constructor(model, root) {
@@ -41,7 +41,7 @@ export class View {
     this.tip = element("div", { class: "lkt-tip", "aria-hidden": "true", hidden: "" });
     this.stage = element("div", { class: "lkt-stage" }, this.canvas, this.tip);
     this.root.append(this.panel.bar, this.panel.legend, this.stage, this.panel.details, this.panel.help);
-    this.root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's keys would move cells while ours move the view
+    this.root.dataset.lmSuppressShortcuts = "true"; // else JupyterLab's keys would move cells while ours move the view
     this.root.dataset.state = "loading";
     this.painter = new Painter(this.canvas, scene, this.store);
     this.stage.style.height = `${Math.min(scene.tallest ?? TALLEST, this.painter.layout.height + HEAD)}px`;
@@ -68,7 +68,7 @@ export class View {
     }
   }
 
-  // what is shown
+  // the visible part
 
   get room() {
     return this.painter.width - this.painter.gutter;
@@ -94,7 +94,7 @@ export class View {
     if (!clientWidth || !clientHeight) return; // hidden
     const [begin, end] = this.perPixel ? [this.begin, this.begin + this.room * this.perPixel] : this.scene.view;
     this.painter.resize(clientWidth, clientHeight);
-    this.inks = new Inks(this.root, this.scene); // only on a page are its theme's colours known
+    this.inks = new Inks(this.root, this.scene); // the theme's colours are known only on a page
     this.show(begin, end);
   }
 
@@ -151,7 +151,7 @@ export class View {
     this.root.dataset.state = whole ? "ready" : "loading";
   }
 
-  /** What is seen first, then what a move or a zoom would show next. */
+  /** The visible tiles first, then the tiles that a move or a zoom would show next. */
   request() {
     const level = this.store.levelFor(this.perPixel);
     const end = this.begin + this.room * this.perPixel;
@@ -166,7 +166,7 @@ export class View {
     this.store.want([...seen, ...around, ...coarser, ...finer]);
   }
 
-  // what is selected
+  // the selection
 
   select(details, reveal) {
     if (details && reveal) this.reveal(details);
@@ -174,7 +174,7 @@ export class View {
     this.change({ selected: details, lane: details ? details.lane : this.lane });
   }
 
-  /** Moves as little as needed to have the event in sight, and wide enough. */
+  /** Moves as little as needed to make the event visible and wide enough. */
   reveal({ start_ns: start, end_ns: end, lane }) {
     const pixels = (end - start) / this.perPixel;
     if (pixels < 6) this.perPixel = Math.max((end - start) / 90, NARROWEST);

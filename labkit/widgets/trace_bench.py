@@ -1,4 +1,4 @@
-"""Two captures of the same work under controls: stage by stage, on one time axis, and the difference explained."""
+"""Two captures of the same work, with controls: stage by stage, on one time axis, and the difference explained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.system.progress import Progress
 from labkit.widgets.bench import Bench
 from labkit.widgets.timeline import Timeline
 
-STEPS_SHOWN = 2  # of the timelines, to begin with
+STEPS_SHOWN = 2  # decode steps on which the timelines open
 
 
 class TraceBench(Bench[CapturePair]):
@@ -34,7 +34,14 @@ class TraceBench(Bench[CapturePair]):
         source: str = "auto",
         threads: int = 0,
     ) -> None:
-        """`threads` 0: one for each core."""
+        """Takes the settings of `capture_pair`.
+
+        - model: a preset, a checkpoint folder or a hub id.
+        - baseline, candidate: the sides.
+        - steps: decode steps of each side.
+        - source: nsys, torch (torch.profiler), bundled (captures that come with labkit), or auto.
+        - threads: 0: one for each core.
+        """
         sides = {"model": model, "baseline": baseline, "candidate": candidate}
         settings: dict[str, Any] = sides | {"steps": steps, "source": source, "threads": threads}
         if source == "bundled":
@@ -54,28 +61,28 @@ class TraceBench(Bench[CapturePair]):
             show=show,
         )
 
-    def headline(self, found: CapturePair) -> str:
-        return found.headline
+    def headline(self, result: CapturePair) -> str:
+        return result.headline
 
-    def outcome(self, found: CapturePair) -> Outcome:
-        return found.outcome
+    def outcome(self, result: CapturePair) -> Outcome:
+        return result.outcome
 
     def captures(self) -> None:
-        """The two captures: by which profiler, of what run, on which machine, and at what cost."""
+        """Shows the profiler, the run, the machine and the profiling tax of both captures."""
         self.view(captures_table)
 
     def stages(self) -> None:
-        """Where the time of a decode step goes, on either side."""
-        self.view(lambda found: stage_table_figure(found.tables[0], name=found.names[0]))
-        self.view(lambda found: stage_table_figure(found.tables[1], name=found.names[1]))
+        """Shows the time of a decode step, stage by stage, for both sides."""
+        self.view(lambda pair: stage_table_figure(pair.tables[0], name=pair.names[0]))
+        self.view(lambda pair: stage_table_figure(pair.tables[1], name=pair.names[1]))
 
     def timelines(self) -> None:
-        """Both sides under each other on one time axis: a widget in a live notebook, a figure in a batch run."""
+        """Shows both sides below each other on one time axis: a widget live, a figure in a batch run."""
         draw = Timeline if self._controls else timeline
-        self.view(lambda found: draw(found.named_traces, steps=min(STEPS_SHOWN, found.decode_steps)))
+        self.view(lambda pair: draw(pair.named_traces, steps=min(STEPS_SHOWN, pair.decode_steps)))
 
     def difference(self) -> None:
-        """The difference of a step, as a waterfall and in words."""
-        self.view(lambda found: difference_figure(found.difference))
-        self.view(lambda found: difference_table(found.difference))
-        self.view(lambda found: stage_difference_table(found.difference))
+        """Shows the difference of a step as a waterfall and in words."""
+        self.view(lambda pair: difference_figure(pair.difference))
+        self.view(lambda pair: difference_table(pair.difference))
+        self.view(lambda pair: stage_difference_table(pair.difference))

@@ -33,7 +33,18 @@ class Workbench(Bench[Comparison]):
         rounds: int = 6,
         question: str = "",
     ) -> None:
-        """With `threads` 0 there are as many as torch would use. question: for models that hold conversations."""
+        """Takes the settings of `labkit.compare`.
+
+        - model: a preset, a checkpoint folder or a hub id.
+        - dtype: type of weights and activations.
+        - batch: sequences in a batch.
+        - prompt_tokens: tokens of each prompt.
+        - new_tokens: tokens to generate.
+        - baseline: the side with which the fused engine is compared.
+        - threads: 0: the number that torch would use.
+        - rounds: runs of each side, interleaved.
+        - question: for chat models.
+        """
         texts = {"model": model, "dtype": dtype}
         sizes = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
         settings = texts | sizes | {"baseline": baseline, "threads": threads, "rounds": rounds}
@@ -55,8 +66,8 @@ class Workbench(Bench[Comparison]):
             show=show,
         )
 
-    def headline(self, found: Comparison) -> str:
-        return headline(found)
+    def headline(self, result: Comparison) -> str:
+        return headline(result)
 
-    def outcome(self, found: Comparison) -> Outcome:
-        return outcome(found)
+    def outcome(self, result: Comparison) -> Outcome:
+        return outcome(result)

@@ -33,7 +33,7 @@ def test_every_other_way_is_judged_by_its_ratio_and_ours_by_its_memory() -> None
 def test_the_page_has_the_figures_of_the_records() -> None:
     text = page(found(110.0))
     for part in (
-        "1.00 GB that each side has",
+        "1.00 GB of each side",
         "a memory cgroup",
         "| 110 |",
         "82%",

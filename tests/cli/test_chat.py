@@ -111,8 +111,8 @@ def test_the_last_position_is_said_and_a_new_conversation_goes_on(
     piped(monkeypatch, "hello", "why?", "/new", "hello")
     code, said, errors = labkit("chat", checkpoint, "--new", "1000")
     assert code == 0, errors
-    assert errors.count(f"context {POSITIONS} of {POSITIONS} tokens: that was the model's last position, /new") == 2
-    assert f"the model {POSITIONS} positions; begin a new conversation, or say less (/new)" in errors
+    assert errors.count(f"context {POSITIONS} of {POSITIONS} tokens: the model has no positions left, /new") == 2
+    assert f"the model {POSITIONS} positions; begin a new conversation, or shorten the message (/new)" in errors
     first, second = said[: len(said) // 2], said[len(said) // 2 :]
     assert first == second
 

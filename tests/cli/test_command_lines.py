@@ -108,7 +108,7 @@ def check(line: tuple[str, ...], found: tuple[int, str, str]) -> None:
         (("compare", "tiny-gpt2", "--output", "words.txt"), "there is a file of that name"),
         (("generate", "--prompt", "x", "--temperature", "nan"), "got temperature = nan, expected a number"),
         (("generate", "--prompt", "x", "--seed", "-1"), "got seed = -1, expected at least 0"),
-        (("generate", "--prompt", "a\udcff"), r"got prompt = a\udcff, which is no UTF-8"),
+        (("generate", "--prompt", "a\udcff"), r"got prompt = a\udcff, which is not UTF-8"),
         (("evaluate", "tiny-gpt2", "--text", "/dev/zero"), "gives more than 16,777,216 characters"),
         (("trace", "kernels", "made.json", "--csv", "--output", "."), "which is a folder; name a file in it"),
         (("compare", f"gpt2{ESCAPE}"), r"\x1b]0;title\x07\x1b[2J"),
@@ -155,7 +155,7 @@ def test_lines_of_a_chat_that_are_no_text_are_refused_and_the_conversation_stays
     monkeypatch.setattr(sys, "stdin", said)
     code, _, errors = command_line(monkeypatch, capsys)("chat", "chatty", "--new", "2")
     assert code == 0
-    assert r"t\udcffwo, which is no UTF-8" in errors
+    assert r"t\udcffwo, which is not UTF-8" in errors
     assert errors.count("context ") == 2
 
 

@@ -42,7 +42,7 @@ def test_json_is_one_object_with_the_case(labkit: Labkit) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--quant", "{"), "got --quant '{', which is no JSON"),
+        (("--quant", "{"), "got --quant '{', which is not JSON"),
         (("--quant", "[1]"), "expected an object of options"),
         (("--quant", '{"weight": {"num_bits": 3}}'), "num_bits"),
         (("--text", "missing.txt"), "missing.txt cannot be read"),

@@ -77,7 +77,7 @@ def test_what_only_says_something_loads_no_library_that_works(command: str) -> N
 
 def test_the_list_of_commands_says_what_they_say() -> None:
     for name, home in cli.HOMES.items():
-        assert cli._says(home) == inspect.cleandoc(typer.main.get_command(cli.app).commands[name].help)  # type: ignore[attr-defined]
+        assert cli._help(home) == inspect.cleandoc(typer.main.get_command(cli.app).commands[name].help)  # type: ignore[attr-defined]
 
 
 def test_the_commands_stand_in_groups_by_what_they_are_for(labkit: Labkit) -> None:

@@ -59,7 +59,7 @@ def test_what_was_measured_has_a_table_of_its_own(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--measure",), "got --measure beside the rates of another machine"),
+        (("--measure",), "got --measure with the rates of another machine"),
         (("--memory-gb", "1"), "the least that works with 3 slots is"),
         (("--precision", "int4-96"), "got groups of 96 inputs"),
         (("--output", "/proc/nowhere"), "/proc/nowhere"),

@@ -202,7 +202,7 @@ def test_a_model_that_cannot_hold_a_conversation_is_refused() -> None:
     plain.chat_template = None
     with pytest.raises(ValueError, match=r"no chat template.*labkit generate continues a text with any model"):
         Conversation(engine("llama"), plain, new=5)
-    with pytest.raises(TypeError, match="got LlamaForCausalLM, which keeps no KV cache of labkit's"):
+    with pytest.raises(TypeError, match="got LlamaForCausalLM, which has no KV cache of labkit's"):
         Conversation(small_model("llama"), chat_tokenizer(), new=5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="got new = 0"):
         Conversation(engine("llama"), chat_tokenizer(), new=0)

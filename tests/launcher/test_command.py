@@ -21,7 +21,7 @@ CORES = len(os.sched_getaffinity(0))
         ({"tp": 0}, "got --tp 0, expected at least 1"),
         ({"tp": 2, "pp": 0}, "got --pp 0 --tp 2, expected at least 1"),
         ({"tp": 1, "pp": 3, "nodes": 2}, "got --pp 3 --tp 1 on --nodes 2.*--pp times --tp that --nodes divides"),
-        ({"tp": 3, "nodes": 2}, "got --tp 3 on --nodes 2, expected as many ranks on each node"),
+        ({"tp": 3, "nodes": 2}, "got --tp 3 on --nodes 2, expected the same number of ranks on each node"),
         ({"tp": 2, "nodes": 0}, "--nodes 0"),
         ({"tp": 2, "nodes": 2, "node_rank": 2}, "got --node-rank 2, expected 0 to 1"),
         ({"tp": 2, "nodes": 2}, "without --rendezvous, expected HOST:PORT"),

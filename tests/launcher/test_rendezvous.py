@@ -52,7 +52,7 @@ def test_a_name_that_leads_to_loopback_is_no_place_for_several_machines(monkeypa
     """Debian maps a machine's own name to 127.0.1.1. Who writes 127.0.0.1 or localhost has said so."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 29500))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    with pytest.raises(ValueError, match=r"node0:29500: the name leads to 127\.0\.1\.1 here.*; give an IP address"):
+    with pytest.raises(ValueError, match=r"node0:29500: the name resolves to 127\.0\.1\.1 here.*; give an IP address"):
         World(2, nodes=2, rendezvous=Rendezvous("node0", 29500))
     World(2, rendezvous=Rendezvous("node0", 29500))
     for meant in ("localhost", "127.0.1.1"):

@@ -77,7 +77,7 @@ def test_wrong_times_get_a_hint(limit_ms: float, hint: str) -> None:
 
 
 def test_without_a_probe_there_is_nothing_to_check() -> None:
-    assert "nothing to check" in check_limit(comparison(probed=False), 1.0, 1.0).data
+    assert "cannot be checked" in check_limit(comparison(probed=False), 1.0, 1.0).data
 
 
 def test_a_models_shape_says_where_its_weights_come_from() -> None:
@@ -184,7 +184,7 @@ def group_verdicts(precision: object, layer_mb: object = None) -> list[str]:
         ("int4-64-symmetric", "leaves bytes"),
         ("int4-32", "its codes alone would fit"),
         ("int8-32", "its codes alone are more"),
-        ("int4-64+head8", "the LM head is not asked for"),
+        ("int4-64+head8", "leave the LM head out"),
         ("int4-128", "expected one of `int8`"),
         (None, "not answered yet"),
         (4, "expected its name as text"),
@@ -200,11 +200,11 @@ def test_groups_under_a_byte_budget(precision: object, said: str) -> None:
     ("layer_mb", "said"),
     [
         (BUDGETED_MB, "**right**"),
-        (BUDGETED_MB * 4 / 4.5, "codes alone"),
-        (BUDGETED_MB * 4.25 / 4.5, "half of what groups have"),
+        (BUDGETED_MB * 4 / 4.5, "only the codes"),
+        (BUDGETED_MB * 4.25 / 4.5, "half of the groups' scales"),
         (BUDGETED_MB * 5 / 4.5, "two bytes each"),
         (BUDGETED_MB / 1.048576, "1,024"),
-        (BUDGETED_MB / 2, "one layer's"),
+        (BUDGETED_MB / 2, "for one layer"),
         (7 * BUDGETED_MB, "too high"),
         (None, "not answered yet"),
     ],

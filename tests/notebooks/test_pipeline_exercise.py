@@ -25,7 +25,7 @@ def test_any_order_without_a_bubble_is_right(order: str) -> None:
 
 def test_the_queue_itself_is_not_enough() -> None:
     queue = "ABCDEABCDE" + "AB" * 4
-    assert "and 10.0% are possible" in verdicts(None, queue)[1]
+    assert "and 10.0% is possible" in verdicts(None, queue)[1]
     shown = str(pipeline_puzzle(study()).data)
     assert "bubble 22%" in shown
     assert f"{LEAST:.0%}" == "10%"
@@ -51,9 +51,9 @@ def test_what_is_no_order_is_told_why(order: Any, hint: str) -> None:
 @pytest.mark.parametrize(
     ("parts", "hint"),
     [
-        (PARTS - 1, "a little larger"),
+        (PARTS - 1, "slightly above"),
         (PARTS + 1, "one fewer is enough"),
-        (STAGES + 2, "fill the stages once"),
+        (STAGES + 2, "fills the stages once"),
         (9 * (STAGES - 1), "the stages that were measured"),
         ("27", "expected a number"),
     ],

@@ -44,7 +44,7 @@ def test_answers_from_the_numbers_shown_are_right(found: StreamingStudy) -> None
     ("answer", "hint"),
     [
         (2 * ROWS, "two FLOPs"),
-        (ROWS / 2, "more or less than one byte"),
+        (ROWS / 2, "not take exactly one byte"),
         (8 * ROWS, "not in bits"),
         (HERE, "this is for the disk here"),
         (FASTER * HERE, "by fewer sequences"),
@@ -66,7 +66,7 @@ def test_what_the_figures_show_is_another_case(found: StreamingStudy) -> None:
 
 @pytest.mark.parametrize(
     ("factor", "hint"),
-    [(1 / 2, "keys and values"), (2 / 3, "new tokens leave"), (1 / 12, "one layer's"), (1e3, "MB"),
+    [(1 / 2, "keys and values"), (2 / 3, "new tokens have"), (1 / 12, "for one layer"), (1e3, "MB"),
      (1e9 / 2**30, "10^9 bytes")],
 )  # fmt: skip
 def test_a_wrong_cache_is_told_its_mistake(found: StreamingStudy, factor: float, hint: str) -> None:

@@ -97,7 +97,7 @@ def test_live_nothing_runs_before_run_is_pressed_and_every_view_and_check_follow
     before, after = printed(offered)
     assert "Show last shows the result of" in before
     assert after.startswith("bfloat16 tiny-llama the result of")
-    assert "Run measures anew" in after
+    assert "Run measures again" in after
 
 
 PARTS = """

@@ -62,7 +62,7 @@ def test_rounds_stay_together() -> None:
 def test_ratio_needs_two_rounds_of_both() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         ratio([1.0], [1.0])
-    with pytest.raises(ValueError, match="as many of each"):
+    with pytest.raises(ValueError, match="the same number of each"):
         ratio([1.0, 2.0], [1.0, 2.0, 3.0])
 
 

@@ -128,7 +128,7 @@ def test_a_study_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
 def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text('{"kind": "comparison"}')
-    with pytest.raises(UserError, match="no study of precisions"):
+    with pytest.raises(UserError, match="no precision study"):
         load_study(other)
 
 

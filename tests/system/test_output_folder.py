@@ -32,7 +32,7 @@ def raising(code: int) -> Callable[..., Any]:
     ("code", "remedy"),
     [
         (errno.ENOSPC, "No space left on device; make room there, or name a folder on another disk"),
-        (errno.EROFS, "Read-only file system; the file system can only be read; name a folder elsewhere"),
+        (errno.EROFS, "Read-only file system; the file system is read-only; name another folder"),
         (errno.EACCES, "Permission denied; name a folder that you may write to"),
     ],
     ids=["full", "read-only", "forbidden"],
