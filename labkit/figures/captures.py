@@ -28,7 +28,7 @@ def captures_table(pair: CapturePair) -> Markdown:
         "on": [f"{gpu}, {cpu}" if gpu else cpu for gpu, cpu in zip(gpus, machines, strict=True)],
         "case": [_case(record.case) for record in records],
         "other programs took": [_taken(record.taken_cores) for record in records],
-        "what being profiled costs": [str(record.tax) if record.tax else "not measured" for record in records],
+        "cost of profiling": [str(record.tax) if record.tax else "not measured" for record in records],
         "time that has a stage": [f"{table.coverage:.1%} of the {table.clock}'s" for table in tables],
     }
     cells = [[as_text(cell) for cell in ("", *pair.names)]]

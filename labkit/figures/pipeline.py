@@ -187,7 +187,7 @@ def pipeline_gains_figure(study: PipelineStudy) -> go.Figure:
 
 
 def pipeline_notes(study: PipelineStudy) -> str:
-    """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
+    """Markdown with this record's figures on the points that the notebook asks a reader to notice."""
     case, lines = study.measured.case, []
     for run in study.shown:
         lines.append(

@@ -198,7 +198,7 @@ def outliers_figure(study: PrecisionStudy) -> go.Figure:
 
 
 def precision_notes(study: PrecisionStudy) -> str:
-    """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
+    """Markdown with this record's figures on the points that the notebook asks a reader to notice."""
     front = ", ".join(f"`{side.precision}`" for side in study.front)
     spread, lines = study.spread, [f"Nothing here is both faster and closer to float32 than {front}."]
     if study.exact:

@@ -106,7 +106,7 @@ def memory_figure(study: StreamingStudy) -> go.Figure:
 
 
 def streaming_notes(study: StreamingStudy) -> str:
-    """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
+    """Markdown with this record's figures on the points that the notebook asks a reader to notice."""
     lines = [study.free_sentence]
     quickest, most = study.plan.lowest_latency, study.plan.highest_throughput
     lines.append(
@@ -116,8 +116,8 @@ def streaming_notes(study: StreamingStudy) -> str:
     )
     if study.hidden is not None:
         lines.append(
-            f"In the steps of batch {study.shown.batch:,} that are drawn, {study.hidden:.0%} of the shorter of reading "
-            "and computing ran under the other."
+            f"In the drawn steps of batch {study.shown.batch:,}, reading and computing overlapped for "
+            f"{study.hidden:.0%} of the shorter of the two."
         )
     if study.too_large:
         batches = ", ".join(f"{batch:,}" for batch in study.too_large)

@@ -92,7 +92,7 @@ def answers_table(question: str, by_side: Mapping[str, str | None]) -> str:
 
 
 def notes(comparison: Comparison) -> str:
-    """Markdown that says what this record shows of the points that the notebook asks a reader to notice."""
+    """Markdown with this record's figures on the points that the notebook asks a reader to notice."""
     lines = [
         f"**{speedup_line(comparison)}.** {_noise_sentence(comparison)}",
         _limit_sentence(comparison),
