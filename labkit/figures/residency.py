@@ -71,7 +71,7 @@ def residency_figure(study: StreamingStudy) -> go.Figure:
 
 
 def _stops(trade: tuple[PlannedStep, ...]) -> list[PlannedStep]:
-    """The steps that the slider stops at. It skips some if the layers are very many."""
+    """The planned steps at which the slider stops: all of them, or every n-th for very many layers."""
     every = -(-len(trade) // MOST_STOPS)
     return [step for place, step in enumerate(trade) if place % every == 0 or step is trade[-1]]
 

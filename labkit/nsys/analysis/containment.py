@@ -98,8 +98,8 @@ class _Opened:
 def parents(intervals: Intervals) -> tuple[Ints, Ints]:
     """For each interval the tightest one around it, or NONE, and its level: the number of intervals around it.
 
-    Among intervals with the same bounds, each is the parent of the next row. Among intervals that are equally tight,
-    the last to start is the parent.
+    If intervals have the same bounds, each is the parent of the next row. If several are equally tight, the last to
+    start is the parent.
     """
     parent, level = np.full(len(intervals), NONE), np.zeros(len(intervals), np.int64)
     order = np.lexsort((-intervals.end, intervals.start))

@@ -49,7 +49,7 @@ class Union:
 def fresh_start_ns(start_ns: Ints, end_ns: Ints, group: NDArray[np.integer] | None = None) -> Ints:
     """The start of the part of each interval that no earlier interval of its group covers.
 
-    Where intervals overlap, the time counts once, for the first to begin. The parts are disjoint and add up to the
+    The time in which intervals overlap counts once, for the first to begin. The parts are disjoint and add up to the
     union. The part of an interval that adds nothing begins at the interval's end.
     """
     groups = np.zeros(len(start_ns), np.int64) if group is None else group

@@ -92,7 +92,7 @@ class Side:
 
 
 def side(captured: Captured, phase: Phase, unit: str, *, keep_warm_up: bool = False) -> Side:
-    """The typical steps of a phase. It leaves out:
+    """The side with the steps of a phase that count. It leaves out:
 
     - steps that some of the ranks lack;
     - steps with an unknown end (not `whole`), if at least two others remain;

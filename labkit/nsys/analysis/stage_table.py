@@ -54,8 +54,8 @@ class StageTable(Tabular):
     - gpu_busy_ms: per step, the part of its runs that its operations cover;
     - launch_gap_ms: per step, the part of its runs in which the GPU did nothing;
     - exposed_ms: per step, communication while the GPU computed nothing (on a CPU: all communication);
-    - step_ms, share: its part of a mean step. Where operations overlap, the time counts for the first to begin. Within
-      a scope step_ms adds up to the mean step, share to 1.
+    - step_ms, share: its part of a mean step. Time in which operations overlap counts for the first to begin. Within a
+      scope step_ms adds up to the mean step, share to 1.
 
     On a GPU a run of a stage lasts from its first operation's start to its last one's end. On a CPU it lasts as long as
     its range without the ranges of stages in it. IDLE and NO_STAGE have one run per step. On a CPU the two GPU columns

@@ -1,4 +1,4 @@
-"""Scrubbing: removes private data from a report, which are the run's environment, user, host and other processes.
+"""Scrubbing: removes the run's environment, its user, its host and its other processes from a report.
 
 nsys writes the whole environment of a run into its reports, secrets included. The scrubbed report is a new file with
 only the data that are known to be harmless and useful, and not a copy from which known leaks were cut.
@@ -44,7 +44,7 @@ EXPORT_ROWS = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_PRODUCT_
 def scrub(
     report: Path, target: Path, environment: Mapping[str, str] | None = None, *, command: Sequence[str] = ()
 ) -> dict[str, int]:
-    """Writes the nsys export `report` (SQLite) to `target` without the names of its user, its host and its environment.
+    """Writes the nsys export `report` (SQLite) to `target` without its user, its host and its environment.
 
     The target keeps the tables of TEXT_COLUMNS, the strings that they use, the version rows, and the processes and
     threads that did something. In every kept string, the values of the run's environment variables (found in the

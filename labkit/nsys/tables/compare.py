@@ -30,7 +30,7 @@ class TraceDifference:
 
     - name;
     - a_count, b_count: operations, or gaps;
-    - a_ns, b_ns: the time that the part adds. Where operations overlap, the time counts for the first to begin;
+    - a_ns, b_ns: the time that the part adds. Time in which operations overlap counts for the first to begin;
     - difference_ns: b - a;
     - change: the difference as a share of all of a's time;
     - with `units` also a_unit_ns, b_unit_ns, unit_difference_ns and unit_change: the same for one unit.

@@ -62,7 +62,7 @@ class RankWaits:
 
     - collectives: their number;
     - last: how often the rank arrived last, without undecided collectives;
-    - wait_ns: from its arrivals to the last ones;
+    - wait_ns: from its arrivals to the last ranks' arrivals;
     - exchange_ns: all its time in collectives;
     - offset_ns, low_ns, high_ns, residual_ns: of its clock, see `labkit.nsys.tables.clocks`.
     """
