@@ -233,24 +233,24 @@ def waiting_figure(study: ParallelStudy) -> go.Figure | str:
     stages = _stages_of(study.trace, step)
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.6, 0.4], vertical_spacing=0.16)
     for stage in [stage for stage in Stage if stage in set(stages["stage"])]:
-        mine = stages[stages["stage"] == stage]
+        rows = stages[stages["stage"] == stage]
         figure.add_bar(
-            base=(mine["start_ns"] - begin) / 1e6, x=(mine["end_ns"] - mine["start_ns"]) / 1e6,
-            y=[f"rank {rank}" for rank in mine["rank"]], orientation="h", width=0.62, name=str(stage),
+            base=(rows["start_ns"] - begin) / 1e6, x=(rows["end_ns"] - rows["start_ns"]) / 1e6,
+            y=[f"rank {rank}" for rank in rows["rank"]], orientation="h", width=0.62, name=str(stage),
             marker={"color": STAGE_COLORS[stage], "line": {"width": 0}},
-            hovertext=[f"{_layer_prefix(layer)}{stage}" for layer in mine["layer"]],
+            hovertext=[f"{_layer_prefix(layer)}{stage}" for layer in rows["layer"]],
             hovertemplate="%{y}, %{hovertext}<br>%{x:.4f} ms<extra></extra>", row=1, col=1,
         )  # fmt: skip
     sums = study.collectives.frame
     sums = sums[(sums["phase"] == Phase.DECODE) & (sums["step"] == int(step["index"].iloc[0]))]
     unit, per_unit = ("µs", 1e3) if sums["skew_ns"].max() < MILLISECOND else ("ms", MILLISECOND)
-    for rank, mine in sums[sums["last"]].groupby("rank"):
+    for rank, rows in sums[sums["last"]].groupby("rank"):
         figure.add_bar(
-            x=(mine["start_ns"] - begin) / 1e6, y=mine["skew_ns"] / per_unit, name=f"rank {rank} came last",
+            x=(rows["start_ns"] - begin) / 1e6, y=rows["skew_ns"] / per_unit, name=f"rank {rank} came last",
             marker={"color": RANK_COLORS[int(rank) % len(RANK_COLORS)]},
             width=(step["end_ns"].max() - begin) / 1e6 / 150,
             hovertext=[f"{_layer_prefix(layer)}sum {order + 1}: rank {rank} came last" for layer, order in
-                       zip(mine["layer"].fillna(-1), mine["order"], strict=True)],
+                       zip(rows["layer"].fillna(-1), rows["order"], strict=True)],
             hovertemplate="%{hovertext}<br>%{y:.3g} " + unit + " after the first<extra></extra>", row=2, col=1,
         )  # fmt: skip
     figure.update_layout(barmode="overlay")

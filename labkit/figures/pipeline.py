@@ -88,7 +88,7 @@ def micro_batch_figure(study: PipelineStudy) -> go.Figure | str:
     parts = sorted({min(case.batch, round((2 * end) ** (place / 40))) for place in range(41)})
     tokens = runs[0].tokens
     for schedule in dict.fromkeys(run.schedule for run in runs):
-        color, same = SCHEDULE_COLORS[schedule], [run for run in runs if run.schedule == schedule]
+        color, own = SCHEDULE_COLORS[schedule], [run for run in runs if run.schedule == schedule]
         if schedule != "naive":
             figure.add_scatter(
                 x=parts, y=[law.tokens_per_s(schedule, case.stages, case.batch, count, tokens) for count in parts],
@@ -97,7 +97,7 @@ def micro_batch_figure(study: PipelineStudy) -> go.Figure | str:
             )  # fmt: skip
         drawn.append(schedule)
         figure.add_scatter(
-            x=[run.micro_batches for run in same], y=[run.tokens_per_s for run in same], mode="markers", name=schedule,
+            x=[run.micro_batches for run in own], y=[run.tokens_per_s for run in own], mode="markers", name=schedule,
             marker={"size": 11, "color": color, "symbol": "square" if schedule == "naive" else "circle"},
             hovertemplate="m = %{x}: %{y:.3g} tokens/s<extra>" + schedule + ", measured</extra>",
         )  # fmt: skip

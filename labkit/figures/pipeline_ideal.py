@@ -63,7 +63,7 @@ def ideal_figure(study: PipelineStudy) -> go.Figure:
     return figure.update_layout(barmode="overlay", sliders=sliders, margin_l=MARGIN, margin_b=56)
 
 
-def order_figure(spans: Sequence[StageSpan], title: str, told: str) -> go.Figure:
+def order_figure(spans: Sequence[StageSpan], title: str, subtitle: str) -> go.Figure:
     """A run as bars, with a lane for each stage."""
     from labkit.figures.room import legend_below
 
@@ -82,7 +82,7 @@ def order_figure(spans: Sequence[StageSpan], title: str, told: str) -> go.Figure
     ticks = {"tickvals": list(range(stages)), "ticktext": [f"stage {stage}" for stage in range(stages)]}
     figure.update_yaxes(range=[stages - 0.5, -0.5], showgrid=False, **ticks)
     figure.update_xaxes(title="stage times", rangemode="tozero")
-    finish(figure, title, told, height=36 * stages + 90).update_layout(barmode="overlay")
+    finish(figure, title, subtitle, height=36 * stages + 90).update_layout(barmode="overlay")
     return legend_below(figure, names, MARGIN)
 
 

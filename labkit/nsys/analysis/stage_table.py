@@ -176,12 +176,12 @@ def _rest(step_work: StepWork) -> pd.DataFrame:
     of_stage = (pieces["stage"] != NO_STAGE).to_numpy()
     step = pieces["step"].to_numpy(np.int64)
     in_stages = np.bincount(step[of_stage], pieces["new_ns"].to_numpy()[of_stage], count).astype(np.int64)
-    other = step_work.steps["duration_ns"].to_numpy() - idle - in_stages
+    rest = step_work.steps["duration_ns"].to_numpy() - idle - in_stages
     sizes = np.bincount(step[~of_stage], minlength=count)
     exposed = np.bincount(step[~of_stage], pieces["exposed_ns"].to_numpy()[~of_stage], count).astype(np.int64)
     rows = {
         IDLE: {"duration_ns": idle, "new_ns": idle},
-        NO_STAGE: {"duration_ns": other, "new_ns": other, "busy_ns": other, "operations": sizes, "exposed_ns": exposed},
+        NO_STAGE: {"duration_ns": rest, "new_ns": rest, "busy_ns": rest, "operations": sizes, "exposed_ns": exposed},
     }
     zeros = dict.fromkeys(("operations", "busy_ns", "gap_ns", "exposed_ns"), 0)
     frames = [

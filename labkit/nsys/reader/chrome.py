@@ -157,7 +157,7 @@ def _trace(
         (events.untimed, "of a GPU without times: left out"),
     )
     unread = tuple(f"{count:,} {kind}" for kind, count in events.unread.most_common())
-    skipped = (*notes, *(f"{count} events {why}" for count, why in left_out if count))
+    skipped = (*notes, *(f"{count} events {reason}" for count, reason in left_out if count))
     return Trace(
         Source("torch.profiler" if events.of_kineto else CHROME, version, (name,), base or None, skipped, unread),
         _ranges(events, frames["ranges"]),
